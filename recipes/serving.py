@@ -178,4 +178,5 @@ def _single(run: NamedRun, *, bare: bool) -> tuple[AdapterRoutes, PreTrainedMode
         )
     backbone = model.get_base_model() if isinstance(model, PeftModel) else model
     assert isinstance(backbone, PreTrainedModel)
-    return SingleRoutes(model, bare=bare and isinstance(model, PeftModel)), backbone, [OWN]
+    routes: AdapterRoutes = SingleRoutes(model, bare=bare and isinstance(model, PeftModel))
+    return routes, backbone, [OWN]

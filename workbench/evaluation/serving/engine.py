@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.adapters import attention_cache
+from workbench.adapters import anatomy, attention_cache
 from workbench.adapters.bank_layers import MemberRows
 from workbench.errors import BackboneError
 from workbench.evaluation.serving.adapter_routes import AdapterRoutes
-from workbench.evaluation.serving.passes import Chunk, Pass, Sizes, laid_out, least
+from workbench.evaluation.serving.passes import Chunk, Pass, Sharing, Sizes, laid_out, least
 from workbench.models.cached_rows import RowCache
 from workbench.models.output_heads import Head
 
@@ -40,6 +40,9 @@ class Engine:
         with routes.stock(routes.members[0]):
             _require_known(backbone)
         self._routes, self._backbone, self._head = routes, backbone, head
+        # How many tokens an expert gets depends on all rows of a pass.
+        experts = bool(anatomy.fused_experts(backbone))
+        self._sharing: Sharing = "none" if experts else "all" if routes.mixes else "member"
         self.sizes: Sizes = SIZES
         """Numbers of tokens at which every row comes out, bit for bit, as in the largest."""
         for member in routes.members:
@@ -54,7 +57,7 @@ class Engine:
     def step(self, chunks: Sequence[Chunk]) -> list[tuple[Chunk, Tensor]]:
         """Each chunk that ends, with the logits (V,) of the token after it; all are behind their rows' tokens then."""
         found = []
-        for laid in laid_out(chunks, self.sizes, mixes=self._routes.mixes):
+        for laid in laid_out(chunks, self.sizes, sharing=self._sharing):
             logits_WV = self._logits(laid)
             found += list(zip(laid.chunks, logits_WV, strict=True))
         for chunk in chunks:

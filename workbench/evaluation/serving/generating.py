@@ -29,7 +29,8 @@ class Job:
 
     def __init__(self, model: TextModel, request: Generation, prompts: list[list[int]], *, seconds: float) -> None:
         self._request, self._scheduler = request, model.scheduler
-        self._loop, self._events_heard = asyncio.get_running_loop(), asyncio.Queue[tuple[int, AnswerPiece | Interrupted]]()
+        self._loop = asyncio.get_running_loop()
+        self._told: asyncio.Queue[tuple[int, AnswerPiece | Interrupted]] = asyncio.Queue()
         self.form = _form(model, request)
         self.head = {"id": f"{self.form.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
         self.answers = [
@@ -52,7 +53,7 @@ class Job:
         )
 
         def listen(event: AnswerPiece | Interrupted) -> None:
-            self._loop.call_soon_threadsafe(self._events_heard.put_nowait, (index, event))
+            self._loop.call_soon_threadsafe(self._told.put_nowait, (index, event))
 
         return model.answer(prompt, request, sampling, listen, seconds=seconds)
 
@@ -66,9 +67,9 @@ class Job:
             self._scheduler.cancel(self.answers)
 
     async def pieces(self) -> AsyncIterator[tuple[int, AnswerPiece]]:
-        """Pieces of the answers as they come, each with the answer's number; raises Interrupted where one will not end."""
+        """Pieces as they come, each with its answer's number; raises Interrupted where an answer will not end."""
         while any(each.reason is None for each in self.written):
-            index, event = await self._events_heard.get()
+            index, event = await self._told.get()
             if isinstance(event, Interrupted):
                 raise event
             written = self.written[index]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
 from workbench.adapters.bank_layers import MemberRows
 from workbench.adapters.multi_adapter import BARE
@@ -47,14 +48,15 @@ class Pass:
     """Those that end at `wanted`, in this order."""
 
 
-def laid_out(chunks: Sequence[Chunk], sizes: Sizes, *, mixes: bool) -> Iterator[Pass]:
-    """All chunks in as few passes as `sizes` allow.
+Sharing = Literal["all", "member", "none"]
+"""Chunks that may share a pass: all of them, those of one member, or none."""
 
-    Args:
-        mixes: Whether a pass may have several members.
-    """
+
+def laid_out(chunks: Sequence[Chunk], sizes: Sizes, *, sharing: Sharing) -> Iterator[Pass]:
+    """All chunks in as few passes as `sizes` and `sharing` allow."""
     groups: list[list[Chunk]] = []
-    for group in _groups(chunks, sizes[-1]):
+    mixes = sharing == "all"
+    for group in [[each] for each in chunks] if sharing == "none" else _groups(chunks, sizes[-1]):
         if groups and (not mixes or sum(_size(each, sizes) for each in (*groups, group)) > sizes[-1]):
             yield _pass(groups, sizes)
             groups = []

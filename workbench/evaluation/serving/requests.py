@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -35,7 +35,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 """Parameters of OpenAI's that are not implemented, with the values that ask for nothing; null is another one."""
 RequestT = TypeVar("RequestT", bound="Request")
-Tokens = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
 class Request(BaseModel):
@@ -65,7 +65,7 @@ class Request(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What comes with a stream besides the answer."""
+    """Parts of a stream besides the answer."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
@@ -86,7 +86,7 @@ class Generation(Request):
     """Answers to each prompt."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     """Decides the random numbers: the same seed, the same answer."""
-    stop: str | Annotated[tuple[str, ...], Field(max_length=16)] = ()
+    stop: str | Annotated[list[str], Field(max_length=16)] = Field(default_factory=list)
     """Texts before which an answer ends."""
     stream: bool = False
     """Send the answer while it is written, as server-sent events."""
@@ -124,7 +124,7 @@ class ChatRequest(Generation):
 class CompletionRequest(Generation):
     """POST /v1/completions."""
 
-    prompt: str | Tokens | Annotated[tuple[str, ...] | tuple[Tokens, ...], Field(min_length=1, max_length=MOST_ANSWERS)]
+    prompt: str | Tokens | Annotated[list[str] | list[Tokens], Field(min_length=1, max_length=MOST_ANSWERS)]
     """Raw text to go on with, or its tokens; or several of them."""
     max_tokens: Annotated[int, Field(ge=1)] = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -141,12 +141,12 @@ class CompletionRequest(Generation):
         return self
 
     @property
-    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
+    def prompts(self) -> Sequence[str | list[int]]:
         """Each prompt."""
         if isinstance(self.prompt, str):
-            return (self.prompt,)
+            return [self.prompt]
         if isinstance(self.prompt[0], int):
-            return (self.prompt,)
+            return [self.prompt]
         return self.prompt
 
 
@@ -155,7 +155,7 @@ class EmbeddingRequest(Request):
 
     neutral = False
 
-    input: str | Annotated[tuple[str, ...], Field(min_length=1, max_length=MOST_TEXTS)]
+    input: str | Annotated[list[str], Field(min_length=1, max_length=MOST_TEXTS)]
     """Text or texts."""
     encoding_format: str = Field(default="float", pattern="^(float|base64)$")
     """Numbers, or little-endian float32 numbers in base64."""
@@ -167,9 +167,9 @@ class EmbeddingRequest(Request):
     """Changes nothing."""
 
     @property
-    def texts(self) -> tuple[str, ...]:
+    def texts(self) -> Sequence[str]:
         """Each text."""
-        return (self.input,) if isinstance(self.input, str) else self.input
+        return [self.input] if isinstance(self.input, str) else self.input
 
 
 class ClassifyRequest(Request):
@@ -178,18 +178,16 @@ class ClassifyRequest(Request):
     neutral = False
 
     input: (
-        str
-        | dict[str, str]
-        | Annotated[tuple[str, ...] | tuple[dict[str, str], ...], Field(min_length=1, max_length=MOST_TEXTS)]
+        str | dict[str, str] | Annotated[list[str] | list[dict[str, str]], Field(min_length=1, max_length=MOST_TEXTS)]
     )
     """Text or texts; where a run reads several columns, objects of them."""
     user: str | None = None
     """Changes nothing."""
 
     @property
-    def rows(self) -> tuple[str | dict[str, str], ...]:
+    def rows(self) -> Sequence[str | dict[str, str]]:
         """Each row."""
-        return (self.input,) if isinstance(self.input, (str, dict)) else self.input
+        return [self.input] if isinstance(self.input, (str, dict)) else self.input
 
 
 def read(kind: type[RequestT], body: bytes) -> RequestT:

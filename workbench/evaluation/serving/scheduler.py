@@ -103,8 +103,8 @@ class Scheduler:
     def _drop(self) -> None:
         """Let go of answers that nobody waits for, and of those that take too long."""
         every = [*self._running, *self._waiting]
-        self._end([answer for answer in every if answer.late and not answer.cancelled], TimedOut())
         self._end([answer for answer in every if answer.cancelled], None)
+        self._end([answer for answer in every if answer.late and not answer.cancelled], TimedOut())
 
     def _end(self, answers: Sequence[AnswerInProgress], error: Interrupted | None) -> None:
         for answer in answers:

@@ -105,7 +105,7 @@ class TextModel(ServedModel):
             deadline=time.monotonic() + seconds,
         )
 
-    def _raw(self, prompt: str | tuple[int, ...]) -> list[int]:
+    def _raw(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.template.question(Example("the prompt", text=((prompt, False),)))
         if max(prompt) >= len(self.tokenizer):

@@ -1,0 +1,109 @@
+"""Rows of an engine are, token by token, what each is alone, whatever runs beside them."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tests.conftest import FAMILIES, tiny
+from workbench import evaluation
+from workbench.adapters import bank
+from workbench.adapters.multi_adapter import BARE
+from workbench.config import ModelConfig
+from workbench.errors import BackboneError
+from workbench.evaluation.serving.adapter_routes import OWN, BankRoutes, SingleRoutes
+from workbench.evaluation.serving.engine import Engine
+from workbench.evaluation.serving.passes import Chunk
+from workbench.models import backbones, exported, output_heads, packed_attention
+from workbench.models.cached_rows import RowCache
+from workbench.runs import run_directory
+
+PROMPTS = [[5, 9, 30, 7], [11] * 3, [3, 60, 5, 61, 8, 9], [40, 41], [17, 3, 3, 9, 250]]
+
+
+def _engine(runs: list[Path], stories: str, weights: str) -> Engine:
+    config = ModelConfig.model_validate({"id": stories, "weights": weights, "compute": weights})
+    backbone = backbones.load(config, None).model
+    routes = BankRoutes(bank.load(backbone, [run / "adapter" for run in runs]))
+    return Engine(routes, backbone, output_heads.known(backbone))
+
+
+def _greedy(engine: Engine, prompt: list[int], member: str, tokens: int) -> tuple[list[int], Tensor]:
+    """An answer and its logits, alone."""
+    cache, ids, answer, seen = RowCache(), prompt, [], []
+    for _ in range(tokens):
+        ((_, logits_V),) = engine.step([Chunk(cache, ids, member)])
+        seen.append(logits_V)
+        answer.append(int(logits_V.argmax()))
+        ids = answer[-1:]
+    return answer, torch.stack(seen)
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+def test_rows_that_join_and_leave_change_no_bit_of_the_others(
+    lora_runs: list[Path], stories: str, weights: str
+) -> None:
+    engine = _engine(lora_runs, stories, weights)
+    rows = [(PROMPTS[n % 5], engine.members[n % 4], n // 2, 3 + n % 4) for n in range(12)]  # joins, tokens
+    alone = [_greedy(engine, prompt, member, tokens) for prompt, member, _, tokens in rows]
+    caches, pending = [RowCache() for _ in rows], [list(prompt) for prompt, *_ in rows]
+    answers: list[list[int]] = [[] for _ in rows]
+    for step in range(12):
+        chunks = {}
+        for n, (_, member, joins, tokens) in enumerate(rows):
+            if joins <= step and len(answers[n]) < tokens:
+                chunks[n] = Chunk(caches[n], pending[n], member)
+        found = {id(chunk): logits_V for chunk, logits_V in engine.step(list(chunks.values()))} if chunks else {}
+        for n, chunk in chunks.items():
+            logits_V = found[id(chunk)]
+            assert torch.equal(logits_V, alone[n][1][len(answers[n])])
+            answers[n].append(int(logits_V.argmax()))
+            pending[n] = answers[n][-1:]
+    assert answers == [answer for answer, _ in alone]
+    assert len({tuple(answer[:3]) for answer in answers}) >= 4  # adapters and prompts do differ
+
+
+def test_answers_are_those_that_each_run_generates(lora_runs: list[Path], stories: str) -> None:
+    engine = _engine(lora_runs, stories, "float32")
+    for run, member in zip(lora_runs, engine.members, strict=False):
+        model = exported.load(run, run_directory.read_config(run)).model
+        for prompt in PROMPTS[:2]:
+            assert _greedy(engine, prompt, member, 8)[0] == _generated(model, prompt, 8)
+    bare = backbones.load(ModelConfig.model_validate({"id": stories, "weights": "float32"}), None).model
+    assert _greedy(engine, PROMPTS[0], BARE, 8)[0] == _generated(bare, PROMPTS[0], 8)
+
+
+def _generated(model: Any, prompt: list[int], tokens: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    config = evaluation.generation_config([], max_new_tokens=tokens)
+    output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    return [int(each) for each in output[0, len(prompt) :]]
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_each_family_is_served_as_it_generates_or_refused_by_name(name: str) -> None:
+    packed_attention.register()
+    model = tiny(name)
+    head = output_heads.known(model)
+    prompt = [3, 60, 5, 61, 8, 9, 33, 21, 4, 19]
+    try:
+        engine = Engine(SingleRoutes(model, bare=False), model, head)
+    except BackboneError as error:
+        assert "cannot be served here" in str(error) and "workbench merge" in str(error)
+        assert name in ("Falcon", "Gemma2")
+        return
+    wanted = _generated(model, prompt, 12)  # up to its own end of a text
+    assert _greedy(engine, prompt, OWN, 12)[0][: len(wanted)] == wanted
+
+
+def test_a_model_whose_attention_does_not_know_rows_is_refused(llama: PreTrainedModel) -> None:
+    eager = copy.deepcopy(llama)
+    eager.set_attn_implementation("eager")
+    with pytest.raises(BackboneError, match="its attention is eager, not sdpa"):
+        Engine(SingleRoutes(eager, bare=False), eager, output_heads.known(eager))
