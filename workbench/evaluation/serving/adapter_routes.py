@@ -74,7 +74,7 @@ class SingleRoutes:
         """
         self.model = model
         self.members: tuple[str, ...] = (OWN, BARE) if bare else (OWN,)
-        self.shapes = self.members
+        self.shapes: tuple[str, ...] = self.members
         self._shared = SharedModel(model)
 
     @contextmanager
