@@ -30,7 +30,7 @@ class Job:
     def __init__(self, model: TextModel, request: Generation, prompts: list[list[int]], *, seconds: float) -> None:
         self._request, self._scheduler = request, model.scheduler
         self._loop = asyncio.get_running_loop()
-        self._told: asyncio.Queue[tuple[int, AnswerPiece | Interrupted]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, AnswerPiece | Interrupted]] = asyncio.Queue()
         self.form = _form(model, request)
         self.head = {"id": f"{self.form.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
         self.answers = [
@@ -53,7 +53,7 @@ class Job:
         )
 
         def listen(event: AnswerPiece | Interrupted) -> None:
-            self._loop.call_soon_threadsafe(self._told.put_nowait, (index, event))
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
 
         return model.answer(prompt, request, sampling, listen, seconds=seconds)
 
@@ -69,7 +69,7 @@ class Job:
     async def pieces(self) -> AsyncIterator[tuple[int, AnswerPiece]]:
         """Pieces as they come, each with its answer's number; raises Interrupted where an answer will not end."""
         while any(each.reason is None for each in self.written):
-            index, event = await self._told.get()
+            index, event = await self._events.get()
             if isinstance(event, Interrupted):
                 raise event
             written = self.written[index]
