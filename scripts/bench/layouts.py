@@ -34,15 +34,9 @@ LAYOUTS: dict[str, tuple[int, str]] = {
     "sequence of two, fsdp2": (4, "{sequence: 2, engine: fsdp2, zero: 3}"),
 }
 """Devices, and the section `distributed`."""
-SHARED = ["model.weights=float32", "model.compute=float32", "train.epochs=null", "batch.size=8"]
-SHARED += [
-    "data.limit=100",
-    "data.held_out=0.1",
-    "evaluate.every=null",
-    "evaluate.answers=0",
-    "save.every=null",
-    "batch.tokens_per_device=512",
-]
+SHARED = ["model.weights=float32", "model.compute=float32", "train.epochs=null", "batch.size=8", "data.limit=100"]
+SHARED += ["data.held_out=0.1", "evaluate.every=null", "evaluate.answers=0", "save.every=null"]
+SHARED += ["batch.tokens_per_device=512"]
 
 
 def main() -> None:
