@@ -27,9 +27,20 @@ def evaluate(
     judge_timeout: Annotated[float, typer.Option(min=0, help="Seconds for all verdicts.")] = 600.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="With --against: of an answer.")] = 256,
     out: Annotated[Path | None, typer.Option(help="With --against: a .jsonl file of the answers.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Tasks of lm-eval, or YAML files of its form: A,B.")] = None,
+    limit: Annotated[int | None, typer.Option(help="With --tasks: documents of each.")] = None,
+    shots: Annotated[int | None, typer.Option(help="With --tasks: examples before a question.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="With --tasks: ask in the chat template.")] = False,
     trust: Trusted = False,
 ) -> None:
-    """Score a finished run again, on its held-out rows or on data.test=FILE; or against another run."""
+    """Score a finished run again: on held-out rows or data.test=FILE, against another run, on tasks of lm-eval."""
+    if tasks is not None:
+        if overrides or score or judge is not None or out is not None:
+            raise ConfigError("--tasks takes no settings, --score, --judge or --out. Leave them out.")
+        _ask_tasks(run, tasks, against, limit=limit, shots=shots, chat=chat, trust=trust)
+        return
+    if limit is not None or shots is not None or chat:
+        raise ConfigError("--limit, --shots and --chat are of tasks. Write --tasks NAME as well.")
     from workbench.cli import render
     from workbench.recipes.serve import evaluate as evaluated
 
@@ -42,6 +53,22 @@ def evaluate(
 
     contest = Contest(tuple(score or ()), judge, max_new_tokens, judge_timeout, out)
     render.scores(win_rate(run, against, overrides or (), contest, trust=trust))
+
+
+def _ask_tasks(
+    run: Path, tasks: str, against: Path | None, *, limit: int | None, shots: int | None, chat: bool, trust: bool
+) -> None:
+    """Print the scores of tasks before and after, or of two runs."""
+    from workbench.cli import render
+    from workbench.evaluation.benchmarks import Benchmark
+    from workbench.recipes.benchmark import benchmark
+    from workbench.report import tasks_section
+
+    names = tuple(name.strip() for name in tasks.split(",") if name.strip())
+    if not names:
+        raise ConfigError("--tasks: expected a name or a YAML file.")
+    found = benchmark(run, Benchmark(names, limit, shots, chat), against=against, trust=trust)
+    render.tasks([tasks_section.shown(each.row()) for each in found], before=str(against or "backbone"))
 
 
 def predict(

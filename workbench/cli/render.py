@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -282,6 +282,14 @@ def scores(found: Mapping[str, float]) -> None:
     table = Table("score", "value")
     for name, value in found.items():
         table.add_row(Text(name), f"{value:.4f}")
+    _out.print(table)
+
+
+def tasks(rows: Sequence[Mapping[str, str]], *, before: str) -> None:
+    """Tasks of lm-eval, a metric a line."""
+    table = Table("task", "metric", "documents", before, "this run", "difference", "95 %")
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
     _out.print(table)
 
 

@@ -27,6 +27,7 @@ from workbench.report import (
     run_record,
     search_section,
     sweep_section,
+    tasks_section,
 )
 from workbench.report.rendering import render
 from workbench.report.run_record import RunRecord
@@ -88,6 +89,7 @@ def write(run: Path) -> Path:
         cross=crossval_section.crossvalidated(this),
         sweep=sweep_section.read(run),
         search=search_section.read(run),
+        tasks=tasks_section.read(run),
         dynamics=dynamics_section.observed(this),
         facts=_facts(this),
         data=_data(this),

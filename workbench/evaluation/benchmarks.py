@@ -1,0 +1,217 @@
+"""Tasks of EleutherAI's lm-evaluation-harness: scores of a model, document by document, and of two models in pairs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from workbench.errors import ConfigError, DataError
+from workbench.training import capacity
+
+LIBRARY = "peft-workbench[eval]"
+SHOTS_SEED = 1234
+"""Seed by which examples are drawn, that of lm-eval's own command."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Tasks, and how they are asked."""
+
+    tasks: tuple[str, ...]
+    """Names that lm-eval knows, or YAML files of its form."""
+    limit: int | None = None
+    """Documents of each task; None: all."""
+    shots: int | None = None
+    """Examples before a question; None: as the task says."""
+    chat: bool = False
+    """Whether a question is put into the tokenizer's chat template."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of a task."""
+
+    task: str
+    name: str
+    value: float
+    """As lm-eval aggregates it over documents."""
+    higher_is_better: bool
+    documents: Mapping[str, float]
+    """Its value for each document by what it asks; empty where it is not a mean over documents."""
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A metric of two models on the same documents."""
+
+    before: Metric
+    after: Metric
+
+    @property
+    def difference(self) -> float:
+        """after - before."""
+        return self.after.value - self.before.value
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Student's 95 % interval of the mean difference over documents; None where all differ alike."""
+        same = [key for key in self.after.documents if key in self.before.documents]
+        if len(same) < 2 or len(same) != len(self.before.documents):
+            return None
+        difference_S = np.array([self.after.documents[key] - self.before.documents[key] for key in same])
+        error = float(difference_S.std(ddof=1)) / len(same) ** 0.5
+        if error == 0:  # as where no answer changed: of other documents this says nothing
+            return None
+        bound = float(stats.t.ppf(0.975, len(same) - 1)) * error
+        return float(difference_S.mean()) - bound, float(difference_S.mean()) + bound
+
+    def row(self) -> dict[str, Any]:
+        """What tasks.json keeps of it."""
+        low, high = self.interval or (None, None)
+        return {
+            **{"task": self.after.task, "metric": self.after.name, "documents": len(self.after.documents) or None},
+            **{"before": self.before.value, "after": self.after.value, "difference": self.difference},
+            **{"low": low, "high": high, "higher_is_better": self.after.higher_is_better},
+        }
+
+
+def require(benchmark: Benchmark) -> None:
+    """Refuse tasks that lm-eval does not know, before a model is loaded.
+
+    Raises:
+        ConfigError: lm-eval is not installed, a task is unknown, or a number is not one that makes sense.
+    """
+    if (benchmark.limit is not None and benchmark.limit < 1) or (benchmark.shots or 0) < 0:
+        raise ConfigError("--limit must be at least 1, and --shots at least 0.")
+    manager = _manager(benchmark)
+    known = {*manager.all_tasks}
+    for task in benchmark.tasks:
+        if task.endswith((".yaml", ".yml")):
+            if not Path(task).is_file():
+                raise ConfigError(f"--tasks {task}: no such file.")
+        elif not manager.match_tasks([task]) and task not in known:
+            raise ConfigError(
+                f"--tasks {task}: lm-eval knows no such task. `lm-eval ls tasks` lists them; a task of your own is a "
+                "YAML file."
+            )
+
+
+def ask(model: nn.Module, tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark) -> list[Metric]:
+    """Metrics of a causal language model, in the order of the tasks.
+
+    Args:
+        model: In evaluation mode, on its device.
+
+    Raises:
+        ConfigError, DataError: A task cannot be read, or its rows cannot be.
+    """
+    manager = _manager(benchmark)
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
+    longest = getattr(model.config, "max_position_embeddings", None) or 2048
+    device = next(model.parameters()).device
+    width = max(int(getattr(model.config, "hidden_size", 1)), 1)
+    rows = max(1, capacity.forward_tokens(device, width=width) // int(longest))
+    with _quiet(), _explained(benchmark):
+        asked = HFLM(pretrained=_Tied(model), tokenizer=tokenizer, batch_size=rows, max_length=int(longest))  # type: ignore[arg-type]
+        loaded = manager.load(list(benchmark.tasks))
+        for task in loaded["tasks"].values():
+            if benchmark.shots is not None or task.get_config("num_fewshot") is None:
+                task.set_config(key="num_fewshot", value=benchmark.shots or 0)
+            task.set_fewshot_seed(seed=SHOTS_SEED)
+        found = lm_eval.evaluate(
+            lm=asked,
+            task_dict=loaded,
+            limit=benchmark.limit,
+            apply_chat_template=benchmark.chat,
+            fewshot_as_multiturn=benchmark.chat,
+            bootstrap_iters=0,
+        )
+    return list(_metrics(found))
+
+
+class _Tied(nn.Module):
+    """A model whose weights are tied already: lm-eval would tie them again, which fails under wrapped embeddings."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.config, self.device = model, model.config, next(model.parameters()).device
+        self.generate = model.generate
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        """The model's outputs."""
+        return self.model(*arguments, **named)
+
+    def tie_weights(self) -> None:
+        """Nothing: they were tied when the model was loaded."""
+
+
+def _metrics(found: Any) -> Iterator[Metric]:
+    for task, values in found["results"].items():
+        samples = found["samples"].get(task, [])
+        better = found["higher_is_better"].get(task) or {}
+        for key, value in values.items():
+            name, _, kept = key.partition(",")
+            if not kept or name.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            own = {s["doc_hash"] + str(s["doc_id"]): s.get(name) for s in samples if s.get("filter", kept) == kept}
+            single = {key: float(each) for key, each in own.items() if isinstance(each, int | float | np.number)}
+            mean = bool(single) and len(single) == len(own) and np.isclose(np.mean([*single.values()]), value)
+            title = name if kept == "none" else f"{name} ({kept})"
+            yield Metric(task, title, float(value), better.get(name) is not False, single if mean else {})
+
+
+def paired(before: Sequence[Metric], after: Sequence[Metric]) -> list[Paired]:
+    """Metrics of two models, each with its own of the other."""
+    known = {(each.task, each.name): each for each in before}
+    return [Paired(known[each.task, each.name], each) for each in after]
+
+
+def _manager(benchmark: Benchmark) -> Any:
+    """lm-eval's list of tasks; its own ones only where one of them is named, for reading them takes seconds."""
+    try:
+        with _quiet():
+            from lm_eval.tasks import TaskManager
+
+            own = any(not task.endswith((".yaml", ".yml")) for task in benchmark.tasks)
+            return TaskManager(include_defaults=own)
+    except ImportError:
+        raise ConfigError(f"--tasks needs lm-eval, which is not installed: pip install '{LIBRARY}'") from None
+
+
+@contextlib.contextmanager
+def _explained(benchmark: Benchmark) -> Iterator[None]:
+    """Tell a task that cannot be read by its name; lm-eval raises whatever its reader did."""
+    try:
+        yield
+    except (ConfigError, DataError, MemoryError):
+        raise
+    except Exception as error:
+        if type(error).__module__.startswith("torch") or isinstance(error, RuntimeError):
+            raise
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        raise DataError(f"--tasks {','.join(benchmark.tasks)}: lm-eval could not ask it: {reason}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep lm-eval's advice to callers of its own API off the screen; its progress bars stay."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,44 @@
+"""Tasks of lm-eval that a run was asked, before and after training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench.runs import files, units
+
+FILE = "tasks.json"
+
+
+@dataclass(frozen=True)
+class TaskTable:
+    """Rows of the table, and the sentence below it."""
+
+    rows: Sequence[Mapping[str, str]]
+    note: str
+
+
+def read(run: Path) -> TaskTable | None:
+    """The tasks of a run directory; None where it was asked none."""
+    found = files.read_json(run / FILE)
+    if not found:
+        return None
+    limit = f"The first {found['limit']:,} documents of each task. " if found["limit"] else ""
+    note = f"{limit}The same documents before and after; Student's 95 % interval of their mean difference."
+    return TaskTable([shown(row) for row in found["tasks"]], note)
+
+
+def shown(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row of tasks.json in words."""
+    low, high = row["low"], row["high"]
+    return {
+        "task": str(row["task"]),
+        "metric": str(row["metric"]),
+        "documents": units.NOTHING if row["documents"] is None else f"{row['documents']:,}",
+        "before": f"{row['before']:.4f}",
+        "after": f"{row['after']:.4f}",
+        "difference": f"{row['difference']:+.4f}",
+        "interval": units.NOTHING if low is None else f"{low:+.4f} to {high:+.4f}",
+    }
