@@ -76,7 +76,7 @@ class Paired:
         return float(difference_S.mean()) - bound, float(difference_S.mean()) + bound
 
     def row(self) -> dict[str, Any]:
-        """What tasks.json keeps of it."""
+        """The row of tasks.json."""
         low, high = self.interval or (None, None)
         return {
             **{"task": self.after.task, "metric": self.after.name, "documents": len(self.after.documents) or None},
