@@ -167,7 +167,12 @@ def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[La
     else:
         held_out = labelled_data.load(config, model.reader).held_out
     first = held_out.subset(np.arange(min(rows, len(held_out))))
-    return first, row_outputs.outputs(model.model, model.outputs, first)
+    return first, outputs_of(model, first)
+
+
+def outputs_of(model: Classifier, rows: LabelledSet) -> Floats:
+    """Outputs of a classifier for rows."""
+    return row_outputs.outputs(model.model, model.outputs, rows)
 
 
 def stock_outputs(model: PreTrainedModel, rows: LabelledSet) -> Floats:

@@ -14,14 +14,13 @@ from transformers import PreTrainedModel
 
 from workbench.adapters import stock
 from workbench.config import RunConfig
-from workbench.config.tasks import HIDDEN
 from workbench.data.batching import global_batch, steps_per_epoch
 from workbench.data.embedding import pair_data, pair_records, pair_set, text_units
 from workbench.data.embedding.pair_data import PairSplits
 from workbench.data.embedding.pair_set import PairSet
 from workbench.evaluation import embeddings
 from workbench.losses.embedding_losses import leading
-from workbench.models import backbones, embedder
+from workbench.models import embedder
 from workbench.models.embedder import Embedder
 from workbench.recipes.embed import prepare
 from workbench.runs import units
@@ -160,13 +159,6 @@ def save_merged(model: PreTrainedModel, unmerged: Embedder, folder: Path, config
     """A stock model, its tokenizer, and what sentence-transformers reads."""
     stock.save(model, folder)
     embedder.save_around(unmerged, folder, config)
-
-
-def reloaded(config: RunConfig) -> Embedder:
-    """The embedder of a stock model that `config` names."""
-    tokenizer = backbones.tokenizer(config.model)
-    model = backbones.load(config.model, tokenizer, task=HIDDEN).model
-    return embedder.make(model, model, tokenizer, config)
 
 
 def angle(wanted_UD: Tensor, found_UD: Tensor) -> Angle:

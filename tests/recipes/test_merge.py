@@ -20,7 +20,8 @@ from workbench.data.text import tokenized
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.models import exported
-from workbench.recipes.merge import ROWS, merge
+from workbench.recipes.merge import merge
+from workbench.recipes.reference_outputs import ROWS
 from workbench.runs import run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
