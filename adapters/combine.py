@@ -19,6 +19,7 @@ from peft.utils.other import get_pattern_key
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import pad
 
 from workbench.errors import ConfigError, FileError
 
@@ -86,7 +87,7 @@ def read(folder: Path) -> Saved:
     updates = {}
     for layer in layers:
         down, up = (tensors[f"{PREFIX}{layer}.lora_{part}.weight"].double() for part in "AB")
-        updates[layer] = Update(down, up * _scale(config, layer, len(down)))
+        updates[layer] = Update(down, up * scale(config, layer, len(down)))
     return Saved(folder, config, updates)
 
 
@@ -123,6 +124,16 @@ def nearest(updates: Updates, rank: int) -> Updates:
         kept = min(rank, len(S))
         root = S[:kept].sqrt()
         found[layer] = Update(root[:, None] * (V[:kept] @ right.T), (left @ U[:, :kept]) * root)
+    return found
+
+
+def one_rank(updates: Updates) -> Updates:
+    """The same updates, those of lower rank filled up with zeros."""
+    rank = max(len(down) for down, _ in updates.values())
+    found = {}
+    for layer, (down, up) in updates.items():
+        missing = rank - len(down)
+        found[layer] = Update(pad(down, (0, 0, 0, missing)), pad(up, (0, missing)))
     return found
 
 
@@ -180,18 +191,19 @@ def _require_plain(folder: Path, config: Mapping[str, Any]) -> None:
             f"{folder}: it holds rows of new tokens, which are values and no updates, so a sum of them means nothing. "
             "Combine adapters that were trained without model.new_tokens."
         )
-    start = config.get("init_lora_weights", True)
-    settings = {
-        key: value for key, value in config.items() if key not in HARMLESS and value not in (None, False, "none")
-    }
-    settings = {key: value for key, value in settings.items() if value not in ({}, []) and key != "init_lora_weights"}
-    if start not in PLAIN_STARTS:
-        settings["init_lora_weights"] = start
-    for key, value in settings.items():
+    for key, value in beyond_updates(config).items():
         raise ConfigError(
             f"{folder}: {key}={value!r} makes it more than a sum of updates, so adding it up would not be exact. "
             "Combine adapters of plain lora or rslora."
         )
+
+
+def beyond_updates(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a LoraConfig by which an adapter is more than its updates."""
+    found = {key: value for key, value in config.items() if key not in HARMLESS and value not in (None, False, "none")}
+    found = {key: value for key, value in found.items() if value not in ({}, []) and key != "init_lora_weights"}
+    start = config.get("init_lora_weights", True)
+    return found if start in PLAIN_STARTS else {**found, "init_lora_weights": start}
 
 
 def _require_one_backbone(adapters: Sequence[Saved]) -> None:
@@ -212,7 +224,8 @@ def _require_one_backbone(adapters: Sequence[Saved]) -> None:
                 )
 
 
-def _scale(config: Mapping[str, Any], layer: str, rank: int) -> float:
+def scale(config: Mapping[str, Any], layer: str, rank: int) -> float:
+    """Factor of a layer's B A, as PEFT computes it."""
     patterns: dict[str, float] = config.get("alpha_pattern") or {}
     alpha: float = patterns.get(get_pattern_key(list(patterns), layer)) or config["lora_alpha"]
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank

@@ -41,7 +41,8 @@ def _lines(model: PeftModel, saved: dict[str, Any]) -> str:
     door = family if hasattr(transformers, family) else "AutoModel"
     labels = f", num_labels={backbone.config.num_labels}" if family.endswith("Classification") else ""
     labels += ", ignore_mismatched_sizes=True" if anatomy.reads_pictures(backbone) else ""  # a head for other classes
-    lines = [needed] if (needed := _needed(saved)) else []
+    first = needed(saved)
+    lines = [first] if first else []
     lines += [
         "from peft import PeftModel",
         f"from transformers import {door}",
@@ -54,7 +55,7 @@ def _lines(model: PeftModel, saved: dict[str, Any]) -> str:
     return "\n".join([*lines, 'model = PeftModel.from_pretrained(backbone, "folder")  # the folder of this file'])
 
 
-def _needed(saved: dict[str, Any]) -> str | None:
+def needed(saved: dict[str, Any]) -> str | None:
     """The import without which PEFT does not know the adapter, or computes another one."""
     kind = saved["peft_type"]
     if saved.get("boft_n_butterfly_factor", 1) > 1:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import special
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from workbench.adapters import stock
@@ -167,19 +168,19 @@ def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[La
     else:
         held_out = labelled_data.load(config, model.reader).held_out
     first = held_out.subset(np.arange(min(rows, len(held_out))))
-    return first, outputs_of(model, first)
+    return first, row_outputs.outputs(model.model, model.outputs, first)
 
 
-def outputs_of(model: Classifier, rows: LabelledSet) -> Floats:
-    """Outputs of a classifier for rows."""
-    return row_outputs.outputs(model.model, model.outputs, rows)
+def stock_outputs(model: nn.Module, rows: LabelledSet) -> Floats:
+    """A stock model's own outputs for rows; texts are padded with the token of its config.json.
 
-
-def stock_outputs(model: PreTrainedModel, rows: LabelledSet) -> Floats:
-    """A stock model's own outputs for rows; texts are padded with the token of its config.json."""
+    Args:
+        model: Of transformers, or called and configured like one.
+    """
+    config: Any = model.config
     if isinstance(rows.inputs, PictureRows):
         return row_outputs.outputs(model, lambda batch: model(**batch.inputs).logits, rows)
-    pad = model.config.get_text_config().pad_token_id
+    pad = config.get_text_config().pad_token_id
 
     def predict(batch: MicroBatch) -> Tensor:
         ids_BL, mask_BL = batch.inputs["input_ids"], batch.inputs["attention_mask"]

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from workbench import adapters
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig
-from workbench.config.tasks import Task
 from workbench.errors import ConfigError
 from workbench.models import backbones, exported
 from workbench.models.backbones import DTYPES, QUANTISED
@@ -66,7 +65,7 @@ def require_one_model(run: Path, config: RunConfig) -> None:
 
 def merged_model(run: Path, config: RunConfig, reference: Reference, *, weights: str) -> PreTrainedModel:
     """Backbone plus update, added in float32, as a stock model in the precision `weights`."""
-    model = reference.settle(_added(run, config, reference.tokenizer, reference.task))
+    model = reference.settle(_added(run, config, reference))
     model.to(DTYPES[weights])  # type: ignore[arg-type]
     model.config.dtype = DTYPES[weights]
     return model
@@ -79,18 +78,25 @@ def reload(folder: Path, reference: Reference, *, weights: str) -> PreTrainedMod
     return backbones.load(section, tokenizer, task=reference.task).model
 
 
-def _added(run: Path, config: RunConfig, tokenizer: PreTrainedTokenizerBase | None, task: Task) -> PreTrainedModel:
-    """Backbone plus update, both in float32."""
-    folder = run / "adapter"
-    weights = config.model.weights if config.model.weights in QUANTISED else "float32"
+def base_model(run: Path, config: RunConfig, reference: Reference, *, weights: str = "float32") -> PreTrainedModel:
+    """The backbone under a run's adapter, or a fully trained one, in float32.
+
+    Args:
+        weights: A format in which it is packed first, so that its values are those of that format.
+    """
     section = config.model.model_copy(update={"weights": weights, "compute": "float32"})
     plain = config.model_copy(update={"model": section})
-    backbone = exported.load_backbone(plain, folder, tokenizer, task=task).model
-    if weights in QUANTISED:
-        backbone = backbone.dequantize(torch.float32)
+    backbone = exported.load_backbone(plain, run / "adapter", reference.tokenizer, task=reference.task).model
+    return backbone.dequantize(torch.float32) if weights in QUANTISED else backbone
+
+
+def _added(run: Path, config: RunConfig, reference: Reference) -> PreTrainedModel:
+    """Backbone plus update, both in float32."""
+    packed = config.model.weights in QUANTISED
+    backbone = base_model(run, config, reference, weights=config.model.weights if packed else "float32")
     if isinstance(config.adapter, Full):
         return backbone
-    return adapters.merge(adapters.load(backbone, folder), config.adapter)
+    return adapters.merge(adapters.load(backbone, run / "adapter"), config.adapter)
 
 
 def added(config: RunConfig, weights: str) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from workbench.recipes.classify_verbs import ClassInspection
     from workbench.recipes.combine import Combined
     from workbench.recipes.crossval_verbs import CrossvalInspection
+    from workbench.recipes.export import Exported
     from workbench.recipes.merge import Merged
     from workbench.recipes.picture_checks import PictureFindings
     from workbench.report import Comparison
@@ -297,6 +298,14 @@ def merged(found: Merged, out: Path) -> None:
     """Print a merge and its error."""
     _out.print(f"{found.sentence}\nModel: {out}", markup=False)
     _out.print(f"Against the unmerged model: {found.agreement.sentence}")
+
+
+def exported(found: Exported, out: Path) -> None:
+    """Print an export, its error, and the lines that load it."""
+    _out.print(f"{found.sentence}\nExport: {out}\n{found.error}", markup=False, soft_wrap=True)
+    _out.print(found.usage, markup=False, style="bold", soft_wrap=True)
+    if found.pushed is not None:
+        _out.print(f"Pushed to {found.pushed}", markup=False)
 
 
 def combined(found: Combined, out: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli import answering_verbs
+from workbench.cli import answering_verbs, shipping_verbs
 from workbench.cli.arguments import Overrides, Recipe, RunFolder, Trusted, byte_size
 from workbench.errors import ConfigError, Stopped, WorkbenchError
 
@@ -218,6 +218,9 @@ def merge(
     from workbench.recipes.merge import merge as merge_run
 
     render.merged(merge_run(run, out=out, weights=weights, trust=trust), out)
+
+
+app.command()(shipping_verbs.export)
 
 
 @app.command()

@@ -1,0 +1,173 @@
+"""The model card of an export: what it is, data, scores, limits, licences, and how it came to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml.error import YAMLError
+
+from workbench.data import starter
+from workbench.errors import WorkbenchError
+from workbench.runs import files, units
+from workbench.schema import dump_yaml, load_yaml
+
+UNKNOWN = "unknown"
+LIBRARIES = {"peft": "peft", "gguf": "gguf", "ollama": "gguf", "onnx": "onnx"}
+"""Libraries by which the hub loads what a target writes; transformers for the others."""
+PIPELINES = {"text": "text-generation", "masked": "fill-mask", "classes": "text-classification",
+             "hidden": "sentence-similarity"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a card says beside what the run directory holds."""
+
+    target: str
+    form: str
+    """Sentence on what was written."""
+    error: str
+    """Sentence on the measured error."""
+    usage: str
+    limits: Sequence[str]
+    command: str
+    """The command line that wrote the export."""
+    head: str
+    """Of the model: text, masked, classes or hidden."""
+    pictures: bool
+    """Whether it reads pictures."""
+
+
+def write(run: Path, folder: Path, values: Mapping[str, Any], facts: CardFacts, *, out: Path) -> None:
+    """Write `folder`/README.md.
+
+    Args:
+        values: The run's configuration.
+        out: The name that `folder` gets in the end.
+    """
+    manifest, scores = files.read_json(run / "manifest.json"), files.read_json(run / "scores.json")
+    model, data = values["model"]["id"], manifest.get("data") or {}
+    licences = [
+        f"Base model `{model}`: {licence(model)}",
+        *(f"Data `{each}`: {licence(each)}" for each in _sources(data)),
+    ]
+    parts = [
+        f"---\n{dump_yaml(_front_matter(values, scores, facts))}---\n",
+        f"# {run.resolve().name}\n",
+        f"{facts.form} Base model: `{model}`. {facts.error}\n",
+        _usage(facts, out),
+        f"## Data\n\n{_data(data)}",
+        f"## Scores\n\n{_scores(scores)}",
+        f"## Limits\n\n{_listed(_limits(manifest, facts))}",
+        f"## Licences\n\n{_listed(licences)}",
+        f"## How it was made\n\n```\n{facts.command}\n```\n",
+        f"Training: recipe `{values['recipe']}`, {_versions(manifest)}. Its configuration, for `workbench run`:\n",
+        f"```yaml\n{dump_yaml(dict(values)).rstrip()}\n```\n",
+    ]
+    (folder / "README.md").write_text("\n".join(parts), encoding="utf-8")
+
+
+def licence(place: str) -> str:
+    """Licence of a model or of data, as the README.md or a licence file beside it says; `unknown` where none does."""
+    path = Path(starter.resolve(place)).expanduser()
+    folder = path if path.is_dir() else path.parent
+    if not path.exists():
+        return UNKNOWN
+    if found := _card_fields(folder).get("license"):
+        return str(found)
+    names = sorted(each.name for each in folder.glob("LICEN[SC]E*"))
+    return f"see {names[0]} beside it" if names else UNKNOWN
+
+
+def _card_fields(folder: Path) -> dict[str, Any]:
+    """Front matter of the README.md in a folder; empty where there is none that can be read."""
+    path = folder / "README.md"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if not text.startswith("---\n"):
+        return {}
+    try:
+        found = load_yaml(text[4:].partition("\n---")[0])
+    except (YAMLError, WorkbenchError):  # somebody else's file, of which nothing is needed
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _front_matter(values: Mapping[str, Any], scores: Mapping[str, Any], facts: CardFacts) -> dict[str, Any]:
+    model = values["model"]["id"]
+    found: dict[str, Any] = {
+        "library_name": LIBRARIES.get(facts.target, "transformers"),
+        "pipeline_tag": "image-classification" if facts.pictures else PIPELINES[facts.head],
+        "tags": ["peft-workbench", values["recipe"], str(values["adapter"]["method"])],
+    }
+    if _on_hub(model):
+        found = {"base_model": model, **found}
+    known = licence(model)
+    if known != UNKNOWN and not known.startswith("see "):
+        found["license"] = known
+    if metrics := _metrics(scores):
+        found["metrics"] = metrics
+    return found
+
+
+def _metrics(scores: Mapping[str, Any]) -> list[str]:
+    after = scores.get("after")
+    names = after if isinstance(after, Mapping) else {}
+    return sorted(name for name in names if not name.endswith(("_low", "_high")))
+
+
+def _on_hub(model: str) -> bool:
+    return model.count("/") == 1 and not Path(starter.resolve(model)).expanduser().exists()
+
+
+def _listed(sentences: Sequence[str]) -> str:
+    return "".join(f"- {each}\n" for each in sentences)
+
+
+def _usage(facts: CardFacts, out: Path) -> str:
+    language = "python" if "import " in facts.usage else "sh"
+    return f"```{language}\n{facts.usage.replace('DIR', str(out))}\n```\n"
+
+
+def _sources(data: Mapping[str, Any]) -> list[str]:
+    found = [facts["source"] for facts in data.values() if isinstance(facts, Mapping) and "source" in facts]
+    return list(dict.fromkeys(map(str, found)))
+
+
+def _data(data: Mapping[str, Any]) -> str:
+    rows = [
+        f"| {name} | `{facts['source']}` | {facts.get('rows', '')} | `{facts.get('fingerprint', '')}` |\n"
+        for name, facts in data.items()
+        if isinstance(facts, Mapping) and "source" in facts
+    ]
+    return "| split | source | rows | fingerprint |\n|---|---|---|---|\n" + "".join(rows)
+
+
+def _scores(scores: Mapping[str, Any]) -> str:
+    before, after = scores.get("before") or {}, scores.get("after") or {}
+    if not after:
+        return "The run has no scores.\n"
+    rows = [f"| {name} | {_score(before, name)} | {_score(after, name)} |\n" for name in _metrics(scores)]
+    head = "On rows that were not trained on; in brackets 95 % intervals.\n\n"
+    return "".join([head, "| score | before | after |\n|---|---|---|\n", *rows])
+
+
+def _score(scores: Mapping[str, Any], name: str) -> str:
+    value = scores.get(name)
+    if not isinstance(value, (int, float)):
+        return "" if value is None else str(value)
+    low, high = (scores.get(f"{name}_{end}") for end in ("low", "high"))
+    text = units.number(float(value))
+    return text if low is None or high is None else f"{text} ({units.number(low)} to {units.number(high)})"
+
+
+def _limits(manifest: Mapping[str, Any], facts: CardFacts) -> list[str]:
+    found = [*facts.limits, "Scores are of the rows above; nothing says what it does on others."]
+    return found if manifest.get("status") in (None, "done") else [*found, f"The run is {manifest['status']}."]
+
+
+def _versions(manifest: Mapping[str, Any]) -> str:
+    named = ("peft-workbench", "torch", "transformers", "peft")
+    versions = manifest.get("versions") or {}
+    return ", ".join(f"{name} {versions[name]}" for name in named if name in versions) or "versions unknown"

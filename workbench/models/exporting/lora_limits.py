@@ -1,0 +1,129 @@
+"""Limits of programs that load LoRA adapters: what one would leave out silently, or fail at, is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import safe_open
+
+from workbench.adapters import METHODS, Method, combine, model_card
+from workbench.errors import ConfigError
+
+NORMALISE = "--normalise writes plain LoRA of one rank with the scale folded in, which is exact"
+MERGE = "--merge adds the adapter into the backbone and exports one whole model"
+
+
+@dataclass(frozen=True)
+class LoraLimits:
+    """Features of a LoRA adapter that a program reads."""
+
+    program: str
+    rslora: bool
+    """Whether it scales by alpha / sqrt(rank) where use_rslora says so."""
+    ranks: bool
+    """Whether layers may have different ranks."""
+    layers: frozenset[str] | None = None
+    """Leaf names of the layers that it changes; None for all."""
+    max_rank: int | None = None
+
+
+LLAMA_CPP = LoraLimits("llama.cpp", rslora=False, ranks=True)
+"""It takes ranks from the tensors and one alpha from the file."""
+
+
+class Fault(NamedTuple):
+    """A setting of an adapter that a program does not read."""
+
+    setting: str
+    why: str
+    cure: str
+
+
+def settings(adapter: Path) -> dict[str, Any]:
+    """The PEFT configuration in the folder of an adapter."""
+    found: dict[str, Any] = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    return found
+
+
+def require(adapter: Path, method: Method, limits: LoraLimits) -> None:
+    """Raise ConfigError, with each fault and its cure, where a program does not read all of the adapter in a folder."""
+    found = [*_faults(adapter, settings(adapter), limits)]
+    if not found:
+        return
+    reason = METHODS[method.method].about[method.method].no_merge if method.method in METHODS else ""
+    cures = {fault.cure for fault in found}
+    cure = NORMALISE if cures == {NORMALISE} else f"{MERGE}" if not reason else ""
+    advice = f"{cure}." if cure else f"adapter.method={method.method} cannot be merged either: {reason}."
+    lines = [f"{fault.setting}: {fault.why}." for fault in found]
+    raise ConfigError("\n  ".join([f"{adapter}: {limits.program} would not compute what was trained.", *lines, advice]))
+
+
+def _faults(adapter: Path, found: Mapping[str, Any], limits: LoraLimits) -> Iterator[Fault]:
+    program = limits.program
+    if (kind := found["peft_type"]) != "LORA":
+        yield Fault(f"peft_type={kind}", f"{program} loads LoRA and no other adapter", MERGE)
+        return
+    for key, value in _more_than_updates(found).items():
+        yield Fault(f"{key}={_short(value)}", f"{program} reads updates of linear layers and nothing else", MERGE)
+    if found.get("use_rslora") and not limits.rslora:
+        yield Fault("use_rslora=True", f"{program} scales by alpha / rank, not by alpha / sqrt(rank)", NORMALISE)
+    if found.get("alpha_pattern"):
+        yield Fault(
+            f"alpha_pattern={_short(found['alpha_pattern'])}", f"{program} reads one alpha for all layers", NORMALISE
+        )
+    if found.get("rank_pattern") and not limits.ranks:
+        yield Fault(
+            f"rank_pattern={_short(found['rank_pattern'])}", f"{program} reads one rank for all layers", NORMALISE
+        )
+    with safe_open(adapter / "adapter_model.safetensors", "pt") as tensors:
+        names = list(tensors.keys())
+        rank = max((tensors.get_slice(name).get_shape()[0] for name in names if ".lora_A." in name), default=0)
+    leaves = {name.partition(".lora_")[0].rsplit(".", 1)[-1] for name in names if ".lora_" in name}
+    if limits.layers is not None and (odd := sorted(leaves - limits.layers)):
+        yield Fault(f"layers {', '.join(odd)}", f"{program} changes {', '.join(sorted(limits.layers))} only", MERGE)
+    if limits.max_rank is not None and rank > limits.max_rank:
+        yield Fault(f"rank {rank}", f"{program} takes ranks up to {limits.max_rank}", MERGE)
+
+
+def require_plain(adapter: Path) -> None:
+    """Raise ConfigError where an adapter cannot be written as plain LoRA without changing what it computes."""
+    found = settings(adapter)
+    if found["peft_type"] != "LORA":
+        raise ConfigError(f"{adapter}: --normalise: a {found['peft_type']} adapter is no LoRA. {MERGE}.")
+    for key, value in _more_than_updates(found).items():
+        raise ConfigError(
+            f"{adapter}: --normalise: {key}={_short(value)} is no update of a linear layer, so plain LoRA would not "
+            f"compute what was trained. {MERGE}."
+        )
+
+
+def normalise(adapter: Path, folder: Path) -> None:
+    """Write the adapter in a folder as plain LoRA of one rank, whose scale is 1, into another folder."""
+    require_plain(adapter)
+    saved = combine.read(adapter)
+    combine.write(combine.one_rank(saved.updates), folder, like=saved)
+
+
+def _more_than_updates(found: Mapping[str, Any]) -> dict[str, Any]:
+    more = combine.beyond_updates(found)
+    if rows := found.get("trainable_token_indices"):
+        more["trainable_token_indices"] = rows
+    return more
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def require_known_to_peft(adapter: Path) -> None:
+    """Raise ConfigError where a stock PEFT does not load the adapter in a folder."""
+    if needed := model_card.needed(settings(adapter)):
+        raise ConfigError(
+            f"{adapter}: PEFT does not load it alone: its reader needs `{needed}`, as {adapter}/README.md says. Take "
+            "that folder as it is, or write --to merged."
+        )

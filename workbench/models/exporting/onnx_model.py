@@ -1,0 +1,143 @@
+"""A whole model as one ONNX file, and its outputs by onnxruntime."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from workbench.errors import BackboneError
+from workbench.models import output_heads
+from workbench.models.output_heads import Head
+
+FILE = "model.onnx"
+OUTPUTS = {"text": "logits", "masked": "logits", "classes": "logits", "hidden": "last_hidden_state"}
+"""The output of a model, by the head that it has."""
+
+
+class TextOutput(nn.Module):
+    """A model of texts with two named inputs and one output, without a cache."""
+
+    def __init__(self, model: PreTrainedModel, output: str) -> None:
+        super().__init__()
+        self.model = model
+        self.output = output
+        self.settings = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The output for a batch."""
+        found = self.model(input_ids=input_ids, attention_mask=attention_mask, **self.settings)
+        return getattr(found, self.output)  # type: ignore[no-any-return]
+
+
+class PictureOutput(nn.Module):
+    """A model of pictures with one output."""
+
+    def __init__(self, model: PreTrainedModel, output: str) -> None:
+        super().__init__()
+        self.model = model
+        self.output = output
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """The output for a batch."""
+        return getattr(self.model(pixel_values=pixel_values), self.output)  # type: ignore[no-any-return]
+
+
+class OnnxModel(nn.Module):
+    """An ONNX file that is called as the model that it was made from, computed by onnxruntime on the CPU.
+
+    Args:
+        stock: The model that it was made from, for its configuration alone.
+    """
+
+    def __init__(self, path: Path, stock: PreTrainedModel, output: str) -> None:
+        import onnxruntime
+
+        super().__init__()
+        self.stock = stock
+        self.output = output
+        self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    @property
+    def config(self) -> Any:
+        """Configuration of the model that it was made from."""
+        return self.stock.config
+
+    def forward(self, **inputs: Any) -> SimpleNamespace:
+        """The output for a batch; no attention mask means that all tokens are real."""
+        if "input_ids" in inputs and inputs.get("attention_mask") is None:
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        names = [each.name for each in self.session.get_inputs()]
+        (found,) = self.session.run([self.output], {name: inputs[name].cpu().numpy() for name in names})
+        return SimpleNamespace(**{self.output: torch.from_numpy(found).to(self.stock.device)})
+
+
+class LogitsHead(Head):
+    """The head of a model that is one piece: its logits stand for the hidden states."""
+
+    def hidden(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Logits (B, L, V)."""
+        found: Tensor = model(**inputs).logits
+        return found
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """The same logits."""
+        return hidden
+
+
+def logits_head(stock: PreTrainedModel) -> LogitsHead:
+    """The head of the ONNX model that was made from `stock`."""
+    known = output_heads.known(stock)
+    return LogitsHead(known.module, known.vocabulary, known.width, None, 1.0)
+
+
+def write(model: PreTrainedModel, path: Path, inputs: Mapping[str, Tensor], output: str) -> None:
+    """Write a model in float32, whose rows and their length may be any.
+
+    Args:
+        inputs: Of two rows, for the shapes.
+        output: The one that is computed.
+
+    Raises:
+        BackboneError: torch cannot write it.
+    """
+    shapes = {name: {0: torch.export.Dim.DYNAMIC} for name in inputs}
+    for name in inputs.keys() & {"input_ids", "attention_mask"}:
+        shapes[name][1] = torch.export.Dim.DYNAMIC
+    wrapped = (PictureOutput if "pixel_values" in inputs else TextOutput)(model, output)
+    model.set_attn_implementation("eager")
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of packages that are not needed
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # of torch's own code, which nobody here can change
+            program = torch.onnx.export(
+                wrapped.eval(),
+                kwargs=dict(inputs),
+                dynamo=True,
+                dynamic_shapes=shapes,
+                input_names=list(inputs),
+                output_names=[output],
+                verbose=False,
+            )
+        assert program is not None, "the exporter of torch.export returns its program"
+        program.save(path)
+    except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
+        cause = error.__cause__ or error
+        raise BackboneError(
+            f"{type(model).__name__} cannot be written as ONNX by this version of torch ({str(cause)[:300]}). Export "
+            "--to merged and convert that with optimum."
+        ) from error
+
+
+def text_inputs() -> dict[str, Tensor]:
+    """Two rows of tokens, one of them padded."""
+    mask_BL = torch.ones(2, 8, dtype=torch.int64)
+    mask_BL[1, 5:] = 0
+    return {"input_ids": torch.arange(5, 21).reshape(2, 8) * mask_BL, "attention_mask": mask_BL}
