@@ -10,13 +10,14 @@ from pathlib import Path
 from workbench.adapters import Full
 from workbench.config import RunConfig, tasks
 from workbench.errors import BackboneError, ConfigError
-from workbench.evaluation.agreement import Agreement
 from workbench.models import backbones, exported
-from workbench.models.backbones import DTYPES
+from workbench.models.backbones import DTYPES, QUANTISED
 from workbench.models.exporting import card, hub, lora_limits
 from workbench.models.exporting.card import CardFacts
+from workbench.models.exporting.lora_limits import MERGE
 from workbench.recipes import export_targets, merge, reference_outputs
 from workbench.recipes.classify_verbs import Gap
+from workbench.recipes.embed_verbs import Angle
 from workbench.recipes.export_targets import Form, Source, Writer, Written
 from workbench.recipes.reference_outputs import OutputError
 from workbench.runs import files, run_directory
@@ -26,6 +27,8 @@ MOST_KL = 0.1
 """Divergence from the run, in nats, above which an export is another model and is not written."""
 LEAST_COSINE = 0.99
 """The same for embeddings."""
+LEAST_SAME = 0.9
+"""The same for numbers: share of rows within a hundredth of the labels' spread."""
 ALL_HEADS = ("text", "masked", "classes", "hidden")
 
 
@@ -107,7 +110,7 @@ def export(
     source = Source(run, config, reference_outputs.of(run, config), form, precision)
     with files.new_folder(out) as folder:
         written = target.write(source, folder)
-        _require_close(written.error, precision)
+        _require_close(source, written.error)
         facts = _card_facts(source, to, written, command)
         values = config.model_dump(mode="json")
         card.write(run, folder, values, facts, out=out)
@@ -193,19 +196,21 @@ def _require_packages(to: str, target: Target) -> None:
         )
 
 
-def _require_close(error: OutputError, weights: str) -> None:
+def _require_close(source: Source, error: OutputError) -> None:
     """Raise ConfigError where what was written is another model."""
-    if isinstance(error, (Agreement, Gap)):
-        far = (error.kl is not None and error.kl > MOST_KL) or (isinstance(error, Gap) and error.kl is None and (
-            error.same < 0.5))  # fmt: skip
-    else:
+    if isinstance(error, Angle):
         far = error.cosine < LEAST_COSINE
-    if far:
-        raise ConfigError(
-            f"The export computes something else than the run, and is not kept. {error.sentence} Write --weights "
-            f"float32 where {weights} is too coarse, or --merge where the backbone is served in another precision than "
-            "the adapter was trained over."
-        )
+    elif isinstance(error, Gap) and error.kl is None:
+        far = error.same < LEAST_SAME
+    else:
+        far = error.kl is not None and error.kl > MOST_KL
+    if not far:
+        return
+    weights = source.config.model.weights
+    advice = "Write --weights float32." if source.weights != "float32" else "Please report this backbone."
+    if source.form != "whole" and weights in QUANTISED:
+        advice = f"It was trained over {weights} weights, and {MERGE}, with their values."
+    raise ConfigError(f"The export computes something else than the run, and is not kept. {error.sentence} {advice}")
 
 
 _FORMS: dict[Form, Callable[[Source], str]] = {

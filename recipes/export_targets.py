@@ -1,4 +1,4 @@
-"""What `workbench export` writes for each target, and how far its outputs, read again, are from the run's."""
+"""Writers of `workbench export`, one for each target, and how far its outputs, read again, are from the run's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.models.backbones import DTYPES
 from workbench.models.exporting import lora_limits, ollama, onnx_model, sglang, vllm
 from workbench.models.exporting.lora_limits import LoraLimits
 from workbench.recipes import merge
-from workbench.recipes.reference_outputs import ClassReference, OutputError, Reference, TextReference
+from workbench.recipes.reference_outputs import ClassReference, OutputError, RunOutputs, TextReference
 
 Form = Literal["trained", "normalised", "whole"]
 """An adapter as it was trained, as plain LoRA, or one whole model."""
@@ -33,7 +33,7 @@ class Source:
 
     run: Path
     config: RunConfig
-    reference: Reference
+    reference: RunOutputs
     form: Form
     weights: str
     """Precision of a whole model, or of the backbone over which an adapter is checked."""

@@ -16,7 +16,7 @@ from workbench.errors import ConfigError
 from workbench.models import backbones, exported
 from workbench.models.backbones import DTYPES, QUANTISED
 from workbench.recipes import reference_outputs
-from workbench.recipes.reference_outputs import OutputError, Reference
+from workbench.recipes.reference_outputs import OutputError, RunOutputs
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
 
@@ -63,7 +63,7 @@ def require_one_model(run: Path, config: RunConfig) -> None:
         )
 
 
-def merged_model(run: Path, config: RunConfig, reference: Reference, *, weights: str) -> PreTrainedModel:
+def merged_model(run: Path, config: RunConfig, reference: RunOutputs, *, weights: str) -> PreTrainedModel:
     """Backbone plus update, added in float32, as a stock model in the precision `weights`."""
     model = reference.settle(_added(run, config, reference))
     model.to(DTYPES[weights])  # type: ignore[arg-type]
@@ -71,14 +71,14 @@ def merged_model(run: Path, config: RunConfig, reference: Reference, *, weights:
     return model
 
 
-def reload(folder: Path, reference: Reference, *, weights: str) -> PreTrainedModel:
+def reload(folder: Path, reference: RunOutputs, *, weights: str) -> PreTrainedModel:
     """The stock model in a folder, as who takes it loads it."""
     section = ModelConfig(id=str(folder.resolve()), weights=_weights(weights))
     tokenizer = reference.tokenizer and backbones.tokenizer(section)
     return backbones.load(section, tokenizer, task=reference.task).model
 
 
-def base_model(run: Path, config: RunConfig, reference: Reference, *, weights: str = "float32") -> PreTrainedModel:
+def base_model(run: Path, config: RunConfig, reference: RunOutputs, *, weights: str = "float32") -> PreTrainedModel:
     """The backbone under a run's adapter, or a fully trained one, in float32.
 
     Args:
@@ -90,7 +90,7 @@ def base_model(run: Path, config: RunConfig, reference: Reference, *, weights: s
     return backbone.dequantize(torch.float32) if weights in QUANTISED else backbone
 
 
-def _added(run: Path, config: RunConfig, reference: Reference) -> PreTrainedModel:
+def _added(run: Path, config: RunConfig, reference: RunOutputs) -> PreTrainedModel:
     """Backbone plus update, both in float32."""
     packed = config.model.weights in QUANTISED
     backbone = base_model(run, config, reference, weights=config.model.weights if packed else "float32")

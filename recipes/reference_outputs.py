@@ -42,7 +42,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cuto
 OutputError = Agreement | Gap | Angle
 
 
-class Reference(Protocol):
+class RunOutputs(Protocol):
     """Outputs of a run for held-out rows, and the means to compare others with them."""
 
     @property
@@ -72,7 +72,7 @@ class Reference(Protocol):
         """
 
 
-def of(run: Path, config: RunConfig) -> Reference:
+def of(run: Path, config: RunConfig) -> RunOutputs:
     """The outputs of what the run at `run` shipped."""
     if config.recipe in ("classify", "crossval"):
         unmerged = classifier.load(run, config)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pandas as pd
 import pytest
 import torch
@@ -22,6 +23,7 @@ from workbench.evaluation import row_outputs
 from workbench.models import classifier
 from workbench.recipes.check import check
 from workbench.recipes.classify_verbs import ClassInspection
+from workbench.recipes.export import export
 from workbench.recipes.load import load
 from workbench.recipes.merge import merge
 from workbench.recipes.serve import evaluate, generate, predict
@@ -167,6 +169,29 @@ def test_lora_merges_into_a_stock_classifier(
     for row, answers in zip(known.to_dict("records"), ask(list(known["text"]), batch_size=5, top_k=None), strict=True):
         for answer in answers:
             assert answer["score"] == pytest.approx(row[f"p_{answer['label']}"], abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", ["bert", "stories"])
+def test_an_exported_classifier_says_what_the_run_says(
+    train: Train, bert: str, short_stories: str, backbone: str, tmp_path: Path
+) -> None:
+    """By onnxruntime and by PEFT; a server of language models takes none."""
+    words = ["adapter={method: lora, rank: 4}", f"model.id={bert if backbone == 'bert' else short_stories}"]
+    run = train(f"exported-{backbone}", weather(60), *words, "train.steps=4")
+    for to in ("peft", "onnx"):
+        found = export(run, to=to, out=tmp_path / to)
+        assert "same class 100.00%" in found.error and float(found.error.split("divergence ")[1].split(" ")[0]) < 1e-6
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
+    known = _predictions(run)
+    asked = tokenizer(list(known["text"]), padding=True, return_tensors="np")
+    (logits_NC,) = session.run(["logits"], {name: asked[name] for name in ("input_ids", "attention_mask")})
+    found_NC = torch.from_numpy(logits_NC).softmax(-1).numpy()
+    wanted_NC = known[[f"p_{label}" for label in ("rain", "snow", "sun")]].to_numpy()
+    np.testing.assert_allclose(found_NC, wanted_NC, atol=1e-4)
+    with pytest.raises(ConfigError, match="--to vllm takes language models"):
+        export(run, to="vllm", out=tmp_path / "vllm")
 
 
 def test_neither_padding_nor_its_side_changes_a_causal_row(train: Train, stories: str) -> None:

@@ -20,6 +20,7 @@ from workbench.errors import ConfigError, Stopped
 from workbench.models import embedder
 from workbench.recipes import embed_verbs, negative_mining
 from workbench.recipes.check import check
+from workbench.recipes.export import export
 from workbench.recipes.load import load
 from workbench.recipes.merge import merge
 from workbench.recipes.plan import plan
@@ -184,6 +185,14 @@ def test_a_merged_model_embeds_alike(taught: Path, tmp_path: Path) -> None:
     assert isinstance(found.agreement, embed_verbs.Angle)
     assert found.agreement.cosine > 1 - 1e-5 and found.agreement.difference < 1e-4
     assert (tmp_path / "merged" / "modules.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["peft", "onnx"])
+def test_an_exported_model_embeds_alike(taught: Path, to: str, tmp_path: Path) -> None:
+    found = export(taught, to=to, out=tmp_path / "out")
+    assert "least cosine 1.000000" in found.error and float(found.error.split("number ")[1].rstrip(".")) < 1e-4
+    assert (tmp_path / "out" / "modules.json").exists(), "sentence-transformers reads the folder, too"
 
 
 def test_check_tells_which_passages_are_known(taught: Path) -> None:

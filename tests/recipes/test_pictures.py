@@ -25,6 +25,7 @@ from workbench.errors import ConfigError, DataError, Stopped
 from workbench.models import classifier, row_readers
 from workbench.recipes.check import check
 from workbench.recipes.classify_verbs import ClassInspection
+from workbench.recipes.export import export
 from workbench.recipes.load import load
 from workbench.recipes.merge import merge
 from workbench.recipes.serve import evaluate, predict
@@ -125,6 +126,14 @@ def test_pictures_are_learnt_scored_and_predicted(learnt: Path, drawings: Path, 
     assert predict(run, str(fresh), out=tmp_path / "p.csv", max_new_tokens=1).rows == 12
     found = pd.read_csv(tmp_path / "p.csv")
     assert (found["predicted"] == [Path(name).parent.name for name in found["image"]]).mean() > 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["peft", "onnx"])
+def test_an_exported_model_names_the_same_classes(learnt: Path, to: str, tmp_path: Path) -> None:
+    found = export(learnt, to=to, out=tmp_path / "out")
+    assert "same class 100.00%" in found.error and float(found.error.split("divergence ")[1].split(" ")[0]) < 1e-6
+    assert "pipeline_tag: image-classification" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_pictures_that_cannot_be_read_are_refused_or_left_out_of_predictions(learnt: Path, tmp_path: Path) -> None:

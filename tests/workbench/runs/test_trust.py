@@ -20,6 +20,7 @@ from workbench.distillation import teacher_sources
 from workbench.errors import ConfigError, ResumeError
 from workbench.recipes import serve
 from workbench.recipes.combine import combine_runs
+from workbench.recipes.export import export
 from workbench.recipes.merge import merge
 from workbench.runs import run_directory
 from workbench.runs.trust import Trust
@@ -41,6 +42,7 @@ READERS: dict[str, Callable[[Path, bool], Any]] = {
         run, str(run / "asked.jsonl"), out=run / "said.jsonl", max_new_tokens=1, trust=trust
     ),
     "merge": lambda run, trust: merge(run, out=run / "merged", weights="float32", trust=trust),
+    "export": lambda run, trust: export(run, to="peft", out=run / "exported", trust=trust),
     "combine": lambda run, trust: combine_runs([run], weights=[1.0], rank=None, out=run / "sum", trust=trust),
     "teacher": lambda run, trust: teacher_sources.find(
         TeacherConfig(id=str(run), trust=trust), RunConfig.model_fields["model"].default

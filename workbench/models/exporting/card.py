@@ -23,7 +23,7 @@ PIPELINES = {"text": "text-generation", "masked": "fill-mask", "classes": "text-
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card says beside what the run directory holds."""
+    """Facts of a card that the run directory does not hold."""
 
     target: str
     form: str
@@ -35,7 +35,7 @@ class CardFacts:
     command: str
     """The command line that wrote the export."""
     head: str
-    """Of the model: text, masked, classes or hidden."""
+    """Head of the model: text, masked, classes or hidden."""
     pictures: bool
     """Whether it reads pictures."""
 

@@ -10,7 +10,7 @@ from workbench.errors import ConfigError, FileError
 def require_name(repository: str) -> None:
     """Raise ConfigError where the hub could have no repository of this name."""
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(repository)
@@ -28,15 +28,13 @@ def push(folder: Path, repository: str) -> str:
     Raises:
         FileError: The hub cannot be reached or refuses. The folder stays as it is.
     """
-    import httpx
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     api = HfApi()
     try:
         address = api.create_repo(repository, private=True, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export of peft-workbench")
-    except (HfHubHTTPError, OfflineModeIsEnabled, httpx.HTTPError, OSError, ValueError) as error:
+    except Exception as error:  # of the hub's client and whichever library it asks: nothing was pushed
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FileError(
             f"--push {repository}: nothing was pushed ({first[:200]}). The finished export is kept at {folder}; "

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from safetensors import safe_open
 
 from workbench.adapters import METHODS, Method, combine, model_card
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, FileError
 
 NORMALISE = "--normalise writes plain LoRA of one rank with the scale folded in, which is exact"
 MERGE = "--merge adds the adapter into the backbone and exports one whole model"
@@ -45,8 +45,12 @@ class Fault(NamedTuple):
 
 def settings(adapter: Path) -> dict[str, Any]:
     """The PEFT configuration in the folder of an adapter."""
-    found: dict[str, Any] = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    return found
+    path = adapter / "adapter_config.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return {"peft_type": found["peft_type"], **found}
+    except (ValueError, KeyError, TypeError) as error:
+        raise FileError(f"{path}: damaged ({error}). Restore it, or train again.") from None
 
 
 def require(adapter: Path, method: Method, limits: LoraLimits) -> None:

@@ -1,0 +1,73 @@
+"""A card says what is known, with intervals and licences, and its front matter is one that the hub reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+
+from workbench.models.exporting import card
+from workbench.models.exporting.card import CardFacts
+from workbench.schema import load_yaml
+
+VALUES: dict[str, Any] = {
+    "recipe": "classify",
+    "model": {"id": "google/tiny"},
+    "adapter": {"method": "rslora", "rank": 4},
+}
+SCORES = {
+    "before": {"accuracy": 0.25, "accuracy_low": 0.1, "accuracy_high": 0.5, "loss": 2.0},
+    "after": {"accuracy": 0.875, "accuracy_low": 0.75, "accuracy_high": 0.95, "loss": 0.5},
+}
+
+
+def _written(folder: Path, **changes: Any) -> tuple[ModelCard, str]:
+    run, out = folder / "my-run", folder / "out"
+    run.mkdir()
+    out.mkdir()
+    (folder / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n# Rows\n")
+    (folder / "rows.csv").write_text("text,label\n")
+    facts = {"source": str(folder / "rows.csv"), "rows": 90, "fingerprint": "abc123"}
+    (run / "manifest.json").write_text(json.dumps({"data": {"train": facts}, "versions": {"peft": "0.21.2"}}))
+    (run / "scores.json").write_text(json.dumps(SCORES))
+    known = {"target": "peft", "form": "Adapter.", "error": "Same.", "usage": "import x  # DIR", "limits": ("Small.",)}
+    known |= {"command": "workbench export my-run --to peft --out out", "head": "classes", "pictures": False}
+    card.write(run, out, {**VALUES, **changes}, CardFacts(**known), out=Path("name"))  # type: ignore[arg-type]
+    return ModelCard.load(out / "README.md"), (out / "README.md").read_text()
+
+
+def test_the_hub_reads_the_front_matter(tmp_path: Path) -> None:
+    found, _ = _written(tmp_path)
+    assert found.data.base_model == "google/tiny" and found.data.library_name == "peft"
+    assert found.data.tags == ["peft-workbench", "classify", "rslora"] and found.data.metrics == ["accuracy", "loss"]
+    assert found.data.pipeline_tag == "text-classification" and found.data.license is None
+
+
+def test_data_scores_limits_licences_and_the_command_are_told(tmp_path: Path) -> None:
+    _, text = _written(tmp_path)
+    assert f"| train | `{tmp_path / 'rows.csv'}` | 90 | `abc123` |" in text
+    assert "| accuracy | 0.250 (0.100 to 0.500) | 0.875 (0.750 to 0.950) |\n| loss | 2.00 | 0.500 |" in text
+    assert "- Small.\n" in text and "import x  # name" in text
+    assert "Base model `google/tiny`: unknown" in text and "rows.csv`: cc-by-4.0" in text
+    assert "workbench export my-run --to peft --out out" in text
+    assert load_yaml(text.split("```yaml\n")[1].split("```")[0]) == VALUES
+
+
+def test_a_local_base_model_is_no_address_on_the_hub(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    found, text = _written(tmp_path, model={"id": str(base)})
+    assert found.data.base_model is None and found.data.license == "apache-2.0"
+    assert f"Base model `{base}`: apache-2.0" in text
+
+
+@pytest.mark.parametrize("text", ["", "# Model\n", "---\nlicense: [\n---\n", "---\njust words\n---\n"])
+def test_a_licence_that_nobody_says_is_unknown(text: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(text)
+    assert card.licence(str(tmp_path)) == "unknown"
+    (tmp_path / "LICENSE").touch()
+    assert card.licence(str(tmp_path)) == "see LICENSE beside it"
