@@ -16,7 +16,7 @@ from workbench import adapters
 from workbench.config import RunConfig
 from workbench.data.text.chat import ChatEncoder
 from workbench.errors import ConfigError
-from workbench.models import exported
+from workbench.models import backbones, exported
 from workbench.models.backbones import DTYPES
 from workbench.models.exporting import lora_limits, ollama, onnx_model, sglang, vllm
 from workbench.models.exporting.lora_limits import LoraLimits
@@ -206,7 +206,7 @@ def ollama_folder(source: Source, folder: Path) -> Written:
 
 def _context(source: Source) -> int:
     """Tokens of prompt and answer that the run was trained for."""
-    most: int = exported.backbones.hub_config(source.config.model).get_text_config().max_position_embeddings
+    most: int = backbones.hub_config(source.config.model).get_text_config().max_position_embeddings
     return min(source.config.data.max_tokens, most)
 
 
@@ -274,7 +274,7 @@ def _over_other_weights(source: Source) -> tuple[str, ...]:
 def require_base_template(run: Path, config: RunConfig) -> None:
     """Raise ConfigError where a run's chat template is not its backbone's: an adapter in GGUF has no place for one."""
     own = exported.load_tokenizer(run, config).chat_template
-    base = exported.backbones.tokenizer(config.model.model_copy(update={"new_tokens": ()})).chat_template
+    base = backbones.tokenizer(config.model.model_copy(update={"new_tokens": ()})).chat_template
     if own != base:
         raise ConfigError(
             f"{run}: its chat template is not that of {config.model.id}, and an adapter in GGUF has no place for one, "

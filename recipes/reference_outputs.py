@@ -20,7 +20,6 @@ from workbench.data.labelled.labels import Floats
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.encoded_rows import RowEncoder
-from workbench.data.text.judged_set import JudgedSet
 from workbench.data.text.prompt_encoder import PromptEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import reward_scores
@@ -180,7 +179,7 @@ class RewardReference:
 
     config: RunConfig
     unmerged: RewardModel
-    rows: JudgedSet
+    rows: TokenizedSet
     wanted_S1: Floats
     note: str = ""
 

@@ -103,17 +103,19 @@ def require_known(config: PretrainedConfig) -> None:
 
 def rope(config: PretrainedConfig) -> Mapping[str, Any]:
     """Settings of rotary position embeddings."""
-    found: Mapping[str, Any] = config.rope_parameters  # type: ignore[attr-defined]
+    found: Mapping[str, Any] = config.rope_parameters
     return found
 
 
 def _interleaved(tensor: Tensor, heads: int) -> Tensor:
     """Rows of each head from two halves to pairs."""
-    return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(tensor.shape)
+    found: Tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(tensor.shape)
+    return found
 
 
 def _in_halves(tensor: Tensor, heads: int) -> Tensor:
-    return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(tensor.shape)
+    found: Tensor = tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(tensor.shape)
+    return found
 
 
 def read_array(tensor: gguf.ReaderTensor) -> Tensor:

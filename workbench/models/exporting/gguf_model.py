@@ -79,7 +79,8 @@ def load(path: Path) -> PreTrainedModel:
     found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, config=config, dtype=torch.float32, local_files_only=True
     )
-    return found.requires_grad_(False).eval()
+    found.requires_grad_(False).eval()
+    return found
 
 
 def _write_vocabulary(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, *, rows: int) -> None:

@@ -21,7 +21,7 @@ _QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA3 = _QWEN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-WORD_RULES = {
+WORD_RULES: dict[str, list[Json]] = {
     "gpt-2": [{"type": "ByteLevel", "use_regex": True}],
     "smollm": [{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "use_regex": True}],
     "qwen2": [{"type": "Split", "pattern": {"Regex": _QWEN}}, {"type": "ByteLevel", "use_regex": False}],
@@ -56,7 +56,7 @@ def convert(tokenizer: PreTrainedTokenizerBase, *, rows: int) -> GgufTokenizer:
     Raises:
         BackboneError: llama.cpp knows no such tokenizer.
     """
-    backend: Any = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    backend: Any = tokenizer.backend_tokenizer
     content: Json = json.loads(backend.to_str())
     model: Json = content["model"]
     if model["type"] != "BPE" or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jinja2
 from transformers import PreTrainedTokenizerBase
@@ -70,7 +71,7 @@ def renderer(tokenizer: PreTrainedTokenizerBase, template: str) -> Render:
 
     def render(messages: Messages, answer: bool) -> str:
         rows = [{"role": role, "content": content} for role, content in messages]
-        settings = {"chat_template": template, "tokenize": False, "add_generation_prompt": answer}
+        settings: dict[str, Any] = {"chat_template": template, "tokenize": False, "add_generation_prompt": answer}
         return str(tokenizer.apply_chat_template(rows, **settings))
 
     return render
