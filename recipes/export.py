@@ -18,7 +18,7 @@ from workbench.models.exporting.lora_limits import MERGE
 from workbench.recipes import export_targets, merge, reference_outputs
 from workbench.recipes.classify_verbs import Gap
 from workbench.recipes.embed_verbs import Angle
-from workbench.recipes.export_targets import Form, Source, Writer, Written
+from workbench.recipes.export_targets import Form, Source, Writer, WrittenExport
 from workbench.recipes.reference_outputs import OutputError
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
@@ -220,7 +220,7 @@ _FORMS: dict[Form, Callable[[Source], str]] = {
 }
 
 
-def _card_facts(source: Source, to: str, written: Written, command: str) -> CardFacts:
+def _card_facts(source: Source, to: str, written: WrittenExport, command: str) -> CardFacts:
     return CardFacts(
         target=to,
         form=_FORMS[source.form](source),

@@ -60,7 +60,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenExport:
     """Files of an export, checked."""
 
     error: OutputError
@@ -71,10 +71,10 @@ class Written:
     limits: tuple[str, ...] = ()
 
 
-Writer = Callable[[Source, Path], Written]
+Writer = Callable[[Source, Path], WrittenExport]
 
 
-def peft_adapter(source: Source, folder: Path) -> Written:
+def peft_adapter(source: Source, folder: Path) -> WrittenExport:
     """The adapter in PEFT's format, over the backbone as the run stores it."""
     _copy_adapter(source, folder)
     backbone = exported.load_backbone(
@@ -86,18 +86,18 @@ def peft_adapter(source: Source, folder: Path) -> Written:
         "from peft import PeftModel\n\nmodel = PeftModel.from_pretrained(backbone, 'DIR')  # backbone: "
         f"{source.config.model.id}"
     )
-    return Written(error, "loaded by PEFT over its backbone", usage)
+    return WrittenExport(error, "loaded by PEFT over its backbone", usage)
 
 
-def merged_model(source: Source, folder: Path) -> Written:
+def merged_model(source: Source, folder: Path) -> WrittenExport:
     """A stock model of transformers."""
     stock = _whole(source, folder)
     name = type(stock).__name__
     usage = f"from transformers import {name}\n\nmodel = {name}.from_pretrained('DIR')"
-    return Written(source.reference.error(stock, stock), "loaded by transformers", usage, _sentences(source))
+    return WrittenExport(source.reference.error(stock, stock), "loaded by transformers", usage, _sentences(source))
 
 
-def onnx(source: Source, folder: Path) -> Written:
+def onnx(source: Source, folder: Path) -> WrittenExport:
     """An ONNX file beside the tokenizer or picture format and the configuration."""
     stock = _whole(source, folder)
     (folder / "model.safetensors").unlink(missing_ok=True)
@@ -119,18 +119,18 @@ def onnx(source: Source, folder: Path) -> Written:
         f"session.run(['{output}'], {{{', '.join(f'{name!r}: {name}' for name in inputs)}}})"
     )
     limits = [*_sentences(source), "No cache: each pass computes the whole text."] if output == "logits" else []
-    return Written(error, "computed by onnxruntime on the CPU", usage, tuple(limits))
+    return WrittenExport(error, "computed by onnxruntime on the CPU", usage, tuple(limits))
 
 
-def gguf(source: Source, folder: Path) -> Written:
+def gguf(source: Source, folder: Path) -> WrittenExport:
     """One GGUF file: a whole model, or an adapter."""
     return _gguf_model(source, folder) if source.form == "whole" else _gguf_adapter(source, folder)
 
 
-def _gguf_model(source: Source, folder: Path) -> Written:
+def _gguf_model(source: Source, folder: Path) -> WrittenExport:
     model = merge.merged_model(source.run, source.config, source.reference, weights=source.weights)
     error = _write_gguf(source, model, folder / "model.gguf")
-    return Written(error, _READ, "llama-cli -m DIR/model.gguf --jinja", _nfc())
+    return WrittenExport(error, _READ, "llama-cli -m DIR/model.gguf --jinja", _nfc())
 
 
 _READ = "read back by transformers' own reader of GGUF, all tensors equal"
@@ -140,7 +140,7 @@ def _nfc() -> tuple[str, ...]:
     return ("llama.cpp does not compose letters (NFC) where the tokenizer does: text that is not composed may differ.",)
 
 
-def _gguf_adapter(source: Source, folder: Path) -> Written:
+def _gguf_adapter(source: Source, folder: Path) -> WrittenExport:
     error, _ = _write_gguf_adapter(source, folder / "adapter.gguf")
     base = source.config.model.id
     usage = f"llama-cli -m BASE.gguf --lora DIR/adapter.gguf  # BASE.gguf: {base}, without its own training"
@@ -148,7 +148,7 @@ def _gguf_adapter(source: Source, folder: Path) -> Written:
         "The file holds no tokenizer and no chat template: the run's template is that of its base model.",
         *_over_other_weights(source),
     )
-    return Written(error, "read back from GGUF, over the backbone in " + source.weights, usage, limits)
+    return WrittenExport(error, "read back from GGUF, over the backbone in " + source.weights, usage, limits)
 
 
 def _write_gguf_adapter(source: Source, path: Path) -> tuple[OutputError, PreTrainedModel]:
@@ -177,7 +177,7 @@ def _write_gguf(source: Source, model: PreTrainedModel, path: Path) -> OutputErr
     return source.reference.error(stock, stock)
 
 
-def ollama_folder(source: Source, folder: Path) -> Written:
+def ollama_folder(source: Source, folder: Path) -> WrittenExport:
     """A Modelfile beside the GGUF files of a whole model, or of backbone and adapter."""
     tokenizer = source.reference.tokenizer
     assert tokenizer is not None, "only models of text go to Ollama"
@@ -194,14 +194,14 @@ def ollama_folder(source: Source, folder: Path) -> Written:
     else:
         _write_gguf(source, _base(source), folder / "model.gguf")
         error, _ = _write_gguf_adapter(source, folder / "adapter.gguf")
-        written = Written(error, "read back from GGUF, over the backbone in " + source.weights, "", _nfc())
+        written = WrittenExport(error, "read back from GGUF, over the backbone in " + source.weights, "", _nfc())
     usage = "ollama create NAME -f DIR/Modelfile && ollama run NAME"
     limits = (
         "The Modelfile writes system, user and assistant messages; it has no tools and no reasoning.",
         f"num_ctx is the length of the run's rows ({tokens}), and answers are greedy, as they were scored.",
         *written.limits,
     )
-    return Written(written.error, written.checked, usage, limits)
+    return WrittenExport(written.error, written.checked, usage, limits)
 
 
 def _context(source: Source) -> int:
@@ -210,19 +210,19 @@ def _context(source: Source) -> int:
     return min(source.config.data.max_tokens, most)
 
 
-def vllm_folder(source: Source, folder: Path) -> Written:
+def vllm_folder(source: Source, folder: Path) -> WrittenExport:
     """An adapter or a whole model for vLLM."""
     return _served(source, folder, vllm.model_command(), vllm.adapter_command)
 
 
-def sglang_folder(source: Source, folder: Path) -> Written:
+def sglang_folder(source: Source, folder: Path) -> WrittenExport:
     """An adapter or a whole model for SGLang."""
     return _served(source, folder, sglang.model_command(), sglang.adapter_command)
 
 
-def _served(source: Source, folder: Path, model_command: str, adapter_command: Callable[..., str]) -> Written:
+def _served(source: Source, folder: Path, model_command: str, adapter_command: Callable[..., str]) -> WrittenExport:
     if source.form == "whole":
-        return Written(merged_model(source, folder).error, "loaded by transformers", model_command)
+        return WrittenExport(merged_model(source, folder).error, "loaded by transformers", model_command)
     _copy_adapter(source, folder)
     backbone = _base(source)
     error = source.reference.error(adapters.load(backbone, folder), backbone)
@@ -233,7 +233,7 @@ def _served(source: Source, folder: Path, model_command: str, adapter_command: C
         *_over_other_weights(source),
     )
     checked = f"loaded by PEFT over the backbone in {source.weights}"
-    return Written(error, checked, adapter_command(source.config.model.id, rank=rank) + template, limits)
+    return WrittenExport(error, checked, adapter_command(source.config.model.id, rank=rank) + template, limits)
 
 
 def _copy_adapter(source: Source, folder: Path) -> None:

@@ -10,7 +10,8 @@ LIMITS = LoraLimits("SGLang", rslora=False, ranks=False, layers=LAYERS)
 
 def adapter_command(base: str, *, rank: int) -> str:
     """The line that serves an adapter over its base model as the model `tuned`."""
-    return f"python -m sglang.launch_server --model-path {base} --lora-paths tuned=DIR --max-lora-rank {rank}"
+    start = f"python -m sglang.launch_server --model-path {base} --enable-lora"
+    return f"{start} --lora-paths tuned=DIR --max-lora-rank {rank}"
 
 
 def model_command() -> str:
