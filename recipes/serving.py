@@ -26,7 +26,10 @@ from workbench.models import backbones, exported, output_heads
 from workbench.recipes import serving_rows
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
+from workbench.training import capacity
 
+_CONTEXT = 4096
+"""Most tokens of a prompt and its answer where a backbone names no limit."""
 _HEADS = ("lm_head", "embed_out", "output")
 """Names of output heads, whose rows a bank does not route."""
 
@@ -91,7 +94,9 @@ def named(sources: Sequence[str], *, trust: bool) -> list[NamedRun]:
         name, given, path = source.rpartition("=")
         run = Path(path)
         name = name if given else run.resolve().name
-        if not name or name in found:
+        if not name or not path:
+            raise ConfigError(f"{source}: expected a run directory, or NAME=DIRECTORY.")
+        if name in found:
             raise ConfigError(f"{source}: a run is called {name!r} already. Write NAME={path}.")
         config = run_directory.shipped_config(run, Trust(trust))
         serving_rows.require_served(config, run)
@@ -147,9 +152,10 @@ def _texts(group: Sequence[NamedRun], settings: ServeSettings, *, bare: bool) ->
     first = group[0]
     routes, backbone, members = _banked(group) if _in_bank(first) else _single(first, bare=bare)
     engine = Engine(routes, backbone, output_heads.known(backbone))
-    scheduler = Scheduler(engine, rows=settings.rows, queue=settings.queue)
-    own = getattr(backbone.config.get_text_config(), "max_position_embeddings", None)
-    context = min(own or settings.context or 4096, settings.context or own or 4096)
+    tokens = capacity.available(backbone.device) // 2 // engine.token_bytes
+    scheduler = Scheduler(engine, rows=settings.rows, tokens=tokens, queue=settings.queue)
+    own: int = getattr(backbone.config.get_text_config(), "max_position_embeddings", None) or _CONTEXT
+    context = min(own, settings.context or own, tokens)
     for run, member in zip(group, members, strict=True):
         words, root = exported.load_tokenizer(run.path, run.config), run.config.model.id
         about = (run.name, root, run.created, words, ChatEncoder(words))

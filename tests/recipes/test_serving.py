@@ -59,6 +59,9 @@ def test_mistakes_in_the_names_of_runs_are_told(tmp_path: Path, stories: str) ->
     assert [each.name for each in serving.named([f"a={run}", f"b={run}"], trust=False)] == ["a", "b"]
     with pytest.raises(ConfigError, match=r"a run is called 'run0' already. Write NAME="):
         serving.named([run, run], trust=False)
+    for source in ("=a", "a="):
+        with pytest.raises(ConfigError, match="expected a run directory, or NAME=DIRECTORY"):
+            serving.named([source], trust=False)
     with pytest.raises(ConfigError, match="not a run directory"):
         serving.named(["nowhere"], trust=False)
     with pytest.raises(ConfigError, match=r"names a backbone and a run. Write NAME="):

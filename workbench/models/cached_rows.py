@@ -25,6 +25,11 @@ LEAST = 64
 """Tokens that a row has room for at first; the room doubles."""
 
 
+def room(tokens: int) -> int:
+    """Tokens that the storage of a row of so many has place for."""
+    return max(LEAST, 1 << (tokens - 1).bit_length())
+
+
 @dataclass(eq=False)
 class RowCache:
     """Keys and values of the tokens of one row, of each layer."""
@@ -33,14 +38,19 @@ class RowCache:
     """Tokens that all layers hold."""
     _layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
+    @property
+    def bytes(self) -> int:
+        """Memory of all layers, free room included."""
+        return sum(tensor.nbytes for pair in self._layers.values() for tensor in pair)
+
     def extended(self, layer: int, key_1KtD: Tensor, value_1KtD: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values (1, K, S, D) of a layer, with those of further tokens behind."""
         end = self.length + key_1KtD.shape[2]
         found = []
         for held, more in zip(self._layers.get(layer, (None, None)), (key_1KtD, value_1KtD), strict=True):
-            room = _with_room(held, more, end)
-            room[:, :, self.length : end] = more
-            found.append(room)
+            stored = _with_room(held, more, end)
+            stored[:, :, self.length : end] = more
+            found.append(stored)
         self._layers[layer] = found[0], found[1]
         return found[0][:, :, :end], found[1][:, :, :end]
 
@@ -95,7 +105,7 @@ def _mask(queries: int, keys: int, window: int | None) -> Tensor:
 def _with_room(held: Tensor | None, more: Tensor, end: int) -> Tensor:
     """Storage for `end` tokens at least, with those that are `held`."""
     if held is None:
-        return more.new_zeros(*more.shape[:2], max(LEAST, 1 << (end - 1).bit_length()), more.shape[3])
+        return more.new_zeros(*more.shape[:2], room(end), more.shape[3])
     if held.shape[2] >= end:
         return held
-    return F.pad(held, (0, 0, 0, (1 << (end - 1).bit_length()) - held.shape[2]))
+    return F.pad(held, (0, 0, 0, room(end) - held.shape[2]))

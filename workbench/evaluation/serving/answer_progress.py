@@ -17,7 +17,7 @@ from torch import Tensor
 from workbench.evaluation.sampling import picked
 from workbench.evaluation.serving.answer_text import AnswerText
 from workbench.evaluation.serving.passes import Chunk
-from workbench.models.cached_rows import RowCache
+from workbench.models.cached_rows import RowCache, room
 
 Reason = Literal["stop", "length"]
 
@@ -104,6 +104,11 @@ class AnswerInProgress:
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.sampling.seed)
+
+    @property
+    def room(self) -> int:
+        """Tokens that it may come to take memory for."""
+        return room(len(self.prompt) + self.sampling.max_tokens)
 
     @property
     def late(self) -> bool:

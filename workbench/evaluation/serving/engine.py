@@ -18,7 +18,7 @@ from workbench.adapters.bank_layers import MemberRows
 from workbench.errors import BackboneError
 from workbench.evaluation.serving.adapter_routes import AdapterRoutes
 from workbench.evaluation.serving.passes import Chunk, Pass, Sharing, Sizes, laid_out, least
-from workbench.models.cached_rows import RowCache
+from workbench.models.cached_rows import RowCache, room
 from workbench.models.output_heads import Head
 
 SIZES: Sizes = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -45,6 +45,8 @@ class Engine:
         self._sharing: Sharing = "none" if experts else "all" if routes.mixes else "member"
         self.sizes: Sizes = SIZES
         """Numbers of tokens at which every row comes out, bit for bit, as in the largest."""
+        self.token_bytes = 0
+        """Memory that one token of a row takes until its answer ends."""
         for member in routes.members:
             self._require_same(member)
         self.sizes = self._proven()
@@ -104,6 +106,7 @@ class Engine:
         cache, found = RowCache(), []
         for chunk in [ids[: _CHECKED // 2], *([each] for each in ids[_CHECKED // 2 :])]:
             found.append(self.step([Chunk(cache, chunk, member)])[0][1].float())
+        self.token_bytes = -(-cache.bytes // room(_CHECKED))
         wanted = whole.logits[0, _CHECKED // 2 - 1 :].float()
         tolerance = 1e-3 if whole.logits.dtype == torch.float32 else 5e-2
         if not torch.allclose(torch.stack(found), wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max())):

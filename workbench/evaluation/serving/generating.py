@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -53,7 +54,8 @@ class Job:
         )
 
         def listen(event: AnswerPiece | Interrupted) -> None:
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+            with suppress(RuntimeError):  # the loop has ended, and with it whoever waits
+                self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
 
         return model.answer(prompt, request, sampling, listen, seconds=seconds)
 

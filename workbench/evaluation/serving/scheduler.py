@@ -30,11 +30,12 @@ class Scheduler:
 
     Args:
         rows: Answers that are written at the same time.
-        queue: Answers that may wait for that.
+        tokens: Tokens of their prompts and answers that memory may hold.
+        queue: Answers that may wait for a place.
     """
 
-    def __init__(self, engine: Engine, *, rows: int, queue: int) -> None:
-        self._engine, self._rows, self._queue = engine, rows, queue
+    def __init__(self, engine: Engine, *, rows: int, tokens: int, queue: int) -> None:
+        self._engine, self._rows, self._tokens, self._queue = engine, rows, tokens, queue
         self._running: list[AnswerInProgress] = []
         self._waiting: deque[AnswerInProgress] = deque()
         self._changed = threading.Condition()
@@ -95,10 +96,14 @@ class Scheduler:
                 if self._closing:
                     self._end([*self._running, *self._waiting], ShuttingDown())
                     return
-                while self._waiting and len(self._running) < self._rows:
+                while self._waiting and self._has_place(self._waiting[0]):
                     self._running.append(self._waiting.popleft())
             if self._running:
                 self._guarded_step()
+
+    def _has_place(self, answer: AnswerInProgress) -> bool:
+        taken = sum(each.room for each in self._running)
+        return len(self._running) < self._rows and (not taken or taken + answer.room <= self._tokens)
 
     def _drop(self) -> None:
         """Let go of answers that nobody waits for, and of those that take too long."""
@@ -133,7 +138,7 @@ class Scheduler:
             if not reads or tokens < SIZES[-1]:
                 chunk = answer.chunk(CHUNK)
                 asked[id(chunk)] = answer, chunk
-                tokens += len(chunk.ids)
+                tokens += reads * len(chunk.ids)
         ended = []
         for chunk, logits_V in self._engine.step([chunk for _, chunk in asked.values()]):
             answer = asked[id(chunk)][0]

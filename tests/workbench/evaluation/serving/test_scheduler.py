@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from workbench.evaluation.serving.answer_progress import (
     TimedOut,
 )
 from workbench.evaluation.serving.requests import CompletionRequest
-from workbench.evaluation.serving.scheduler import QueueFull
+from workbench.evaluation.serving.scheduler import QueueFull, Scheduler
 from workbench.evaluation.serving.served_models import TextModel
 
 
@@ -69,6 +70,18 @@ def test_who_waits_too_long_in_line_is_turned_away_and_a_cancelled_one_makes_roo
     last = Heard(model, tokens=3)
     model.scheduler.submit([last.answer])
     assert last.whole()
+
+
+def test_answers_wait_for_memory(serve: Serve, lora_runs: list[Path]) -> None:
+    loaded = serve(lora_runs[:1], rows=8)[0]
+    model = replace(loaded, scheduler=Scheduler(loaded.scheduler._engine, rows=8, tokens=300, queue=8))
+    many = [Heard(model, tokens=100) for _ in range(5)]  # each has room for 128 tokens
+    model.scheduler.submit([each.answer for each in many])
+    seen = set()
+    while any(len(each.answer.answer) < 100 for each in many):
+        seen.add(model.scheduler.running)
+    assert max(seen) == 2 and all(each.whole() for each in many)
+    model.scheduler.close()
 
 
 def test_an_answer_that_takes_too_long_is_interrupted(model: TextModel) -> None:
