@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli import answering_verbs, shipping_verbs
+from workbench.cli import answering_verbs, init_verb, shipping_verbs
 from workbench.cli.arguments import Overrides, Recipe, RunFolder, Trusted, byte_size
 from workbench.errors import ConfigError, Stopped, WorkbenchError
 
@@ -335,6 +335,9 @@ def cp(recipe: Recipe, file: Annotated[Path, typer.Argument(help="The YAML file 
 
     copy(recipe, file)
     typer.echo(f"{file} written. Next: workbench check {file}")
+
+
+app.command()(init_verb.init)
 
 
 @app.command("import")
