@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from jinja2 import nodes, pass_context
 from jinja2.runtime import Context
-from transformers.utils.chat_template_utils import _alias_reasoning_fields, _compile_jinja_template
+from transformers.utils import chat_template_utils
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from workbench.data.text.messages import Message
 
@@ -62,6 +63,10 @@ class Rendering:
         return [segment for segment in self.segments if segment.message == message]
 
 
+_as_served = getattr(chat_template_utils, "_alias_reasoning_fields", list)
+"""Messages as transformers hands them to a template: older releases than 5.23 know one name of reasoning alone."""
+
+
 class InstrumentedTemplate:
     """A chat template that tells what it writes for each message.
 
@@ -105,7 +110,7 @@ class InstrumentedTemplate:
             text: What the template writes without marks, where that is known.
         """
         plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        chat: list[Message] = _alias_reasoning_fields(plain)
+        chat: list[Message] = _as_served(plain)
         marks = TemplateMarks(chat, self._unused([chat, tools] if text is None else text))
         variables = {**special_tokens, "messages": chat, "tools": list(tools) or None, "documents": None}
         marked = self._template.render({**variables, "add_generation_prompt": prompt, _NAME: marks})
