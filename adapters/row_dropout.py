@@ -61,14 +61,20 @@ def drawing(draws: Sequence[RowDraw], device: torch.device) -> Iterator[None]:
         assert len(draws) == 1 and draws[0].lengths is not None, "packed rows are of one training"
         keys_B = _token_keys(keys_B, draws[0].lengths)
     before = _NOW.keys_B, _NOW.lengths_B, _NOW.step
-    _NOW.keys_B = torch.from_numpy(keys_B).to(device)
+    _NOW.keys_B = _sent(keys_B, device)
     known = [draw.lengths for draw in draws if draw.lengths is not None]
-    _NOW.lengths_B = torch.from_numpy(np.concatenate(known)).to(device) if known else None
+    _NOW.lengths_B = _sent(np.concatenate(known), device) if known else None
     _NOW.step = int(_keys(draws[0]._replace(rows=np.array([-1])))[0])
     try:
         yield
     finally:
         _NOW.keys_B, _NOW.lengths_B, _NOW.step = before
+
+
+def _sent(values: npt.NDArray[np.int64], device: torch.device) -> Tensor:
+    """The values on a device; a host that sends them from pinned memory does not wait until they are there."""
+    here = torch.from_numpy(values)
+    return here if device.type == "cpu" else here.pin_memory().to(device, non_blocking=True)
 
 
 def row_keys() -> Tensor | None:
@@ -162,7 +168,8 @@ def drop_by_row(model: nn.Module) -> None:
                 module.__class__ = _KINDS[type(module)]
                 module.layer_seed = key
                 if isinstance(module, RowDropout):  # a tensor, so that compiled code serves all layers
-                    module.register_buffer("layer_key", torch.tensor(key), persistent=False)
+                    at = next((each.device for each in layer.parameters() if each.device.type != "meta"), None)
+                    module.register_buffer("layer_key", torch.tensor(key, device=at), persistent=False)
 
 
 def _token_keys(keys_B: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -15,7 +15,7 @@ from peft.tuners.lora.layer import LoraLayer
 from safetensors import safe_open
 from torch import Tensor
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightRenaming, apply_renamings
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
 from transformers.utils.hub import cached_file
 
@@ -96,7 +96,7 @@ class _Originals:
         else:
             with safe_open(path, framework="pt") as tensors:
                 files = dict.fromkeys(tensors.keys(), path)
-        self.places = {apply_renamings(key, self.renamings): (file, key) for key, file in files.items()}
+        self.places = {rename_source_key(key, self.renamings, [])[0]: (file, key) for key, file in files.items()}
 
     def read(self, path: str, *, transposed: bool) -> Tensor:
         """The weight (O, I) of the linear layer at `path`."""

@@ -171,8 +171,8 @@ def _prepared(fit: Trainer | BankTrainer) -> Callable[[], object]:
     fit.bank.train()
 
     def step() -> None:
-        for member, loss in zip(fit.members.values(), fit._losses(fit.members), strict=True):
-            member.update(loss, member.batch())
+        for member, loss, norm in zip(fit.members.values(), *fit._figures(fit.members), strict=True):
+            member.update(loss, norm, member.batch())
         fit.masters.refresh()
 
     return step

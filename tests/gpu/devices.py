@@ -1,4 +1,4 @@
-"""Where the tests of an accelerator run: on one, or on the CPU in a rehearsal, so that their first minute is no typo."""
+"""Where the tests of an accelerator run: on one, or on the CPU in a rehearsal."""
 
 from __future__ import annotations
 

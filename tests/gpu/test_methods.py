@@ -92,5 +92,3 @@ class Steps:
             masters.refresh()
             found.append(float(loss.detach()))
         return found
-
-

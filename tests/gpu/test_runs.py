@@ -152,7 +152,7 @@ def test_a_bank_is_that_of_a_cpu(train: Train, on_cpu: Callable[[], AbstractCont
 
     with on_cpu():
         wanted = members(train(*words, name="cpu"))
-    assert len(wanted) == 12
+    assert len(wanted) >= 12
     assert members(train(*words, name="here")) == pytest.approx(wanted, rel=1e-3)
 
 

@@ -145,7 +145,8 @@ class SingleTraining:
         self._fit.gradients(rows, step=step)
 
     def update(self, rows: Indices) -> None:
-        self._fit.member.update(1.0, rows)
+        self._fit.member.clip(rows)
+        self._fit.member.update(1.0, 1.0, rows)
 
     def _look(self, rows: Indices) -> None:
         """The forward passes in which a sampler looks at rows, so many for each of `rows`."""
@@ -177,7 +178,8 @@ class UnitTraining(SingleTraining):
         self._cached.trial(self._units, rows, step=step, twice=self._twice)
 
     def update(self, rows: Indices) -> None:
-        self._fit.member.update(1.0, np.arange(1))
+        self._fit.member.clip(np.arange(1))
+        self._fit.member.update(1.0, 1.0, np.arange(1))
 
     @cached_property
     def _twice(self) -> bool:
@@ -242,7 +244,8 @@ class BankTraining:
 
     def update(self, rows: Indices) -> None:
         for member in self._members:
-            member.update(1.0, member.batch())
+            member.clip(member.batch())
+            member.update(1.0, 1.0, member.batch())
 
     def _batches(self, step: int) -> Iterator[Indices]:
         for start, member in zip(self._starts, self._members, strict=True):

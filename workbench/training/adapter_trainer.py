@@ -91,8 +91,8 @@ class AdapterTrainer:
         self._loss_guard = LossGuard(
             task.train, checkpoints_folder=task.run.checkpoints, learning_rate=config.train.learning_rate
         )
-        self._before = 0.0
-        """Share of the run that was done before the last step."""
+        self._before = self._rate = 0.0
+        """Share of the run that was done before the last step, and the learning rate of this one."""
         self._saved_step: int | None = None
 
     def missing_state_bytes(self) -> int:
@@ -179,37 +179,37 @@ class AdapterTrainer:
             elif name in self._evicted:
                 optimizer_states.load_state(self.optimizer, {name: parameter}, self._evicted.pop(name))
 
-    def update(self, loss: float, rows: Indices) -> dict[str, Any] | None:
-        """Clip, check, and take the optimizer step; the gradients of `rows` are there, `loss` is their mean.
+    def clip(self, rows: Indices) -> Tensor:
+        """Set the learning rate, and clip the gradients of `rows`; returns their norm before that, a scalar."""
+        for hook in self._hooks.values():
+            hook.on_gradients()
+        optimizers.penalise(self.trainable, self.task.config, self.start)
+        self._deadline.stepped()
+        self._rate = self._set_rate(self._share(0.5, int(self.seen.lengths[rows].sum())))
+        return self._optimizer_step.clip(self.task.config.train.max_grad_norm)
+
+    def update(self, loss: float, norm: float, rows: Indices) -> dict[str, Any] | None:
+        """Check the mean loss of `rows` and the `norm` that `clip` gave, and take the optimizer step.
 
         Returns:
             The step's line of metrics.jsonl; None where the loss exploded, for which `error` then gives the reason.
         """
-        config, before = self.task.config, self.progress
-        for hook in self._hooks.values():
-            hook.on_gradients()
-        optimizers.penalise(self.trainable, config, self.start)
-        seen = self.seen
+        before, seen = self.progress, self.seen
         tokens = int(seen.lengths[rows].sum())
-        self._deadline.stepped()
-        rate = self._set_rate(self._share(0.5, tokens))
-        norm, self.error = self._optimizer_step.step(
-            config.train.max_grad_norm, lambda norm: self._loss_guard(loss, norm, rows, step=before.step)
-        )
+        self.error = self._loss_guard(loss, norm, rows, step=before.step)
         if self.error is None:
+            self._optimizer_step.take()
             for hook in self._hooks.values():
                 hook.after_step(before.step + 1)
         self._optimizer_step.clear()
         if self.error is not None:
             return None
-        self._before = before.share
-        self.progress = replace(
-            before, step=before.step + 1, tokens=before.tokens + tokens, share=self._share(1.0, tokens)
-        )
+        self._before, share = before.share, self._share(1.0, tokens)
+        self.progress = replace(before, step=before.step + 1, tokens=before.tokens + tokens, share=share)
         return {
             "step": self.progress.step,
             "loss": loss,
-            "learning_rate": rate,
+            "learning_rate": self._rate,
             "grad_norm": norm,
             "tokens": tokens,
             "supervised_tokens": seen.supervised[rows].sum().item(),
@@ -217,10 +217,9 @@ class AdapterTrainer:
         }
 
     def finish_step(self, record: dict[str, Any], *, began: float) -> dict[str, Any]:
-        """After a step: evaluate where it is due, and log. Returns the record with the held-out loss.
+        """After a step: evaluate where it is due, and log; returns the record with the held-out loss.
 
-        Args:
-            began: `time.monotonic` of the start, moved forward by the time between processes.
+        `began` is `time.monotonic` of the start, moved forward by the time between processes.
         """
         self._end_in_time()
         if self._average is not None:

@@ -35,6 +35,7 @@ from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
 from workbench.training.measurements import measured
+from workbench.training.optimizer_step import read
 from workbench.training.row_losses import RowLossWatch, VisitRecord
 from workbench.training.trainable_values import trained
 
@@ -205,8 +206,8 @@ class BankTrainer:
     def _step(self, live: dict[str, AdapterTrainer], began: float) -> None:
         """One optimizer step of every live member."""
         started, waited, records = time.monotonic(), self._waited(), {}
-        for (name, member), loss in zip(live.items(), self._losses_that_fit(live), strict=True):
-            record = member.update(loss, member.batch())
+        for (name, member), loss, norm in zip(live.items(), *self._figures(live), strict=True):
+            record = member.update(loss, norm, member.batch())
             if record is None:
                 self.callback.say(f"{name} ends here; the others go on. {member.error}")
             else:
@@ -233,12 +234,18 @@ class BankTrainer:
         """Seconds that the training has waited for rows so far."""
         return 0.0 if self.ahead is None else self.ahead.waited_s
 
-    def _losses_that_fit(self, live: dict[str, AdapterTrainer]) -> list[float]:
+    def _figures(self, live: dict[str, AdapterTrainer]) -> tuple[list[float], list[float]]:
+        """Mean loss of the next batch of each live member, and the norm of its gradients, which are clipped then."""
+        losses = self._losses_that_fit(live)
+        found = read([*losses, *(member.clip(member.batch()) for member in live.values())])
+        return found[: len(live)], found[len(live) :]
+
+    def _losses_that_fit(self, live: dict[str, AdapterTrainer]) -> Tensor:
         """`_losses`; where memory runs out, the same in smaller micro-batches."""
         rows = max((each.task.train for each in live.values()), key=lambda rows: int(rows.lengths.max()))
         longest = int(rows.lengths.max())
 
-        def compute(tokens: int) -> list[float]:
+        def compute(tokens: int) -> Tensor:
             self.tokens = tokens
             return self._losses(live)
 
@@ -252,8 +259,8 @@ class BankTrainer:
         for parameter in [*self.bank.model.parameters(), *self.masters]:
             parameter.grad = None
 
-    def _losses(self, live: dict[str, AdapterTrainer]) -> list[float]:
-        """Gradients, and the mean loss, of each live member over its next batch."""
+    def _losses(self, live: dict[str, AdapterTrainer]) -> Tensor:
+        """Gradients, and the mean losses (members,), of each live member over its next batch."""
         members = list(live.values())
         batches = [member.batch() for member in members]
         supervised = [each.seen.supervised[rows].sum().item() for each, rows in zip(members, batches, strict=True)]
@@ -265,9 +272,9 @@ class BankTrainer:
         for parts, then in zip(cut, [*cut[1:], None], strict=True):
             scales = [1 / supervised[part.owner] for part in parts]
             found = self.backward(live, parts, scales, then=_rows(members, then) if then else self._next_step(members))
-            losses[[part.owner for part in parts]] += found
-        means: list[float] = losses.tolist()
-        return means
+            for part, loss in zip(parts, found, strict=True):
+                losses[part.owner] += loss
+        return losses
 
     def _next_step(self, members: Sequence[AdapterTrainer]) -> list[EpochRows]:
         """The first rows of the next step, where no member ends before its last one."""

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from workbench.errors import TrainingError
 from workbench.training.optim import optimizer_states
-
-Refuse = Callable[[float], TrainingError | None]
-"""From the norm of the gradients to an error, or None where the step may be taken."""
 
 
 class OptimizerStep(Protocol):
     """Takes optimizer steps, and reads and loads trainable values and optimizer states."""
 
-    def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
-        """Clip the gradients and take the step; returns their norm before clipping, and the error of a refusal."""
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip the gradients; returns their norm before that, a scalar which may be on an accelerator."""
+
+    def take(self) -> None:
+        """Take the step."""
 
     def clear(self) -> None:
         """Free the gradients."""
@@ -40,13 +39,13 @@ class LocalStep:
     def __init__(self, optimizer: torch.optim.Optimizer, trainable: Mapping[str, nn.Parameter]) -> None:
         self._optimizer, self._trainable = optimizer, trainable
 
-    def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
-        """Clip the gradients and take the step, unless `refuse` gives an error."""
-        norm = float(nn.utils.clip_grad_norm_(list(self._trainable.values()), max_norm))
-        error = refuse(norm)
-        if error is None:
-            self._optimizer.step()
-        return norm, error
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip the gradients."""
+        return nn.utils.clip_grad_norm_(list(self._trainable.values()), max_norm)
+
+    def take(self) -> None:
+        """Take the step."""
+        self._optimizer.step()
 
     def clear(self) -> None:
         """Free the gradients."""
@@ -67,3 +66,11 @@ class LocalStep:
             parameter.copy_(values[name])
         if states is not None:
             optimizer_states.load_state(self._optimizer, self._trainable, states)
+
+
+def read(scalars: Sequence[Tensor]) -> list[float]:
+    """The values of scalars, for which the host waits for an accelerator once."""
+    if len({each.device for each in scalars}) > 1:  # such as norms of gradients that a host holds
+        return [float(each) for each in scalars]
+    values: list[float] = torch.stack([each.detach().double() for each in scalars]).cpu().tolist()
+    return values

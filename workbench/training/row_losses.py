@@ -22,6 +22,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.losses.label_losses import LabelLosses, LabelTap
 from workbench.runs.ranks import Ranks
+from workbench.training.host_copies import HostCopies
 from workbench.training.limits import total_steps
 
 Floats32 = npt.NDArray[np.float32]
@@ -63,6 +64,7 @@ class RowLossWatch:
     def __init__(self, tap: LabelTap | None = None) -> None:
         self._tap = tap
         self._parts: list[tuple[Indices, Tensor, LabelLosses]] = []
+        self._copies = HostCopies()
         self.observers: dict[str, RowLossObserver] = {}
 
     @property
@@ -88,12 +90,13 @@ class RowLossWatch:
         self.add(rows, row_N, found)
 
     def add(self, rows: Indices, row_N: Tensor, losses: LabelLosses) -> None:
-        """Losses of the labels of some rows; they stay on their device until the step is done.
+        """Losses of the labels of some rows; they travel to the host while the device goes on.
 
         Args:
             row_N: The row of each label, as a place in `rows`.
         """
-        self._parts.append((rows, row_N, losses))
+        sent = (self._copies.send(each) for each in losses)
+        self._parts.append((rows, self._copies.send(row_N), LabelLosses(*sent)))
 
     def done(self, step: int) -> None:
         """The step is done: tell the observers."""
@@ -108,6 +111,7 @@ class RowLossWatch:
         Args:
             labels: Whether to tell the loss of each label too.
         """
+        self._copies.arrive()
         found = [_of_rows(*part) for part in self._parts]
         if labels:
             found = [each._replace(label_losses=_by_row(*part)) for each, part in zip(found, self._parts, strict=True)]
@@ -136,15 +140,14 @@ def joined(parts: Sequence[RowLosses]) -> RowLosses:
 
 def _by_row(rows: Indices, row_N: Tensor, losses: LabelLosses) -> tuple[Floats32, ...]:
     """Losses of the labels of each row; labels stand in the order of their rows."""
-    ends = np.cumsum(np.bincount(row_N.cpu().numpy(), minlength=len(rows)))
-    return tuple(np.split(losses.loss_N.float().cpu().numpy(), ends[:-1]))
+    ends = np.cumsum(np.bincount(row_N.numpy(), minlength=len(rows)))
+    return tuple(np.split(losses.loss_N.float().numpy(), ends[:-1]))
 
 
 def _of_rows(rows: Indices, row_N: Tensor, losses: LabelLosses) -> RowLosses:
-    at_N = row_N.cpu().numpy()
-    loss_N = losses.loss_N.double().cpu().numpy()
+    at_N, loss_N = row_N.numpy(), losses.loss_N.double().numpy()
     count_B = np.maximum(np.bincount(at_N, minlength=len(rows)), 1)
-    values = (loss_N, np.exp(-loss_N), losses.right_N.double().cpu().numpy())
+    values = (loss_N, np.exp(-loss_N), losses.right_N.double().numpy())
     loss_B, probability_B, right_B = (
         (np.bincount(at_N, each, minlength=len(rows)) / count_B).astype(np.float32) for each in values
     )

@@ -39,6 +39,7 @@ from workbench.training.method_choice import MethodChoice
 from workbench.training.optim import noise_scale, sophia
 from workbench.training.optim.noise_scale import GradientParts, NoiseScale
 from workbench.training.optim.sharpness import Sharpness
+from workbench.training.optimizer_step import read
 from workbench.training.row_losses import RowLossWatch
 from workbench.training.sampling import sampler as sampling
 from workbench.training.sampling.look import looked_at
@@ -188,7 +189,7 @@ class Trainer:
             rows, *_ = self.drawn = order.drawn(rows, looked)
         loss, metrics = self._gradients_that_fit(rows)
         try:
-            record = member.update(float(loss), rows)
+            record = member.update(*read([loss, member.clip(rows)]), rows)
         except torch.OutOfMemoryError:  # halfway through the parameters: the step cannot be done again
             raise TrainingError(
                 f"Out of memory in the optimizer, at step {member.progress.step + 1}.\n  Write "
@@ -270,8 +271,7 @@ class Trainer:
             loss = self.cached.add(seen, rows, step=step, tokens=self.tokens)
             self._add_up(loss, gradients=True)
             return loss
-        supervised = seen.supervised[rows].sum().item()
-        sharded = isinstance(self.masters, Sharded)
+        supervised, sharded = seen.supervised[rows].sum().item(), isinstance(self.masters, Sharded)
         factor = self.ranks.world if sharded else 1
         loss = torch.zeros((), device=self.device)
         for part_rows in [rows] if parts is None else noise_scale.cut(rows):

@@ -205,8 +205,8 @@ def test_one_of_several_devices_that_runs_out_of_memory_says_what_fits(
 def test_a_loss_that_is_not_finite_stops_the_run(train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     original = AdapterTrainer.update
 
-    def poisoned(self: AdapterTrainer, loss: float, rows: Indices) -> dict[str, Any] | None:
-        return original(self, float("nan") if self.progress.step == 6 else loss, rows)
+    def poisoned(self: AdapterTrainer, loss: float, norm: float, rows: Indices) -> dict[str, Any] | None:
+        return original(self, float("nan") if self.progress.step == 6 else loss, norm, rows)
 
     monkeypatch.setattr(AdapterTrainer, "update", poisoned)
     with pytest.raises(TrainingError) as caught:

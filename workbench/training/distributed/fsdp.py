@@ -18,13 +18,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from workbench.config.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
-from workbench.errors import TrainingError
 from workbench.models import backbones
 from workbench.models.weight_storage import HALVES
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed.sharding import Sharded, Trainable, place_model
 from workbench.training.optim import optimizer_states
-from workbench.training.optimizer_step import Refuse
 
 T = TypeVar("T")
 
@@ -110,15 +108,15 @@ class FullySharded(Sharded):
         """Result of `work`, with the modules outside of blocks gathered meanwhile."""
         return self._shared(work)
 
-    def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
-        """Clip and take the step, unless the gradients are no good."""
-        assert self._optimizer is not None
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip the gradients of all processes."""
         found = nn.utils.clip_grad_norm_(list(self._named.values()), max_norm)
-        norm = float(found.full_tensor() if isinstance(found, DTensor) else found)
-        error = refuse(norm)
-        if error is None:
-            self._optimizer.step()
-        return norm, error
+        return found.full_tensor() if isinstance(found, DTensor) else found
+
+    def take(self) -> None:
+        """Take the step."""
+        assert self._optimizer is not None
+        self._optimizer.step()
 
     def clear(self) -> None:
         """Free the gradients."""

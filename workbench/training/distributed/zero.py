@@ -18,11 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from workbench.data.batching import MicroBatch
-from workbench.errors import TrainingError
 from workbench.models.weight_storage import HALVES
 from workbench.training.distributed import layout_settings, nvme
 from workbench.training.distributed.sharding import Loss, Sharded, Trainable, place_model
-from workbench.training.optimizer_step import Refuse
 
 COUNTED = "step"
 """The optimizer's counter of steps, which all its parameters share."""
@@ -87,11 +85,13 @@ class ZeroParameters(Sharded):
         """Add to the gradients, and send them to where they belong."""
         self._engine.backward(loss, scale_wrt_gas=False)
 
-    def step(self, max_norm: float, refuse: Refuse) -> tuple[float, TrainingError | None]:
-        """Clip and take the step; gradients that are no good are found out after it."""
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip, and take the step with it; gradients that are no good are found out after it."""
         self._engine.step()
-        norm = float(self._engine.get_global_grad_norm())
-        return norm, refuse(norm)
+        return torch.as_tensor(self._engine.get_global_grad_norm())
+
+    def take(self) -> None:
+        """Do nothing: clipping has taken the step."""
 
     def clear(self) -> None:
         """Do nothing: the step has freed the gradients."""

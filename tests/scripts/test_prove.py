@@ -1,0 +1,72 @@
+"""The day on a GPU, rehearsed on a CPU: tests of accelerators and the benchmark with tiny shapes, from one command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SIDES = ["workbench", "TRL tuned", "raw loop"]
+
+
+@pytest.fixture
+def rehearsed(tmp_path: Path) -> Callable[..., Path]:
+    """Runs prove.sh --rehearse with further words; gives the folder of its results."""
+
+    def run(*words: str) -> Path:
+        environment = {**os.environ, "PYTHON": sys.executable, "OUT": str(tmp_path), "WHEELS": "none"}
+        environment = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+        command = ["bash", str(ROOT / "scripts" / "gpu" / "prove.sh"), "--rehearse", *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+        return tmp_path
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "files", ["test_methods.py test_branches.py test_memory.py", "test_runs.py", "test_layouts.py"]
+)
+def test_tests_are_rehearsed(rehearsed: Callable[..., Path], files: str) -> None:
+    out = rehearsed("tests", *files.split())
+    results = [json.loads(line) for line in (out / "tests.jsonl").read_text().splitlines()]
+    assert any(each["outcome"] == "passed" for each in results)
+    assert all(each["reason"] for each in results if each["outcome"] == "skipped")
+
+
+@pytest.mark.slow
+def test_the_benchmark_is_rehearsed(rehearsed: Callable[..., Path]) -> None:
+    out = rehearsed("bench", "8b-nf4-ragged")
+    _, *found = [json.loads(line) for line in (out / "gpu.jsonl").read_text().splitlines()]
+    assert [each["side"] for each in found] == SIDES
+    assert all(each["tokens_per_second"] > 0 and each["peak_bytes"] > 0 for each in found)
+    assert (out / "gpu.md").read_text().count("| 8b-nf4-ragged |") == len(SIDES)
+
+
+def test_what_a_machine_lacks_or_has_too_old_is_installed(tmp_path: Path) -> None:
+    for name in ("nobody_has_this-1.0", "torch-2.99", "peft-0.21.0"):
+        (tmp_path / f"{name}-py3-none-any.whl").touch()
+    command = [sys.executable, str(ROOT / "scripts" / "gpu" / "missing.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [Path(line).name for line in done.stdout.split()] == ["nobody_has_this-1.0-py3-none-any.whl"]
+
+
+def test_one_binary_of_a_wheel_is_kept(tmp_path: Path) -> None:
+    wheel = tmp_path / "bitsandbytes-1.0-py3-none-any.whl"
+    names = [f"bitsandbytes/libbitsandbytes_{kind}.so" for kind in ("cpu", "cuda118", "cuda130", "rocm70")]
+    with zipfile.ZipFile(wheel, "w") as file:
+        for name in ["bitsandbytes/__init__.py", *names]:
+            file.writestr(name, "x")
+        file.writestr("bitsandbytes-1.0.dist-info/RECORD", "".join(f"{name},,\n" for name in names))
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "gpu" / "thin.py"), str(wheel), "cuda130"], check=True)
+    with zipfile.ZipFile(wheel) as file:
+        assert file.namelist() == ["bitsandbytes/__init__.py", names[0], names[2], "bitsandbytes-1.0.dist-info/RECORD"]
+        assert file.read("bitsandbytes-1.0.dist-info/RECORD").decode().count("\n") == 2
