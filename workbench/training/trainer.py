@@ -189,7 +189,8 @@ class Trainer:
             rows, *_ = self.drawn = order.drawn(rows, looked)
         loss, metrics = self._gradients_that_fit(rows)
         try:
-            record = member.update(*read([loss, member.clip(rows)]), rows)
+            mean, norm = read([loss, member.clip(rows)])
+            record = member.update(mean, norm, rows)
         except torch.OutOfMemoryError:  # halfway through the parameters: the step cannot be done again
             raise TrainingError(
                 f"Out of memory in the optimizer, at step {member.progress.step + 1}.\n  Write "
@@ -318,11 +319,10 @@ class Trainer:
 
     def _follow_policy(self) -> None:
         """Set which layers train in the next step, as the freezing policy says."""
-        progress, freezer = self.member.progress, self.freezer
-        freezer.follow(step=progress.step, share=progress.share)
+        self.freezer.follow(step=self.member.progress.step, share=self.member.progress.share)
         if isinstance(self.masters, MasterWeights):
-            self.masters.follow(freezer.frozen)
-        self.member.follow(freezer.frozen, freezer.plan.rates)
+            self.masters.follow(self.freezer.frozen)
+        self.member.follow(self.freezer.frozen, self.freezer.plan.rates)
         self.prefix.follow()
 
     def _hooks(self) -> dict[str, TrainHook]:
