@@ -137,6 +137,18 @@ def test_classes_are_those_of_predict(
     assert refused.status_code == 400 and "expected an object with text" in refused.json()["error"]["message"]
 
 
+def test_code_that_a_run_names_is_not_executed(tmp_path: Path, stories: str) -> None:
+    (run,) = save_runs(tmp_path, stories, [{"method": "lora"}])
+    (tmp_path / "code.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'executed')!r}).touch()")
+    text = (run / "config.yaml").read_text()
+    assert "plugins: []" in text
+    (run / "config.yaml").write_text(text.replace("plugins: []", f"plugins: [{tmp_path / 'code.py'}]"))
+    assert serving.named([str(run)], trust=False)[0].config.plugins == ()
+    assert not (tmp_path / "executed").exists()
+    serving.named([str(run)], trust=True)
+    assert (tmp_path / "executed").exists()
+
+
 def _never(*_: object) -> None:
     raise AssertionError("nothing is served")
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from workbench import adapters
-from workbench.config import RunConfig
+from workbench.config import ModelConfig, RunConfig
 from workbench.data.text.chat import ChatEncoder
 from workbench.evaluation.serving.app import Server, ServerLimits
 from workbench.evaluation.serving.served_models import ServedModel, TextModel
@@ -26,18 +29,18 @@ Serve = Callable[..., list[TextModel]]
 
 def save_runs(folder: Path, model: str, methods: list[dict[str, Any]], *, weights: str = "float32") -> list[Path]:
     """A run for each section `adapter`, called run0, run1, ..."""
-    return [_save(folder / f"run{seed}", model, method, weights, seed) for seed, method in enumerate(methods)]
+    section = ModelConfig.model_validate({"id": model, "weights": weights, "compute": weights})
+    backbone = backbones.load(section, None).model
+    return [_save(folder / f"run{seed}", backbone, section, method, seed) for seed, method in enumerate(methods)]
 
 
-def _save(path: Path, model: str, method: dict[str, Any], weights: str, seed: int) -> Path:
-    section = {"id": model, "weights": weights, "compute": weights}
+def _save(path: Path, backbone: PreTrainedModel, section: ModelConfig, method: dict[str, Any], seed: int) -> Path:
     config = RunConfig.model_validate(
         {"recipe": "sft", "model": section, "adapter": method, "data": {"train": "rows.jsonl"}}
     )
     run = run_directory.start(path, config, resume=False)
     tokenizer = backbones.tokenizer(config.model)
-    backbone = backbones.load(config.model, tokenizer, trainable=method["method"] == "full").model
-    attached = adapters.attach(backbone, config.adapter, seed=seed)
+    attached = adapters.attach(copy.deepcopy(backbone), config.adapter, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for parameter in attached.parameters():
         if parameter.requires_grad:
@@ -57,8 +60,6 @@ def lora_runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> list[Pa
 
 def load(runs: list[Path], **changes: Any) -> list[ServedModel]:
     """Their models, for a test to close."""
-    from dataclasses import replace
-
     return serving.load(serving.named([str(run) for run in runs], trust=False), replace(SETTINGS, **changes))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError, OpenAI
+from openai import APITimeoutError, AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError, OpenAI
 
 from tests.workbench.evaluation.serving.conftest import save_runs
 
@@ -93,6 +93,13 @@ def test_the_client_knows_the_errors(server: Process) -> None:
         client.models.list()
 
 
+def _require_free(server: Process) -> None:
+    end = time.monotonic() + 15
+    while server.running:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 def test_a_client_that_hangs_up_frees_its_slot(server: Process) -> None:
     with OpenAI(base_url=f"{server.address}/v1", api_key="sesame", max_retries=0) as client:
         asked = {**_asked(0), "max_tokens": 900}
@@ -100,10 +107,10 @@ def test_a_client_that_hangs_up_frees_its_slot(server: Process) -> None:
         next(iter(stream))
         assert server.running == 4
         stream.close()
-    end = time.monotonic() + 15
-    while server.running:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+        _require_free(server)
+        with pytest.raises(APITimeoutError):
+            client.chat.completions.create(**asked, timeout=0.5)
+        _require_free(server)
 
 
 def test_what_has_begun_ends_after_sigterm(server: Process) -> None:

@@ -74,12 +74,13 @@ def test_who_waits_too_long_in_line_is_turned_away_and_a_cancelled_one_makes_roo
 
 def test_answers_wait_for_memory(serve: Serve, lora_runs: list[Path]) -> None:
     loaded = serve(lora_runs[:1], rows=8)[0]
-    model = replace(loaded, scheduler=Scheduler(loaded.scheduler._engine, rows=8, tokens=300, queue=8))
-    many = [Heard(model, tokens=100) for _ in range(5)]  # each has room for 128 tokens
+    model = replace(loaded, scheduler=Scheduler(loaded.scheduler._engine, rows=8, tokens=130, queue=8))
+    many = [Heard(model, tokens=20) for _ in range(5)]  # each has room for 64 tokens
     model.scheduler.submit([each.answer for each in many])
     seen = set()
-    while any(len(each.answer.answer) < 100 for each in many):
+    while any(len(each.answer.answer) < 20 for each in many):
         seen.add(model.scheduler.running)
+        time.sleep(0.001)
     assert max(seen) == 2 and all(each.whole() for each in many)
     model.scheduler.close()
 
