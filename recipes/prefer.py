@@ -23,7 +23,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged
 from workbench.data.text.mismatched_answers import mismatched
-from workbench.data.text.row_encoder import row_encoder
+from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.text_checks import require_ends
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.evaluation import GeneratedAnswer, preference_scores
@@ -88,8 +88,7 @@ def begin(
 def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, JudgedSplits]:
     """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing."""
     tokenizer = backbones.tokenizer(config.model)
-    template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
-    assert isinstance(template, ChatEncoder), "recipe mlm alone hides tokens"
+    template = conversation_encoder(backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokenized.load(config.data, tokenizer, JudgedEncoder(template), seed=config.seed)
     pairs = JudgedSplits(*(None if split is None else _judged(split, config, tokenizer) for split in data))  # type: ignore[arg-type]
     require_ends(data)

@@ -23,7 +23,7 @@ from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import answer_signals, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.prompt_encoder import PromptEncoder
-from workbench.data.text.row_encoder import row_encoder
+from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.text_checks import require_ends
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.errors import ConfigError
@@ -73,8 +73,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
             "rewards='[{kind: number, answer: answer}]', or a function of your own: [{file: my_reward.py}]."
         )
     tokenizer = backbones.tokenizer(config.model)
-    template = row_encoder(config, hub, tokenizer, template=read_template(config))
-    assert isinstance(template, ChatEncoder), "recipe mlm alone hides tokens"
+    template = conversation_encoder(hub, tokenizer, template=read_template(config))
     data = tokenized.load(config.data, tokenizer, PromptEncoder(template, config.data.columns), seed=config.seed)
     require_ends(data)
     splits = [RolloutRows(split, config.reinforce) for split in data if split is not None]

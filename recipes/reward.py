@@ -20,7 +20,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged
-from workbench.data.text.row_encoder import row_encoder
+from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.tokenized_set import Splits
 from workbench.evaluation import reward_scores
 from workbench.evaluation.result_store import ModelResults
@@ -75,9 +75,7 @@ def without_margins(data: DataConfig) -> DataConfig:
 
 def chat_encoder(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
     """How conversations are written."""
-    found = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
-    assert isinstance(found, ChatEncoder), "recipe mlm alone hides tokens"
-    return found
+    return conversation_encoder(backbones.hub_config(config.model), tokenizer, template=read_template(config))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.config import reward_words
+from workbench.config import RunConfig, reward_words
 from workbench.config.rewards_config import RewardSource
 from workbench.data.batching import Indices
 from workbench.data.rows import fingerprint
@@ -25,7 +25,7 @@ from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError
 from workbench.evaluation import rewards
 from workbench.evaluation.sampling import AnswerSampler
-from workbench.models import exported
+from workbench.models import exported, model_files
 from workbench.models.exported import ExportedModel
 from workbench.recipes import sample_rows, serve
 from workbench.recipes.sample_progress import SampleProgress
@@ -96,7 +96,7 @@ def sample(
     questions = list(read_questions(source, config.data, skipped))
     files.require_writable(out)
     rewards.require_columns(sources, ((question.place, columns) for question, columns in questions))
-    progress = SampleProgress(out, _identity(run, source, overrides, settings))
+    progress = SampleProgress(out, _identity(run, config, source, overrides, settings))
     _write_answers(run, exported.load(run, config), [question for question, _ in questions], settings, progress)
     groups = _score(sources, questions, progress)
     found = sample_rows.rows(groups, settings.to, least=settings.least, margin=settings.margin)
@@ -124,10 +124,13 @@ def _require(settings: SampleSettings, out: Path) -> None:
         raise ConfigError(f"--temperature {settings.temperature:g}: expected a number above 0, such as 1.")
 
 
-def _identity(run: Path, source: str, overrides: Sequence[str], settings: SampleSettings) -> dict[str, Any]:
+def _identity(
+    run: Path, config: RunConfig, source: str, overrides: Sequence[str], settings: SampleSettings
+) -> dict[str, Any]:
     """All that the answers depend on."""
     return {
         "run": provenance.digests(run / "adapter", title="adapter") if (run / "adapter").is_dir() else {},
+        "backbone": model_files.digests(config.model),
         "prompts": fingerprint(source),
         "overrides": list(overrides),
         "n": settings.n,

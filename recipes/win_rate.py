@@ -43,6 +43,8 @@ def win_rate(
 ) -> dict[str, float]:
     """Win rate of a run against another one on the same prompts, both answering greedily.
 
+    `rows_skipped`: rows that data.on_bad_row=skip left out, where there are any.
+
     Raises:
         ConfigError: There is nothing to compare by, or no file of prompts.
     """
@@ -53,7 +55,8 @@ def win_rate(
         serve.require_text(each, path)
     sources = reward_words.read(contest.score)
     judge = rewards.build(sources) if sources else None
-    questions = [question for file in _files(config) for question in read_questions(file, config.data)]
+    skipped: list[str] = []
+    questions = [question for file in _files(config) for question in read_questions(file, config.data, skipped)]
     rewards.require_columns(sources, ((question.place, columns) for question, columns in questions))
     own, theirs = (_answers(*each, questions, contest) for each in ((run, config), (other, against)))
     found: dict[str, float] = {}
@@ -74,6 +77,7 @@ def win_rate(
             for a, b, win in zip(own, theirs, win_S, strict=True)
         ]
         files.write_bytes(contest.out, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    found |= {"rows_skipped": float(len(skipped))} if skipped else {}
     return win_rates.summary(win_S, [each.text for each in own], [each.text for each in theirs]) | found
 
 

@@ -28,6 +28,7 @@ CASES = {
     "one answer": Case("reinforce.answers", "greater than or equal to 2", "reinforce.answers=1"),
     "an unknown method": Case("reinforce.method", "'grpo'", "reinforce.method=ppo"),
     "an unknown key": Case("reinforce.epsilon", "unknown key", "reinforce.epsilon=0.2"),
+    "trust of no run": Case("reinforce.trust is for", "Leave it out", "reinforce.trust=true"),
     "no temperature": Case("reinforce.temperature", "greater than 0", "reinforce.temperature=0"),
     "a clip above 1": Case("reinforce.clip", "less than 1", "reinforce.clip=1.5"),
     "all answers are too long": Case(

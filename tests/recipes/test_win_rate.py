@@ -41,6 +41,15 @@ def test_prompts_of_all_files_are_answered(trained: Path, asked: Path) -> None:
         win_rate(trained, trained, [f"data.test={{one: {asked}, two: {second}}}"], contest)
 
 
+def test_rows_that_are_left_out_are_counted(trained: Path, asked: Path) -> None:
+    rows = asked.read_text()
+    asked.with_name("some.jsonl").write_text(rows + json.dumps({"question": "", "answer": "Nothing."}) + "\n")
+    words = [f"data.test={asked.with_name('some.jsonl')}", "data.on_bad_row=skip"]
+    contest = Contest(("{kind: regex, pattern: It}",), max_new_tokens=1)
+    assert win_rate(trained, trained, words, contest)["rows_skipped"] == 1
+    assert "rows_skipped" not in win_rate(trained, trained, [f"data.test={asked}"], contest)
+
+
 def test_a_missing_column_is_told_before_anything_is_answered(
     trained: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,8 @@ class PreferConfig(Section):
         """
         if self.reference is not None and not self.compares:
             yield f"prefer.loss={self.loss} compares with no reference. Leave prefer.reference out."
+        if self.trust and self.start is None and self.reference in (None, BACKBONE):
+            yield "prefer.trust is for the code of a run, and neither start nor reference names one. Leave it out."
         if self.length != "sum" and self.loss in OWN_LENGTH:
             yield f"prefer.loss={self.loss} has its own way to count tokens. Leave prefer.length out."
         if self.length == "desensitised" and not self.pairs:

@@ -151,6 +151,8 @@ class ReinforceConfig(Section):
             )
         if self.warm_up is not None and self.start is not None:
             yield "reinforce.warm_up begins with a fresh adapter, and reinforce.start with another. Leave one out."
+        if self.trust and self.start is None:
+            yield "reinforce.trust is for the code that reinforce.start names, and there is no start. Leave it out."
         for key in ("warm_up_steps", "warm_up_rate"):
             if self.differs(key) and self.warm_up is None:
                 yield f"reinforce.{key} is for reinforce.warm_up, which names no rows. Leave it out, or name a file."

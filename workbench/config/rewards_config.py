@@ -133,6 +133,8 @@ class JsonReward(RewardSource):
     kind: Literal["json"] = "json"
     json_schema: Path | dict[str, Any]
     """A JSON file with the schema, or the schema itself."""
+    timeout: PositiveFloat = 60.0
+    """Seconds in which the answers of one call must be checked: a schema's patterns may take for ever on a text."""
 
     @property
     def files(self) -> tuple[Path, ...]:

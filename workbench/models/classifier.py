@@ -142,11 +142,7 @@ def require_known_form(config: RunConfig) -> None:
             f"{name}: {type(hub).__name__} reads text, and data.format=image gives it pictures. Take a backbone such "
             "as starter/vision or facebook/dinov2-small, or leave data.format out."
         )
-    if hub.is_encoder_decoder:
-        raise BackboneError(
-            f"{name}: {type(hub).__name__} is an encoder-decoder, which recipe classify does not read yet. Take an "
-            "encoder or a causal backbone."
-        )
+    backbones.of_one_sequence(config.model, recipe=config.recipe, take="an encoder or a causal backbone")
     size, shrinks = config.image.size, config.image.augment.curriculum.resolution.start < 1
     if size is not None or shrinks:
         pictures.require_size(backbones.skeleton(config.model, task=Task("classes")), size, smaller=shrinks)

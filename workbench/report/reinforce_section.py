@@ -53,9 +53,12 @@ def signs(run: RunRecord) -> Iterator[Sign]:
             "warning", f"Answers repeat themselves: {shares} of their sequences came before. A reward is outwitted."
         )
     first, last = _ends(run, "reward[mean]")
-    if "reward" in after and last - first > 0 and after["reward"] <= before["reward"]:
-        text = f"The reward rose in training ({first:.3f} to {last:.3f}) and not on held-out prompts."
-        yield Sign("warning", text)
+    if (chance := run.chance("reward")) is not None and "reward" in after:
+        gain = after["reward"] - before["reward"]
+        if gain - chance <= 0 and gain + chance < last - first:
+            interval = f"{gain - chance:+.3f} to {gain + chance:+.3f}"
+            text = f"The reward rose by {last - first:.3f} in training, and by {gain:.3f} on held-out prompts"
+            yield Sign("warning", f"{text} (95 %: {interval}, over prompts).")
     _, cut = _ends(run, "answers[cut]")
     if cut > MANY:
         yield Sign(

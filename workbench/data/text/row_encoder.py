@@ -24,6 +24,13 @@ def row_encoder(
     """
     if config.recipe == "mlm":
         return MlmEncoder(tokenizer, share=config.masking.share, seed=config.seed)
+    return conversation_encoder(hub, tokenizer, template=template)
+
+
+def conversation_encoder(
+    hub: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, template: str | None = None
+) -> ChatEncoder:
+    """How the architecture `hub` reads prompts and answers; see `row_encoder`."""
     if not hub.is_encoder_decoder:
         return ChatEncoder(tokenizer, template)
     start = getattr(hub, "decoder_start_token_id", None)

@@ -109,16 +109,23 @@ class JsonVerifier:
     """1 where an answer, or its last fenced block, is JSON that fits a schema, else 0."""
 
     def __init__(self, config: JsonReward) -> None:
-        self._schema = json_schema.validator(config.json_schema)
+        self._schema, self._timeout = json_schema.validator(config.json_schema), config.timeout
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        return [self._score(fenced(answer.text)) for answer in answers]
+        with time_limit(self._endless, seconds=self._timeout):
+            return [self._score(fenced(answer.text)) for answer in answers]
 
     def _score(self, text: str) -> float:
         try:
             return float(self._schema.is_valid(json.loads(text, parse_constant=_refuse)))
         except (ValueError, RecursionError):
             return 0.0
+
+    def _endless(self) -> ConfigError:
+        return ConfigError(
+            f"rewards, json: the schema took more than {self._timeout:g} s on some answers. Write its patterns without "
+            "repetitions inside of repetitions, or a higher timeout for it."
+        )
 
 
 def _refuse(constant: str) -> None:

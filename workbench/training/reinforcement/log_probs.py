@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import losses
+from workbench.adapters import anatomy
 from workbench.data.batching import MicroBatch
 from workbench.data.text.judged_set import TOKEN
 from workbench.models.output_heads import Head
@@ -32,19 +33,27 @@ def read(model: nn.Module, head: Head, temperature: float, batch: MicroBatch) ->
 
 def own(model: nn.Module, head: Head, temperature: float, *, device: torch.device) -> LogProbReader:
     """The model that trains, as it is by then."""
-    return LogProbReader(partial(read, model, head, temperature), SharedModel(model).inference, device)
+    return LogProbReader(
+        partial(read, model, head, temperature), SharedModel(model).inference, device, width=_width(model)
+    )
 
 
 def without_adapter(
     model: nn.Module, backbone: nn.Module, head: Head, temperature: float, *, device: torch.device
 ) -> LogProbReader:
     """The backbone, with the adapter of `model` switched off."""
-    return LogProbReader(partial(read, backbone, head, temperature), SharedModel(model).without_adapters, device)
+    return LogProbReader(
+        partial(read, backbone, head, temperature), SharedModel(model).without_adapters, device, width=_width(model)
+    )
 
 
 def as_now(model: nn.Module, head: Head, temperature: float, *, device: torch.device) -> LogProbReader:
     """The model with the values that it has now, whatever it learns later."""
-    return LogProbReader(partial(read, model, head, temperature), _kept(model), device)
+    return LogProbReader(partial(read, model, head, temperature), _kept(model), device, width=_width(model))
+
+
+def _width(model: nn.Module) -> int:
+    return anatomy.hidden_size(model.config)  # type: ignore[arg-type]
 
 
 @torch.no_grad()

@@ -74,9 +74,10 @@ class ReinforceObjective:
             reference_BL=_rows(now.reference_ST, slot_B) if in_loss else None,
             beta=in_loss,
         )
+        copies_B = now.copies_S[slot_B]
         if counted:
-            self.meter.add({"update[clipped]": (clipped_BT.double(), mask_BT)})
-        return loss_B
+            self.meter.add({"update[clipped]": (clipped_BT.double(), mask_BT * copies_B[:, None])})
+        return loss_B * copies_B
 
     def _of_pairs(self, now: Rollout, log_p_BT: Tensor, slot_B: Tensor, *, counted: bool) -> Tensor:
         """Loss of each pair (P,), 0 where both answers have one reward."""
@@ -94,6 +95,8 @@ class ReinforceObjective:
     def _tell(self, now: Rollout, log_p_BT: Tensor, slot_B: Tensor) -> None:
         """Means for metrics.jsonl: of the tokens, and of the step."""
         mask_BT = now.mask_ST[slot_B]
+        if not self._config.pairs:
+            mask_BT = mask_BT * now.copies_S[slot_B][:, None]
         figures = {"update[entropy]": (-log_p_BT, mask_BT)}
         if now.reference_ST is not None:
             kl_BT = policy_losses.divergence(log_p_BT, _rows(now.reference_ST, slot_B))

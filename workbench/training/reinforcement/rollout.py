@@ -57,6 +57,8 @@ class Rollout:
     """Whether each reached its limit before it ended."""
     total_S: Tensor
     """Reward that is learnt from, float64."""
+    first_S: Tensor
+    """The first answer to its prompt with the same tokens and reward, which is computed for all of them."""
     rewards: Mapping[str, Tensor] = field(default_factory=dict)
     """Rewards (S,) by their names."""
     replaced: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
@@ -71,6 +73,11 @@ class Rollout:
     def each(self) -> int:
         """Answers to a prompt, G."""
         return len(self.counts_S) // len(self.prompts_P)
+
+    @property
+    def copies_S(self) -> Tensor:
+        """How many answers each stands for: 0 where an earlier one stands for it."""
+        return self.first_S.bincount(minlength=len(self.first_S))
 
     @property
     def mask_ST(self) -> Tensor:
@@ -140,6 +147,7 @@ def rolled_out(
     ids = padded([*answers, np.zeros(limit, dtype=np.int64)])[:-1]
     counts = torch.tensor([len(each) for each in answers])
     names = groups[0].rewards
+    totals = np.concatenate([group.total for group in groups])
     return Rollout(
         epoch=torch.tensor([epoch]),
         draws_P=torch.from_numpy(np.array(draws, dtype=np.int64)),
@@ -147,10 +155,18 @@ def rolled_out(
         tokens_ST=torch.from_numpy(ids),
         counts_S=counts,
         cut_S=torch.tensor([each[-1] not in stop for each in answers]),
-        total_S=torch.from_numpy(np.concatenate([group.total for group in groups])),
+        total_S=torch.from_numpy(totals),
+        first_S=torch.from_numpy(_first_equals(ids, totals, each=len(answers) // len(groups))),
         rewards={name: torch.from_numpy(np.concatenate([group.rewards[name] for group in groups])) for name in names},
         replaced=torch.tensor([replaced]),
     )
+
+
+def _first_equals(ids_ST: Indices, total_S: Floats, *, each: int) -> Indices:
+    """The first answer (S,) of the same prompt with the same tokens and the same reward, of `each` to a prompt."""
+    first: dict[tuple[int, bytes, float], int] = {}
+    keys = [(slot // each, ids.tobytes(), float(total_S[slot])) for slot, ids in enumerate(ids_ST)]
+    return np.asarray([first.setdefault(key, slot) for slot, key in enumerate(keys)], dtype=np.int64)
 
 
 def blank(limit: int) -> Rollout:

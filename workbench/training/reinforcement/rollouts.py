@@ -63,10 +63,19 @@ class LogProbReader:
     active: Callable[[], AbstractContextManager[None]]
     """Inside, the model is the one that is asked, in evaluation mode."""
     device: torch.device
+    width: int
+    """Hidden size of the model."""
+
+    @property
+    def tokens(self) -> int:
+        """Padded tokens worth trying in one pass."""
+        return capacity.forward_tokens(self.device, width=self.width)
 
 
 class RolloutRows:
     """Answers to prompts, as examples: each answer is one, or the best and the worst one to a prompt together.
+
+    Of equal answers to a prompt the first alone is an example, which counts for all of them.
 
     Nothing writes them here: they are as long as they may be.
 
@@ -116,6 +125,12 @@ class RolloutRows:
         """The examples of the answers to the prompts `draws`."""
         return self._examples(draws)
 
+    @property
+    def _distinct(self) -> Indices:
+        """The examples of the present answers."""
+        examples = self._examples(self.now.prompts_P.numpy())
+        return examples if self.config.pairs else examples[self.now.copies_S.numpy() > 0]
+
     def _examples(self, prompts: Indices) -> Indices:
         """All examples of prompts."""
         if self.config.pairs:
@@ -159,7 +174,7 @@ class RolloutRows:
         else:
             examples = self._examples(prompts)
             self._lengths[examples] = lengths_S
-            self._supervised[examples] = self._weights(found)
+            self._supervised[examples] = self._weights(found) * found.copies_S.numpy()
         self.figures = found.figures()
 
     def _weights(self, found: Rollout) -> Indices:
@@ -226,7 +241,7 @@ class Rollouts(RolloutRows):
             self._use(self._written(draws, epoch))
         if not self._complete:
             self._use(self._read(self.now))
-        return self._examples(self.now.prompts_P.numpy())
+        return self._distinct
 
     @property
     def _complete(self) -> bool:
@@ -312,10 +327,10 @@ class Rollouts(RolloutRows):
 
     def _log_probs(self, reader: LogProbReader) -> Tensor:
         """Log-probabilities (S, T) of the present answers; 0 where there is none or nobody needs it."""
-        examples, limit = self._examples(self.now.prompts_P.numpy()), self.config.max_new_tokens
+        limit = self.config.max_new_tokens
         found_ST = torch.zeros(len(self.now.counts_S), limit)
         with torch.no_grad(), reader.active():
-            for indices in micro_batches(examples, self.lengths, tokens=capacity.FORWARD_TOKENS):
+            for indices in micro_batches(self._distinct, self.lengths, tokens=reader.tokens):
                 batch = self.batch(indices).to(reader.device)
                 labels_N = batch.labels_N
                 rows = len(indices) * batch.sequences
@@ -323,7 +338,7 @@ class Rollouts(RolloutRows):
                 slots = torch.zeros(rows, dtype=torch.int64, device=labels_N.device)
                 slots = slots.scatter(0, labels_N[:, ROW], labels_N[:, ANSWER])
                 found_ST[slots.cpu()] = log_p_BT.float().cpu()
-        return found_ST
+        return found_ST if self.config.pairs else found_ST[self.now.first_S]
 
 
 def advantage(found: Rollout, config: ReinforceConfig) -> Tensor:

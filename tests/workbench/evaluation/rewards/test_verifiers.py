@@ -131,6 +131,13 @@ def test_json_is_held_to_its_schema() -> None:
     assert [text[:40] for text in FITS_NOT if verifier([Answer("p", text)]) != [0.0]] == []
 
 
+def test_a_schema_whose_pattern_takes_for_ever_is_stopped() -> None:
+    verifier = JsonVerifier(JsonReward(json_schema={"pattern": "^(a+)+$"}, timeout=0.05))
+    assert verifier([Answer("p", '"aaa"')]) == [1.0]
+    with pytest.raises(ConfigError, match="took more than 0.05 s.*repetitions inside of repetitions"):
+        verifier([Answer("p", f'"{"a" * 40}b"')])
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [

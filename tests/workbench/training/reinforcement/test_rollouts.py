@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.prompt_encoder import PromptEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.losses import advantages
+from workbench.training.reinforcement.objective import ReinforceObjective
 from workbench.training.reinforcement.rollouts import LogProbReader, Rollouts
 
 STOP, COUNT = 2, 8
@@ -41,6 +43,13 @@ class Scribe:
         if length < len(draws_T):
             ids[-1] = STOP
         return ids
+
+
+class Copier(Scribe):
+    """Writes each answer twice."""
+
+    def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
+        return [[each[0], each[1], each[1], each[0]] for each in super().answer(prompts, draws)]
 
 
 class Lengths:
@@ -73,10 +82,13 @@ def flat(batch: MicroBatch) -> torch.Tensor:
     return torch.full((len(batch.labels_N),), -1.0)
 
 
-def rollouts(prompts: TokenizedSet, judge: Lengths | None = None, **settings: Any) -> Rollouts:
+def rollouts(
+    prompts: TokenizedSet, judge: Lengths | None = None, *, scribe: Scribe | None = None, **settings: Any
+) -> Rollouts:
     config = ReinforceConfig.model_validate({"answers": 4, "max_new_tokens": 6, "beta": 0, **settings})
-    reader = LogProbReader(flat, nullcontext, torch.device("cpu"))
-    return Rollouts(prompts, config, Scribe(), judge or Lengths(), own=reader, reference=reader, seed=3, stop=[STOP])
+    reader = LogProbReader(flat, nullcontext, torch.device("cpu"), width=8)
+    sampler, judge = scribe or Scribe(), judge or Lengths()
+    return Rollouts(prompts, config, sampler, judge, own=reader, reference=reader, seed=3, stop=[STOP])
 
 
 DRAWS = np.asarray([5, 1, 6])
@@ -191,3 +203,43 @@ def test_goes_on_from_a_checkpoint(prompts: TokenizedSet) -> None:
     for mine, theirs in zip(vars(found.now).values(), vars(other.now).values(), strict=True):
         assert mine is theirs or (isinstance(mine, dict) and mine.keys() == theirs.keys())
     assert found.figures == other.figures and np.array_equal(found.lengths, other.lengths)
+
+
+def gradient(found: Rollouts, examples: Indices) -> torch.Tensor:
+    """Gradient of the loss of a step by the log-probability of each token, which differs from that before."""
+    values = torch.linspace(-0.7, -1.3, 200, dtype=torch.float64, requires_grad=True)
+    objective = ReinforceObjective(found.config, found, device=torch.device("cpu"))
+    for example in examples:
+        batch = found.batch(np.asarray([example]))
+        log_p_N = values[batch.labels_N[:, 0]]
+        objective(log_p_N, batch.labels_N, rows=1, scale=1 / int(found.supervised[examples].sum())).backward()
+    assert values.grad is not None
+    return values.grad
+
+
+@pytest.mark.parametrize("method", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce++"])
+def test_equal_answers_are_computed_once_and_count_for_all(prompts: TokenizedSet, method: str) -> None:
+    found = rollouts(prompts, scribe=Copier(), method=method, beta=0.1, updates=2)
+    examples = found.sample(DRAWS, epoch=0)
+    assert (
+        len(examples) == 6
+        and found.supervised[examples].tolist()
+        == (
+            2 * found.now.counts_S[found.now.copies_S > 0] if method in ("dapo", "reinforce++") else torch.full((6,), 2)
+        ).tolist()
+    )
+    once = gradient(found, examples)
+    assert once.abs().sum() > 0
+    found._use(replace(found.now, first_S=torch.arange(12)))
+    torch.testing.assert_close(gradient(found, found.sample(DRAWS, epoch=0)), once)
+
+
+def test_equal_answers_with_different_rewards_are_learnt_from_one_by_one(prompts: TokenizedSet) -> None:
+    class Moody(Lengths):
+        def named(self, rows: Sequence[int], answers: Sequence[Indices]) -> dict[str, Floats]:
+            return {"mood": np.arange(len(answers), dtype=np.float64)}
+
+        def total(self, named: Mapping[str, Floats]) -> Floats:
+            return named["mood"]
+
+    assert len(rollouts(prompts, Moody(), scribe=Copier()).sample(DRAWS, epoch=0)) == 12
