@@ -44,6 +44,10 @@ from workbench.training.preference_objective import KtoLook, PreferenceObjective
 from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]
+WATCHED = 4
+"""Held-out prompts that are answered at each evaluation, at most."""
+WATCHED_SCORES = {"tokens": "answer_tokens", "repetition": "repetition"}
+"""Figures of these answers by their names in metrics.jsonl."""
 
 
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
@@ -198,10 +202,40 @@ class PreferenceRun(StartedRun):
         return None if self.numbers is None else self.numbers[split]
 
     def held_out_loss(self, live: ExportedModel) -> tuple[float, Mapping[str, float]]:
-        found = self._summary("held_out", *self._read(live, "held_out"), ruler=self.ruler)
+        counted_S, mean_S, others_S = self._read(live, "held_out")
+        found = self._summary("held_out", counted_S, mean_S, others_S, ruler=self.ruler)
         parts = {"held_out_preference[accuracy]": found["accuracy"]}
         parts |= {"held_out_preference[margin]": found["margin"]} if "margin" in found else {}
-        return found["loss"], parts
+        return found["loss"], parts | self._divergence(mean_S) | self._written(live)
+
+    def _divergence(self, mean_S: Floats) -> dict[str, float]:
+        """Mean log p of the reference minus that of the model, nats per token of held-out answers of each kind.
+
+        An estimate of KL(reference || model) on texts that neither of them wrote, where it may be below 0.
+        """
+        own, rows = self._reference("held_out"), self.pairs.held_out
+        if own is None:
+            return {}
+        names = ("chosen", "rejected") if rows.paired else ("good", "bad")
+        kinds = {name: kind_S for name, kind_S in zip(names, (rows.desired, ~rows.desired), strict=True)}
+        return {
+            f"held_out_divergence[{name}]": float((own.mean_S - mean_S)[kind_S].mean())
+            for name, kind_S in kinds.items()
+            if kind_S.any()
+        }
+
+    def _written(self, live: ExportedModel) -> dict[str, float]:
+        """Length and repetition of greedy answers to WATCHED held-out prompts, the same each time.
+
+        None in a sweep, whose members have no such figures, and where each device holds a part of the weights.
+        """
+        count = min(WATCHED, self.config.evaluate.answers)
+        if self.ruler is not None or not self.placement.keeps_weights or not count:
+            return {}
+        evaluate = self.config.evaluate.model_copy(update={"answers": count})
+        written = answer(live, self.data.held_out, self.config.model_copy(update={"evaluate": evaluate}))
+        found = self._of_answers(written)
+        return {f"held_out_answers[{name}]": found[key] for name, key in WATCHED_SCORES.items() if key in found}
 
     def score(self, model: ExportedModel, rows: Any, scoring: ModelResults | None = None) -> Scored:
         name = next((name for name, split in self.rows.items() if split is rows), None)

@@ -98,6 +98,20 @@ def test_begins_with_no_preference_and_learns_one(trained: Path) -> None:
     assert 0 <= after["repetition"] <= 1 and "of their runs of four words" in page
 
 
+def test_evaluations_tell_divergence_and_written_answers(recipe: Path, tmp_path: Path) -> None:
+    """The last evaluation is of what is saved, and `before` of the reference."""
+    found = run(recipe, tmp_path / "run", "train.steps=2", "evaluate.every=1", "evaluate.answers=2")
+    first, last = (json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines())
+    before, after = scores(found)["before"], scores(found)["after"]
+    for name in ("chosen", "rejected"):
+        drop = before[f"log_p_{name}"] - after[f"log_p_{name}"]
+        assert last[f"held_out_divergence[{name}]"] == pytest.approx(drop, abs=1e-4) and drop != 0
+        assert first[f"held_out_divergence[{name}]"] != last[f"held_out_divergence[{name}]"]
+    assert last["held_out_answers[tokens]"] == after["answer_tokens"]
+    page = (found / "report.html").read_text()
+    assert "Divergence from the reference" in page and "Tokens of written answers" in page
+
+
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_what_is_scored_is_what_was_saved(trained: Path, recipe: Path, stories: str) -> None:
     """The loss of the held-out pairs, by transformers and PEFT alone, in float64; the reference is the adapter off."""

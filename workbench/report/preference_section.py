@@ -82,7 +82,47 @@ def plots(run: RunRecord) -> list[Plot]:
                 caption="Chance is a half (dashed).",
             )
         )
+    return [*found, *_held_out(run)]
+
+
+def _held_out(run: RunRecord) -> list[Plot]:
+    """What evaluations tell of the reference and of written answers, where they do."""
+    found = []
+    if divergence := _watched(run, "held_out_divergence", run.named("held_out_divergence")):
+        found.append(
+            draw(
+                "Divergence from the reference",
+                divergence,
+                x=_STEP,
+                y=Axis("nats per token", marks=(0.0,)),
+                caption="Mean log p of the reference minus that of the model, over tokens of held-out answers: an "
+                "estimate of KL(reference || model) on texts that neither wrote. Below 0 the model finds them "
+                "likelier.",
+            )
+        )
+    if tokens := _watched(run, "held_out_answers", ["tokens"]):
+        found.append(
+            draw(
+                "Tokens of written answers",
+                tokens,
+                x=_STEP,
+                y=Axis("tokens", from_zero=True),
+                caption="Greedy answers to the same few held-out prompts, cut at evaluate.max_new_tokens.",
+            )
+        )
     return found
+
+
+def _watched(run: RunRecord, measure: str, names: list[str]) -> list[Series]:
+    """Lines over the steps that had an evaluation; empty where no evaluation told such a figure."""
+    if not set(names) <= set(run.named(measure)):
+        return []
+    watched = run.metrics.dropna(subset=["held_out_loss"])
+    step: Any = np.asarray(watched["step"], dtype=np.float64)
+    return [
+        Series(name, step, np.asarray(watched[f"{measure}[{name}]"], dtype=np.float64), "marked", colour)
+        for colour, name in enumerate(names)
+    ]
 
 
 def _lines(run: RunRecord, measure: str, names: list[str]) -> list[Series]:

@@ -134,7 +134,7 @@ def test_json_is_held_to_its_schema() -> None:
 def test_a_schema_whose_pattern_takes_for_ever_is_stopped() -> None:
     verifier = JsonVerifier(JsonReward(json_schema={"pattern": "^(a+)+$"}, timeout=0.05))
     assert verifier([Answer("p", '"aaa"')]) == [1.0]
-    with pytest.raises(ConfigError, match="took more than 0.05 s.*repetitions inside of repetitions"):
+    with pytest.raises(ConfigError, match=r"took more than 0.05 s.*repetitions inside of repetitions"):
         verifier([Answer("p", f'"{"a" * 40}b"')])
 
 
