@@ -163,6 +163,7 @@ IN_ROWS = {
     "the same answer on a run": Case(
         RUN, "row 1: `chosen` and `rejected` are the same answer", SKIP, pairs({"rejected": answer("It is 1.")})
     ),
+    "trust of no run": Case(f"{CHECK} prefer.trust=true", "prefer.trust is for", "Leave it out", pairs()),
     "no such start": Case(f"{CHECK} prefer.start=nowhere", "prefer.start", "nowhere", pairs()),
     "no such reference": Case(f"{CHECK} prefer.reference=nowhere", "prefer.reference", "nowhere", pairs()),
 }

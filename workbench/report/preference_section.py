@@ -86,7 +86,7 @@ def plots(run: RunRecord) -> list[Plot]:
 
 
 def _held_out(run: RunRecord) -> list[Plot]:
-    """What evaluations tell of the reference and of written answers, where they do."""
+    """Plots of the figures of evaluations: the divergence from the reference and the length of written answers."""
     found = []
     if divergence := _watched(run, "held_out_divergence", run.named("held_out_divergence")):
         found.append(
