@@ -73,7 +73,7 @@ def look_up(words: str) -> list[SettingReference]:
         ConfigError: there is none.
     """
     known = settings()
-    exact = [each for each in known if each.key == words or _section(each.key) == words]
+    exact = [each for each in known if _means(words, each.key) or _means(words, _section(each.key))]
     word = words.lower()
     by_name = [each for each in known if each.key.rpartition(".")[2] == word]
     if found := exact or by_name or [each for each in known if word in each.meaning.lower()]:
@@ -84,6 +84,12 @@ def look_up(words: str) -> list[SettingReference]:
     raise ConfigError(
         f"explain {words}: no setting has that name or speaks of it.{hint} `workbench explain` lists all."
     )
+
+
+def _means(words: str, key: str) -> bool:
+    """Whether a key is meant, in which a person's own name may stand where the schema has NAME."""
+    said, parts = words.split("."), key.split(".")
+    return len(said) == len(parts) and all(part in (one, "NAME") for one, part in zip(said, parts, strict=True))
 
 
 def _section(key: str) -> str:

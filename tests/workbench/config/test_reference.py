@@ -86,6 +86,7 @@ def test_an_editor_marks_what_the_workbench_refuses(wrong: str, editor: Draft202
 def test_a_word_finds_keys_then_meanings_else_is_told_what_is_near() -> None:
     assert [each.key for each in reference.look_up("batch.size")] == ["batch.size"]
     assert {each.key for each in reference.look_up("batch")} > {"batch", "batch.size", "batch.packing"}
+    assert [each.key for each in reference.look_up("data.sources.mine.weight")] == ["data.sources.NAME.weight"]
     assert {each.key for each in reference.look_up("learning_rate")} == {"train.learning_rate"}
     assert [each.key for each in reference.look_up("NEFTune")] == ["regularise.neftune"]
     assert [each.key for each in reference.look_up("LD-DPO")] == ["prefer.length"]
