@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from peft import PeftModel
 
@@ -61,6 +62,7 @@ def _after(run: Path, config: RunConfig, asked: Benchmark) -> Sequence[Metric]:
 
 def _model(run: Path, config: RunConfig) -> exported.ExportedModel:
     live = exported.load(run, config)
-    if live.model.config.is_encoder_decoder:
+    settings: Any = live.model.config
+    if settings.is_encoder_decoder:
         raise ConfigError(f"{run}: tasks are asked of causal language models, and this is an encoder-decoder.")
     return live

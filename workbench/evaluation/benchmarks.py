@@ -124,7 +124,7 @@ def ask(model: nn.Module, tokenizer: PreTrainedTokenizerBase, benchmark: Benchma
     width = max(int(getattr(model.config, "hidden_size", 1)), 1)
     rows = max(1, capacity.forward_tokens(device, width=width) // int(longest))
     with _quiet(), _explained(benchmark):
-        asked = HFLM(pretrained=_Tied(model), tokenizer=tokenizer, batch_size=rows, max_length=int(longest))  # type: ignore[arg-type]
+        asked = HFLM(pretrained=_Tied(model), tokenizer=tokenizer, batch_size=rows, max_length=int(longest))
         loaded = manager.load(list(benchmark.tasks))
         for task in loaded["tasks"].values():
             if benchmark.shots is not None or task.get_config("num_fewshot") is None:
