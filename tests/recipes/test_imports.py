@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -11,15 +12,25 @@ import pytest
 from workbench.config import RunConfig
 from workbench.recipes.run import main_of
 
-UNUSED = {"sklearn", "matplotlib", "nltk", "optuna", "deepspeed"}
-"""Libraries of other recipes, of scores and of pages, which come when they are asked for."""
+UNUSED = {"sklearn", "matplotlib", "nltk", "rouge_score", "optuna", "deepspeed"}
+"""Libraries of other recipes, of tests and of pages, which come when they are asked for."""
 
 
 @pytest.mark.slow
 def test_training_a_language_model_imports_nothing_of_other_recipes() -> None:
-    code = "import sys, workbench.recipes.run as run; run.main_of('sft'); print(*sys.modules)"
+    code = (
+        "import sys, workbench.recipes.run as run; run.main_of('sft');"
+        "from workbench.evaluation import text_overlap; text_overlap.rouge_l('a word', 'a word'); print(*sys.modules)"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not UNUSED & set(ended.stdout.split())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["ls", "recipes"], ["ls", "runs"]])
+def test_lists_and_help_come_without_torch(words: list[str], tmp_path: Path) -> None:
+    code = f"import sys; from workbench.cli.verbs import app; app({words}, standalone_mode=False); print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert not {"torch", "numpy", "workbench.config"} & set(ended.stdout.splitlines()[-1].split())
 
 
 def test_every_recipe_has_a_function_that_carries_it_out() -> None:

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from workbench.adapters import METHODS
 from workbench.cli import embed_table, fold_table, picture_table
-from workbench.errors import ConfigError
 from workbench.runs.files import read_json
 from workbench.runs.run_directory import shipped_values
 
@@ -335,26 +334,6 @@ def comparison(found: Comparison, out: Path) -> None:
     for note in found.notes:
         _out.print(note, markup=False)
     _out.print(f"Plots: {out}", markup=False)
-
-
-def listing(what: str, folder: Path) -> None:
-    """Shipped recipes, or runs."""
-    if what == "recipes":
-        from workbench.recipes import CONFIGS, shipped
-
-        table = Table("recipe", "what it says of itself")
-        for name in shipped():
-            lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-            table.add_row(name, Text("\n".join(line.lstrip("# ") for line in lines if line.startswith("#"))))
-    elif what == "runs":
-        table = Table("run", "status", "held-out loss before", "after")
-        for path in sorted(folder.glob("*/manifest.json")):
-            found = read_json(path.parent / "scores.json")
-            losses = (f"{found[when]['loss']:.4f}" if when in found else "" for when in ("before", "after"))
-            table.add_row(Text(str(path.parent)), read_json(path).get("status", ""), *losses)
-    else:
-        raise ConfigError(f"ls {what}: expected recipes, adapters or runs.")
-    _out.print(table)
 
 
 def _counts(split: TokenizedSet) -> list[str]:

@@ -261,9 +261,8 @@ def ls(
     json: Annotated[bool, typer.Option("--json", help="For adapters: one JSON object.")] = False,
 ) -> None:
     """List the shipped recipes, the adapter methods and their sizes on a backbone, or the runs here."""
-    from workbench.cli import method_tables, render
-
     if what == "adapters":
+        from workbench.cli import method_tables
         from workbench.models.adapter_sizes import survey
 
         found = survey(overrides or ())
@@ -273,7 +272,9 @@ def ls(
             f"ls {what}: --json and key=value words go with `workbench ls adapters` only. Leave them out."
         )
     else:
-        render.listing(what, folder)
+        from workbench.cli import listing_table
+
+        listing_table.show(what, folder)
 
 
 @app.command()

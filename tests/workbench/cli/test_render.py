@@ -14,7 +14,7 @@ from rich.console import Console
 
 from workbench import report
 from workbench.adapters import METHODS, NOT_OFFERED
-from workbench.cli import method_tables, render
+from workbench.cli import listing_table, method_tables, render
 from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
 from workbench.evaluation.agreement import Agreement
@@ -27,7 +27,7 @@ from workbench.recipes.merge import Merged
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal on which nothing is wrapped."""
-    for module in (render, method_tables):
+    for module in (render, method_tables, listing_table):
         monkeypatch.setattr(module, "_out", Console(highlight=False, width=300))
 
 
@@ -143,12 +143,12 @@ def test_comparison_puts_runs_side_by_side(trained: Path, tmp_path: Path, capsys
 
 
 def test_the_list_of_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    render.listing("recipes", tmp_path)
+    listing_table.show("recipes", tmp_path)
     text = capsys.readouterr().out
     for name in shipped():
         assert f"workbench run {name}" in " ".join(_cells(text, name))
     with pytest.raises(ConfigError, match="ls cheese: expected recipes, adapters or runs"):
-        render.listing("cheese", tmp_path)
+        listing_table.show("cheese", tmp_path)
 
 
 SURVEY = SizeTable(
@@ -194,7 +194,7 @@ def test_the_list_of_runs_says_how_each_ended(
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text(json.dumps({"status": status} if status else {}))
     shutil.copy(trained / "scores.json", tmp_path / "[a]" / "scores.json")
-    render.listing("runs", tmp_path)
+    listing_table.show("runs", tmp_path)
     text = capsys.readouterr().out
     scores = json.loads((trained / "scores.json").read_text())
     losses = [f"{scores[when]['loss']:.4f}" for when in ("before", "after")]
