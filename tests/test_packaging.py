@@ -74,6 +74,7 @@ def test_only_the_doors_import_recipes() -> None:
         "workbench/cli/embed_table.py",
         "workbench/cli/data_table.py",
         "workbench/cli/init_verb.py",
+        "workbench/cli/listing_table.py",
         "workbench/cli/picture_table.py",
         "workbench/cli/rate_table.py",
         "workbench/cli/render.py",
