@@ -1,0 +1,91 @@
+"""Gather the pages of the documentation from the files beside the code, and write those that come from the code.
+
+python scripts/docs/assemble.py DOCS SOURCE
+
+Pages keep their places in the checkout, so that links between them stay as they are. SOURCE gets the package as it
+installs, with adapters and recipes inside, for mkdocstrings to read.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import workbench
+from workbench import adapters
+from workbench.config import reference
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "adapters/*.md", "recipes/*.md", "scripts/*/*.md")
+PACKAGES = {"workbench": "workbench", "workbench/adapters": "adapters", "workbench/recipes": "recipes"}
+_TABLE_ROW = re.compile(r"^\|.*$", re.MULTILINE)
+_CODE = re.compile(r"`[^`]+`")
+
+
+def pages() -> list[Path]:
+    """Markdown files of the site, relative to the checkout."""
+    return sorted(path.relative_to(ROOT) for pattern in PAGES for path in ROOT.glob(pattern))
+
+
+def settings_page(settings: Iterable[reference.SettingReference]) -> str:
+    """Every setting in tables, one for each section of a recipe."""
+    parts = ["# Settings", "Every key of a recipe, as `workbench explain KEY` shows it: values, default, meaning."]
+    for section, keys in groupby(settings, key=lambda each: each.key.partition(".")[0].removesuffix("[]")):
+        parts += [f"## {section}", "| key | values | default | meaning |\n|---|---|---|---|\n" + "\n".join(_rows(keys))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(settings: Iterable[reference.SettingReference]) -> Iterator[str]:
+    for each in settings:
+        of = f"*{', '.join(each.of)}:* " if each.of else ""
+        default = _code(each.default) if each.default and not each.is_section else ""
+        yield f"| {_code(each.key)} | {_cell(each.values)} | {default} | {of}{_cell(each.meaning)} |"
+
+
+def _cell(text: str) -> str:
+    """Text as a table's cell shows it; nothing outside of its code is HTML or Markdown."""
+    words, code = _CODE.sub("\0", text), _CODE.findall(text)
+    escaped = re.sub(r"([*_\[|])", r"\\\1", html.escape(words, quote=False))
+    return re.sub("\0", lambda _: code.pop(0), escaped)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _plain_bars(row: re.Match[str]) -> str:
+    """A row of a table whose code has plain bars: GitHub wants them escaped, Python-Markdown shows the backslash."""
+    return _CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0])
+
+
+def python_page() -> str:
+    """The public names, whose docstrings mkdocstrings fills in."""
+    public = {"workbench": workbench.__all__, "workbench.adapters": adapters.__all__}
+    parts = ["# Python", "A run from Python is one call; adapters go on any backbone, without recipe and trainer."]
+    for module, names in public.items():
+        parts += [f"## {module}", *(f"::: {module}.{name}" for name in names if not name.startswith("__"))]
+    return "\n\n".join(parts) + "\n"
+
+
+def assemble(docs: Path, source: Path) -> None:
+    """Write all pages below `docs`, and the package below `source`."""
+    made = {"settings.md": settings_page(reference.settings()), "python.md": python_page()}
+    for page in pages():
+        target = docs / page
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(_TABLE_ROW.sub(_plain_bars, (ROOT / page).read_text()))
+    (docs / "reference").mkdir()
+    for name, text in made.items():
+        (docs / "reference" / name).write_text(text)
+    shutil.copyfile(Path(__file__).with_name("wide.css"), docs / "wide.css")
+    for place, folder in PACKAGES.items():
+        shutil.copytree(ROOT / folder, source / place, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+if __name__ == "__main__":
+    assemble(Path(sys.argv[1]), Path(sys.argv[2]))

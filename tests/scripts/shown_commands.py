@@ -1,0 +1,84 @@
+"""Commands that pages show, in blocks and in the text, and what comments before a block say of it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TUTORIALS = sorted(path for path in (ROOT / "scripts" / "tutorials").glob("*.md") if path.name != "README.md")
+PAGES = [
+    *(ROOT / name for name in ("README.md", "recipes/README.md", "adapters/README.md", "scripts/launch/README.md")),
+    *TUTORIALS,
+]
+TAKES_A_RECIPE = ("run", "check", "plan")
+_FENCE = re.compile(r"(?:^<!-- (?P<said>[^\n]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+_INDENTED = re.compile(r"(?<=\n\n)(?: {4}\S.*\n)+")
+_INLINE = re.compile(r"`([^`]+)`")
+_OPTIONAL = re.compile(r"\[((?:[a-z_.]+=|--)[^\]]*)\]")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and the comment in front of it: `needs: HARDWARE` or `tiny: key=value ...`."""
+
+    language: str
+    text: str
+    needs: str = ""
+    """Hardware or files that it needs and a test has not; empty where a test runs it."""
+    tiny: str = ""
+    """Settings that a test adds to each command that takes a recipe."""
+
+    def script(self) -> str:
+        """Its commands, as a test runs them."""
+        return "\n".join(f"{line} {self.tiny}" if _takes_a_recipe(line) else line for line in self.text.splitlines())
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page."""
+    return [_block(match) for match in _FENCE.finditer(page.read_text())]
+
+
+def _block(match: re.Match[str]) -> Block:
+    kind, _, said = (match["said"] or "").partition(": ")
+    marks = {kind: said} if kind in ("needs", "tiny") else {}
+    return Block(match["language"], match["text"], **marks)
+
+
+def _takes_a_recipe(line: str) -> bool:
+    words = line.split()
+    return words[:1] == ["workbench"] and words[1] in TAKES_A_RECIPE
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The words behind `workbench` of each command in a block of a page."""
+    shells = [block.text for block in blocks(page) if block.language in ("", "sh")]
+    shells += _INDENTED.findall(page.read_text())
+    return _parsed(line for shell in shells for line in shell.splitlines())
+
+
+def mentioned(page: Path) -> list[list[str]]:
+    """Those of each command in the text of a page, which may leave things out."""
+    return _parsed(inline(page))
+
+
+def _parsed(lines: Iterable[str]) -> list[list[str]]:
+    """Words of commands; those in brackets, which may be there, too."""
+    shown = (line for line in lines if re.search(r"(^|\s)workbench [a-z]", line))
+    words = (shlex.split(_OPTIONAL.sub(r"\1", line).replace(" ...", ""), comments=True) for line in shown)
+    return [command for each in words for command in _workbench(each)]
+
+
+def _workbench(words: list[str]) -> Iterator[list[str]]:
+    ends = [place for place, word in enumerate(words) if word == "&&"]
+    for start, end in zip([0, *(place + 1 for place in ends)], [*ends, len(words)], strict=True):
+        if words[start] == "workbench" and end - start > 1:
+            yield words[start + 1 : end]
+
+
+def inline(page: Path) -> list[str]:
+    """Code in the text of a page."""
+    return [" ".join(code.split()) for code in _INLINE.findall(_FENCE.sub("", page.read_text()))]

@@ -1,0 +1,47 @@
+"""The site is built from the checkout, has every page and setting, and its pages fetch nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scripts.shown_commands import ROOT, TUTORIALS
+from workbench import adapters
+from workbench.config import reference
+
+DOCS = ["bash", str(ROOT / "scripts" / "docs.sh")]
+FETCHED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=[\"']?(?:https?:)?//|@import[^;]*//")
+IN_STYLES = re.compile(r"(?:@import|url\()[\s\"']*(?:https?:)?//")
+
+
+def _built(out: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONSAFEPATH": "1"}
+    return subprocess.run([*DOCS, str(out)], capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.slow
+def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="extra docs")
+    site = tmp_path / "site"
+    done = _built(site)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert all((site / "scripts" / "tutorials" / f"{page.stem}.html").is_file() for page in TUTORIALS)
+    settings, python = ((site / "reference" / name).read_text() for name in ("settings.html", "python.html"))
+    assert [each.key for each in reference.settings() if f"<code>{each.key}</code>" not in settings] == []
+    assert [name for name in adapters.__all__ if f'id="workbench.adapters.{name}"' not in python] == []
+    assert [path for path in site.rglob("*.html") if FETCHED.search(path.read_text())] == []
+    assert [path for path in site.rglob("*.css") if IN_STYLES.search(path.read_text())] == []
+    assert _built(site).returncode == 0, "a site is built again over itself"
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    done = _built(tmp_path)
+    assert done.returncode == 2 and "holds other files" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]

@@ -1,0 +1,95 @@
+"""Every command that a page shows parses: its verb, options, recipe and settings exist."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from tests.scripts.shown_commands import PAGES, ROOT, TUTORIALS, blocks, commands, inline, mentioned
+from workbench import recipes
+from workbench.cli.verbs import app
+from workbench.config import reference
+from workbench.recipes.load import load
+
+IDS = [str(path.relative_to(ROOT)) for path in PAGES]
+PLACEHOLDER = "key=value"
+
+
+@cache
+def known_keys() -> re.Pattern[str]:
+    """Matches the key of any setting."""
+    keys = (re.escape(each.key.replace("[]", "")).replace("NAME", r"[^.]+") for each in reference.settings())
+    return re.compile("|".join(keys))
+
+
+@cache
+def sections() -> frozenset[str]:
+    return frozenset(each.key.partition(".")[0] for each in reference.settings())
+
+
+def require_valid(words: list[str]) -> None:
+    """Raise where a command would not parse; a shipped recipe is loaded with its settings."""
+    group = get_command(app)
+    verb = group.commands[words[0]]  # type: ignore[attr-defined]
+    given = verb.make_context(words[0], words[1:]).params
+    overrides = [word for word in given.get("overrides") or () if word != PLACEHOLDER]
+    for word in overrides:
+        key, equals, _ = word.partition("=")
+        assert equals and known_keys().fullmatch(key), f"{word}: no such setting"
+    recipe = given.get("recipe")
+    if recipe in recipes.shipped():
+        load(recipe, overrides)
+    assert recipe is None or recipe in recipes.shipped() or recipe.isupper() or recipe.endswith((".yaml", ".yml"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_shown_command_parses(page: Path) -> None:
+    mistakes, shown = list[str](), commands(page)
+    assert shown or page.parent.name == "adapters"
+    for words in [*shown, *mentioned(page)]:
+        try:
+            require_valid(words)
+        except Exception as error:  # typer's own have no public names
+            if words in shown or type(error).__name__ != "MissingParameter":
+                mistakes.append(f"workbench {' '.join(words)}: {error!r} {error}")
+    assert not mistakes
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_setting_that_a_page_writes_exists(page: Path) -> None:
+    found = [re.match(r"([a-z_]+)((?:\.\w+)+)=", code) for code in inline(page)]
+    keys = [f"{match[1]}{match[2]}" for match in found if match and match[1] in sections()]
+    assert [key for key in keys if not known_keys().fullmatch(key)] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["runn", "sft/quickstart"],
+        ["run", "sft/quickstart", "--resumed"],
+        ["run", "sft/quickstarts"],
+        ["run", "sft/quickstart", "adapter.rnk=4"],
+        ["run", "my.yaml", "adapter.rnk=4"],
+        ["run", "sft/quickstart", "adapter.rank=-4"],
+    ],
+)
+def test_a_command_with_a_mistake_is_found(words: list[str]) -> None:
+    with pytest.raises(Exception, match="runn|resumed|quickstarts|rnk|-4"):
+        require_valid(words)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_every_block_of_a_tutorial_is_run_or_says_what_it_needs(page: Path) -> None:
+    found = blocks(page)
+    assert found and {block.language for block in found} == {"sh"}
+    assert page.read_text().count("<!--") == sum(bool(block.needs or block.tiny) for block in found)
+    assert all(re.search("GPU|network|your", block.needs) for block in found if block.needs)
+
+
+def test_the_list_of_tutorials_is_whole() -> None:
+    listed = re.findall(r"\((\w+\.md)\)", (ROOT / "scripts" / "tutorials" / "README.md").read_text())
+    assert sorted(listed) == [page.name for page in TUTORIALS]
