@@ -78,7 +78,7 @@ def test_every_setting_that_a_page_writes_exists(page: Path) -> None:
     ],
 )
 def test_a_command_with_a_mistake_is_found(words: list[str]) -> None:
-    with pytest.raises(Exception, match="runn|resumed|quickstarts|rnk|-4"):
+    with pytest.raises(Exception, match=r"runn|resumed|quickstarts|rnk|-4"):
         require_valid(words)
 
 
