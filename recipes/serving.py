@@ -17,14 +17,14 @@ from workbench.config.tasks import WRITING
 from workbench.data.text.chat import ChatEncoder
 from workbench.errors import ConfigError
 from workbench.evaluation.serving.adapter_routes import OWN, AdapterRoutes, BankRoutes, SingleRoutes
-from workbench.evaluation.serving.app import LOOPBACK, Server, ServerLimits
+from workbench.evaluation.serving.app import Server, ServerLimits
 from workbench.evaluation.serving.engine import Engine
 from workbench.evaluation.serving.scheduler import Scheduler
 from workbench.evaluation.serving.served_models import ServedModel, TextModel
-from workbench.evaluation.serving.server import Address, serve
 from workbench.models import backbones, exported, output_heads
 from workbench.recipes import serving_rows
 from workbench.runs import files, run_directory
+from workbench.runs.http_server import LOOPBACK, Address, serve
 from workbench.runs.trust import Trust
 from workbench.training import capacity
 

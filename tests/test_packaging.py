@@ -80,6 +80,8 @@ def test_only_the_doors_import_recipes() -> None:
         "workbench/cli/render.py",
         "workbench/cli/sample_table.py",
         "workbench/cli/shipping_verbs.py",
+        "workbench/cli/ui/form.py",
+        "workbench/cli/ui/inspections.py",
         "workbench/cli/verbs.py",
     }
 
@@ -113,6 +115,9 @@ def test_the_wheel_has_one_top_level_name_and_the_files_that_are_needed(tmp_path
         "workbench/data/starter/sign_digits.zip",
         "workbench/data/starter/vision/model.safetensors",
         "workbench/data/starter/vision/preprocessor_config.json",
+        "workbench/cli/ui/static/index.html",
+        "workbench/cli/ui/static/vendor/uPlot.iife.min.js",
+        "workbench/cli/ui/static/vendor/LICENSE.uPlot",
         "workbench/report/templates/report.html",
         "workbench/report/templates/search.html",
         "workbench/recipes/configs/sft/quickstart.yaml",

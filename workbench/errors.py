@@ -21,6 +21,9 @@ class WorkbenchError(Exception):
 class ConfigError(WorkbenchError):
     """A recipe, an override or a command-line argument is wrong."""
 
+    mistakes: tuple[tuple[str, str], ...] = ()
+    """Place and cure of each mistake of a recipe, where the message lists several."""
+
 
 class DataError(WorkbenchError):
     """A data file cannot be read, a row is malformed, or a split would teach or measure nothing."""

@@ -240,7 +240,9 @@ def parse(section: type[SectionT], values: Mapping[str, Any], *, source: str) ->
     except ValidationError as error:
         mistakes = explain(section, values, error)
     count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-    raise ConfigError("\n".join([f"{source} has {count}:", *(f"  {place}: {text}" for place, text in mistakes)]))
+    found = ConfigError("\n".join([f"{source} has {count}:", *(f"  {place}: {text}" for place, text in mistakes)]))
+    found.mistakes = tuple(mistakes)
+    raise found
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

@@ -19,10 +19,10 @@ from tests.workbench.evaluation.serving.conftest import serve as serve
 from workbench.errors import ConfigError
 from workbench.evaluation.serving.app import Server
 from workbench.evaluation.serving.requests import ChatRequest
-from workbench.evaluation.serving.server import Address
 from workbench.recipes import serving
 from workbench.recipes.serve import predict
 from workbench.recipes.serving import ServeSettings, serve_runs
+from workbench.runs.http_server import Address
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -158,8 +158,8 @@ def serve(
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
         raise ConfigError(f"serve needs {', '.join(missing)}. Install them: pip install 'peft-workbench[serve]'")
     from workbench.evaluation.serving.app import ServerLimits
-    from workbench.evaluation.serving.server import Address
     from workbench.recipes.serving import ServeSettings, serve_runs
+    from workbench.runs.http_server import Address
 
     limits = ServerLimits(api_key=api_key or None, seconds=timeout, body_bytes=size)
     settings = ServeSettings(Address(host, port), limits, rows, queue, context, grace)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from workbench.recipes.combine import Combined
     from workbench.recipes.crossval_verbs import CrossvalInspection
     from workbench.recipes.export import Exported
+    from workbench.recipes.inspection import Inspection
     from workbench.recipes.merge import Merged
     from workbench.recipes.picture_checks import PictureFindings
     from workbench.report import Comparison
@@ -191,6 +192,11 @@ def inspection(found: Found) -> None:
         _out.print(Text.assemble(*((text, "bold green" if loss else "dim") for text, loss in pieces)))
     _out.rule()
     _out.print("[bold green]green[/] carries loss, [dim]grey[/] is read only.\n")
+    numbers(found)
+
+
+def numbers(found: Inspection) -> None:
+    """Sizes and lengths of rows of text, and what a run would do with them."""
     table = Table()
     for column in ("split", "rows", "tokens", "with loss", "longest", "cut", "left out"):
         table.add_column(column, justify="left" if column == "split" else "right")

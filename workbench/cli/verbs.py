@@ -12,6 +12,7 @@ import typer
 
 from workbench.cli import answering_verbs, init_verb, shipping_verbs
 from workbench.cli.arguments import Overrides, Recipe, RunFolder, Trusted, byte_size
+from workbench.cli.ui.verb import ui
 from workbench.errors import ConfigError, Stopped, WorkbenchError
 
 app = typer.Typer(
@@ -204,6 +205,7 @@ app.command()(answering_verbs.predict)
 app.command()(answering_verbs.generate)
 app.command()(answering_verbs.sample)
 app.command()(answering_verbs.serve)
+app.command()(ui)
 
 
 @app.command()

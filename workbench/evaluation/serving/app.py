@@ -35,9 +35,8 @@ from workbench.evaluation.serving.requests import (
 )
 from workbench.evaluation.serving.scheduler import QueueFull
 from workbench.evaluation.serving.served_models import ClassModel, EmbeddingModel, ServedModel, TextModel, Turns
+from workbench.runs.http_server import LOOPBACK, without_port
 
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-"""Names of this machine, for itself."""
 _log = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
 ModelT = TypeVar("ModelT", bound=ServedModel)
@@ -114,7 +113,7 @@ class Server:
         # Pages in a browser of this machine can reach it: none but those it serves itself may.
         origin = request.headers.get("origin", "").rpartition("//")[2]
         for name in (request.headers.get("host", ""), origin):
-            if name and _without_port(name) not in LOOPBACK:
+            if name and without_port(name) not in LOOPBACK:
                 raise Refusal(f"{name} is not answered without an API key. Ask 127.0.0.1.", status=403)
 
     async def _health(self, _: Request) -> Response:
@@ -201,11 +200,6 @@ class Server:
 
 def _numbers(row_D: npt.NDArray[np.float32], encoding: str) -> object:
     return row_D.tolist() if encoding == "float" else base64.b64encode(row_D.tobytes()).decode()
-
-
-def _without_port(host: str) -> str:
-    name, _, port = host.rpartition(":")
-    return name if name and port.isdigit() else host
 
 
 async def _no_address(request: Request, error: HTTPException) -> Response:

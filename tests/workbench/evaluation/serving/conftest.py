@@ -17,11 +17,11 @@ from workbench.config import ModelConfig, RunConfig
 from workbench.data.text.chat import ChatEncoder
 from workbench.evaluation.serving.app import Server, ServerLimits
 from workbench.evaluation.serving.served_models import ServedModel, TextModel
-from workbench.evaluation.serving.server import Address
 from workbench.models import backbones, exported
 from workbench.recipes import serving
 from workbench.recipes.serving import ServeSettings
 from workbench.runs import run_directory
+from workbench.runs.http_server import Address
 
 SETTINGS = ServeSettings(Address(), ServerLimits(), rows=8, queue=4, context=None, grace=5)
 Serve = Callable[..., list[TextModel]]

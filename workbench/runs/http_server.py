@@ -12,6 +12,15 @@ from starlette.applications import Starlette
 
 from workbench.errors import ConfigError
 
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+"""Names of this machine, for itself."""
+
+
+def without_port(host: str) -> str:
+    """The name in a Host header."""
+    name, _, port = host.rpartition(":")
+    return name if name and port.isdigit() else host
+
 
 @dataclass(frozen=True)
 class Address:
@@ -45,7 +54,9 @@ def serve(app: Starlette, listening: socket.socket, *, grace: int, ready: Callab
     host, port = listening.getsockname()[:2]
     try:
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-        uvicorn.Server(config).run(sockets=[listening])
+        server = uvicorn.Server(config)
+        app.state.closing = lambda: server.should_exit  # for streams that have no end of their own
+        server.run(sockets=[listening])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,0 +1,178 @@
+"""The page in a real browser: while a run grows, through a restart of the server, with whatever rows hold."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workbench.cli.ui.made_runs import HOSTILE, log, make_run, served
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the extra `browser`")
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CHROMIUM, reason="no Chromium on the path")]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    """A page that fails the test where it asks another host, logs an error or breaks its policy."""
+    found = chromium.new_page(viewport={"width": 1280, "height": 900})
+    found.set_default_timeout(60_000)
+    wrong: list[str] = []
+    found.on("pageerror", lambda error: wrong.append(str(error)))
+    found.on("console", lambda line: wrong.append(line.text) if "ontent Security Policy" in line.text else None)
+    found.on(
+        "request",
+        lambda request: None if request.url.startswith("http://127.0.0.1:") else wrong.append(request.url),
+    )
+    yield found
+    found.close()
+    assert not wrong
+
+
+def _open(page: Any, address: str, path: str) -> None:
+    page.goto(address)
+    page.wait_for_selector("h1")
+    page.goto(address.partition("#")[0] + path)
+    page.wait_for_selector("h1")
+
+
+def _until(page: Any, holds: str) -> None:
+    """Wait until an expression is true; the page's policy forbids Playwright's own way, which evaluates text in it."""
+    deadline = time.monotonic() + 60
+    while not page.evaluate(holds):
+        assert time.monotonic() < deadline, holds
+        page.wait_for_timeout(50)
+
+
+def _last_step(page: Any) -> int:
+    """The last step of the plot of the loss, as the page describes it for those who do not see it."""
+    facts = page.inner_text(".facts")
+    found = re.search(r"(\d[\d,]*) of", facts)
+    return int(found[1].replace(",", "")) if found else 0
+
+
+def test_a_run_grows_on_the_page_and_a_restarted_server_goes_on(page: Any, folder: Path) -> None:
+    path = make_run(folder, "living", steps=40, status="running")
+    with (path / "run.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with served(folder) as address:
+            port = int(re.findall(r":(\d+)/", address)[0])
+            _open(page, address, "#/run/living")
+            page.wait_for_selector(".u-over")
+            assert _last_step(page) == 40
+            before = page.get_attribute(".plot", "aria-label")
+            log(path, 41, 60)
+            _until(page, "document.querySelector('.facts').textContent.includes('60 of')")
+            _until(page, f"document.querySelector('.plot').ariaLabel !== {json.dumps(before)}")
+        _until(page, "document.getElementById('connection').textContent !== ''")
+        log(path, 61, 90)
+        sent: list[str] = []
+        page.on("request", lambda request: sent.append(request.headers.get("last-event-id", "")))
+        with served(folder, port=port):
+            _until(page, "document.querySelector('.facts').textContent.includes('90 of')")
+            _until(page, "document.getElementById('connection').textContent === ''")
+    assert any("living/" in each for each in sent)  # it asks for what it has not seen
+
+
+def test_hostile_rows_are_text(chromium: Any, page: Any, folder: Path) -> None:
+    path = make_run(folder, "hostile", steps=20, text=HOSTILE)
+    facts = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps({**facts, "status": "failed", "reason": HOSTILE}))
+    with served(folder) as address:
+        _open(page, address, "#/run/hostile")
+        page.click("summary:has-text('predictions')")
+        page.wait_for_selector("td.words")
+        assert page.inner_text("td.words >> nth=1") == HOSTILE
+        assert HOSTILE in page.inner_text("main") and page.query_selector("main script, main img") is None
+        report = chromium.new_page()  # which says that it executes nothing
+        report.goto(address.partition("#")[0] + "runs/hostile/report.html")
+        assert report.title() == "report"
+        report.close()
+
+
+def test_a_hundred_thousand_steps_are_drawn_in_a_second(page: Any, folder: Path) -> None:
+    make_run(folder, "long", steps=100_000)
+    with served(folder) as address:
+        _open(page, address, "#/")
+        page.wait_for_selector("text=100,000 steps")  # the list has read the file
+        took = page.evaluate(
+            """async () => {
+                const began = performance.now();
+                location.hash = "#/run/long";
+                while (document.querySelectorAll(".u-over").length < 5) await new Promise(requestAnimationFrame);
+                return performance.now() - began;
+            }"""
+        )
+    assert took < 1000, f"{took:.0f} ms"
+
+
+def test_a_form_says_what_is_wrong_at_the_field_and_shows_the_mask(page: Any, folder: Path) -> None:
+    with served(folder) as address:
+        _open(page, address, "#/new")
+        rate = page.get_by_label("train.learning_rate")
+        rate.fill("-1")
+        page.wait_for_selector("[aria-invalid=true]")
+        assert rate.get_attribute("aria-invalid") == "true"
+        described = (rate.get_attribute("aria-describedby") or "").split()[1]
+        assert "greater than 0" in page.inner_text(f'[id="{described}"]')
+        assert page.get_by_role("button", name="Start").is_disabled()
+        page.get_by_label("Find a setting").fill("data.limit")
+        page.get_by_label("data.limit").fill("40")
+        page.get_by_label("Find a setting").fill("")
+        page.get_by_label("train.learning_rate").fill("0.001")
+        page.wait_for_selector("mark")
+        assert "data.limit=40" in page.inner_text(".command")
+        marked = page.inner_text("mark >> nth=0")
+        assert marked and page.get_by_role("button", name="Start").is_enabled()
+
+
+def test_it_is_used_with_a_keyboard_and_fits_a_telephone(chromium: Any, folder: Path) -> None:
+    with served(folder) as address:
+        page = chromium.new_page(viewport={"width": 400, "height": 800}, color_scheme="dark")
+        page.set_default_timeout(60_000)
+        _open(page, address, "#/")
+        page.wait_for_selector("table")
+        for _ in range(30):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.textContent") == "first":
+                break
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".u-over")
+        for path in ("#/", "#/run/first", "#/compare?run=first&run=second", "#/new", "#/jobs", "#/chat"):
+            page.goto(address.partition("#")[0] + path)
+            page.wait_for_selector("h1")
+            page.wait_for_timeout(300)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 400, path
+        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert max(map(int, re.findall(r"\d+", paper))) < 60
+        page.close()
+
+
+def test_without_the_token_a_page_only_looks(page: Any, folder: Path) -> None:
+    with served(folder) as address:
+        page.goto(address.partition("#")[0])
+        page.wait_for_selector("text=Only looking")
+        page.goto(address.partition("#")[0] + "#/new")
+        page.wait_for_selector("button:has-text('Start')")
+        assert page.get_by_role("button", name="Start").is_disabled()
+        page.get_by_label("Token").fill(address.partition("token=")[2])
+        page.get_by_role("button", name="Use it").click()
+        _until(page, "[...document.querySelectorAll('button')].some(e => e.textContent === 'Start' && !e.disabled)")

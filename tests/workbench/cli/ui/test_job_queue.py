@@ -1,0 +1,72 @@
+"""Commands run one at a time and in order, also those of a server that is gone."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from workbench.cli.ui.job_queue import JobQueue
+
+QUICK = ("--help",)
+"""Words with which any verb ends at once, and well."""
+
+
+def _until(queue: JobQueue, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, queue.jobs
+        queue.step()
+        time.sleep(0.02)
+
+
+def _states(queue: JobQueue) -> list[str]:
+    return [job.state for job in queue.jobs]
+
+
+def test_nothing_starts_while_a_run_of_somebody_else_lives(tmp_path: Path) -> None:
+    queue = JobQueue(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with (tmp_path / "elsewhere" / "run.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        number = queue.add("ls", QUICK, run="first").number
+        assert _states(queue) == ["waiting"] and queue.busy("first") and not queue.busy("second")
+        assert queue.stop(number) and not queue.stop(number) and not queue.stop(99)
+    assert _states(queue) == ["stopped"] and not queue.busy("first")
+    queue.close()
+
+
+@pytest.mark.slow
+def test_commands_run_one_after_another_and_outlive_their_server(tmp_path: Path) -> None:
+    queue = JobQueue(tmp_path)
+    queue.add("ls", QUICK, run="a")
+    queue.add("ls", ("nothing",), run="b")
+    queue.add("ls", QUICK, run="c")
+    assert _states(queue) == ["running", "waiting", "waiting"]
+    pid = queue.jobs[0].pid
+    assert pid is not None and psutil.Process(pid).is_running()
+    queue.close()
+    left = queue
+
+    queue = JobQueue(tmp_path)  # the next server
+    assert _states(queue)[1:] == ["waiting", "waiting"]
+    most = 0
+
+    def ended() -> bool:
+        nonlocal most
+        most = max(most, _states(queue).count("running"))
+        return all(job.ended for job in queue.jobs)
+
+    _until(queue, ended)
+    assert most == 1
+    # The first left no manifest and was another server's child: nobody knows that it ended well.
+    assert _states(queue) == ["failed", "failed", "done"]
+    assert "expected recipes, adapters or runs" in queue.log(2).read_text()
+    began = [job.began or 0.0 for job in queue.jobs]
+    assert began == sorted(began)
+    queue.close()
+    assert left._child is not None and left._child.wait() == 0

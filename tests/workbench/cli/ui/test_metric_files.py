@@ -1,0 +1,82 @@
+"""A file that grows is read as columns, each row once, and a page that was cut off goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.workbench.cli.ui.made_runs import log, row
+from workbench.cli.ui.metric_files import POINTS, MetricFile, MetricFiles, thinned
+from workbench.errors import FileError
+
+
+def test_a_growing_file_gives_each_row_once_however_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    text = "".join(json.dumps(row(step)) + "\n" for step in range(1, 200))
+    file, position, steps, random_ = MetricFile(path), None, [], random.Random(0)
+    written = 0
+    while written < len(text):
+        more = random_.randint(1, 2000)
+        with path.open("a") as stream:
+            stream.write(text[written : written + more])  # also in the middle of a line
+        written += more
+        file.refresh()
+        goes_on, columns = file.after(position)
+        assert goes_on or position is None
+        steps += columns.get("step", [])
+        position = file.position
+    assert steps == list(range(1, 200))
+    _, whole = MetricFiles().of(path).after(None)
+    assert whole["step"] == steps and whole["tokens_seen"][-1] == 199_000
+    assert [value for value in whole["held_out_loss"] if value is not None] == pytest.approx(
+        [row(step)["held_out_loss"] for step in range(20, 200, 20)], rel=1e-6
+    )
+
+
+def test_a_file_that_was_replaced_is_sent_anew(tmp_path: Path) -> None:
+    log(tmp_path, 1, 50)
+    path = tmp_path / "metrics.jsonl"
+    file = MetricFiles().of(path)
+    position = file.position
+    other = tmp_path / "other"
+    other.write_text("".join(json.dumps(row(step)) + "\n" for step in range(1, 31)))
+    other.replace(path)  # as a resumed run rewinds it
+    file.refresh()
+    goes_on, columns = file.after(position)
+    assert not goes_on and columns["step"] == list(range(1, 31))
+
+
+@pytest.mark.parametrize("position", ["", "x", "1.2", "0.0", "-1.-1", "..", "9" * 400])
+def test_a_position_of_another_file_begins_anew(tmp_path: Path, position: str) -> None:
+    log(tmp_path, 1, 5)
+    goes_on, columns = MetricFiles().of(tmp_path / "metrics.jsonl").after(position)
+    assert not goes_on and len(columns["step"]) == 5
+
+
+def test_many_rows_become_means_between_their_lowest_and_highest() -> None:
+    rows = 3 * POINTS + 7
+    random_N = np.random.default_rng(0).normal(size=rows)
+    sparse_N = np.where(np.arange(rows) % 50 == 0, 1.5, np.nan)
+    columns = {"step": np.arange(1.0, rows + 1), "loss": random_N, "held_out_loss": sparse_N}
+    found = thinned(columns)
+    assert len(found["step"]) <= POINTS and found["step"][-1] == rows
+    starts = np.r_[0, found["step"][:-1]].astype(int)
+    for place, (start, end) in enumerate(zip(starts, found["step"].astype(int), strict=True)):
+        part = random_N[start:end]
+        assert found["loss"][place] == pytest.approx(part.mean())
+        assert (found["loss_low"][place], found["loss_high"][place]) == (part.min(), part.max())
+    known = found["held_out_loss"][np.isfinite(found["held_out_loss"])]
+    assert len(known) > 0 and (known == 1.5).all()
+    assert thinned({"step": np.arange(5.0)})["step"].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1, 2]", "3", '{"step": 1} {"step": 2}'])
+def test_a_damaged_file_is_said_to_be(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{line}\n")
+    with pytest.raises(FileError, match=r"metrics\.jsonl: damaged"):
+        MetricFiles().of(path)

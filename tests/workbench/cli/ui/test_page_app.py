@@ -1,0 +1,195 @@
+"""The addresses of the page: what they say of runs, and whom they refuse."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.workbench.cli.ui.made_runs import HOSTILE, TOKEN, log, make_run
+from workbench.cli.ui.events import EventSource, Watched
+from workbench.cli.ui.guards import Access
+from workbench.cli.ui.job_queue import JobQueue
+from workbench.cli.ui.page_app import STATIC, Page
+from workbench.cli.ui.run_folder import RunFolder
+from workbench.errors import ConfigError
+
+PERMITTED = {"Authorization": f"Bearer {TOKEN}"}
+WRITING = ["form/mistakes", "form/check", "form/plan", "form/start", "runs/first/resume", "runs/first/evaluate"]
+WRITING += ["jobs/1/stop", "chat/open", "chat/close", "chat/completions"]
+
+
+@pytest.fixture
+def client(folder: Path) -> Iterator[TestClient]:
+    """Without its context no command of the queue starts."""
+    page = Page(folder, Access(TOKEN))
+    yield TestClient(page.app, base_url="http://127.0.0.1:8765")
+    page.close()
+
+
+@pytest.fixture
+def events(folder: Path) -> Iterator[Any]:
+    queue = JobQueue(folder)
+
+    def opened(curves: list[tuple[str, str]], positions: dict[str, str] | None = None) -> EventSource:
+        return EventSource(RunFolder(folder), queue, Watched(curves), lambda: False, positions or {})
+
+    yield opened
+    queue.close()
+
+
+def _read(found: list[str]) -> list[tuple[str, Any, Any]]:
+    """Event, data and id."""
+    lines = [dict(line.split(": ", 1) for line in each.strip().split("\n")) for each in found]
+    return [(each["event"], json.loads(each["data"]), json.loads(each["id"])) for each in lines]
+
+
+def test_runs_and_their_facts(client: TestClient, folder: Path) -> None:
+    found = client.get("/api/runs/first").json()
+    assert (found["status"], found["recipe"], found["method"], found["step"]) == ("done", "sft", "lora", 60)
+    assert found["scores"]["after"]["loss"] == 2.2 and found["curves"] == [""]
+    assert client.get("/api/runs/none").status_code == 404
+    differing = client.get("/api/differences?run=first&run=second").json()
+    assert differing == [["train.learning_rate", ["0.0006000000000000001", "0.0007"]]]
+    assert client.get("/api/runs/first/tables/predictions").json()["of"] == 1
+    assert client.get("/api/runs/first/tables/scores").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["%2e%2e%2f..", "..%2f..", "first%2f..%2fsecond", ".queue", "%00"])
+def test_no_name_leads_out_of_the_folder(client: TestClient, name: str) -> None:
+    for path in (f"/api/runs/{name}", f"/runs/{name}/report.html", f"/static/{name}", f"/api/recipes/{name}"):
+        assert client.get(path).status_code in (404, 405), path
+
+
+def test_a_run_whose_process_was_killed_is_interrupted(folder: Path) -> None:
+    path = make_run(folder, "third", steps=30, status="running")
+    assert RunFolder(folder).summary("third")["status"] == "interrupted"
+    with (path / "run.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = RunFolder(folder).summary("third")
+    assert found["status"] == "running" and found["left_s"] == pytest.approx((200 - 30) * 0.5)
+
+
+def test_events_go_on_where_a_page_was_cut_off(events: Any, folder: Path) -> None:
+    source = events([("first", "")])
+    kinds = [event for event, _, _ in _read(source.news())]
+    assert kinds == ["runs", "jobs", "rows"] and not source.news()
+    log(folder / "first", 61, 63)
+    *_, (event, data, position) = _read(source.news())
+    assert (event, data["goes_on"], data["columns"]["step"]) == ("rows", True, [61, 62, 63])
+    log(folder / "first", 64, 65)
+    again = _read(events([("first", "")], position).news())[-1]
+    assert again[1]["goes_on"] and again[1]["columns"]["step"] == [64, 65]
+    assert events([("first", "../second"), ("..", "")]).news()[2:] == []  # no such curves
+
+
+def test_only_those_with_the_token_write(client: TestClient) -> None:
+    for path in WRITING:
+        assert client.post(f"/api/{path}", json={}).status_code == 401, path
+        wrong = client.post(f"/api/{path}", json={}, headers={"Authorization": "Bearer x"})
+        assert wrong.status_code == 401, path
+        assert client.get(f"/api/{path}").status_code in (404, 405), path
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1.evil.example:8765"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://127.0.0.1:9999"},
+        {"Origin": "null"},
+        {"Host": ""},
+    ],
+)
+def test_other_hosts_and_origins_are_refused(client: TestClient, headers: dict[str, str]) -> None:
+    for path in ("/", "/api/runs/first", "/static/main.js"):
+        assert client.get(path, headers={**PERMITTED, **headers}).status_code == 403
+    own = {**PERMITTED, "Origin": "http://127.0.0.1:8765"}
+    assert client.get("/api/runs/first", headers=own).status_code == 200
+
+
+def test_a_server_for_others_lets_nobody_read_without_the_token(folder: Path) -> None:
+    page = Page(folder, Access(TOKEN, "0.0.0.0"))
+    client = TestClient(page.app, base_url="http://box:8765")
+    for path in ("/api/runs/first", "/api/about", "/api/differences", "/runs/first/report.html"):
+        assert client.get(path).status_code == 401
+    assert client.get("/").status_code == client.get("/static/main.js").status_code == 200
+    ticket = client.get("/api/runs/first", headers=PERMITTED).json()["ticket"]
+    assert client.get(f"/runs/first/report.html?ticket={ticket}").status_code == 200
+    assert client.get(f"/runs/second/report.html?ticket={ticket}").status_code == 401
+    assert client.get(f"/api/about?ticket={ticket}").status_code == 401
+    page.close()
+
+
+def test_nothing_of_another_host_is_asked_for(client: TestClient, folder: Path) -> None:
+    make_run(folder, "hostile", steps=1, text=HOSTILE)
+    policy = client.get("/").headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "http" not in policy and "unsafe" not in policy
+    report = client.get("/runs/hostile/report.html").headers["content-security-policy"]
+    assert report.startswith("sandbox;") and "script" not in report
+    for path in STATIC.glob("*.*"):
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "//cdn" not in text and "http://" not in text and "https://" not in text, path
+        assert path.suffix != ".js" or not {"innerHTML", "insertAdjacentHTML", "eval("} & set(text.split()), path
+
+
+def test_mistakes_of_a_form_come_with_their_place(client: TestClient) -> None:
+    answers = {"adapter.rank": "-3", "train.epochs": "many", "batch.sise": "3"}
+    body = {"recipe": "sft/quickstart", "answers": answers, "run": "new"}
+    found = dict(client.post("/api/form/mistakes", json=body, headers=PERMITTED).json()["mistakes"])
+    assert set(found) == set(answers) and "Did you mean `size`?" in found["batch.sise"]
+    assert client.post("/api/form/start", json=body, headers=PERMITTED).status_code == 422
+    good = {**body, "answers": {"adapter.rank": "3"}}
+    assert client.post("/api/form/mistakes", json=good, headers=PERMITTED).json() == {"mistakes": [], "code": []}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {"recipe": 3},
+        {"recipe": "sft/quickstart", "answers": {"seed": 3}},
+        {"recipe": "sft/quickstart", "answers": [1]},
+        {"recipe": "sft/quickstart", "run": ["x"]},
+        {"recipe": "--help", "run": "x"},
+        {"recipe": "sft/quickstart", "answers": {"--trust": ""}, "run": "x"},
+        {"recipe": "sft/quickstart", "run": "../x"},
+        {"recipe": "sft/quickstart", "run": "first"},
+        {"recipe": "sft/quickstart", "run": "-x"},
+        {"recipe": "sft/none", "run": "x"},
+    ],
+)
+def test_a_malformed_form_starts_nothing(client: TestClient, folder: Path, body: Any) -> None:
+    found = client.post("/api/form/start", json=body, headers=PERMITTED)
+    assert found.status_code in (400, 422), found.text
+    assert not (folder / ".queue" / "jobs.json").exists()
+
+
+def test_code_is_executed_only_by_check_and_run(client: TestClient, folder: Path) -> None:
+    plugin = folder.parent / "plugin.py"
+    plugin.write_text(f"open({str(folder / 'executed')!r}, 'w')")
+    body = {"recipe": "sft/quickstart", "answers": {"plugins": f"[{plugin}]"}}
+    found = client.post("/api/form/mistakes", json=body, headers=PERMITTED).json()
+    assert found == {"mistakes": [], "code": ["plugins"]} and not (folder / "executed").exists()
+
+
+def test_settings_have_their_values_and_meaning(client: TestClient) -> None:
+    every = client.get("/api/settings").json()
+    found = {each["key"]: each for each in every}
+    assert [each["closed"] for each in every if each["key"] == "adapter.rank" and "lora" in each["of"]] == [False]
+    assert found["adapter.method"]["closed"] and "dora" in found["adapter.method"]["words"]
+    assert found["batch.tokens_per_device"]["words"] == ["auto"] and found["seed"]["meaning"]
+    recipes = client.get("/api/recipes").json()
+    assert "sft/quickstart" in recipes
+    assert client.get("/api/recipes/sft/quickstart").json()["written"]["recipe"] == "sft"
+
+
+def test_only_one_server_works_in_a_folder(client: TestClient, folder: Path) -> None:
+    with pytest.raises(ConfigError, match="another `workbench ui`"):
+        JobQueue(folder)

@@ -1,0 +1,121 @@
+"""Server-sent events of a page: runs, jobs, rows of metrics and lines of logs as they come.
+
+The id of an event says how much of each curve and log was sent, so that a client that was cut off goes on from there:
+it sends the id back as `Last-Event-ID`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workbench.cli.ui.job_queue import JobQueue
+from workbench.cli.ui.run_folder import RunFolder
+from workbench.errors import WorkbenchError
+
+LOOK_S = 0.5
+"""Seconds between two looks at the files."""
+_ALIVE_S = 15.0
+_LOG_BYTES = 2**18
+"""Bytes of the end of a log that are sent at first."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Everything that a page shows."""
+
+    curves: Sequence[tuple[str, str]] = ()
+    """Runs and their members, "" for the run itself."""
+    log: int | None = None
+    """A job whose log is shown."""
+
+
+@dataclass
+class EventSource:
+    """One page's events."""
+
+    runs: RunFolder
+    queue: JobQueue
+    watched: Watched
+    closing: Callable[[], bool]
+    """Whether the server ends."""
+    positions: dict[str, str] = field(default_factory=dict)
+    """How much of each curve was sent, and of the log."""
+    _sent: dict[str, str] = field(default_factory=dict)
+
+    async def stream(self) -> AsyncIterator[str]:
+        """Yield events until the server ends."""
+        quiet = 0.0
+        while not self.closing():
+            found = await asyncio.to_thread(self.news)
+            for event in found:
+                yield event
+            quiet = 0.0 if found else quiet + LOOK_S
+            if quiet >= _ALIVE_S:
+                quiet = 0.0
+                yield ": here\n\n"
+            await asyncio.sleep(LOOK_S)
+
+    def news(self) -> list[str]:
+        """Events for everything that is new since the last look."""
+        found = [self._changed("runs", self.runs.summaries())]
+        found.append(self._changed("jobs", [asdict(job) for job in self.queue.jobs]))
+        found += [self._rows(run, curve) for run, curve in self.watched.curves]
+        if self.watched.log is not None:
+            found.append(self._log(self.queue.log(self.watched.log)))
+        return [event for event in found if event]
+
+    def _changed(self, name: str, value: Any) -> str:
+        text = json.dumps(value, ensure_ascii=False)
+        if self._sent.get(name) == text:
+            return ""
+        self._sent[name] = text
+        return self._event(name, text)
+
+    def _rows(self, run: str, curve: str) -> str:
+        path = self.runs.metric_path(run, curve)
+        if path is None:
+            return ""
+        key = f"{run}/{curve}"
+        try:
+            file = self.runs.metrics.of(path)
+        except (WorkbenchError, OSError) as error:
+            return self._changed(f"fault {key}", {"run": run, "curve": curve, "error": str(error)})
+        goes_on, columns = file.after(self.positions.get(key))
+        if self.positions.get(key) == file.position:
+            return ""
+        self.positions[key] = file.position
+        rows = {"run": run, "curve": curve, "goes_on": goes_on, "columns": columns}
+        return self._event("rows", json.dumps(rows, ensure_ascii=False))
+
+    def _log(self, path: Path) -> str:
+        try:
+            size = path.stat().st_size
+            sent = int(self.positions.get("log", "-1"))
+            first = sent if 0 <= sent <= size else max(0, size - _LOG_BYTES)
+            with path.open("rb") as file:
+                file.seek(first)
+                text = file.read(size - first)
+        except (OSError, ValueError):
+            return ""
+        if first == sent == size:
+            return ""
+        self.positions["log"] = str(first + len(text))
+        value = {"text": text.decode(errors="replace"), "goes_on": first == sent}
+        return self._event("log", json.dumps(value, ensure_ascii=False))
+
+    def _event(self, name: str, text: str) -> str:
+        return f"id: {json.dumps(self.positions)}\nevent: {name.partition(' ')[0]}\ndata: {text}\n\n"
+
+
+def positions(header: str | None) -> dict[str, str]:
+    """Positions that a client has, by its own account; none where that is malformed."""
+    try:
+        found = json.loads(header or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}

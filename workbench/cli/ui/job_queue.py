@@ -1,0 +1,173 @@
+"""Commands that run one after another, each in a process of its own, so that no two fight for a device.
+
+The queue is on disk: what runs goes on when the server ends, and the next server takes it over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import psutil
+
+from workbench.cli.ui.run_folder import is_live
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.runs import files
+
+State = Literal["waiting", "running", "stopping", "done", "stopped", "failed"]
+OVER = ("done", "stopped", "failed")
+_KEPT = 50
+"""Jobs that are remembered when they are over."""
+_ENDED: dict[int, State] = {0: "done", 3: "stopped"}
+
+
+@dataclass(frozen=True)
+class QueuedCommand:
+    """A command of the workbench."""
+
+    number: int
+    verb: str
+    words: tuple[str, ...]
+    """Words of the command line after `workbench`."""
+    run: str
+    """Name of the run that it writes or reads."""
+    state: State = "waiting"
+    pid: int | None = None
+    born: float | None = None
+    """When that process began, in seconds since 1970: another one may get its number."""
+    began: float | None = None
+    ended: float | None = None
+
+
+class JobQueue:
+    """The jobs of a folder of runs.
+
+    Raises:
+        ConfigError: Another server works in this folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._runs, self._folder = folder, folder / ".queue"
+        self._lock = self._locked()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._jobs = {job.number: job for job in self._read()}
+
+    def _locked(self) -> IO[str]:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            lock = (self._folder / "lock").open("a")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ConfigError(
+                f"{self._runs}: another `workbench ui` shows this folder. Open that one, or stop it."
+            ) from (None)
+        except OSError as error:
+            raise ConfigError(f"{self._runs}: cannot be written ({error.strerror}). Name another folder.") from None
+        return lock
+
+    def _read(self) -> list[QueuedCommand]:
+        found = files.read_json(self._folder / "jobs.json").get("jobs", [])
+        return [QueuedCommand(**{**job, "words": tuple(job["words"])}) for job in found]
+
+    def _write(self) -> None:
+        over = [job.number for job in self._jobs.values() if job.state in OVER]
+        for number in over[:-_KEPT]:
+            del self._jobs[number]
+            self.log(number).unlink(missing_ok=True)
+        files.write_json(self._folder / "jobs.json", {"jobs": [asdict(job) for job in self._jobs.values()]})
+
+    def close(self) -> None:
+        """Give the folder back. A command that runs goes on."""
+        self._lock.close()
+
+    @property
+    def jobs(self) -> list[QueuedCommand]:
+        """All jobs, in the order in which they came."""
+        return list(self._jobs.values())
+
+    def log(self, number: int) -> Path:
+        """The file with what a job printed."""
+        return self._folder / f"{number}.log"
+
+    def busy(self, run: str) -> bool:
+        """Whether a job of this run waits or runs."""
+        return any(job.run == run and job.state not in OVER for job in self._jobs.values())
+
+    def add(self, verb: str, words: Sequence[str], *, run: str) -> QueuedCommand:
+        """Put a command behind the others."""
+        job = QueuedCommand(max(self._jobs, default=0) + 1, verb, (verb, *words), run)
+        self._jobs[job.number] = job
+        self._write()
+        self.step()
+        return self._jobs[job.number]
+
+    def stop(self, number: int) -> bool:
+        """Ask a job to save and end; one that waits is over. False where it is over already."""
+        job = self._jobs.get(number)
+        if job is None or job.state in OVER:
+            return False
+        if job.state == "waiting":
+            self._change(job, state="stopped", ended=time.time())
+        elif job.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(job.pid, signal.SIGTERM)
+            self._change(job, state="stopping")
+        return True
+
+    def step(self) -> None:
+        """See whether the command that runs has ended, and start the next one."""
+        for job in self.jobs:
+            if job.state in ("running", "stopping"):
+                if self._alive(job):
+                    return
+                self._change(job, state=self._outcome(job), ended=time.time())
+                self._child = None
+        if not any(is_live(path.parent) for path in self._runs.glob("*/run.lock")):
+            for job in [job for job in self.jobs if job.state == "waiting"][:1]:
+                self._start(job)
+
+    def _start(self, job: QueuedCommand) -> None:
+        with self.log(job.number).open("wb") as log:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "workbench.cli", *job.words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C at the server's terminal is not for it
+                env={**os.environ, "COLUMNS": "100", "PYTHONUNBUFFERED": "1"},
+            )
+        pid = self._child.pid
+        self._change(job, state="running", pid=pid, born=psutil.Process(pid).create_time(), began=time.time())
+
+    def _alive(self, job: QueuedCommand) -> bool:
+        if self._child is not None and self._child.pid == job.pid:
+            return self._child.poll() is None
+        try:
+            process = psutil.Process(job.pid)
+            return bool(process.create_time() == job.born) and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def _outcome(self, job: QueuedCommand) -> State:
+        """How a job ended: by its exit status, or, where another server started it, by the run's manifest."""
+        if self._child is not None and self._child.pid == job.pid:
+            return _ENDED.get(self._child.returncode, "failed")
+        try:
+            status: Any = files.read_json(self._runs / job.run / "manifest.json").get("status")
+        except WorkbenchError:
+            return "failed"
+        return status if status in OVER else "failed"
+
+    def _change(self, job: QueuedCommand, **facts: Any) -> None:
+        self._jobs[job.number] = replace(job, **facts)
+        self._write()

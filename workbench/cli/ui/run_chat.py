@@ -1,0 +1,136 @@
+"""One or two runs that answer, in a process of `workbench serve` whose memory is free when the chat is closed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from workbench.errors import ConfigError
+
+_ADDRESS = re.compile(r"http://([\d.]+):(\d+) answers")
+_WAIT_S = 3600.0
+
+
+@dataclass
+class _Child:
+    runs: tuple[str, ...]
+    process: subprocess.Popen[bytes]
+    key: str
+    log: IO[bytes]
+
+    @property
+    def printed(self) -> str:
+        self.log.seek(0)
+        return self.log.read().decode(errors="replace")
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.log.close()
+
+
+class Chat:
+    """The runs that answer now, if any do."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._child: _Child | None = None
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Runs that are asked, and whether they are loaded, answer, or could not be loaded."""
+        child = self._child
+        if child is None:
+            return {"state": "closed", "runs": [], "models": []}
+        printed = child.printed
+        if child.process.poll() is not None:
+            return {
+                "state": "failed",
+                "runs": child.runs,
+                "models": [],
+                "error": printed.strip().removeprefix("Error: "),
+            }
+        if not _ADDRESS.search(printed):
+            return {"state": "loading", "runs": child.runs, "models": []}
+        return {"state": "ready", "runs": child.runs, "models": _models(printed)}
+
+    def open(self, runs: Sequence[str]) -> None:
+        """Have these runs answer, and no others."""
+        if not 1 <= len(runs) <= 2 or len(set(runs)) != len(runs):
+            raise ConfigError("A chat has one run, or two that are not the same.")
+        if self._child is not None and self._child.runs == tuple(runs) and self._child.process.poll() is None:
+            return
+        self.close()
+        key = secrets.token_urlsafe(24)
+        log = tempfile.TemporaryFile()  # noqa: SIM115, closed with the process that writes it
+        sources = [f"{run}={self._folder / run}" for run in runs]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workbench.cli", "serve", *sources, "--port", "0", "--grace", "1"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "WORKBENCH_API_KEY": key, "PYTHONUNBUFFERED": "1"},
+        )
+        self._child = _Child(tuple(runs), process, key, log)
+
+    def close(self) -> None:
+        """End it."""
+        if self._child is not None:
+            self._child.end()
+            self._child = None
+
+    def lines(self, request: Mapping[str, Any]) -> Iterator[bytes]:
+        """The stream of an answer to a request as OpenAI's interface has it; raises ConfigError where none answers."""
+        child = self._child
+        found = None if child is None else _ADDRESS.search(child.printed)
+        if child is None or found is None:
+            raise ConfigError("No run is loaded. Load one first.")
+        connection = http.client.HTTPConnection(found[1], int(found[2]), timeout=_WAIT_S)
+        headers = {"Authorization": f"Bearer {child.key}", "Content-Type": "application/json"}
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps({**request, "stream": True}), headers)
+            response = connection.getresponse()
+        except OSError as error:
+            connection.close()
+            raise ConfigError(f"The runs do not answer: {error}. Load them again.") from None
+        if response.status != 200:
+            printed = response.read()
+            connection.close()
+            raise ConfigError(_refusal(printed))
+        return _read(connection, response)
+
+
+def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> Iterator[bytes]:
+    try:
+        while line := response.readline():
+            yield line
+    finally:
+        connection.close()
+
+
+def _models(printed: str) -> list[str]:
+    """Names that `serve` printed, each with the address that asks it."""
+    return [line.rpartition(": ")[0] for line in printed.splitlines() if ": /v1/chat/completions" in line]
+
+
+def _refusal(printed: bytes) -> str:
+    try:
+        return str(json.loads(printed)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return printed.decode(errors="replace")

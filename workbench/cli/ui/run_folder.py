@@ -1,0 +1,211 @@
+"""The runs of a folder, as a list shows them and as a page about one of them does."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.cli.ui.metric_files import MetricFiles
+from workbench.errors import WorkbenchError
+from workbench.runs import files, trust
+from workbench.schema import read_yaml
+
+RECENT = 20
+"""Steps whose mean time tells how long the others will take."""
+
+Facts = dict[str, Any]
+
+
+class RunFolder:
+    """A folder of run directories. A run is known by the name of its directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = MetricFiles()
+        self._configs: dict[Path, tuple[int, Facts]] = {}
+
+    def names(self) -> list[str]:
+        """The runs, the newest first."""
+        found = {path.parent.name: _created(path) for path in self.path.glob("*/manifest.json")}
+        return sorted(found, key=lambda name: found[name], reverse=True)
+
+    def run(self, name: str) -> Path | None:
+        """The directory of a run; None where there is none of that name."""
+        path = self.path / name
+        plain = name not in ("", ".", "..") and "/" not in name and "\0" not in name
+        return path if plain and (path / "manifest.json").is_file() else None
+
+    def curves(self, name: str) -> list[str]:
+        """Everything in a run that has metrics of its own: "" for the run, and its members by their folder."""
+        path = self.path / name
+        members = sorted(each.parent.relative_to(path).as_posix() for each in path.glob("members/**/metrics.jsonl"))
+        return [*([""] if (path / "metrics.jsonl").exists() or not members else []), *members]
+
+    def metric_path(self, name: str, curve: str) -> Path | None:
+        """The metrics.jsonl of a curve; None where there is none of that name."""
+        path = self.run(name)
+        return path / curve / "metrics.jsonl" if path is not None and curve in ("", *self.curves(name)) else None
+
+    def config(self, name: str) -> Facts:
+        """The values of a run's config.yaml; empty where there are none."""
+        path = self.path / name / "config.yaml"
+        try:
+            changed = path.stat().st_mtime_ns
+            if self._configs.get(path, (0,))[0] != changed:
+                self._configs[path] = changed, read_yaml(path)
+            return self._configs[path][1]
+        except (OSError, WorkbenchError):
+            return {}
+
+    def summaries(self) -> list[Facts]:
+        """A line for each run."""
+        return [self.summary(name) for name in self.names()]
+
+    def summary(self, name: str) -> Facts:
+        """Facts of a run for a list: how it stands, what it is, how far it came."""
+        path = self.path / name
+        try:
+            manifest, scores = files.read_json(path / "manifest.json"), files.read_json(path / "scores.json")
+            scores = scores or {"before": files.read_json(path / "before.json").get("scores", {})}
+            progress = self._progress(name, manifest)
+        except (WorkbenchError, OSError) as error:
+            return {"name": name, "status": "damaged", "reason": str(error)}
+        values = self.config(name)
+        status = _status(path, manifest)
+        found = {
+            "name": name,
+            "status": status,
+            "reason": manifest.get("reason"),
+            "created": manifest.get("created"),
+            "recipe": values.get("recipe"),
+            "model": _part(values, "model").get("id"),
+            "method": _part(values, "adapter").get("method"),
+            "before": _number(_part(scores, "before").get("loss")),
+            "after": _number(_part(scores, "after").get("loss")),
+            "report": (path / "report.html").is_file(),
+            "adapter": (path / "adapter").is_dir(),
+            "resumable": status in ("stopped", "interrupted", "failed") and any(path.rglob("checkpoints/step-*")),
+            **progress,
+        }
+        return found if status == "running" else {**found, "left_s": None}
+
+    def _progress(self, name: str, manifest: Mapping[str, Any]) -> Facts:
+        """Steps, speed and memory; of members, of the one that came farthest."""
+        steps = _part(manifest, "batch").get("steps")
+        newest: list[dict[str, float]] = []
+        for curve in self.curves(name):
+            rows = self.metrics.of(self.path / name / curve / "metrics.jsonl").last(RECENT + 1)
+            if rows and (not newest or rows[-1].get("step", 0) > newest[-1].get("step", 0)):
+                newest = rows
+        last = newest[-1] if newest else {}
+        elapsed = _number(manifest.get("elapsed_s")) or _number(last.get("elapsed_s"))
+        return {
+            "step": _number(last.get("step")),
+            "steps": steps,
+            "loss": _number(last.get("loss")),
+            "tokens_per_second": _number(last.get("tokens_per_second")),
+            "peak_bytes": _number(manifest.get("peak_bytes")) or _number(last.get("peak_bytes")),
+            "elapsed_s": elapsed,
+            "left_s": _left(newest, steps),
+        }
+
+    def page(self, name: str) -> Facts:
+        """Everything about a run but its curves."""
+        path = self.path / name
+        text = path / "config.yaml"
+        return {
+            **self.summary(name),
+            "curves": self.curves(name),
+            "scores": files.read_json(path / "scores.json") or {},
+            "facts": files.read_json(path / "manifest.json"),
+            "config": text.read_text(encoding="utf-8", errors="replace") if text.is_file() else "",
+            "code": trust.code(self.config(name)),
+            "tables": sorted(each.stem for each in path.glob("*.parquet")),
+        }
+
+    def differences(self, names: Sequence[str]) -> list[tuple[str, list[str]]]:
+        """Settings that are not the same in all of some runs, with their value in each."""
+        found = [flat(self.config(name)) for name in names]
+        keys = dict.fromkeys(key for each in found for key in each)
+        rows = [(key, [each.get(key, "") for each in found]) for key in keys]
+        return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+    def table(self, name: str, table: str, *, first: int, count: int) -> Facts | None:
+        """Rows of a parquet file of a run, as text and numbers; None where there is none of that name."""
+        import pyarrow.parquet as pq
+
+        path = self.path / name / f"{table}.parquet"
+        if table not in {each.stem for each in (self.path / name).glob("*.parquet")}:
+            return None
+        whole = pq.read_table(path)
+        rows = whole.slice(first, count).to_pydict()
+        cells = [[_cell(value) for value in column] for column in rows.values()]
+        return {"columns": list(rows), "rows": list(zip(*cells, strict=True)), "first": first, "of": whole.num_rows}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Settings by their key, such as `train.epochs`, with their value as JSON."""
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return found
+
+
+def is_live(path: Path) -> bool:
+    """Whether a process works on a run: it holds the directory's lock."""
+    try:
+        with (path / "run.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _status(path: Path, manifest: Mapping[str, Any]) -> str:
+    status = str(manifest.get("status", "unknown"))
+    return "interrupted" if status == "running" and not is_live(path) else status
+
+
+def _left(rows: Sequence[Mapping[str, float]], steps: Any) -> float | None:
+    """Seconds of the steps that are left, each as long as the last ones were on average."""
+    if len(rows) < 2 or not isinstance(steps, int):
+        return None
+    spent = rows[-1].get("elapsed_s", math.nan) - rows[0].get("elapsed_s", math.nan)
+    done = rows[-1]["step"] - rows[0]["step"]
+    return _number((steps - rows[-1]["step"]) * spent / done if done > 0 else math.nan)
+
+
+def _created(manifest: Path) -> str:
+    try:
+        return str(files.read_json(manifest).get("created", ""))
+    except WorkbenchError:
+        return ""
+
+
+def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = values.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _cell(value: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,126 @@
+// One run, while it trains and afterwards; and several over each other.
+
+import { Curve, Plots } from "./curves.js";
+import { facts, fill, h, say, status, table } from "./dom.js";
+import { progress } from "./runs_page.js";
+import { get, post, unlocked } from "./server.js";
+import { bytes, count, duration, number, when } from "./units.js";
+
+const watched = (curves) => curves.map(([run, curve]) => `curve=${encodeURIComponent(`${run}//${curve}`)}`).join("&");
+const MOST = 32; // curves of one page
+
+export async function runPage(name) {
+  const run = await get(`/api/runs/${encodeURIComponent(name)}`);
+  const shownCurves = run.curves.slice(0, MOST);
+  const curves = new Map(shownCurves.map((curve, place) => [curve, new Curve(curve.replace("members/", "") || name, place)]));
+  const plots = new Plots([...curves.values()]);
+  const top = h("div");
+  const rest = h("div");
+  let jobs = [];
+  let now = run;
+
+  function act(label, path, disabled, done, kind = null) {
+    return h("button", { type: "button", class: kind, disabled: disabled || !unlocked(), title: unlocked() ? null : "needs the token",
+      onclick: async () => { try { const answer = await post(path); say(done); if (answer.job) location.hash = `#/jobs/${answer.job}`; } catch (error) { say(error.message); } } }, label);
+  }
+
+  function head() {
+    const job = jobs.findLast((each) => each.run === name && !["done", "stopped", "failed"].includes(each.state));
+    const all = `/api/runs/${encodeURIComponent(name)}`;
+    const elsewhere = now.status === "running" && !job;
+    fill(top,
+      h("h1", {}, name, " ", status(now.status)),
+      now.reason ? h("p", { class: now.status === "failed" ? "bad" : "warning" }, now.reason) : "",
+      facts([
+        ["recipe", now.recipe], ["method", now.method], ["model", now.model], ["progress", progress(now)],
+        ["loss before", number(now.before)], ["loss after", number(now.after)], ["last training loss", number(now.loss)],
+        ["tokens a second", count(now.tokens_per_second)], ["peak memory", bytes(now.peak_bytes)],
+        ["time", duration(now.elapsed_s)], ["time left", duration(now.left_s)], ["started", when(now.created)],
+      ]),
+      h("div", { class: "row" },
+        run.report || now.report ? h("a", { class: "button", href: `/runs/${encodeURIComponent(name)}/report.html?ticket=${run.ticket}`, target: "_blank", rel: "noopener" }, "Report") : "",
+        job ? act("Stop and save", `/api/jobs/${job.number}/stop`, job.state === "stopping", "Asked to stop: it saves a checkpoint first.") : "",
+        job ? h("a", { class: "button", href: `#/jobs/${job.number}` }, "Log") : "",
+        now.resumable && !job ? act("Resume", `${all}/resume`, false, "Resumes when its turn comes.", "main") : "",
+        now.adapter && now.status === "done" && !job ? act("Evaluate now", `${all}/evaluate`, false, "Scores the saved adapter when its turn comes.") : "",
+        now.adapter && now.status === "done" ? h("a", { class: "button", href: `#/chat?run=${encodeURIComponent(name)}` }, "Chat") : "",
+        elsewhere ? h("span", { class: "soft" }, "Started in a terminal: stop it there with Ctrl-C.") : ""));
+  }
+
+  async function below() {
+    const found = await get(`/api/runs/${encodeURIComponent(name)}`);
+    const columns = Object.keys(found.scores);
+    const scores = [...new Set(columns.flatMap((when_) => Object.keys(found.scores[when_])))];
+    fill(rest,
+      scores.length ? [h("h2", {}, "Scores"), table(["score", ...columns.map((name_) => ({ name: name_, right: true }))], scores.map((score) => [score, ...columns.map((when_) => number(found.scores[when_][score]))]))] : "",
+      found.tables.length ? h("h2", {}, "Tables") : "",
+      ...["predictions", ...found.tables.filter((each) => each !== "predictions")].filter((each) => found.tables.includes(each)).map((each) => rows(name, each)),
+      h("h2", {}, "Settings"),
+      h("details", {}, h("summary", {}, "config.yaml"), h("pre", { class: "card", tabindex: "0" }, found.config)),
+      h("details", {}, h("summary", {}, "manifest.json"), h("pre", { class: "card", tabindex: "0" }, JSON.stringify(found.facts, null, 2))));
+  }
+
+  head();
+  await below();
+  return {
+    element: h("div", {}, top, plots.element,
+      run.curves.length > MOST ? h("p", { class: "soft" }, `${run.curves.length - MOST} more adapters are in the report.`) : "", rest),
+    title: name,
+    watch: watched(shownCurves.map((curve) => [name, curve])),
+    hear(event, data) {
+      if (event === "runs") {
+        const found = data.find((each) => each.name === name);
+        if (!found) return;
+        const ended = found.status !== now.status;
+        now = found;
+        head();
+        if (ended) below().catch((error) => say(error.message));
+      } else if (event === "jobs") { jobs = data; head(); }
+      else if (event === "rows") { curves.get(data.curve)?.add(data); plots.soon(); }
+      else if (event === "fault") say(data.error);
+    },
+    shown() { plots.draw(); },
+    close() { plots.close(); },
+  };
+}
+
+// A table of a run, opened when somebody wants it, 200 rows at a time.
+function rows(name, table_) {
+  const place = h("div");
+  let loaded = false;
+  async function load(first) {
+    try {
+      const found = await get(`/api/runs/${encodeURIComponent(name)}/tables/${encodeURIComponent(table_)}?first=${first}`);
+      const last = found.first + found.rows.length;
+      const wordy = found.columns.map((column, place_) => ({ name: column, ...(found.rows.some((row) => typeof row[place_] === "string") ? { words: true } : { right: true }) }));
+      place.replaceChildren(
+        h("div", { class: "row" }, h("span", { class: "soft" }, `Rows ${number(found.first + 1)} to ${number(last)} of ${number(found.of)}`),
+          h("button", { type: "button", disabled: found.first === 0, onclick: () => load(Math.max(0, found.first - 200)) }, "Earlier"),
+          h("button", { type: "button", disabled: last >= found.of, onclick: () => load(last) }, "Later")),
+        table(wordy, found.rows.map((row) => row.map((cell) => (typeof cell === "number" ? number(cell) : cell === null ? "" : String(cell)))), { caption: table_ }));
+    } catch (error) { place.replaceChildren(h("p", { class: "bad" }, error.message)); }
+  }
+  return h("details", { ontoggle: (event) => { if (event.target.open && !loaded) { loaded = true; load(0); } } }, h("summary", {}, table_), place);
+}
+
+export async function comparePage(names) {
+  const found = await get(`/api/differences?${names.map((name) => `run=${encodeURIComponent(name)}`).join("&")}`);
+  const curves = new Map(names.map((name, place) => [name, new Curve(name, place)]));
+  const plots = new Plots([...curves.values()]);
+  const top = h("div");
+  return {
+    element: h("div", {}, h("h1", {}, `${names.length} runs`), top, plots.element, h("h2", {}, "Settings that differ"),
+      found.length ? table(["setting", ...names], found.map(([key, values]) => [key, ...values])) : h("p", {}, "None.")),
+    title: "Compare",
+    watch: watched(names.map((name) => [name, ""])),
+    hear(event, data) {
+      if (event === "runs") {
+        const chosen = names.map((name) => data.find((run) => run.name === name)).filter(Boolean);
+        top.replaceChildren(table(["run", "status", { name: "loss before", right: true }, { name: "after", right: true }, { name: "tokens a second", right: true }, { name: "memory", right: true }, { name: "time", right: true }],
+          chosen.map((run) => [h("a", { href: `#/run/${encodeURIComponent(run.name)}` }, run.name), status(run.status), number(run.before), number(run.after), count(run.tokens_per_second), bytes(run.peak_bytes), duration(run.elapsed_s)]), { caption: "Runs" }));
+      } else if (event === "rows") { curves.get(data.run)?.add(data); plots.soon(); }
+    },
+    shown() { plots.draw(); },
+    close() { plots.close(); },
+  };
+}
