@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=${1:-gpu-wheels} version=${2:-3.12} cuda=${3:-cuda130}
-most=$((60 * 1000 * 1000)) sources='^(deepspeed|rouge_score)=='
+most=$((60 * 1000 * 1000)) sources='^deepspeed=='
 mkdir -p "$folder"
 
 pins=$(mktemp)
@@ -20,7 +20,7 @@ python -m pip download --quiet --no-deps --only-binary=:all: --python-version "$
     --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_24_x86_64 \
     --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux1_x86_64 \
     --dest "$folder" --requirement <(grep -vE "$sources" "$pins")
-# These come as source alone, which is all Python: DeepSpeed compiles nothing before a run asks for it.
+# DeepSpeed comes as source alone, which is all Python: it compiles nothing before a run asks for it.
 grep -E "$sources" "$pins" | while read -r pin; do
     DS_BUILD_OPS=0 python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$folder" "$pin"
 done
