@@ -9,13 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workbench.cli.ui.metric_files import MetricFiles
+from workbench.cli.ui.metric_files import MetricFiles, last_rows
 from workbench.errors import WorkbenchError
 from workbench.runs import files, trust
 from workbench.schema import read_yaml
 
 RECENT = 20
 """Steps whose mean time tells how long the others will take."""
+
+_SUMMARISED = ("manifest.json", "scores.json", "before.json", "config.yaml", "metrics.jsonl", "report.html", "adapter")
+"""Files that a summary is made of."""
 
 Facts = dict[str, Any]
 
@@ -27,11 +30,7 @@ class RunFolder:
         self.path = path
         self.metrics = MetricFiles()
         self._configs: dict[Path, tuple[int, Facts]] = {}
-
-    def names(self) -> list[str]:
-        """The runs, the newest first."""
-        found = {path.parent.name: _created(path) for path in self.path.glob("*/manifest.json")}
-        return sorted(found, key=lambda name: found[name], reverse=True)
+        self._ended: dict[str, tuple[object, Facts]] = {}
 
     def run(self, name: str) -> Path | None:
         """The directory of a run; None where there is none of that name."""
@@ -62,8 +61,19 @@ class RunFolder:
             return {}
 
     def summaries(self) -> list[Facts]:
-        """A line for each run."""
-        return [self.summary(name) for name in self.names()]
+        """A line for each run, the newest first."""
+        found = [self._known(path.parent.name) for path in self.path.glob("*/manifest.json")]
+        return sorted(found, key=lambda run: str(run.get("created") or ""), reverse=True)
+
+    def _known(self, name: str) -> Facts:
+        """The summary of a run; one that has ended is read again only when its files have changed."""
+        files_now = _changed(self.path / name)
+        if name in self._ended and self._ended[name][0] == files_now:
+            return self._ended[name][1]
+        found = self.summary(name)
+        if found["status"] != "running":
+            self._ended[name] = files_now, found
+        return found
 
     def summary(self, name: str) -> Facts:
         """Facts of a run for a list: how it stands, what it is, how far it came."""
@@ -98,7 +108,7 @@ class RunFolder:
         steps = _part(manifest, "batch").get("steps")
         newest: list[dict[str, float]] = []
         for curve in self.curves(name):
-            rows = self.metrics.of(self.path / name / curve / "metrics.jsonl").last(RECENT + 1)
+            rows = last_rows(self.path / name / curve / "metrics.jsonl", RECENT + 1)
             if rows and (not newest or rows[-1].get("step", 0) > newest[-1].get("step", 0)):
                 newest = rows
         last = newest[-1] if newest else {}
@@ -184,11 +194,16 @@ def _left(rows: Sequence[Mapping[str, float]], steps: Any) -> float | None:
     return _number((steps - rows[-1]["step"]) * spent / done if done > 0 else math.nan)
 
 
-def _created(manifest: Path) -> str:
-    try:
-        return str(files.read_json(manifest).get("created", ""))
-    except WorkbenchError:
-        return ""
+def _changed(path: Path) -> tuple[tuple[int, int] | None, ...]:
+    """Time and size of the files that a summary is made of."""
+    found: list[tuple[int, int] | None] = []
+    for name in _SUMMARISED:
+        try:
+            now = (path / name).stat()
+            found.append((now.st_mtime_ns, now.st_size))
+        except OSError:
+            found.append(None)
+    return tuple(found)
 
 
 def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

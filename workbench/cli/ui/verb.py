@@ -48,4 +48,4 @@ def ui(
         typer.echo(f"shows {folder}. Stop it with Ctrl-C; a run that it started goes on.")
 
     with Address(host, port).bound() as listening:
-        serve(Page(folder, access).app, listening, grace=2, ready=ready)
+        serve(Page(folder, access).app, listening, grace=10, ready=ready)

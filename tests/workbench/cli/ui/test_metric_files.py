@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.workbench.cli.ui.made_runs import log, row
-from workbench.cli.ui.metric_files import POINTS, MetricFile, MetricFiles, thinned
+from workbench.cli.ui.metric_files import POINTS, MetricFile, MetricFiles, last_rows, thinned
 from workbench.errors import FileError
 
 
@@ -80,3 +80,32 @@ def test_a_damaged_file_is_said_to_be(tmp_path: Path, line: str) -> None:
     path.write_text(f"{line}\n")
     with pytest.raises(FileError, match=r"metrics\.jsonl: damaged"):
         MetricFiles().of(path)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 20, 21, 22, 500])
+def test_the_last_rows_are_read_from_the_end(tmp_path: Path, steps: int) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log(tmp_path, 1, steps)
+    with path.open("a") as stream:
+        stream.write(json.dumps(row(steps + 1))[:-5])  # not whole yet
+    assert [each["step"] for each in last_rows(path, 21)] == list(range(max(1, steps - 20), steps + 1))
+    assert last_rows(tmp_path / "none", 21) == []
+
+
+@pytest.mark.parametrize("more", ["", '{"step": 6001, "loss": NaN, "note": "x"}\n'])
+def test_many_rows_at_once_are_read_as_few_are(tmp_path: Path, more: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log(tmp_path, 1, 6000)
+    with path.open("a") as stream:
+        stream.write(more)
+    at_once, in_parts = MetricFile(path), MetricFile(tmp_path / "copy")
+    at_once.refresh()
+    lines = path.read_text().splitlines(keepends=True)
+    for first in range(0, len(lines), 1000):
+        with in_parts._path.open("a") as stream:
+            stream.writelines(lines[first : first + 1000])
+        in_parts.refresh()
+    columns, others = (file.after(None)[1] for file in (at_once, in_parts))
+    others.pop("note", None)
+    columns.pop("note", None)
+    assert columns == others and columns["step"][-1] == len(lines)

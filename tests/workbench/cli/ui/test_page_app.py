@@ -75,6 +75,28 @@ def test_a_run_whose_process_was_killed_is_interrupted(folder: Path) -> None:
     assert found["status"] == "running" and found["left_s"] == pytest.approx((200 - 30) * 0.5)
 
 
+def test_a_list_reads_again_only_what_has_changed(folder: Path) -> None:
+    runs = RunFolder(folder)
+    before = runs.summaries()
+    assert all(one is other for one, other in zip(before, runs.summaries(), strict=True))
+    (folder / "first" / "scores.json").write_text(json.dumps({"after": {"loss": 1.25}}))
+    changed = {run["name"]: run["after"] for run in runs.summaries()}
+    assert changed == {"first": 1.25, "second": 2.2}
+
+
+def test_members_have_curves_of_their_own(events: Any, folder: Path) -> None:
+    path = make_run(folder, "folds", steps=0)
+    (path / "metrics.jsonl").unlink()
+    for fold, steps in enumerate((30, 50)):
+        member = path / "members" / "round-0" / f"fold-{fold}"
+        member.mkdir(parents=True)
+        log(member, 1, steps)
+    curves = [f"members/round-0/fold-{fold}" for fold in range(2)]
+    assert RunFolder(folder).curves("folds") == curves and RunFolder(folder).summary("folds")["step"] == 50
+    rows = [data for event, data, _ in _read(events([("folds", curve) for curve in curves]).news()) if event == "rows"]
+    assert [len(each["columns"]["step"]) for each in rows] == [30, 50]
+
+
 def test_events_go_on_where_a_page_was_cut_off(events: Any, folder: Path) -> None:
     source = events([("first", "")])
     kinds = [event for event, _, _ in _read(source.news())]
