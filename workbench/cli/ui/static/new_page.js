@@ -6,7 +6,7 @@ import { get, post, unlocked } from "./server.js";
 const LATER_MS = 600;
 
 export async function newPage(wanted) {
-  const [names, settings] = await Promise.all([get("/api/recipes"), get("/api/settings")]);
+  const [names, settings, placeOfRuns] = await Promise.all([get("/api/recipes"), get("/api/settings"), get("/api/about")]);
   const start = names.includes(wanted) ? wanted : "sft/quickstart";
   const answers = new Map();
   let recipe = null;
@@ -106,7 +106,7 @@ export async function newPage(wanted) {
 
   function command() {
     const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
-    line.textContent = ["workbench run", recipe.name, ...[...answers].map(([key, value]) => quoted(`${key}=${value}`)), "--out", quoted(`runs/${run.value}`)].join(" ");
+    line.textContent = ["workbench run", recipe.name, ...[...answers].map(([key, value]) => quoted(`${key}=${value}`)), "--out", quoted(`${placeOfRuns.folder}/${run.value}`)].join(" ");
   }
 
   async function judge(soon = false) {
@@ -193,7 +193,7 @@ function shown(parts) {
     ...examples.map((part) => h("div", { class: "card" }, h("h3", {}, part.example),
       h("div", { class: "example" }, part.pieces.map(([text, loss]) => (loss ? h("mark", {}, text) : text))))),
     examples.length ? h("p", { class: "soft" }, h("span", { class: "example" }, h("mark", {}, "Marked")), " text carries loss; the rest is read only.") : "",
-    ...parts.filter((part) => part.text).map((part) => h("pre", { class: "card", tabindex: "0" }, part.text)),
+    ...parts.filter((part) => part.text).map((part) => h("pre", { class: examples.length || part.text.includes("│") ? "card" : "card command", tabindex: "0" }, part.text)),
     ...parts.filter((part) => part.head).map((part) => table(part.head.map((name, place) => ({ name, right: part.right[place] })), part.rows, { caption: part.table })),
   ];
 }
