@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import difflib
 import inspect
 import io
@@ -26,6 +27,7 @@ from ruamel.yaml.scanner import Scanner, ScannerError
 from workbench.errors import ConfigError
 
 
+@functools.cache
 def _field_docstrings(cls: type) -> dict[str, str]:
     """Docstrings of the fields that stand in the body of a class; none where it has no source file."""
     try:
