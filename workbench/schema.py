@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import functools
 import difflib
+import functools
 import inspect
 import io
 import itertools
