@@ -55,6 +55,21 @@ class Clock:
         return [count / (end - start) for count, (start, end) in zip(tokens[WARM_UP:], pairs, strict=False)]
 
 
+def _recipe(case: Case) -> dict[str, Any]:
+    """The recipe of our side."""
+    return {
+        "recipe": "sft",
+        "model": {"id": case.name, "weights": case.weights, "compute": "bfloat16"},
+        "adapter": {"method": "lora", "rank": RANK, "alpha": ALPHA, "targets": "all-linear"},
+        "data": {"train": "random"},
+        "batch": {"size": case.rows},
+        "train": {"steps": STEPS, "learning_rate": RATE, "checkpointing": "auto"},
+        "schedule": {"name": "constant", "warmup": 0.0},
+        "evaluate": {"every": None},
+        "save": {"every": None},
+    }
+
+
 def ours(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool) -> list[int]:
     """The workbench's trainer, which finds how much it computes at once; returns the tokens of each step."""
     from workbench.config import RunConfig
@@ -83,19 +98,7 @@ def ours(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool) -> li
         def stop_requested(self) -> bool:
             return not self.going
 
-    config = RunConfig.model_validate(
-        {
-            "recipe": "sft",
-            "model": {"id": case.name, "weights": case.weights, "compute": "bfloat16"},
-            "adapter": {"method": "lora", "rank": RANK, "alpha": ALPHA, "targets": "all-linear"},
-            "data": {"train": "random"},
-            "batch": {"size": case.rows},
-            "train": {"steps": STEPS, "learning_rate": RATE, "checkpointing": "auto"},
-            "schedule": {"name": "constant", "warmup": 0.0},
-            "evaluate": {"every": None},
-            "save": {"every": None},
-        }
-    )
+    config = RunConfig.model_validate(_recipe(case))
     packed_attention.register()
     backbone, rows = gpu_cases.model(case, DEVICE), RandomRows(case)
     freezer = freezing.attach(backbone, config, seed=0)
