@@ -161,8 +161,8 @@ class _RoutedProduct(torch.autograd.Function):
         x_NI, output_NO = x.reshape(-1, x.shape[-1]), output.view(-1, output.shape[-1])
         inner = []
         for (tokens, scale, _, drop), down_RI, up_OR in zip(parts, weights[::2], weights[1::2], strict=True):
-            inner_NR = (_dropped(x_NI[tokens], drop) @ down_RI.T).mul_(scale)
-            output_NO[tokens].addmm_(inner_NR, up_OR.T)
+            inner_NR = _dropped(x_NI[tokens], drop) @ down_RI.T
+            output_NO[tokens].addmm_(inner_NR, up_OR.T, alpha=scale)
             inner.append(inner_NR)
         ctx.save_for_backward(x_NI, *inner, *weights)
         ctx.base, ctx.parts = base, parts
@@ -178,12 +178,13 @@ class _RoutedProduct(torch.autograd.Function):
         for (tokens, scale, _, drop), inner_NR, down_RI, up_OR in zip(
             ctx.parts, inner, weights[::2], weights[1::2], strict=True
         ):
-            inner_grad_NR = (grad_NO[tokens] @ up_OR).mul_(scale)
+            inner_grad_NR = grad_NO[tokens] @ up_OR
             if x_grad_NI is not None and drop is not None:
-                x_grad_NI[tokens] += drop(inner_grad_NR @ down_RI)
+                x_grad_NI[tokens] += drop(inner_grad_NR @ down_RI).mul_(scale)
             elif x_grad_NI is not None:
-                x_grad_NI[tokens].addmm_(inner_grad_NR, down_RI)
-            grads += [inner_grad_NR.T @ _dropped(x_NI[tokens], drop), grad_NO[tokens].T @ inner_NR]
+                x_grad_NI[tokens].addmm_(inner_grad_NR, down_RI, alpha=scale)
+            down_grad, up_grad = inner_grad_NR.T @ _dropped(x_NI[tokens], drop), grad_NO[tokens].T @ inner_NR
+            grads += [down_grad.mul_(scale), up_grad.mul_(scale)]
         x_grad = None if x_grad_NI is None else x_grad_NI.view(*grad.shape[:-1], -1)
         return x_grad, None, None, *grads
 

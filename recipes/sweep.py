@@ -127,7 +127,7 @@ def training(task: SweepTask, entries: Sequence[SweepMember], callback: Callback
     callback.say(_memory([entry.run.manifest["model"]["trainable"] for entry in entries]))
     device, width = loaded.backbone.model.device, anatomy.hidden_size(loaded.backbone.model.config)
     tokens = max(
-        capacity.tokens_per_device(entry.trial.config, train, device, width=width)
+        capacity.tokens_per_device(entry.trial.config, train, device, width=width, members=len(entries))
         for entry, train in zip(entries, loaded.train, strict=True)
     )
     names = {member: entry.trial.name for member, entry in zip(members, entries, strict=True)}

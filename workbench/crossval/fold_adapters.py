@@ -327,8 +327,10 @@ def _tokens(run: Run, train_tasks: Sequence[TrainTask], model: Classifier) -> in
     """Tokens of a forward pass; a resumed run keeps its first value, which decides the last bits of a sum."""
     device, width = model.backbone.device, anatomy.hidden_size(model.backbone.config)
     known = run.manifest.get("batch", {}).get("tokens_per_device")
+    members = len(train_tasks)
     found = known or max(
-        capacity.tokens_per_device(each.config, each.train, device, width=width) for each in train_tasks
+        capacity.tokens_per_device(each.config, each.train, device, width=width, members=members)
+        for each in train_tasks
     )
     run.note(batch={"tokens_per_device": found})
     return int(found)

@@ -49,17 +49,17 @@ FORWARD_ELEMENTS = 32
 with its gate, keys and values of a generation."""
 
 
-def tokens_per_device(config: RunConfig, train: Examples, device: torch.device, *, width: int) -> int:
+def tokens_per_device(config: RunConfig, train: Examples, device: torch.device, *, width: int, members: int = 1) -> int:
     """The configured budget, checked against the longest row; for `auto` the largest worth trying.
 
-    `width` is the hidden size of the backbone.
+    `width` is the hidden size of the backbone; a step has a batch of each of `members` adapters.
     """
     require_longest_fits(config, train)
     wanted = config.batch.tokens_per_device
     if wanted != "auto":
         return wanted
     own = longest_part(config, train.lengths)
-    whole_batch = own * config.batch.size * config.rows_of_draw
+    whole_batch = own * config.batch.size * config.rows_of_draw * members
     if device.type != "cpu":
         # Processes that compute rows together cannot each try how many fit: one row at a time is what they are for.
         return whole_batch if config.distributed.sequence == 1 else own

@@ -99,3 +99,16 @@ def test_rows_of_one_length_share_larger_passes_on_a_cpu(lengths: list[int], ele
     assert tokens(torch.device("cpu"), width=160) == elements // 160
     assert tokens(torch.device("cpu"), width=2**16) == 640, "never fewer than are worth a pass over the weights"
     assert tokens(torch.device("meta"), width=160) == 65 * 1000, "an accelerator tries the whole batch"
+
+
+def test_a_bank_may_compute_the_rows_of_all_its_members_at_once() -> None:
+    config = RunConfig.model_validate(
+        {"recipe": "classify", "data": {"train": "x.csv", "format": "image"}, "batch": {"size": 4}}
+    )
+    even = cast(Any, SimpleNamespace(lengths=np.full(24, 600), weighted_rows=None))
+
+    def tokens(members: int) -> int:
+        return capacity.tokens_per_device(config, even, torch.device("cpu"), width=64, members=members)
+
+    assert [tokens(members) for members in (1, 2, 5)] == [2400, 4800, 12_000]
+    assert tokens(50) == capacity.EVEN_CPU_ELEMENTS // 64, "no more than a CPU's caches take"
