@@ -64,6 +64,7 @@ class EventSource:
         """Events for everything that is new since the last look."""
         found = [self._changed("runs", self.runs.summaries())]
         found.append(self._changed("jobs", [asdict(job) for job in self.queue.jobs]))
+        found.append(self._changed("trouble", self.queue.trouble))
         found += [self._rows(run, curve) for run, curve in self.watched.curves]
         if self.watched.log is not None:
             found.append(self._log(self.queue.log(self.watched.log)))

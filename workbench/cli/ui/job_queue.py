@@ -6,6 +6,7 @@ The queue is on disk: what runs goes on when the server ends, and the next serve
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from workbench.cli.ui.run_folder import is_live
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.runs import files
 
+_log = logging.getLogger(__name__)
 State = Literal["waiting", "running", "stopping", "done", "stopped", "failed"]
 OVER = ("done", "stopped", "failed")
 _KEPT = 50
@@ -60,6 +62,8 @@ class JobQueue:
         self._lock = self._locked()
         self._child: subprocess.Popen[bytes] | None = None
         self._jobs = {job.number: job for job in self._read()}
+        self.trouble = ""
+        """Why the queue does not go on; empty where it does."""
 
     def _locked(self) -> IO[str]:
         try:
@@ -135,6 +139,18 @@ class JobQueue:
         if not any(is_live(path.parent) for path in self._runs.glob("*/run.lock")):
             for job in [job for job in self.jobs if job.state == "waiting"][:1]:
                 self._start(job)
+
+    def go_on(self) -> None:
+        """Step; where that fails, `trouble` says why and the next call tries again."""
+        try:
+            self.step()
+        except Exception as error:  # the queue outlives whatever befalls it
+            trouble = f"The queue waits: {error}. It goes on when that has ended."
+            if trouble != self.trouble:
+                _log.exception("%s", trouble)
+            self.trouble = trouble
+        else:
+            self.trouble = ""
 
     def _start(self, job: QueuedCommand) -> None:
         with self.log(job.number).open("wb") as log:

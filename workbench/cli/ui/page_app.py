@@ -99,7 +99,7 @@ class Page:
 
     async def _work(self) -> None:
         while True:
-            self._queue.step()
+            self._queue.go_on()
             await asyncio.sleep(0.5)
 
     async def _index(self, _: Request) -> Response:

@@ -40,6 +40,22 @@ def test_nothing_starts_while_a_run_of_somebody_else_lives(tmp_path: Path) -> No
     queue.close()
 
 
+def test_a_queue_that_cannot_go_on_says_why_and_tries_again(tmp_path: Path) -> None:
+    queue = JobQueue(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with (tmp_path / "elsewhere" / "run.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        number = queue.add("ls", QUICK, run="first").number
+    queue.log(number).mkdir()  # where the output of the job should go
+    queue.go_on()
+    assert "Is a directory" in queue.trouble and _states(queue) == ["waiting"]
+    queue.log(number).rmdir()
+    queue.go_on()
+    assert queue.trouble == "" and _states(queue) == ["running"]
+    _until(queue, lambda: _states(queue) == ["done"])
+    queue.close()
+
+
 @pytest.mark.slow
 def test_commands_run_one_after_another_and_outlive_their_server(tmp_path: Path) -> None:
     queue = JobQueue(tmp_path)

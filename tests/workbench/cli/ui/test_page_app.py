@@ -100,14 +100,14 @@ def test_members_have_curves_of_their_own(events: Any, folder: Path) -> None:
 def test_events_go_on_where_a_page_was_cut_off(events: Any, folder: Path) -> None:
     source = events([("first", "")])
     kinds = [event for event, _, _ in _read(source.news())]
-    assert kinds == ["runs", "jobs", "rows"] and not source.news()
+    assert kinds == ["runs", "jobs", "trouble", "rows"] and not source.news()
     log(folder / "first", 61, 63)
     *_, (event, data, position) = _read(source.news())
     assert (event, data["goes_on"], data["columns"]["step"]) == ("rows", True, [61, 62, 63])
     log(folder / "first", 64, 65)
     again = _read(events([("first", "")], position).news())[-1]
     assert again[1]["goes_on"] and again[1]["columns"]["step"] == [64, 65]
-    assert events([("first", "../second"), ("..", "")]).news()[2:] == []  # no such curves
+    assert events([("first", "../second"), ("..", "")]).news()[3:] == []  # no such curves
 
 
 def test_only_those_with_the_token_write(client: TestClient) -> None:

@@ -10,6 +10,7 @@ import { follow, get, unlock, unlocked } from "./server.js";
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
+const trouble = document.getElementById("trouble");
 const locked = document.getElementById("locked");
 const waiting = document.getElementById("waiting");
 let page = null;
@@ -56,6 +57,7 @@ async function show() {
       const open = data.filter((job) => !["done", "stopped", "failed"].includes(job.state)).length;
       waiting.textContent = open ? `(${open})` : "";
     }
+    if (event === "trouble") { trouble.textContent = data; trouble.hidden = !data; }
     page?.hear(event, data);
   }, hearing.signal, (text) => { connection.textContent = text; });
 }
