@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from tests.conftest import tiny
 from workbench import adapters
-from workbench.adapters import METHODS, Full, Lora, bank
+from workbench.adapters import METHODS, Full, Lora, bank, bank_layers
 from workbench.adapters.bank import Bank
 from workbench.adapters.bank_layers import MemberRows, Routing
 from workbench.config import ModelConfig
@@ -54,11 +54,11 @@ def disturbed(named: dict[str, nn.Parameter]) -> None:
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter)
 
 
-def plain(model: PreTrainedModel) -> list[nn.Module]:
+def plain(model: PreTrainedModel, configs: Sequence[Lora] = CONFIGS, seeds: Sequence[int] = SEEDS) -> list[nn.Module]:
     """Each adapter alone, on a backbone of its own."""
     return [
         adapters.attach(copy.deepcopy(model), config, seed=seed).eval()
-        for config, seed in zip(CONFIGS, SEEDS, strict=True)
+        for config, seed in zip(configs, seeds, strict=True)
     ]
 
 
@@ -71,27 +71,46 @@ def of_member(made: Bank, member: str) -> dict[str, nn.Parameter]:
     return {name.replace(member, "default"): each for name, each in made.parameters_of(member).items()}
 
 
-def routed(made: Bank, rows: Tensor) -> Any:
-    shares = [MemberRows(member, count) for member, count in zip(made.members, SHARES, strict=True)]
+def routed(made: Bank, rows: Tensor, counts: Sequence[int] = SHARES) -> Any:
+    shares = [MemberRows(member, count) for member, count in zip(made.members, counts, strict=True)]
     return made.route(shares, length=rows.shape[1])
 
 
 @pytest.mark.parametrize(("head", "name"), MODELS)
 def test_each_member_is_what_it_is_alone(head: str, name: str) -> None:
     """Initial values bit for bit; logits and gradients of a mixed batch; different ranks, scales and targets."""
-    base = double(head, name)
-    wanted, made = plain(base), bank.attach(copy.deepcopy(base), CONFIGS, seeds=SEEDS)
+    require_alone(double(head, name), CONFIGS, SHARES)
+
+
+def test_members_of_equal_shape_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one rank, scale and number of tokens, as folds have them; the last two differ in one of these each."""
+    sizes, together = set[tuple[int, ...]](), bank_layers._together
+
+    def watched(*arguments: Any) -> Any:
+        found = together(*arguments)
+        sizes.add(tuple(len(part.members) for part in found))
+        return found
+
+    monkeypatch.setattr(bank_layers, "_together", watched)
+    configs = [*[Lora(rank=3, alpha=6)] * 3, Lora(rank=3, alpha=9)]
+    require_alone(double("CausalLM", "Llama"), configs, (1, 1, 2, 1))
+    assert sizes == {(2, 1, 1)}
+
+
+def require_alone(base: PreTrainedModel, configs: Sequence[Lora], shares: Sequence[int]) -> None:
+    seeds = range(4, 4 + len(configs))
+    wanted, made = plain(base, configs, seeds), bank.attach(copy.deepcopy(base), configs, seeds=seeds)
     made.train()
     for member, model in zip(made.members, wanted, strict=True):
         found, own = of_member(made, member), trainable(model)
         assert found.keys() == own.keys()
         assert all(torch.equal(found[key], own[key]) for key in own)
         disturbed(found), disturbed(own)
-    with routed(made, ids):
+    with routed(made, ids, shares):
         logits = made.model(input_ids=ids).logits
         logits.square().sum().backward()
     start = 0
-    for member, model, share in zip(made.members, wanted, SHARES, strict=True):
+    for member, model, share in zip(made.members, wanted, shares, strict=True):
         own_logits = model(input_ids=ids[start : start + share]).logits
         own_logits.square().sum().backward()
         torch.testing.assert_close(logits[start : start + share], own_logits, rtol=1e-10, atol=1e-12)
