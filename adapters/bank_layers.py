@@ -98,14 +98,18 @@ class RoutedLora(nn.Module, LoraLayer):
             if member in self.lora_A and where.stop > where.start
         ]
         if x.dtype != torch.float32 or x.device.type != "cpu":  # float32 on a CPU: no faster, and unequal threads
-            parts = _together(parts, {member: down.weight.shape for member, down in self.lora_A.items()})
+            parts = _together(parts, {part.members[0]: self._weight("lora_A", part.members[0]).shape for part in parts})
         weights = [
-            _stacked([each[member].weight.to(x.dtype) for member in part.members])
+            _stacked([self._weight(name, member).to(x.dtype) for member in part.members])
             for part in parts
-            for each in (self.lora_A, self.lora_B)
+            for name in ("lora_A", "lora_B")
         ]
         output: Tensor = _RoutedProduct.apply(x, self.get_base_layer(), parts, *weights)  # type: ignore[no-untyped-call]
         return output
+
+    def _weight(self, name: str, member: str) -> Tensor:
+        weight: Tensor = getattr(self, name)[member].weight
+        return weight
 
 
 def _dropout(layer: Any, member: str, where: slice, many: int) -> Callable[[Tensor], Tensor] | None:
@@ -166,7 +170,7 @@ class _Part(NamedTuple):
     @property
     def many(self) -> int:
         """Tokens of each member."""
-        return (self.tokens.stop - self.tokens.start) // len(self.members)
+        return int(self.tokens.stop - self.tokens.start) // len(self.members)
 
 
 def _together(parts: Sequence[_Part], shapes: Mapping[str, torch.Size]) -> list[_Part]:

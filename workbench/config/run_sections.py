@@ -98,7 +98,7 @@ class RunSections(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     save: SaveConfig = SaveConfig()
     distributed: DistributedConfig = DistributedConfig()
-    trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"], ...] = ()
     """Where metrics are sent besides metrics.jsonl; nothing is sent anywhere unless named here."""
 
     @property

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from workbench.config.sweep_config import flat
 from workbench.report import (
     class_section,
     crossval_section,
@@ -285,17 +286,10 @@ def _names(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _settings(records: Sequence[RunRecord]) -> list[tuple[str, ...]]:
-    flat = [_flatten(one.config) for one in records]
-    keys = dict.fromkeys(key for config in flat for key in config)
-    rows = [(key, *(config.get(key, units.NOTHING) for config in flat)) for key in keys]
+    settings = [{key: str(value) for key, value in flat(one.config).items()} for one in records]
+    keys = dict.fromkeys(key for config in settings for key in config)
+    rows = [(key, *(config.get(key, units.NOTHING) for config in settings)) for key in keys]
     return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: str(value)}
-    return flat
 
 
 def _notes(records: Sequence[RunRecord]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate.utils import release_memory
 from torch import Tensor, nn
 
 from workbench.adapters import anatomy
@@ -45,6 +45,7 @@ from workbench.training.sampling import sampler as sampling
 from workbench.training.sampling.look import looked_at
 from workbench.training.signal import Loss, ProgressClock, TrainingSignal
 from workbench.training.step_noise import StepNoise
+from workbench.training.trackers import Trackers
 from workbench.training.trainable_values import trained
 
 OBSERVED_ROWS = 8
@@ -130,10 +131,7 @@ class Trainer:
             trial_context=self.trial_context,
             kept=self.kept,
         )
-        self.accelerator = Accelerator(
-            cpu=self.device.type == "cpu", log_with=list(self.config.trackers) or None, project_dir=self.run.path
-        )
-        self.accelerator.init_trackers(self.run.path.name)
+        self.trackers = Trackers(self.config, self.run, cpu=self.device.type == "cpu")
 
     def work(self) -> None:
         """Train to the end; raises Stopped after a checkpoint when the callback asks for it."""
@@ -149,12 +147,10 @@ class Trainer:
             self.callback.say(f"Training: {left:,} steps of {self.config.batch.size} {self.arrangement.in_words()}.")
             self.run.deadline.begin(member.progress.share)
         began = time.monotonic() - member.progress.elapsed_s
-        with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead:
+        with closing(self.trackers), closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead:
             self._steps(began)
         self.ahead = None
         self.prefix.close()
-        for tracker in self.accelerator.trackers:  # its own end would part the processes
-            tracker.finish()
 
     def _steps(self, began: float) -> None:
         """Train until the run ends."""
@@ -162,7 +158,7 @@ class Trainer:
         while member.live:
             self._follow_policy()
             record = member.finish_step(self.step(failures.rows(member)), began=began)
-            self.accelerator.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
+            self.trackers.log(record)
             self.callback.step(record, total=member.total)
             stopping = self.ranks.any(self.callback.stop_requested())
             if member.due or stopping:
@@ -397,4 +393,4 @@ class Trainer:
     def _free_memory(self) -> None:
         for parameter in [*self.model.parameters(), *self.masters]:
             parameter.grad = None
-        self.accelerator.free_memory()
+        release_memory()

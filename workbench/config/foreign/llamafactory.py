@@ -65,10 +65,12 @@ def translate(settings: Mapping[str, Any], *, folders: tuple[Path, ...]) -> Tran
     shared_settings.sharing(found, deepspeed=found.take("deepspeed"), fsdp=found.take("fsdp"), offload=False)
     found.ignore("fsdp_config")
     report = found.take("report_to")
-    report = report if isinstance(report, list) else [report]
-    shared_settings.trackers(found, wandb="wandb" in report, tensorboard="tensorboard" in report)
+    report = {*report} if isinstance(report, list) else {report}
+    if found.take("use_swanlab"):
+        report.add("swanlab")
+    shared_settings.trackers(found, report)
     for name in report:
-        if name not in (None, "none", "all", "wandb", "tensorboard"):
+        if name not in (None, "none", "all", *shared_settings.TRACKERS):
             found.look(f"report_to: {name} has no equivalent; metrics.jsonl has every figure.")
     found.ignore(*shared_settings.IDLE, *IDLE)
     return found

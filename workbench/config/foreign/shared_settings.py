@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from math import prod
 from typing import Any
 
@@ -187,10 +187,12 @@ def sources(found: Translation, named: Mapping[str, Mapping[str, Any]]) -> None:
         found.look(f"The file names no rows to train on: write them in place of {PLACEHOLDER}.")
 
 
-def trackers(found: Translation, *, wandb: bool, tensorboard: bool) -> None:
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio", "swanlab")
+
+
+def trackers(found: Translation, names: Container[str]) -> None:
     """Where metrics go besides metrics.jsonl."""
-    names = [name for name, wanted in (("wandb", wandb), ("tensorboard", tensorboard)) if wanted]
-    found.give("trackers", names or None)
+    found.give("trackers", [name for name in TRACKERS if name in names] or None)
 
 
 def weights(found: Translation, *, bits: int | None) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -28,11 +29,18 @@ def _states(queue: JobQueue) -> list[str]:
     return [job.state for job in queue.jobs]
 
 
+@contextmanager
+def _live_run(folder: Path) -> Iterator[None]:
+    """Somebody else's, as long as the block lasts."""
+    folder.mkdir()
+    with (folder / "run.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def test_nothing_starts_while_a_run_of_somebody_else_lives(tmp_path: Path) -> None:
     queue = JobQueue(tmp_path)
-    (tmp_path / "elsewhere").mkdir()
-    with (tmp_path / "elsewhere" / "run.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _live_run(tmp_path / "elsewhere"):
         number = queue.add("ls", QUICK, run="first").number
         assert _states(queue) == ["waiting"] and queue.busy("first") and not queue.busy("second")
         assert queue.stop(number) and not queue.stop(number) and not queue.stop(99)
@@ -42,9 +50,7 @@ def test_nothing_starts_while_a_run_of_somebody_else_lives(tmp_path: Path) -> No
 
 def test_a_queue_that_cannot_go_on_says_why_and_tries_again(tmp_path: Path) -> None:
     queue = JobQueue(tmp_path)
-    (tmp_path / "elsewhere").mkdir()
-    with (tmp_path / "elsewhere" / "run.lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _live_run(tmp_path / "elsewhere"):
         number = queue.add("ls", QUICK, run="first").number
     queue.log(number).mkdir()  # where the output of the job should go
     queue.go_on()

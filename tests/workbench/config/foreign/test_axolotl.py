@@ -71,6 +71,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"fp16": True, "bf16": False}, {"model.compute": "float16"}),
     ({"train_on_inputs": True}, {"data.loss_on": "all"}),
     ({"wandb_project": "mine"}, {"trackers": ["wandb"]}),
+    ({"use_mlflow": True, "trackio_project_name": "mine", "wandb_project": ""}, {"trackers": ["mlflow", "trackio"]}),
     ({"deepspeed": "deepspeed_configs/zero2.json"}, {"distributed": {"zero": 2}}),
     (
         {"deepspeed": "deepspeed_configs/zero3_bf16_cpuoffload_all.json"},

@@ -65,6 +65,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"distributed.zero": 3, "distributed.offload_parameters": "cpu"},
     ),
     ({"report_to": "wandb"}, {"trackers": ["wandb"]}),
+    ({"report_to": ["mlflow", "tensorboard"], "use_swanlab": True}, {"trackers": ["tensorboard", "mlflow", "swanlab"]}),
     ({"max_samples": 50}, {"data.limit": 50}),
     ({"dataset": "a, b"}, {"data.sources": {"a": {"path": "data/a.json"}, "b": {"path": "data/b.json"}}}),
 ]

@@ -1,0 +1,75 @@
+"""What services of metrics get, read back through their own packages; none asks the network."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from workbench.config import RunConfig
+from workbench.runs.run_directory import Run
+from workbench.training.trackers import PROJECT, Trackers
+
+LOSSES = {1: 3.5, 2: 3.25, 7: 2.125}
+
+
+def _tensorboard(folder: Path) -> dict[int, float]:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = events.EventAccumulator(str(folder / "mine" / PROJECT)).Reload()
+    settings = (folder / "mine" / PROJECT).rglob("hparams.yml")
+    assert "train.learning_rate: 0.5" in next(settings).read_text()
+    return {each.step: each.value for each in found.Scalars("loss")}
+
+
+def _mlflow(folder: Path) -> dict[int, float]:
+    mlflow: Any = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name(PROJECT).experiment_id])
+    assert run.info.run_name == "mine" and run.info.status == "FINISHED"
+    assert run.data.params["train.learning_rate"] == "0.5"
+    return {each.step: each.value for each in client.get_metric_history(run.info.run_id, "loss")}
+
+
+def _trackio(folder: Path) -> dict[int, float]:
+    with sqlite3.connect(folder / f"{PROJECT}.db") as known:
+        rows = known.execute("select run_name, step, metrics from metrics").fetchall()
+    assert {name for name, _, _ in rows} == {"mine"}
+    return {step: json.loads(metrics)["loss"] for _, step, metrics in rows}
+
+
+READERS: dict[str, Callable[[Path], dict[int, float]]] = {
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+    "trackio": _trackio,
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of other people's packages
+@pytest.mark.parametrize("name", READERS)
+def test_a_service_gets_settings_and_steps(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(name)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    if name == "trackio":
+        monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path)
+    (tmp_path / "mine").mkdir()
+    train = {"steps": 7, "learning_rate": 0.5}
+    config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "x"}, "train": train, "trackers": [name]})
+    trackers = Trackers(config, cast(Run, SimpleNamespace(path=tmp_path / "mine")), cpu=True)
+    for step, loss in LOSSES.items():
+        trackers.log({"step": step, "loss": loss, "layers": [1, 2]})
+    trackers.close()
+    assert READERS[name](tmp_path) == LOSSES
+
+
+def test_nothing_is_sent_where_nobody_is_named(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "x"}})
+    trackers = Trackers(config, cast(Run, SimpleNamespace(path=tmp_path)), cpu=True)
+    trackers.log({"step": 1, "loss": 1.0})
+    trackers.close()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,45 @@
+"""Where metrics go besides metrics.jsonl: services that accelerate knows, each by its own package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accelerate import Accelerator
+
+from workbench.config import RunConfig
+from workbench.config.sweep_config import flat
+from workbench.runs.run_directory import Run
+
+PROJECT = "peft-workbench"
+"""The project of all runs, where a service has projects; its own environment variables may name another one."""
+_NAMED = {"wandb": "name", "mlflow": "run_name", "trackio": "name", "swanlab": "experiment_name"}
+"""How each service calls the name of a run."""
+
+
+class Trackers:
+    """Those that `trackers` names, told of the settings at once and of every step.
+
+    One service gets at most a run for each time that the run was started or resumed.
+    """
+
+    def __init__(self, config: RunConfig, run: Run, *, cpu: bool) -> None:
+        self._accelerator = Accelerator(cpu=cpu, log_with=list(config.trackers) or None, project_dir=run.path)
+        if config.trackers:
+            settings = {key: _plain(value) for key, value in flat(config.model_dump(mode="json")).items()}
+            named = {service: {word: run.path.name} for service, word in _NAMED.items()}
+            self._accelerator.init_trackers(PROJECT, settings, init_kwargs=named)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """A line of metrics.jsonl."""
+        numbers = {key: value for key, value in record.items() if key != "step" and isinstance(value, int | float)}
+        self._accelerator.log(numbers, step=record["step"])
+
+    def close(self) -> None:
+        """Send what is left."""
+        for tracker in self._accelerator.trackers:  # the accelerator's own end would part the processes
+            tracker.finish()
+
+
+def _plain(value: Any) -> str | int | float | bool:
+    return value if isinstance(value, str | int | float | bool) else str(value)
