@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
+from time import sleep
 from typing import IO, Any
 
 import psutil
@@ -27,6 +28,8 @@ from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.trust import Trust
 from workbench.schema import dump_yaml, parse, read_yaml
 
+_LOCK_TRIES = 10
+"""A page that looks whether a run lives holds its lock for a moment."""
 FREE = ("batch.tokens_per_device", "batch.packing", "trackers", "save.keep", "budget.time")
 """Settings that may change when a run is resumed, besides section `distributed`."""
 _UNKNOWN = re.compile("unknown (method|policy)")
@@ -189,12 +192,14 @@ def _locked(path: Path) -> IO[str]:
         lock = (path / "run.lock").open("a")
     except OSError as error:
         raise _unwritable(path, error) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise ResumeError(f"{path}: another process works on this run. Wait for it, or write another --out.") from None
-    return lock
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except OSError:
+            sleep(0.02)
+    lock.close()
+    raise ResumeError(f"{path}: another process works on this run. Wait for it, or write another --out.")
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -61,3 +63,11 @@ def test_a_restart_knows_the_run_that_its_launch_began(tmp_path: Path) -> None:
     run_directory.start(tmp_path / "run", CONFIG, resume=False).close()
     assert run_directory.began_since(tmp_path / "run", before)
     assert not run_directory.began_since(tmp_path / "run", time.time() + 2), "it was there before"
+
+
+def test_somebody_who_only_looks_whether_a_run_lives_refuses_nobody(tmp_path: Path) -> None:
+    run_directory.start(tmp_path / "run", CONFIG, resume=False).close()
+    look = (tmp_path / "run" / "run.lock").open("rb")
+    fcntl.flock(look, fcntl.LOCK_SH)
+    Timer(0.05, look.close).start()
+    run_directory.start(tmp_path / "run", CONFIG, resume=True).close()
