@@ -135,7 +135,8 @@ def _values(each: Range | tuple[Any, ...], trials: int) -> Sequence[Any]:
         return each
     if each.integer:
         return range(int(each.low), int(each.high) + 1)
-    fractions: list[float] = np.linspace(each.low, each.high, trials).tolist()
+    spaced = np.geomspace if each.log else np.linspace
+    fractions: list[float] = spaced(each.low, each.high, trials).tolist()
     return fractions
 
 

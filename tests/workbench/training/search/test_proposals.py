@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from workbench.config.search_config import SearchConfig
+from workbench.training.search import proposals
 from workbench.training.search.importance import importances
 from workbench.training.search.proposals import Settings, propose
 
@@ -73,6 +74,14 @@ def test_a_range_too_narrow_for_four_digits_is_tried_as_often_as_asked() -> None
     config = search(space={"train.learning_rate": {"low": 1e-3, "high": 1.002e-3}}, trials=8)
     found = [each["train.learning_rate"] for each in propose(config, [], [], count=8, seed=0)]
     assert len(set(found)) == 8 and min(found) >= 1e-3 and max(found) <= 1.002e-3
+
+
+def test_what_is_listed_of_a_range_follows_its_scale() -> None:
+    """Listed where chance finds nothing new."""
+    for log, wanted in ((True, [1e-4, 1e-3, 1e-2, 1e-1]), (False, [1e-4, 0.0334, 0.0667, 0.1])):
+        space = {"train.learning_rate": {"low": 1e-4, "high": 1e-1, "log": log}}
+        listed = proposals._enumerated(search(space=space, trials=4))
+        assert [each["train.learning_rate"] for each in listed] == pytest.approx(wanted, rel=1e-12 if log else 1e-2)
 
 
 def test_importance_is_that_of_the_setting_that_decides() -> None:
