@@ -27,10 +27,14 @@ CPU = Rates(flops=1e11, link=2e9, host=1e10, update=1e10, disk=1e9)
 
 
 def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices: int, passes: int) -> float:
-    """Seconds that a step waits with so many micro-batches on each device, if nothing travels while devices compute."""
+    """Seconds that a step waits with so many micro-batches on each device, if nothing travels while devices compute.
+
+    Each of `replicas` copies of the weights is shared among its own devices; copies add their shares of gradients.
+    """
     count = contents.trainable
     gradients, trained = contents.gradient * count, contents.element * count
-    others, share = (devices - 1) / devices, 1 / devices
+    sharing = devices // how.replicas
+    others, share = (sharing - 1) / sharing, 1 / sharing
     if how.zero in (0, 1):
         travels = 2.0 * gradients
     elif how.engine == "fsdp2":  # gathered for both passes at once, or for each
@@ -39,7 +43,8 @@ def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices
         travels = passes * gradients + trained
     else:
         travels = passes * (gradients + 2.0 * contents.weight_bytes)
-    found = others * travels / rates.link
+    between = 2.0 * (how.replicas - 1) / how.replicas * passes * gradients * share
+    found = (others * travels + between) / rates.link
     state = (8 + contents.optimizer) * count * share  # master, gradient and the optimizer's own
     if how.offload_optimizer != "none":
         found += (passes * gradients + trained) * share / rates.host + 2 * state / rates.update
