@@ -6,6 +6,7 @@ Legend: U texts, C outputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from workbench.config import RunConfig
@@ -52,7 +53,7 @@ def load(run: Path, config: RunConfig, name: str, created: int, *, queue: int) -
     if config.recipe == "classify":
         model = classifier.load(run, config)
         return ClassModel(*about, _classifying(model.reader, model.labels, _outputs(model)), model.labels.names)
-    context = tta_predict.fold_context(run, config)
+    context = replace(tta_predict.fold_context(run, config), banks={})
 
     def decided(rows: LabelledSet) -> Floats:
         return tta_predict.decided(run, context, rows)

@@ -16,6 +16,7 @@ import workbench
 from tests.conftest import MINILM, save_tiny, write_animals
 from tests.workbench.evaluation.serving.conftest import SETTINGS, Serve, save_runs
 from tests.workbench.evaluation.serving.conftest import serve as serve
+from workbench.adapters import bank
 from workbench.errors import ConfigError
 from workbench.evaluation.serving.app import Server
 from workbench.evaluation.serving.requests import ChatRequest
@@ -122,7 +123,7 @@ def test_embeddings_are_those_of_predict(rows_runs: dict[str, Path], rows_client
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["classify", "crossval"])
 def test_classes_are_those_of_predict(
-    name: str, rows_runs: dict[str, Path], rows_client: TestClient, tmp_path: Path
+    name: str, rows_runs: dict[str, Path], rows_client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.jsonl"
     predict(rows_runs[name], str(rows_runs["asked"]), out=out, max_new_tokens=1)
@@ -131,6 +132,7 @@ def test_classes_are_those_of_predict(
     assert [each["label"] for each in answer] == wanted["predicted"].to_list()
     names = [column for column in wanted if str(column).startswith("p_")]
     assert np.allclose([each["probs"] for each in answer], wanted[names].to_numpy(), atol=1e-6)
+    monkeypatch.setattr(bank, "load", None)  # nothing is read again
     (one,) = rows_client.post("/classify", json={"model": name, "input": {"text": _texts(rows_runs)[0]}}).json()["data"]
     assert np.allclose(one["probs"], answer[0]["probs"], atol=1e-6) and one["num_classes"] == 3
     refused = rows_client.post("/classify", json={"model": name, "input": {"txt": "a"}})

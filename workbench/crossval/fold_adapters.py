@@ -18,6 +18,7 @@ from torch import from_numpy
 
 from workbench import adapters
 from workbench.adapters import Full, anatomy, bank
+from workbench.adapters.bank import Bank
 from workbench.config import RunConfig
 from workbench.data.batching import first_rows
 from workbench.data.folds.row_split import FoldAssignment, Split
@@ -93,6 +94,13 @@ class FoldTask:
         return config.model_copy(update=own)
 
 
+class SavedBank(NamedTuple):
+    """Adapters that were read back, over their backbone."""
+
+    bank: Bank
+    backbone: Backbone
+
+
 @dataclass(frozen=True)
 class FoldContext:
     """Model, data and settings that the adapters of all folds share."""
@@ -109,6 +117,8 @@ class FoldContext:
     scored: ResultStore | None = None
     """Outputs of adapters so far, where scoring may be interrupted."""
     loader: Loader = backbones.load
+    banks: dict[tuple[Path, ...], SavedBank] | None = None
+    """Saved adapters by their folders, where they are kept from one question to the next."""
 
     def backbone(self) -> Backbone:
         """Loaded, with a fresh head."""
@@ -118,6 +128,16 @@ class FoldContext:
             task=classifier.task(self.labels, seed=self.config.seed),
             trainable=isinstance(self.config.adapter, Full),
         )
+
+    def saved(self, folders: Sequence[Path]) -> SavedBank:
+        """Adapters of these folders in one bank."""
+        found = (self.banks or {}).get(tuple(folders))
+        if found is None:
+            backbone = self.backbone()
+            found = SavedBank(bank.load(backbone.model, folders), backbone)
+            if self.banks is not None:
+                self.banks[tuple(folders)] = found
+        return found
 
 
 def fold_adapters(folds: FoldAssignment, *, seeds: int) -> list[FoldAdapter]:
@@ -183,8 +203,7 @@ def _share_of_outputs(
             _member_outputs(context, classifier.load(folder.parent, context.config), sets, folder)
             for folder, sets in zip(folders, wanted, strict=True)
         ]
-    backbone = context.backbone()
-    together = bank.load(backbone.model, folders)
+    together, backbone = context.saved(folders)
     found = []
     for member, folder, sets in zip(together.members, folders, wanted, strict=True):
         with together.only(member):
