@@ -107,11 +107,13 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     _require_known(config, devices)
     accelerated = elsewhere or backbones.device().type != "cpu"
     process = 0 if accelerated else psutil.Process().memory_info().rss
+    notes = list(plan_settings.clock(config))
     # Weights of rows change neither.
     config = plan_settings.untimed(config.model_copy(update={"data": config.data.unweighted}))
     own = plan_settings.of_one_device(config, devices, accelerated=accelerated)
     with tempfile.TemporaryDirectory() as folder, plan_blocks.planned_run(own, Path(folder)) as run:
         parts = WAYS[config.recipe](own, run)
+    notes += [*plan_settings.notes(config), *_of_reference(config, parts), *_of_scaling(config, parts, devices)]
     fit, longest = parts.training, capacity.longest_part(own, parts.training.train.lengths)
     auto = config.batch.tokens_per_device == "auto"
     return Plan(
@@ -127,7 +129,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         contents=parts.contents,
         process=process,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
-        notes=(*plan_settings.notes(config), *_of_reference(config, parts), *_of_scaling(config, parts, devices)),
+        notes=tuple(notes),
         recomputable=not preflight.no_recomputing(config, parts.backbone.model),
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,

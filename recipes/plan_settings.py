@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from workbench.config import RunConfig
 from workbench.config.budget_config import BudgetConfig
 from workbench.config.distributed_config import DistributedConfig
+from workbench.runs import units
 from workbench.training.search.halving import Halving
 
 
@@ -29,9 +30,22 @@ def untimed(config: RunConfig) -> RunConfig:
     """The same run without a wall clock, of one epoch where nothing else ends it."""
     if not config.budget.timed:
         return config
-    ends = config.train.steps is not None or config.train.epochs is not None or config.budget.tokens is not None
-    train = config.train if ends else config.train.model_copy(update={"epochs": 1.0})
+    train = config.train if _ends(config) else config.train.model_copy(update={"epochs": 1.0})
     return config.model_copy(update={"budget": BudgetConfig(tokens=config.budget.tokens), "train": train})
+
+
+def _ends(config: RunConfig) -> bool:
+    """Whether something besides a clock ends it."""
+    return config.train.steps is not None or config.train.epochs is not None or config.budget.tokens is not None
+
+
+def clock(config: RunConfig) -> Iterator[str]:
+    """Yield a sentence on the end of a run by the clock, which `untimed` took away."""
+    if config.budget.timed:
+        counted = "of the run that nothing cuts short" if _ends(config) else "of one pass over the rows"
+        seconds = config.budget.seconds
+        end = "when its Slurm job does" if seconds is None else f"after {units.duration(seconds)}"
+        yield f"Steps and their time are those {counted}; the clock ends this one {end} at the latest."
 
 
 def steps_worth(config: RunConfig, whole: int) -> int:
