@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from workbench.adapters import bank
 from workbench.config import RunConfig
 from workbench.config.tasks import WRITING
 from workbench.crossval import tta_predict
@@ -54,6 +55,8 @@ def load(run: Path, config: RunConfig, name: str, created: int, *, queue: int) -
         model = classifier.load(run, config)
         return ClassModel(*about, _classifying(model.reader, model.labels, _outputs(model)), model.labels.names)
     context = replace(tta_predict.fold_context(run, config), banks={})
+    if bank.refusal(config.adapter) is None:
+        context.saved(tta_predict.adapter_folders(run))
 
     def decided(rows: LabelledSet) -> Floats:
         return tta_predict.decided(run, context, rows)

@@ -128,11 +128,11 @@ def test_classes_are_those_of_predict(
     out = tmp_path / "out.jsonl"
     predict(rows_runs[name], str(rows_runs["asked"]), out=out, max_new_tokens=1)
     wanted = pd.read_json(out, lines=True)
+    monkeypatch.setattr(bank, "load", None)  # everything was read when the server began
     answer = rows_client.post("/classify", json={"model": name, "input": _texts(rows_runs)}).json()["data"]
     assert [each["label"] for each in answer] == wanted["predicted"].to_list()
     names = [column for column in wanted if str(column).startswith("p_")]
     assert np.allclose([each["probs"] for each in answer], wanted[names].to_numpy(), atol=1e-6)
-    monkeypatch.setattr(bank, "load", None)  # nothing is read again
     (one,) = rows_client.post("/classify", json={"model": name, "input": {"text": _texts(rows_runs)[0]}}).json()["data"]
     assert np.allclose(one["probs"], answer[0]["probs"], atol=1e-6) and one["num_classes"] == 3
     refused = rows_client.post("/classify", json={"model": name, "input": {"txt": "a"}})

@@ -46,6 +46,9 @@ from workbench.config.token_drop_config import TokenDropConfig
 from workbench.config.tta_config import TtaConfig
 from workbench.schema import Section
 
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]
+"""Services of metrics."""
+
 
 class RunSections(Section):
     """The sections of a run, each valid by itself; `RunConfig` adds that they go together."""
@@ -98,7 +101,7 @@ class RunSections(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     save: SaveConfig = SaveConfig()
     distributed: DistributedConfig = DistributedConfig()
-    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"], ...] = ()
+    trackers: tuple[Tracker, ...] = ()
     """Where metrics are sent besides metrics.jsonl; nothing is sent anywhere unless named here."""
 
     @property

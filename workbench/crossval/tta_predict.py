@@ -32,9 +32,14 @@ def fold_context(run: Path, config: RunConfig) -> FoldContext:
     """Context of the finished cross-validation at `run`; raises ConfigError where it has not ended."""
     if not (run / "decision.json").exists():
         raise ConfigError(f"{run}: the cross-validation has not ended. Continue it: workbench run --out {run} --resume")
-    first = files.read_json(run / "decision.json")
-    member = run / training_rounds.folder(first["round"]) / first["members"][0]
-    return FoldContext(config, classifier.read_labels(run), row_readers.of_run(member, config))
+    first = adapter_folders(run)[0].parent
+    return FoldContext(config, classifier.read_labels(run), row_readers.of_run(first, config))
+
+
+def adapter_folders(run: Path) -> list[Path]:
+    """Folders of the adapters that the finished cross-validation at `run` answers with."""
+    known = files.read_json(run / "decision.json")
+    return [run / training_rounds.folder(known["round"]) / name / "adapter" for name in known["members"]]
 
 
 def decided(run: Path, context: FoldContext, rows: LabelledSet) -> Floats:
@@ -42,7 +47,7 @@ def decided(run: Path, context: FoldContext, rows: LabelledSet) -> Floats:
     known = files.read_json(run / "decision.json")
     weights_M = None if known["weights"] is None else np.asarray(known["weights"])
     fitted = FittedCombination(known["temperature"], known["how"], weights_M)
-    folders = [run / training_rounds.folder(known["round"]) / name / "adapter" for name in known["members"]]
+    folders = adapter_folders(run)
     (outputs_MTC,) = training_rounds.predict(context, folders, [rows])
     values_TC = fitted.values(context.labels, outputs_MTC)
     if known["tta"] is not None:

@@ -13,6 +13,7 @@ import pytest
 
 from workbench.config import RunConfig
 from workbench.runs.run_directory import Run
+from workbench.training import trackers
 from workbench.training.trackers import PROJECT, Trackers
 
 LOSSES = {1: 3.5, 2: 3.25, 7: 2.125}
@@ -60,16 +61,21 @@ def test_a_service_gets_settings_and_steps(name: str, tmp_path: Path, monkeypatc
     (tmp_path / "mine").mkdir()
     train = {"steps": 7, "learning_rate": 0.5}
     config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "x"}, "train": train, "trackers": [name]})
-    trackers = Trackers(config, cast(Run, SimpleNamespace(path=tmp_path / "mine")), cpu=True)
+    services = Trackers(config, cast(Run, SimpleNamespace(path=tmp_path / "mine")), cpu=True)
     for step, loss in LOSSES.items():
-        trackers.log({"step": step, "loss": loss, "layers": [1, 2]})
-    trackers.close()
+        services.log({"step": step, "loss": loss, "layers": [1, 2]})
+    services.close()
     assert READERS[name](tmp_path) == LOSSES
+
+
+def test_a_person_names_the_project_as_wandb_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "mine")
+    assert [trackers.project(names) for names in (("mlflow", "wandb"), ("mlflow",))] == ["mine", PROJECT]
 
 
 def test_nothing_is_sent_where_nobody_is_named(tmp_path: Path) -> None:
     config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "x"}})
-    trackers = Trackers(config, cast(Run, SimpleNamespace(path=tmp_path)), cpu=True)
-    trackers.log({"step": 1, "loss": 1.0})
-    trackers.close()
+    services = Trackers(config, cast(Run, SimpleNamespace(path=tmp_path)), cpu=True)
+    services.log({"step": 1, "loss": 1.0})
+    services.close()
     assert not list(tmp_path.iterdir())

@@ -112,7 +112,7 @@ class JobQueue:
         job = QueuedCommand(max(self._jobs, default=0) + 1, verb, (verb, *words), run)
         self._jobs[job.number] = job
         self._write()
-        self.step()
+        self.go_on()
         return self._jobs[job.number]
 
     def stop(self, number: int) -> bool:
@@ -145,9 +145,9 @@ class JobQueue:
         try:
             self.step()
         except Exception as error:  # the queue outlives whatever befalls it
-            trouble = f"The queue waits: {error}. It goes on when that has ended."
+            trouble = f"The queue waits: {error}. Mend that, and it goes on by itself."
             if trouble != self.trouble:
-                _log.exception("%s", trouble)
+                _log.error("%s", trouble, exc_info=not isinstance(error, OSError | WorkbenchError))
             self.trouble = trouble
         else:
             self.trouble = ""

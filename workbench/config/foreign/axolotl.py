@@ -42,7 +42,7 @@ IDLE = (
     *("liger_fused_linear_cross_entropy", "cut_cross_entropy", "fused_attn_kernel", "is_llama_derived_model"),
     *("flash_attn_cross_entropy", "flash_attn_rms_norm", "flash_attn_fuse_mlp", "flash_attn_fuse_qkv"),
     *("flex_attn_compile_kwargs", "skip_prepare_dataset", "activation_offloading", "lora_fan_in_fan_out"),
-    *("load_in_8bit", "load_in_4bit", "fsdp_version", "mlflow_tracking_uri", "sample_packing_sequentially"),
+    *("load_in_8bit", "load_in_4bit", "fsdp_version", "sample_packing_sequentially"),
     *("streaming_multipack_buffer_size", "pretrain_multipack_attn", "shuffle_merged_datasets", "use_ray"),
     *("loss_watchdog_threshold", "loss_watchdog_patience", "low_cpu_mem_usage", "is_mistral_derived_model"),
 )
@@ -76,6 +76,8 @@ def translate(settings: Mapping[str, Any]) -> Translation:
     shared_settings.often(found, "save.every", steps="save_steps", per_epoch="saves_per_epoch")
     found.move("save_total_limit", "save.keep", found.whole)
     _devices(found)
+    if address := found.take("mlflow_tracking_uri"):
+        found.look(f"mlflow_tracking_uri: set the environment variable MLFLOW_TRACKING_URI={address}.")
     shared_settings.trackers(found, [name for name, keys in TRACKED.items() if any([found.take(key) for key in keys])])
     found.ignore(*shared_settings.IDLE, *IDLE)
     return found

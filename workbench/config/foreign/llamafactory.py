@@ -65,9 +65,8 @@ def translate(settings: Mapping[str, Any], *, folders: tuple[Path, ...]) -> Tran
     shared_settings.sharing(found, deepspeed=found.take("deepspeed"), fsdp=found.take("fsdp"), offload=False)
     found.ignore("fsdp_config")
     report = found.take("report_to")
-    report = {*report} if isinstance(report, list) else {report}
-    if found.take("use_swanlab"):
-        report.add("swanlab")
+    report = [*report] if isinstance(report, list) else [report]
+    report += ["swanlab"] if found.take("use_swanlab") else []
     shared_settings.trackers(found, report)
     for name in report:
         if name not in (None, "none", "all", *shared_settings.TRACKERS):

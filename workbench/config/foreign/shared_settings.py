@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping
 from math import prod
-from typing import Any
+from typing import Any, get_args
 
 from workbench.config.foreign.translation import Translation
+from workbench.config.run_sections import Tracker
 
 OPTIMIZERS: Mapping[str, str] = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "adamw"),
@@ -187,7 +188,7 @@ def sources(found: Translation, named: Mapping[str, Mapping[str, Any]]) -> None:
         found.look(f"The file names no rows to train on: write them in place of {PLACEHOLDER}.")
 
 
-TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio", "swanlab")
+TRACKERS: tuple[str, ...] = get_args(Tracker)
 
 
 def trackers(found: Translation, names: Container[str]) -> None:

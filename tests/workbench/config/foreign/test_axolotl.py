@@ -103,11 +103,13 @@ def test_a_setting_becomes_what_means_the_same(changes: dict[str, Any], wanted: 
 
 def test_settings_without_an_equivalent_are_told_and_nothing_is_lost() -> None:
     extra = {"reinit_weights": True, "tensor_parallel_size": 2, "logging_steps": 1, "chat_template": "llama3"}
+    extra |= {"mlflow_tracking_uri": "http://here"}
     found = axolotl.translate({**FILE, **extra, "trust_remote_code": True, "sample_packing": True})
     assert found.left == {"reinit_weights": True, "tensor_parallel_size": 2}
     assert found.idle == ["logging_steps"]
     looked = " ".join(found.looks)
     assert "chat_template: llama3" in looked and "Packing" in looked and "model.trust_remote_code=true" in looked
+    assert "MLFLOW_TRACKING_URI=http://here" in looked
     assert "trust_remote_code" not in found.recipe["model"]
 
 
