@@ -69,8 +69,12 @@ def require_writable(path: Path) -> None:
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `path` (replacing an older one) when the block ends without an error."""
+def new_folder(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """A folder to fill, which becomes `path` (replacing an older one) when the block ends without an error.
+
+    Args:
+        durable: Wait until a power cut would lose nothing; not for what is checked when it is read, and made again.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -78,7 +82,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             aside.mkdir()
             yield aside
-            _publish(aside, path)
+            _publish(aside, path, durable=durable)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -108,11 +112,12 @@ def _explained_errors(path: Path) -> Iterator[None]:
         raise FileError(f"{path}: cannot be written ({why}). Make room there, or name another place.") from error
 
 
-def _publish(aside: Path, path: Path) -> None:
-    """Give a complete folder its name, durably; an older one of that name goes last."""
-    for file in aside.rglob("*"):
-        _fsync(file)
-    _fsync(aside)
+def _publish(aside: Path, path: Path, *, durable: bool) -> None:
+    """Give a complete folder its name; an older one of that name goes last."""
+    if durable:
+        for file in aside.rglob("*"):
+            _fsync(file)
+        _fsync(aside)
     if path.exists():
         old = path.with_name(f".{path.name}.{os.getpid()}.replaced")
         os.replace(path, old)

@@ -149,11 +149,10 @@ def _send(pipe: IO[bytes] | None, value: Any) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let a process end, which it does when its pipe closes."""
-    with process:
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):
-            process.stdin.close()
+    """End a process that has nothing left to do; Python's own end takes as long as a dozen pictures."""
+    process.kill()
+    with suppress(BrokenPipeError), process:
+        pass
 
 
 def serve() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL.Image import Resampling
 
+from workbench.data.images import threads
 from workbench.data.images.decoding import Pixels
 from workbench.errors import BackboneError
 
@@ -107,10 +108,14 @@ class PictureFormat:
     def normalised(self, pixels: Sequence[Pixels] | Pixels) -> npt.NDArray[np.float32]:
         """Pictures (B, H, W, 3), at least one, as the backbone reads them, (B, 3, H, W)."""
         scale_311, shift_311 = (values_3[:, None, None] for values_3 in self.affine)
-        found = np.empty((len(pixels), 3, *pixels[0].shape[:2]), np.float32)
-        for picture_HW3, values_3HW in zip(pixels, found, strict=True):  # one at a time stays in the processor's cache
-            np.multiply(picture_HW3.transpose(2, 0, 1), scale_311, out=values_3HW)
-            values_3HW += shift_311
+        height, width = pixels[0].shape[:2]
+        found = np.empty((len(pixels), 3, height, width), np.float32)
+
+        def write(number: int) -> None:  # one at a time stays in the processor's cache
+            np.multiply(pixels[number].transpose(2, 0, 1), scale_311, out=found[number])
+            found[number] += shift_311
+
+        threads.each(write, range(len(pixels)), pixels=height * width)
         return found
 
     @property

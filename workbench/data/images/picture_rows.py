@@ -17,7 +17,7 @@ import torch
 
 from workbench.config.picture_augment_config import AugmentConfig
 from workbench.data.batching import Indices
-from workbench.data.images import augmentation, mixing
+from workbench.data.images import augmentation, mixing, threads
 from workbench.data.images.decoding import Pixels
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.labelled.row_inputs import Mix, ModelInputs
@@ -124,18 +124,19 @@ class PictureRows:
         def changed(index: int) -> Pixels:
             return augmenter(self.picture(index), epoch=epoch, key=int(self.key_N[index]))
 
-        pictures = [changed(index) for index in indices]
+        def mixed(index: int) -> tuple[Pixels, int, float]:
+            picture, key = changed(index), int(self.key_N[index])
+            size = (picture.shape[0], picture.shape[1])
+            how = augmenter.plan(epoch=epoch, key=key, row=index, rows=len(self.key_N), size=size)
+            if how is None:
+                return picture, index, 1.0
+            return mixing.mix(picture, changed(how.partner), how), how.partner, how.weight
+
+        pixels = self.format.height * self.format.width
         if not augmenter.config.mixes:
-            return pictures, None
-        partner_B, share_B = indices.copy(), np.ones(len(indices))
-        for number, index in enumerate(indices):
-            height, width = pictures[number].shape[:2]
-            key = int(self.key_N[index])
-            how = augmenter.plan(epoch=epoch, key=key, row=int(index), rows=len(self.key_N), size=(height, width))
-            if how is not None:
-                pictures[number] = mixing.mix(pictures[number], changed(how.partner), how)
-                partner_B[number], share_B[number] = how.partner, how.weight
-        return pictures, Mix(partner_B, share_B)
+            return threads.each(changed, indices.tolist(), pixels=pixels), None
+        pictures, partner_B, share_B = zip(*threads.each(mixed, indices.tolist(), pixels=pixels), strict=True)
+        return list(pictures), Mix(np.asarray(partner_B), np.asarray(share_B))
 
     def take(self, indices: Indices) -> PictureRows:
         """The rows `indices`."""

@@ -43,3 +43,12 @@ def test_first_numbers_of_consecutive_rows_and_epochs_are_even_and_uncorrelated(
     )
     assert stats.kstest(drawn.ravel(), "uniform").pvalue > 1e-3
     assert abs(np.corrcoef(drawn)[0, 1]) < 0.2 and abs(np.corrcoef(drawn[0, 1:], drawn[0, :-1])[0, 1]) < 0.2
+
+
+def test_numbers_that_were_drawn_before_change_nothing() -> None:
+    plain = generator("mix", seed=0, epoch=1, row=2).random(9)
+    for drawn in range(6):
+        before = generator("mix", seed=0, epoch=5, row=6)
+        before.random(drawn)
+        before.integers(7, dtype=np.uint32)  # half a word, of which the other half is kept
+        np.testing.assert_array_equal(generator("mix", seed=0, epoch=1, row=2).random(9), plain)
