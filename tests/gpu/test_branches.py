@@ -21,7 +21,7 @@ from workbench.errors import BackboneError, ConfigError
 from workbench.losses.chunked import CHUNK_ELEMENTS, MEMORY_SHARE, _chunk_elements
 from workbench.losses.next_token import next_token
 from workbench.losses.token_log_probs import token_log_probs
-from workbench.models import backbones, short_row_attention
+from workbench.models import backbones, packed_attention, short_row_attention
 from workbench.planning import roofline
 from workbench.recipes import doctor
 from workbench.runs.run_directory import hardware
@@ -100,10 +100,28 @@ def test_memory_and_tokens_of_a_pass() -> None:
     assert capacity.tokens_per_device(config, rows, DEVICE, width=64) == (65_000 if HERE else 2**20 // 64)
 
 
-def test_rows_are_packed_on_a_cpu_alone() -> None:
-    reason = packing.refusal(tiny("Llama").config, longest=10, reads_packed=True)
-    assert (reason is not None) == HERE
-    assert not HERE or "packed on a CPU" in str(reason)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [2, 4])
+def test_packed_rows_see_themselves_alone(dtype: torch.dtype, heads: int) -> None:
+    """In one kernel in half precision, row by row in full."""
+    lengths_B, layer = torch.tensor([40, 7, 7, 1]), torch.nn.Identity()
+    layer.num_key_value_groups = 4 // heads
+    starts = F.pad(lengths_B.cumsum(0), (1, 0)).int()
+    draw = torch.Generator().manual_seed(0)
+    rows = [torch.randn(1, each, 55, 16, generator=draw) for each in (4, heads, heads)]
+
+    def attend(*rows: torch.Tensor) -> torch.Tensor:
+        given = {"row_lengths": lengths_B, "row_starts": starts.to(rows[0].device), "is_causal": True}
+        return packed_attention.attend(layer, *(each.to(dtype) for each in rows), None, **given)[0].float()
+
+    cpu, here = on_both(attend, *rows)
+    close = 0.05 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(here, cpu, rtol=close, atol=close)
+
+
+def test_only_a_cpu_packs_unasked() -> None:
+    assert packing.refusal(tiny("Llama").config, longest=10, reads_packed=True) is None
+    assert packing.pays(0.5, compute=torch.bfloat16) == (not HERE)
 
 
 def test_precision_and_attention() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from workbench.data.batching import Examples, Indices, MicroBatch, micro_batches
 
@@ -146,6 +147,7 @@ class Packed(Arrangement):
                 "position_ids": position_BL[real_BL][None],
                 MASK: torch.zeros(NO_MASK, dtype=torch.bool),
                 "row_lengths": lengths_B,
+                "row_starts": F.pad(lengths_B.cumsum(0), (1, 0)).int(),
             },
             positions_N=start_B[padded.positions_N // length] + padded.positions_N % length,
             lengths_B=None,

@@ -43,6 +43,10 @@ class Row(NamedTuple):
     """Number of the row in its table."""
 
 
+ON_HOST = ("row_lengths", "prefix_tokens")
+"""Inputs that say how many tokens the next operations have, and that an accelerator would be waited for to read."""
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """Rows of similar length, padded on the right, or packed as `workbench.data.arrangement` does.
@@ -54,7 +58,8 @@ class MicroBatch:
         labels_N: The predicted tokens; for classification a row's weight and targets, (N, 1 + C) float32.
         tokens: Number of tokens without padding.
         lengths_B: Tokens of each row without padding (the decoder's, if any); None where there is an attention mask.
-            Packed rows have theirs among the inputs, as `row_lengths`.
+            Packed rows have theirs among the inputs, as `row_lengths` on the host, and as `row_starts`: the place of
+            each row's first token and that of the end, (B + 1,) int32.
         rows_B: Numbers of the examples in their data set.
         sequences: Rows of each example, one after another: the two answers of a pair.
     """
@@ -81,7 +86,7 @@ class MicroBatch:
         if self.labels_N.ndim > 1:  # weight and targets of a row
             return torch.arange(len(self.labels_N))
         if "row_lengths" in self.inputs:  # packed
-            return torch.searchsorted(self.inputs["row_lengths"].cumsum(0), self.positions_N, right=True)
+            return torch.searchsorted(self.inputs["row_starts"][1:].long(), self.positions_N, right=True)
         return self.positions_N // self.width
 
     @property
@@ -134,7 +139,7 @@ class MicroBatch:
     def _moved(self, move: Callable[[Tensor], Tensor]) -> MicroBatch:
         return replace(
             self,
-            inputs={name: move(tensor) for name, tensor in self.inputs.items()},
+            inputs={name: tensor if name in ON_HOST else move(tensor) for name, tensor in self.inputs.items()},
             positions_N=move(self.positions_N),
             labels_N=move(self.labels_N),
             lengths_B=None if self.lengths_B is None else move(self.lengths_B),

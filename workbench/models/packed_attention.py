@@ -5,10 +5,11 @@ Legend: T tokens of all rows, H heads of queries, K of keys and values, D width 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,8 @@ ALIKE = 16
 once in half precision, for which oneDNN compiles a product for every length."""
 SHORT = 128
 """Tokens of the longest of these."""
+WIDEST = 256
+"""Width of a head that flash attention computes at most."""
 
 FAMILIES = ("bert", "gemma", "gpt2", "granite", "llama", "mistral", "qwen2", "qwen3")
 """Architectures by transformers' `model_type` of which tests show that packed rows compute what each computes alone."""
@@ -69,6 +72,7 @@ def attend(
     attention_mask: Tensor | None,
     *,
     row_lengths: Tensor | None = None,
+    row_starts: Tensor | None = None,
     prefix_tokens: Tensor | None = None,
     sequence: SequenceGroup | None = None,
     cached_rows: Sequence[RowPart] | None = None,
@@ -79,6 +83,7 @@ def attend(
 
     Args:
         row_lengths: Tokens of each packed row (B,) int64, on the host; None: rows are padded.
+        row_starts: Place of each packed row's first token, and that of the end (B + 1,) int32, where the queries are.
         prefix_tokens: Tokens at the beginning of the sequence that every row sees before its own, which alone
             `row_lengths` counts (1,) int64, on the host; None: rows share none.
         sequence: The processes that hold parts of the tokens; rows are causal then. None: all tokens are here.
@@ -88,7 +93,8 @@ def attend(
         return cached_rows_attention.attend(module, query_BHTD, key_BKTD, value_BKTD, parts=cached_rows, **settings)
     if sequence is not None:
         query, key, value = (sequence.to_heads(each) for each in (query_BHTD, key_BKTD, value_BKTD))
-        settings |= {"row_lengths": row_lengths, "prefix_tokens": prefix_tokens, "is_causal": is_causal}
+        settings |= {"row_lengths": row_lengths, "row_starts": row_starts, "prefix_tokens": prefix_tokens}
+        settings |= {"is_causal": is_causal}
         attended_BTHD, _ = attend(module, query, key, value, None, **settings)
         return sequence.to_tokens(attended_BTHD), None
     if row_lengths is None:
@@ -97,11 +103,15 @@ def attend(
     lengths: list[int] = row_lengths.tolist()
     shared = 0 if prefix_tokens is None else sum(prefix_tokens.tolist())
     assert query_BHTD.shape[0] == 1 and query_BHTD.shape[2] == shared + sum(lengths), "packed rows are one sequence"
+    causal: bool = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if not shared and _has_kernel(query_BHTD, settings.get("dropout", 0.0)):
+        assert row_starts is not None, "they travel with the batch"
+        inputs = (query_BHTD, key_BKTD, value_BKTD, row_starts)
+        return of_any_lengths(*inputs, longest=max(lengths), causal=causal, scale=settings.get("scaling")), None
     cut = _up_to(lengths, shared // 2) if shared else _groups(lengths, together=query_BHTD.dtype in HALVES)
     groups = list(cut)
     sizes = [shared, *map(sum, groups)]
     first, *parts = zip(*(each.split(sizes, dim=2) for each in (query_BHTD, key_BKTD, value_BKTD)), strict=True)
-    causal: bool = getattr(module, "is_causal", True) if is_causal is None else is_causal
     alone: _Attend = partial(short_row_attention.attend, module, is_causal=causal, **settings)
     if shared:
         assert causal, "what rows share sees none of them"
@@ -109,6 +119,52 @@ def attend(
         return torch.cat([alone(*first, None)[0], *attended], dim=1), None
     attended = [_of_group(group, alone, rows, causal=causal) for group, rows in zip(groups, parts, strict=True)]
     return torch.cat(attended, dim=1), None
+
+
+def _has_kernel(query_BHTD: Tensor, dropout: float) -> bool:
+    """Whether flash attention computes rows of any lengths at once: on NVIDIA GPUs, in half precision."""
+    if query_BHTD.device.type != "cuda" or torch.version.hip is not None or _kernel() is None:
+        return False
+    width = query_BHTD.shape[-1]
+    return query_BHTD.dtype in HALVES and not dropout and width <= WIDEST and width % 8 == 0
+
+
+@cache
+def _kernel() -> Callable[..., Tensor] | None:
+    """torch's flash attention over rows of any lengths; None where this torch has none that is causal by a window."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # nothing for a CPU
+    except ImportError:
+        return None
+    known = set(inspect.signature(varlen_attn).parameters)
+    return cast("Callable[..., Tensor]", varlen_attn) if {"window_size", "enable_gqa"} <= known else None
+
+
+def of_any_lengths(
+    query_BHTD: Tensor,
+    key_BKTD: Tensor,
+    value_BKTD: Tensor,
+    row_starts: Tensor,
+    *,
+    longest: int,
+    causal: bool,
+    scale: float | None,
+    kernel: Callable[..., Tensor] | None = None,
+) -> Tensor:
+    """Attention (1, T, H, D) within each packed row, by one call for all of them.
+
+    Args:
+        longest: Tokens of the longest row.
+        scale: Factor of the scores; None: D ** -0.5.
+        kernel: As `torch.nn.attention.varlen.varlen_attn`, which it is where None.
+    """
+    kernel = kernel or _kernel()
+    assert kernel is not None, "`_has_kernel` says whether there is one"
+    rows = (each[0].transpose(0, 1) for each in (query_BHTD, key_BKTD, value_BKTD))
+    settings: dict[str, Any] = {"scale": scale, "window_size": (-1, 0 if causal else -1)}
+    if query_BHTD.shape[1] != key_BKTD.shape[1]:
+        settings["enable_gqa"] = True
+    return kernel(*rows, row_starts, row_starts, longest, longest, **settings)[None]
 
 
 def _groups(lengths: Sequence[int], *, together: bool) -> Iterator[list[int]]:
@@ -136,9 +192,10 @@ def _of_group(lengths: list[int], attend: _Attend, rows: Sequence[Tensor], *, ca
     if len(lengths) == 1:
         return attend(*rows, None)[0]
     place_BL, real_BL = _places(lengths)
-    mask = None if causal else torch.tensor(real_BL)[:, None, None]  # nobody looks ahead, into padding
-    padded_BHLD = [each[0][:, place_BL].transpose(0, 1) for each in rows]
-    return attend(*padded_BHLD, mask)[0].flatten(0, 1)[torch.tensor(np.flatnonzero(real_BL))][None]
+    device = rows[0].device
+    mask = None if causal else torch.tensor(real_BL, device=device)[:, None, None]  # nobody looks ahead, into padding
+    padded_BHLD = [each[0][:, place_BL.to(device)].transpose(0, 1) for each in rows]
+    return attend(*padded_BHLD, mask)[0].flatten(0, 1)[torch.tensor(np.flatnonzero(real_BL), device=device)][None]
 
 
 def _after(first: Sequence[Tensor], lengths: list[int], attend: _Attend, rows: Sequence[Tensor]) -> Tensor:
@@ -155,7 +212,7 @@ def _after(first: Sequence[Tensor], lengths: list[int], attend: _Attend, rows: S
     shared, row_T = first[0].shape[2], np.repeat(np.arange(len(lengths)), lengths)
     itself_TT = (row_T[:, None] == row_T) & np.tri(len(row_T), dtype=bool)
     mask = np.concatenate([np.ones((len(row_T), shared), dtype=bool), itself_TT], axis=1)
-    return attend(query, *seen, torch.tensor(mask)[None, None])[0]
+    return attend(query, *seen, torch.tensor(mask, device=query.device)[None, None])[0]
 
 
 def _places(lengths: list[int]) -> tuple[Tensor, npt.NDArray[np.bool_]]:

@@ -56,14 +56,12 @@ def require(why: str | None) -> None:
 
 
 def refusal(backbone: PretrainedConfig, *, longest: int, reads_packed: bool) -> str | None:
-    """Why rows cannot be packed for a backbone on this device; None where they can.
+    """Why rows cannot be packed for a backbone; None where they can.
 
     Args:
         longest: Tokens of the longest row.
         reads_packed: See `TrainingSignal`; not where a teacher is read, which `batch.packing=true` does not come to.
     """
-    if (device := backbones.device()).type != "cpu":
-        return f"rows are packed on a CPU, and this device is {device.type}"
     if not reads_packed:
         return "the head of an encoder's classes reads the first token of each padded row"
     return packed_attention.refusal(backbone, longest=longest)
@@ -84,8 +82,8 @@ def padding(lengths: Indices, *, batch: int, tokens: int, seed: int) -> float:
 
 
 def pays(share: float, *, compute: torch.dtype) -> bool:
-    """Whether packed rows take less time than padded ones with this share of padding."""
-    return share >= LEAST_PADDING.get(compute, 1.0)
+    """Whether packed rows are known to take less time than padded ones with this share of padding."""
+    return backbones.device().type == "cpu" and share >= LEAST_PADDING.get(compute, 1.0)
 
 
 LEAST_PADDING = {torch.float32: 0.03, torch.bfloat16: 0.1}

@@ -13,6 +13,7 @@ from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
 from workbench.data.shared_prefix import SharedPrefix
 from workbench.errors import ConfigError
+from workbench.models import backbones
 
 STEPS = 16
 """Global batches of which the tokens are counted."""
@@ -44,7 +45,7 @@ def arranged(
         if not (prefix := shared_prefix.of_all(train, least=1)):
             require("the training rows have no first token in common, or one has no other")
         return SharedPrefix(prefix)
-    least = LEAST_SAVED.get(compute)
+    least = LEAST_SAVED.get(compute) if backbones.device().type == "cpu" else None
     if wanted is False or why is not None or least is None or any(unsharable(config)):
         return other
     if not (prefix := shared_prefix.of_all(train, least=_worthwhile(train, least))):

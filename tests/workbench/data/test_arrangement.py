@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -57,6 +59,9 @@ def test_labels_follow_their_tokens_and_positions_restart(lengths: list[int]) ->
     wanted = torch.cat([torch.arange(length) for length in lengths])
     assert torch.equal(packed.inputs["position_ids"][0], wanted)
     assert packed.inputs["row_lengths"].tolist() == lengths
+    assert packed.inputs["row_starts"].tolist() == [0, *itertools.accumulate(lengths)]
+    moved = packed.to(torch.device("meta"))
+    assert {name for name, each in moved.inputs.items() if each.device.type == "cpu"} == {"row_lengths"}
     assert packed.tokens == padded.tokens == len(ids_L)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +112,82 @@ def test_rows_computed_together_are_planned_without_values(causal: bool) -> None
         rows = [torch.empty(1, 2, sum(LENGTHS), 8, dtype=torch.bfloat16) for _ in range(3)]
         attended, _ = packed_attention.attend(layer, *rows, None, row_lengths=lengths_B, is_causal=causal)
     assert attended.shape == (1, sum(LENGTHS), 2, 8)
+
+
+def _by_rows(
+    query_THD: Tensor,
+    key_TKD: Tensor,
+    value_TKD: Tensor,
+    starts_q: Tensor,
+    starts_k: Tensor,
+    longest_q: int,
+    longest_k: int,
+    *,
+    scale: float | None,
+    window_size: tuple[int, int],
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The contract of `varlen_attn`, row by row in the formula of attention."""
+    assert starts_q.dtype == torch.int32 and torch.equal(starts_q, starts_k)
+    assert longest_q == longest_k == int(starts_q.diff().max())
+    assert enable_gqa == (query_THD.shape[1] != key_TKD.shape[1]) and window_size[0] == -1
+    found = []
+    for start, end in itertools.pairwise(starts_q.tolist()):
+        query, key, value = (each[start:end] for each in (query_THD, key_TKD, value_TKD))
+        key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], 1) for each in (key, value))
+        score = torch.einsum("qhd,khd->hqk", query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if window_size[1] == 0:
+            score = score.masked_fill(torch.ones(end - start, end - start).triu(1).bool(), -torch.inf)
+        found.append(torch.einsum("hqk,khd->qhd", score.softmax(-1), value))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("heads", [2, 4])
+def test_one_kernel_for_rows_of_any_lengths(causal: bool, scale: float | None, heads: int) -> None:
+    """What a GPU is asked for is what a CPU computes row by row, for heads that share keys too."""
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(1, each, sum(LENGTHS), 8) for each in (4, heads, heads)]
+    rows = [torch.randn(shape, generator=draw, requires_grad=True) for shape in shapes]
+    lengths_B, layer = torch.tensor(LENGTHS), nn.Identity()
+    layer.num_key_value_groups = 4 // heads
+    wanted, _ = packed_attention.attend(layer, *rows, None, row_lengths=lengths_B, is_causal=causal, scaling=scale)
+    starts = torch.tensor([0, *itertools.accumulate(LENGTHS)], dtype=torch.int32)
+    found = packed_attention.of_any_lengths(
+        *rows, starts, longest=max(LENGTHS), causal=causal, scale=scale, kernel=_by_rows
+    )
+    torch.testing.assert_close(found, wanted)
+    weight = torch.randn(wanted.shape, generator=draw)
+    gradients = (torch.autograd.grad((each * weight).sum(), rows) for each in (found, wanted))
+    torch.testing.assert_close(*gradients)
+
+
+def test_torch_has_the_kernel() -> None:
+    """With the arguments that are given, and shapes for a plan."""
+    assert packed_attention._kernel() is not None
+    with FakeTensorMode():
+        rows = [torch.empty(1, heads, 9, 8, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)]
+        starts = torch.tensor([0, 5, 9], dtype=torch.int32)
+        found = packed_attention.of_any_lengths(*rows, starts, longest=5, causal=True, scale=None)
+        gradients = torch.autograd.grad(found.sum(), rows)
+    assert found.shape == (1, 9, 4, 8) and [each.shape for each in gradients] == [each.shape for each in rows]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "width", "dropout", "able"),
+    [
+        ("cuda", torch.bfloat16, 64, 0.0, True),
+        ("cuda", torch.float32, 64, 0.0, False),
+        ("cuda", torch.bfloat16, 64, 0.1, False),
+        ("cuda", torch.bfloat16, 20, 0.0, False),
+        ("cuda", torch.float16, 512, 0.0, False),
+        ("cpu", torch.bfloat16, 64, 0.0, False),
+    ],
+)
+def test_rows_that_the_kernel_computes(kind: str, dtype: torch.dtype, width: int, dropout: float, able: bool) -> None:
+    query = SimpleNamespace(device=torch.device(kind), dtype=dtype, shape=(1, 4, 9, width))
+    assert packed_attention._has_kernel(cast(Tensor, query), dropout) == able
 
 
 def test_attention_that_knows_no_packed_rows_fails_rather_than_leaks() -> None:

@@ -17,6 +17,7 @@ from tests.stopping import stop_after
 from workbench.data.arrangement import PADDED
 from workbench.data.batching import global_batch
 from workbench.errors import Stopped
+from workbench.models import backbones
 from workbench.training import packing
 
 RECIPE = """
@@ -117,6 +118,11 @@ def test_auto_packs_from_the_share_of_padding_from_which_it_is_faster(compute: s
     assert not packing.pays(some, compute=getattr(torch, compute))
     assert packing.pays(much, compute=getattr(torch, compute))
     assert not packing.pays(0.9, compute=torch.float16)
+
+
+def test_auto_packs_nothing_where_nobody_has_measured_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backbones, "device", lambda: torch.device("cuda"))
+    assert not packing.pays(0.9, compute=torch.bfloat16)
 
 
 def test_auto_decides_by_the_rows(train: Callable[..., Path], tmp_path: Path) -> None:

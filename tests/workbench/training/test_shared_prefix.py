@@ -20,6 +20,7 @@ from workbench.data.arrangement import PACKED
 from workbench.data.batching import Row
 from workbench.data.shared_prefix import SharedPrefix
 from workbench.errors import ConfigError, Stopped
+from workbench.models import backbones
 from workbench.training import prefix_sharing
 
 RECIPE = """
@@ -105,6 +106,16 @@ def test_auto_decides_by_the_rows(train: Callable[..., Path], questions: Path) -
     assert not shared(train(*few, "adapter.dropout=0.1", name="dropout"))
     assert not shared(train(*few, "adapter={method: pvera, rank: 8}", name="noise"))
     assert not shared(train(*few, "optimizer.name=sophia", "batch.packing=true", name="drawn labels"))
+
+
+def test_auto_shares_nothing_where_nobody_has_measured_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "x.jsonl"}, "batch": {"size": 4}})
+    row = Row(np.arange(3, 203), np.ones(200, dtype=bool))
+    rows = Rows([row] * 3 + [Row(np.arange(3, 204), np.ones(201, dtype=bool))])
+    given = {"why": None, "tokens": 1000, "compute": torch.float32}
+    assert isinstance(prefix_sharing.arranged(config, rows, PACKED, **given), SharedPrefix)
+    monkeypatch.setattr(backbones, "device", lambda: torch.device("cuda"))
+    assert prefix_sharing.arranged(config, rows, PACKED, **given) is PACKED
 
 
 def test_rows_with_nothing_in_common_are_refused() -> None:

@@ -43,6 +43,8 @@ WAYS = {
     "quickstart": [],
     "dropout, without a record of rows": ["adapter.dropout=0.1", "evaluate.dynamics=false"],
     "bfloat16": ["model.weights=bfloat16", "model.compute=bfloat16"],
+    "packed": ["batch.packing=true"],
+    "packed, bfloat16": ["batch.packing=true", "model.weights=bfloat16", "model.compute=bfloat16"],
     "nf4": ["model.weights=nf4", "model.compute=bfloat16"],
 }
 STEPS = 3

@@ -125,7 +125,8 @@ class RowParts(Arrangement):
         }
         if self.packed:
             rows = batch.inputs["row_lengths"]
-            inputs["row_lengths"] = torch.cat([rows, rows.new_tensor([more])]) if more else rows
+            rows = torch.cat([rows, rows.new_tensor([more])]) if more else rows
+            inputs |= {"row_lengths": rows, "row_starts": F.pad(rows.cumsum(0), (1, 0)).int()}
         column_N = batch.positions_N % length - start
         own_N = (column_N >= 0) & (column_N < part)
         return replace(
