@@ -47,6 +47,8 @@ class Task:
     """Names in scores.json, each with the factor by which more of it is better, in the unit of the table."""
     own: Mapping[str, str]
     """Settings that have another name in this recipe; of those with an empty one there are none."""
+    refused: tuple[str, ...] = ()
+    """Techniques that the workbench refuses for its backbone."""
 
 
 SHARED = (f"train.steps={STEPS}", "train.epochs=null", "evaluate.every=null", "save.every=null")
@@ -62,6 +64,7 @@ TASKS = {
         ("model.id={encoder}", "data.limit=240", "batch.size=16", "evaluate.probe=0", "evaluate.dynamics=false"),
         {"loss": -1.0, "accuracy": 100.0},
         {"regularise.label_smoothing": "classes.smoothing", "regularise.z_loss": ""},
+        ("block expansion, every 4",),  # BERT normalises what its blocks have added
     ),
 }
 TRAIN_ROWS, HELD_OUT_ROWS = 64, 48
@@ -223,7 +226,7 @@ def _runs(task: Task, arguments: argparse.Namespace, seed: int) -> Iterator[tupl
         yield _control(length), [*base, f"train.steps={round(length * STEPS)}"]
     for arm, words in _wanted(arguments).items():
         own = [_own(task, word) for word in words]
-        if all(own):
+        if all(own) and arm not in task.refused:
             yield arm, [*base, *own]
 
 
