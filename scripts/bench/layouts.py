@@ -3,15 +3,16 @@
     python scripts/bench/layouts.py [--steps 12] [--only zero,fsdp2] [--out FOLDER]
 
 sft/quickstart in float32, with LoRA and with all weights, by `workbench run --devices N` as a person types it; devices
-are cores here. A curve is exact where its largest relative distance from that of one process is rounding alone. What
-each process holds is compared with its plan in `tests/workbench/training/distributed/test_held_bytes.py`. Finished runs
-are not run again.
+are cores here, and where there are fewer, torchrun starts the processes. A curve is exact where its largest relative
+distance from that of one process is rounding alone. What each process holds is compared with its plan in
+`tests/workbench/training/distributed/test_held_bytes.py`. Finished runs are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -73,9 +74,12 @@ def _run(method: str, devices: int, layout: str | None, arguments: argparse.Name
     done = out.with_name(f"{out.name}.usage.json")
     if not done.exists():
         words = [*SHARED, *METHODS[method], f"train.steps={arguments.steps}"]
-        words += [f"distributed={LAYOUTS[layout][1]}", "--devices", str(devices)] if layout else []
-        command = [sys.executable, "-m", "workbench.cli", "run", "sft/quickstart", *words, "--out", str(out)]
-        usage = measuring.run(command, out.with_name(f"{out.name}.log"), "cpu")
+        words += [f"distributed={LAYOUTS[layout][1]}"] if layout else []
+        fits = devices <= len(os.sched_getaffinity(0))
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
+        command = [sys.executable, *([] if fits else torchrun), "-m", "workbench.cli", "run", "sft/quickstart", *words]
+        command += ["--devices", str(devices)] if fits and layout else []
+        usage = measuring.run([*command, "--out", str(out)], out.with_name(f"{out.name}.log"), "cpu")
         done.write_text(json.dumps(usage._asdict()), encoding="utf-8")
     return out
 
