@@ -7,6 +7,19 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar
 
+import torch
+from threadpoolctl import threadpool_limits
+
+
+def _compute_alone() -> None:
+    """Let torch use no other threads for what this one computes.
+
+    OpenMP's own would stand beside those of the thread that trains, and where there are more of them than cores, GNU's
+    lets all of them sleep between two operations rather than wait for the next one.
+    """
+    torch.get_num_threads()  # so that torch does not set them later
+    threadpool_limits(1, user_api="openmp")
+
 
 class Pinnable(Protocol):
     """Tensors that can move to pinned memory."""
@@ -27,7 +40,7 @@ class Prefetcher(Generic[BatchT]):
 
     def __init__(self, *, pin: bool) -> None:
         self._pin = pin
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="workbench-rows")
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="workbench-rows", initializer=_compute_alone)
         self._expected: tuple[Hashable, Future[BatchT]] | None = None
         self.waited_s = 0.0
         """Time in which nobody computed because a micro-batch was not there yet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -35,6 +36,30 @@ def test_what_was_expected_and_what_was_not_are_the_rows_that_are_asked_for() ->
         assert torch.equal(found.inputs["input_ids"], wanted.inputs["input_ids"])
     ahead.close()
     assert not _alive()
+
+
+def test_the_thread_computes_alone_and_others_as_before() -> None:
+    before, ahead = torch.get_num_threads(), Prefetcher[Counted](pin=False)
+    found = ahead.get((), lambda: Counted(torch.get_num_threads()))
+    assert found.threads == before, "made by the thread that asks"
+    ahead.expect((1,), lambda: Counted(torch.get_num_threads()))
+    assert ahead.get((1,), lambda: Counted(0)).threads == 1
+    ahead.close()
+    counts = []
+    another = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
+    another.start()
+    another.join()
+    assert counts == [before] == [torch.get_num_threads()]
+
+
+class Counted(NamedTuple):
+    """A batch that says how many threads torch had where it was made."""
+
+    threads: int
+
+    def pinned(self) -> Counted:
+        """The same."""
+        return self
 
 
 def test_an_error_of_the_thread_is_raised_where_the_rows_are_asked_for() -> None:
