@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,14 @@ class Clock:
         return [count / (end - start) for count, (start, end) in zip(tokens[WARM_UP:], pairs, strict=False)]
 
 
-def _recipe(case: Case) -> dict[str, Any]:
+def _recipe(case: Case, *, packed: bool) -> dict[str, Any]:
     """The recipe of our side."""
     return {
         "recipe": "sft",
         "model": {"id": case.name, "weights": case.weights, "compute": "bfloat16"},
         "adapter": {"method": "lora", "rank": RANK, "alpha": ALPHA, "targets": "all-linear"},
         "data": {"train": "random"},
-        "batch": {"size": case.rows},
+        "batch": {"size": case.rows, "packing": packed},
         "train": {"steps": STEPS, "learning_rate": RATE, "checkpointing": "auto"},
         "schedule": {"name": "constant", "warmup": 0.0},
         "evaluate": {"every": None},
@@ -70,7 +71,7 @@ def _recipe(case: Case) -> dict[str, Any]:
     }
 
 
-def ours(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool) -> list[int]:
+def ours(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool, *, packed: bool = False) -> list[int]:
     """The workbench's trainer, which finds how much it computes at once; returns the tokens of each step."""
     from workbench.config import RunConfig
     from workbench.errors import Stopped
@@ -98,7 +99,7 @@ def ours(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool) -> li
         def stop_requested(self) -> bool:
             return not self.going
 
-    config = RunConfig.model_validate(_recipe(case))
+    config = RunConfig.model_validate(_recipe(case, packed=packed))
     packed_attention.register()
     backbone, rows = gpu_cases.model(case, DEVICE), RandomRows(case)
     freezer = freezing.attach(backbone, config, seed=0)
@@ -219,6 +220,7 @@ def _lora() -> LoraConfig:
 
 SIDES: dict[str, Callable[[Case, Clock, int, bool], list[int]]] = {
     "workbench": ours,
+    "workbench packed": partial(ours, packed=True),
     "TRL": trl,
     "TRL tuned": lambda *given: trl(*given, liger=HAS_LIGER),
     "raw loop": raw,
