@@ -39,11 +39,11 @@ def test_what_was_expected_and_what_was_not_are_the_rows_that_are_asked_for() ->
 
 
 def test_the_thread_computes_alone_and_others_as_before() -> None:
-    before, ahead = torch.get_num_threads(), Prefetcher[Counted](pin=False)
-    found = ahead.get((), lambda: Counted(torch.get_num_threads()))
+    before, ahead = torch.get_num_threads(), Prefetcher[ThreadCount](pin=False)
+    found = ahead.get((), lambda: ThreadCount(torch.get_num_threads()))
     assert found.threads == before, "made by the thread that asks"
-    ahead.expect((1,), lambda: Counted(torch.get_num_threads()))
-    assert ahead.get((1,), lambda: Counted(0)).threads == 1
+    ahead.expect((1,), lambda: ThreadCount(torch.get_num_threads()))
+    assert ahead.get((1,), lambda: ThreadCount(0)).threads == 1
     ahead.close()
     counts = []
     another = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
@@ -52,12 +52,12 @@ def test_the_thread_computes_alone_and_others_as_before() -> None:
     assert counts == [before] == [torch.get_num_threads()]
 
 
-class Counted(NamedTuple):
+class ThreadCount(NamedTuple):
     """A batch that says how many threads torch had where it was made."""
 
     threads: int
 
-    def pinned(self) -> Counted:
+    def pinned(self) -> ThreadCount:
         """The same."""
         return self
 
