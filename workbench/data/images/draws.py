@@ -15,7 +15,7 @@ _TAGS: dict[Purpose, int] = {"augment": 0x61756E, "mix": 0x6D6978, "partners": 0
 _WORD = 1 << 64
 
 
-class _Kept(threading.local):
+class _ThreadGenerators(threading.local):
     """A generator for each purpose in each thread: to set its state costs a tenth of making one."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class _Kept(threading.local):
         return np.random.Generator(bits), dict(bits.state)
 
 
-_kept = _Kept()
+_generators = _ThreadGenerators()
 
 
 def generator(purpose: Purpose, *, seed: int, epoch: int, row: int, repeat: int = 0) -> np.random.Generator:
@@ -40,7 +40,7 @@ def generator(purpose: Purpose, *, seed: int, epoch: int, row: int, repeat: int 
     Args:
         repeat: How often the row was drawn before in the same epoch, as rows of rare classes are.
     """
-    made, state = _kept.get(purpose, seed)
+    made, state = _generators.get(purpose, seed)
     state["state"]["counter"][:] = 0, repeat, row, epoch
     made.bit_generator.state = state  # whose buffer is empty, as it was made
     return made
