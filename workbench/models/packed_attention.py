@@ -30,8 +30,10 @@ ALIKE = 16
 once in half precision, for which oneDNN compiles a product for every length."""
 SHORT = 128
 """Tokens of the longest of these."""
-WIDEST = 256
-"""Width of a head that flash attention computes at most."""
+WIDEST = 192
+"""Width of a head that flash attention trains on every GPU that it knows; wider ones, some."""
+OLDEST = (8, 0)
+"""Compute capability that it needs: Ampere's."""
 
 FAMILIES = ("bert", "gemma", "gpt2", "granite", "llama", "mistral", "qwen2", "qwen3")
 """Architectures by transformers' `model_type` of which tests show that packed rows compute what each computes alone."""
@@ -131,7 +133,9 @@ def _has_kernel(query_BHTD: Tensor, dropout: float) -> bool:
 
 @cache
 def _kernel() -> Callable[..., Tensor] | None:
-    """torch's flash attention over rows of any lengths; None where this torch has none that is causal by a window."""
+    """torch's flash attention over rows of any lengths; None where the GPU, or an older torch, has none such."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < OLDEST:
+        return None
     try:
         from torch.nn.attention.varlen import varlen_attn  # nothing for a CPU
     except ImportError:

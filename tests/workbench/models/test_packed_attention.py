@@ -181,13 +181,23 @@ def test_torch_has_the_kernel() -> None:
         ("cuda", torch.float32, 64, 0.0, False),
         ("cuda", torch.bfloat16, 64, 0.1, False),
         ("cuda", torch.bfloat16, 20, 0.0, False),
-        ("cuda", torch.float16, 512, 0.0, False),
+        ("cuda", torch.float16, 256, 0.0, False),
         ("cpu", torch.bfloat16, 64, 0.0, False),
     ],
 )
 def test_rows_that_the_kernel_computes(kind: str, dtype: torch.dtype, width: int, dropout: float, able: bool) -> None:
     query = SimpleNamespace(device=torch.device(kind), dtype=dtype, shape=(1, 4, 9, width))
     assert packed_attention._has_kernel(cast(Tensor, query), dropout) == able
+
+
+@pytest.mark.parametrize(("capability", "known"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_an_old_gpu_has_no_kernel(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], known: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    packed_attention._kernel.cache_clear()
+    found = packed_attention._kernel()
+    packed_attention._kernel.cache_clear()
+    assert (found is not None) == known
 
 
 def test_attention_that_knows_no_packed_rows_fails_rather_than_leaks() -> None:

@@ -115,7 +115,7 @@ class PictureFormat:
             np.multiply(pixels[number].transpose(2, 0, 1), scale_311, out=found[number])
             found[number] += shift_311
 
-        threads.each(write, range(len(pixels)), pixels=height * width)
+        threads.each(write, range(len(pixels)), size=height * width)
         return found
 
     @property

@@ -134,8 +134,8 @@ class PictureRows:
 
         pixels = self.format.height * self.format.width
         if not augmenter.config.mixes:
-            return threads.each(changed, indices.tolist(), pixels=pixels), None
-        pictures, partner_B, share_B = zip(*threads.each(mixed, indices.tolist(), pixels=pixels), strict=True)
+            return threads.each(changed, indices.tolist(), size=pixels), None
+        pictures, partner_B, share_B = zip(*threads.each(mixed, indices.tolist(), size=pixels), strict=True)
         return list(pictures), Mix(np.asarray(partner_B), np.asarray(share_B))
 
     def take(self, indices: Indices) -> PictureRows:

@@ -178,7 +178,7 @@ def _checksum(path: Path) -> int:
     starts = range(0, path.stat().st_size, BLOCK)
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        found = threads.each(lambda start: zlib.crc32(os.pread(descriptor, BLOCK, start)), starts, pixels=BLOCK)
+        found = threads.each(lambda start: zlib.crc32(os.pread(descriptor, BLOCK, start)), starts, size=BLOCK)
     finally:
         os.close(descriptor)
     return zlib.crc32(np.asarray(found, np.uint32).tobytes())

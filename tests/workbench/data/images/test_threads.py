@@ -50,11 +50,11 @@ def test_large_pictures_alone_are_shared(monkeypatch: pytest.MonkeyPatch, pixels
             meeting.wait(timeout=60)
         return number, threading.current_thread() is threading.main_thread()
 
-    assert threads.each(seen, range(8), pixels=pixels) == [(number, not several) for number in range(8)]
+    assert threads.each(seen, range(8), size=pixels) == [(number, not several) for number in range(8)]
 
 
 def test_an_error_of_a_picture_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_PROCESSES", "3")
     with pytest.raises(ZeroDivisionError):
-        threads.each(lambda number: 1 // (number - 4), range(9), pixels=threads.LARGE)
-    assert threads.each(abs, [], pixels=threads.LARGE) == []
+        threads.each(lambda number: 1 // (number - 4), range(9), size=threads.LARGE)
+    assert threads.each(abs, [], size=threads.LARGE) == []
