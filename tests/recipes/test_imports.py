@@ -26,6 +26,12 @@ def test_training_a_language_model_imports_nothing_of_other_recipes() -> None:
     assert not UNUSED & set(ended.stdout.split())
 
 
+def test_a_page_imports_scores_of_classes_only_for_runs_that_have_classes() -> None:
+    code = "import sys, workbench.report.pages; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"sklearn", "scipy.stats"} & set(ended.stdout.split())
+
+
 @pytest.mark.parametrize("words", [["--help"], ["ls", "recipes"], ["ls", "runs"]])
 def test_lists_and_help_come_without_torch(words: list[str], tmp_path: Path) -> None:
     code = f"import sys; from workbench.cli.verbs import app; app({words}, standalone_mode=False); print(*sys.modules)"

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sklearn import metrics
 
 from workbench.evaluation.prediction_table import class_names, hot, suspects
 from workbench.report import neighbours
@@ -136,6 +135,8 @@ def never_predicted(run: RunRecord) -> list[tuple[str, int]]:
 def _table(
     true_NC: NDArray[np.bool_], predicted_NC: NDArray[np.bool_], names: list[str]
 ) -> list[tuple[str, str, str, str, str]]:
+    from sklearn import metrics  # half a second, for runs that have classes
+
     found = metrics.precision_recall_fscore_support(true_NC, predicted_NC, zero_division=0.0)
     return [
         (name, f"{precision:.2f}", f"{recall:.2f}", f"{f1:.2f}", f"{int(rows):,}")
