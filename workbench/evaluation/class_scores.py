@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
-from sklearn import metrics
 
 Probabilities = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -32,6 +30,8 @@ def scores(p_NC: Probabilities, labels_N: Labels) -> dict[str, float]:
 
     The Brier score is the squared distance summed over classes, so 2 is the worst.
     """
+    from sklearn import metrics  # half a second, with scipy.stats, for runs that have classes
+
     classes = np.arange(p_NC.shape[1])
     predicted_N = p_NC.argmax(1)
     one_hot_NC = np.eye(len(classes))[labels_N]
@@ -60,5 +60,7 @@ def calibration_error(p_NC: Probabilities, labels_N: Labels) -> float:
 
 def accuracy_interval(hits: int, rows: int) -> Interval:
     """Wilson's 95 % interval of a share: honest for few rows and near 0 and 1 (Wilson 1927)."""
+    from scipy import stats
+
     found = stats.binomtest(hits, rows).proportion_ci(method="wilson")
     return Interval(hits / rows, float(found.low), float(found.high))
