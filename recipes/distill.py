@@ -20,6 +20,7 @@ from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.distillation import (
     on_policy,
     peers,
+    served_teacher,
     students,
     teacher_cache,
     teacher_sources,
@@ -63,9 +64,9 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
 
 
 def find_teacher(config: RunConfig) -> TeacherSource | None:
-    """Where the teacher comes from; None where adapters teach each other, or a cache says who taught."""
+    """Where the teacher comes from; None where a server or adapters teach, or a cache says who taught."""
     section = config.distill
-    if section.teacher.id is None:
+    if section.teacher.id is None or section.teacher.url is not None:
         return None
     source = teacher_sources.find(section.teacher, config.model)
     try:
@@ -110,6 +111,14 @@ def require_teachable(
         peers.require_able(base)
     if section.cache.folder is not None:
         teacher_cache.require_usable(section, data.train, teacher_cache.identity(section, source, tokenizer))
+    if section.teacher.url is not None and not cached:
+        if hub.is_encoder_decoder:
+            raise ConfigError(
+                f"distill.teacher.url: {type(hub).__name__} has a decoder beside its encoder, and a server reads one "
+                "text. Name a student that reads and writes in one sequence, or load the teacher here."
+            )
+        with served_teacher.ServedTeacher.of(section.teacher) as teacher:
+            teacher.require_comparable(base.data, tokenizer, template, data.train)
 
 
 def _require_whole_vocabulary(source: TeacherSource, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -199,23 +208,21 @@ def cache(
     section, folder = config.distill, config.distill.cache.folder
     assert folder is not None
     wanted = teacher_cache.identity(section, source, tokenizer)
-    if teacher_cache.missing(folder):
+    if teacher_cache.missing(folder) and section.teacher.url is not None:
+        callback.say(f"Asking {section.teacher.id} at {section.teacher.url} about every training row ...")
+        with served_teacher.ServedTeacher.of(section.teacher) as teacher:
+            questions = served_teacher.ServedQuestions(data.train, teacher, section, vocabulary=len(tokenizer))
+            teacher_cache.write(folder, data.train, questions, wanted, callback=callback)
+        if run is not None:
+            run.note(distill={"teacher": section.teacher.id, "url": section.teacher.url})
+    elif teacher_cache.missing(folder):
         assert source is not None, "without one an unfinished cache is refused"
         callback.say(f"Asking the teacher, {source.name}, about every training row ...")
         with source.named_in_errors():
             live = teachers.alone(source, base, tokenizer)
         device = next(live.models[0].model.parameters()).device
-        teacher_cache.write(
-            folder,
-            data.train,
-            live,
-            section,
-            wanted,
-            vocabulary=len(tokenizer),
-            tokens=8192,
-            device=device,
-            callback=callback,
-        )
+        asking = teacher_cache.LiveQuestions(data.train, live, section, len(tokenizer), 8192, device)
+        teacher_cache.write(folder, data.train, asking, wanted, callback=callback)
         if run is not None:
             _note(run, source, live, data, callback)
     found = CachedTeacher(folder, data.train, section, wanted)

@@ -70,4 +70,6 @@ def _sentence(config: RunConfig) -> str:
         return f"{section.peers} adapters teach each other."
     teacher = section.teacher.id if section.teacher.id is not None else section.cache.folder
     named = ", ".join(teacher) if isinstance(teacher, tuple) else str(teacher)
+    if section.teacher.url is not None:
+        named = f"{named} at {section.teacher.url}"
     return f"Teacher: {named}. Loss: {section.loss}, alpha {section.alpha}, temperature {section.temperature}."

@@ -20,6 +20,7 @@ BOTH = "'distill.teacher.id=[lora, other]' "
 OF_CLASSES = "distill.of=classify data.train=labelled.jsonl "
 CLASSES = OF_CLASSES + "distill.teacher.id=classes "
 FOLDS = OF_CLASSES + "distill.teacher.id=folds "
+SERVED = "distill.teacher.url=http://127.0.0.1:9/v1 "
 MASKED = "distill.of=mlm data.train=texts.jsonl model.id=masked "
 
 
@@ -74,6 +75,31 @@ WRITTEN = {
     "unlabelled text": Case("distill.unlabelled", "leave them out", "distill.unlabelled=held.jsonl"),
     "text out of fold": Case("teacher.out_of_fold", "leave them out", "distill.teacher.out_of_fold=true"),
     "masks and a cache": Case("distill: of=mlm hides other tokens", "leave cache and on_policy out", MASKED + CACHE),
+    # A teacher at an address.
+    "an address that is none": Case(
+        "distill.teacher.url: 'localhost:1'", "such as http://localhost:8000/v1", "distill.teacher.url=localhost:1"
+    ),
+    "an address of nobody": Case("teacher.url", "write the name of one model there", SERVED + CACHE),
+    "an address of two": Case("teacher.url", "the name of one model there", SERVED + BOTH + CACHE),
+    "an address of the backbone": Case(
+        "teacher.url", "the name of one model there", SERVED + "distill.teacher.id=backbone " + CACHE
+    ),
+    "an address without a cache": Case("teacher.url", "Write distill.cache.folder=FOLDER", SERVED + LORA),
+    "an address and weights": Case(
+        "teacher.url",
+        "Leave all of distill.teacher but url and id out",
+        SERVED + CACHED + "distill.teacher.weights=nf4",
+    ),
+    "an address of classes": Case("teacher.url", "Write distill.of=sft", SERVED + CLASSES + CACHE),
+    "an address and draws": Case(
+        "teacher.url", "Leave distill.cache.sampled out", SERVED + CACHED + "distill.cache.sampled=true"
+    ),
+    "an address and a temperature": Case(
+        "teacher.url", "Leave distill.temperature out", SERVED + CACHED + "distill.temperature=2"
+    ),
+    "an address and its weights": Case(
+        "model.id: `teacher` asks for weights", "Name a model", SERVED + CACHED + "model.id=teacher"
+    ),
 }
 """Of the recipe as it is written: `run` does not start."""
 
@@ -227,6 +253,11 @@ FOUND = {
         CLASSES + "distill.unlabelled=held.jsonl data.held_out=held.jsonl",
     ),
     # Caches.
+    "nobody at the address": Case(
+        "distill.teacher.url=http://127.0.0.1:9/v1 does not answer",
+        "Start the server, or correct the address",
+        SERVED + LORA + "distill.cache.folder=new",
+    ),
     "nobody to ask": Case("distill.cache.folder=new holds no", "distill.teacher.id", "distill.cache.folder=new"),
     "a cache among other things": Case(
         "distill.cache.folder=thesis: chapter.tex", "Write a new folder", LORA + "distill.cache.folder=thesis"

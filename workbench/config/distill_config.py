@@ -28,6 +28,7 @@ BACKBONE, TEACHER = "backbone", "teacher"
 STUDENT = "student"
 """Where, in a run directory, a student's backbone stands that was made of another one."""
 
+_ADDRESS = re.compile(r"https?://[^\s/]\S*")
 _LAYERS = re.compile(r"(every|first|last)-([1-9]\d*)")
 
 
@@ -36,7 +37,12 @@ class TeacherConfig(Section):
 
     id: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """A run directory (a fine-tuned model; of a cross-validation all adapters together), several of them over one
-    backbone, a folder or hub id of a model, or `backbone`: the student's own, its adapter off."""
+    backbone, a folder or hub id of a model, or `backbone`: the student's own, its adapter off. With `url`, the model's
+    name there."""
+    url: str | None = None
+    """Address of a server that teaches, such as http://localhost:8000/v1: `workbench serve`, vLLM, or another that has
+    OpenAI's completions with echo and writes tokens as token_id:NUMBER. It is sent the training rows, and the key that
+    OPENAI_API_KEY in the environment holds."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] | None = None
@@ -45,6 +51,13 @@ class TeacherConfig(Section):
     """With a cross-validation as teacher: label a training row by the adapters that did not train on it."""
     trust: bool = False
     """Execute the Python code that the teacher's run directory names. Only of those whom you trust."""
+
+    @field_validator("url")
+    @classmethod
+    def _an_address(cls, value: str | None) -> str | None:
+        if value is not None and not _ADDRESS.fullmatch(value):
+            raise ValueError(f"{value!r}: write an address such as http://localhost:8000/v1.")
+        return value
 
 
 class StudentConfig(Section):
@@ -167,7 +180,26 @@ class DistillConfig(Section):
             raise ValueError(reason)
         return self
 
+    def _served_misfit(self) -> str | None:
+        """Reason against a teacher that a server answers for."""
+        teacher = self.teacher
+        if not isinstance(teacher.id, str) or teacher.id == BACKBONE:
+            return "teacher.url: write the name of one model there as distill.teacher.id."
+        if teacher.model_fields_set - {"id", "url"}:
+            return "teacher.url: the teacher is loaded elsewhere. Leave all of distill.teacher but url and id out."
+        if self.of != "sft":
+            return "teacher.url: a server tells what follows in a text. Write distill.of=sft, or leave the url out."
+        if self.cache.folder is None:
+            return "teacher.url: the server is asked once, before training. Write distill.cache.folder=FOLDER."
+        if self.cache.sampled:
+            return "teacher.url: a server tells the likeliest tokens, and draws none. Leave distill.cache.sampled out."
+        if self.temperature != 1:
+            return "teacher.url: a server tells probabilities at temperature 1. Leave distill.temperature out."
+        return None
+
     def _misfit(self) -> str | None:
+        if self.teacher.url is not None and (reason := self._served_misfit()):
+            return reason
         cached, has_teacher = self.cache.folder is not None, self.teacher.id is not None
         if self.peers is not None and has_teacher:
             return "peers teach each other: leave distill.teacher.id out, or distill.peers."

@@ -33,6 +33,8 @@ def as_plain_run(config: Run) -> Run:
         )
     if config.model.id == TEACHER and section.teacher.id is None:
         mistakes.append(("model.id", "`teacher` asks for the weights of distill.teacher.id, which is not there."))
+    if config.model.id == TEACHER and section.teacher.url is not None:
+        mistakes.append(("model.id", "`teacher` asks for weights, and a server tells none. Name a model."))
     values = {**config.model_dump(mode="json"), "recipe": section.of, "distill": {}}
     if section.match or section.on_policy.share:
         what = (

@@ -47,19 +47,25 @@ def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: Pre
     """The cache that a configuration asks for.
 
     Args:
-        source: The teacher; None where nobody says who made the cache.
+        source: The teacher; None where a server teaches, or nobody says who made the cache.
         tokenizer: The student's, which wrote the rows.
     """
     sampled, k = config.cache.sampled, config.cache.k
     words = [tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
+    teacher = name = None
+    if config.teacher.url is not None:
+        # Its weights are not known, and the same server may have another address tomorrow.
+        teacher, name = _digest(["served", config.teacher.id]), str(config.teacher.id)
+    elif source is not None:
+        teacher, name = _digest([_backbone(source.model), sorted(map(_files, source.adapters))]), source.name
     return CacheIdentity(
-        teacher=None if source is None else _digest([_backbone(source.model), sorted(map(_files, source.adapters))]),
+        teacher=teacher,
         tokenizer=_digest(words),
         temperature=str(config.temperature),
         k=str(k if sampled else min(k, len(tokenizer))),
         dtype=None if sampled else config.cache.dtype,
         kind="draws" if sampled else "likeliest",
-        name=None if source is None else source.name,
+        name=name,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,7 +30,17 @@ from workbench.losses.chunked import chunks
 from workbench.runs import files
 from workbench.training.callbacks import Callback
 
-__all__ = ["CacheIdentity", "CachedTeacher", "identity", "made_by", "missing", "require_usable", "write"]
+__all__ = [
+    "CacheIdentity",
+    "CachedTeacher",
+    "LiveQuestions",
+    "Questions",
+    "identity",
+    "made_by",
+    "missing",
+    "require_usable",
+    "write",
+]
 
 SHARD_POSITIONS = 2**18
 """Positions after which a shard is full: at 64 likeliest tokens of each, 65 MiB."""
@@ -121,26 +131,25 @@ def require_usable(config: DistillConfig, train: TokenizedSet, wanted: CacheIden
         cache_shards.intact(folder, wanted)
 
 
+class Questions(Protocol):
+    """A way to ask a teacher about training rows."""
+
+    def ask(self, share: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
+        """Rows in the order of the cache, their packed distributions, and how many tokens the teacher knows.
+
+        Args:
+            share: Rows to ask about.
+            keys_R: Digest of every training row.
+            counts_R: Supervised positions of every training row.
+        """
+
+
 def write(
-    folder: Path,
-    train: TokenizedSet,
-    teacher: Teacher,
-    config: DistillConfig,
-    wanted: CacheIdentity,
-    *,
-    vocabulary: int,
-    tokens: int,
-    device: torch.device,
-    callback: Callback,
+    folder: Path, train: TokenizedSet, questions: Questions, wanted: CacheIdentity, *, callback: Callback
 ) -> None:
-    """Ask `teacher` about the rows of `train` that no shard in `folder` has, and finish the cache.
+    """Ask a teacher about the rows of `train` that no shard in `folder` has, and finish the cache.
 
     The same rows in the same order make the same files, whether it was interrupted in between or not.
-
-    Args:
-        teacher: A live one, whose signals are `TeacherLogits`.
-        vocabulary: Tokens that count.
-        tokens: In one forward pass, padding included.
 
     Raises:
         ConfigError: `folder` holds the cache of another configuration, or something else.
@@ -153,7 +162,6 @@ def write(
     keys_R, counts_R = cache_shards.rows(train)
     shares = list(_shares(keys_R, counts_R, [shard.keys for shard in found.values()]))
     names = (folder / f"shard-{number:05d}.safetensors" for number in count())
-    questions = _Questions(train, teacher, config, vocabulary, tokens, device)
     for done, share in enumerate(shares, start=1):
         order, packed, known = questions.ask(share, keys_R, counts_R)
         made_by = {**wanted.made_by(), "vocabulary": str(known)}
@@ -167,19 +175,22 @@ def write(
 
 
 @dataclass(frozen=True)
-class _Questions:
-    """How a teacher is asked."""
+class LiveQuestions:
+    """Asks a teacher that is loaded here."""
 
     train: TokenizedSet
     teacher: Teacher
+    """Its signals are `TeacherLogits`."""
     config: DistillConfig
     vocabulary: int
+    """Tokens that count."""
     tokens: int
+    """In one forward pass, padding included."""
     device: torch.device
 
     @torch.no_grad()
     def ask(self, share: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
-        """Rows in the order of the cache, their packed distributions, and how many tokens the teacher knows."""
+        """See Questions."""
         assert isinstance(self.config.temperature, float)
         order, parts, known = [], [], self.vocabulary
         for indices in micro_batches(share, self.train.lengths, tokens=self.tokens):

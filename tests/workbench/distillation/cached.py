@@ -110,8 +110,8 @@ def write(
     callback: Watching | None = None,
 ) -> None:
     """`caching.write` on the CPU, a few rows at a time."""
-    where = {"device": torch.device("cpu"), "callback": callback or Watching()}
-    teacher_cache.write(folder, rows, teacher, config, wanted, vocabulary=vocabulary, tokens=512, **where)  # type: ignore[arg-type]
+    questions = teacher_cache.LiveQuestions(rows, teacher, config, vocabulary, 512, torch.device("cpu"))
+    teacher_cache.write(folder, rows, questions, wanted, callback=callback or Watching())  # type: ignore[arg-type]
 
 
 def settings(*, temperature: float = 1.0, loss: str = "forward_kl", **cache: Any) -> DistillConfig:

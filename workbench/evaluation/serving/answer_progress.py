@@ -1,6 +1,6 @@
 """One answer that is being written: what is asked for, what has come, and who hears of it.
 
-Legend: V vocabulary.
+Legend: W tokens of a prompt that are read at once, V vocabulary.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Sampling:
     """Decides the random numbers; None: different ones each time."""
     logprobs: int | None = None
     """Likeliest tokens whose log-probabilities are told beside that of the chosen one; None: none is told."""
+    echo: bool = False
+    """Tell those of the prompt's tokens too, where any are told."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class TokenScore:
     """A token and its natural log-probability, at temperature 1, among all tokens."""
 
     token: int
-    logprob: float
+    logprob: float | None
+    """None of a prompt's first token, before which nothing stands."""
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest tokens in its place, best first."""
 
@@ -104,6 +107,8 @@ class AnswerInProgress:
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.sampling.seed)
+        if self._scores_prompt:
+            self.scores.append(TokenScore(self.prompt[0], None))
 
     @property
     def room(self) -> int:
@@ -121,7 +126,19 @@ class AnswerInProgress:
         if read >= len(self.prompt):
             return Chunk(self.cache, self.answer[-1:], self.member)
         ids = self.prompt[read : read + size]
-        return Chunk(self.cache, ids, self.member, ends=read + len(ids) == len(self.prompt))
+        ends = read + len(ids) == len(self.prompt)
+        return Chunk(self.cache, ids, self.member, ends=ends, scored=self._scores_prompt)
+
+    @property
+    def _scores_prompt(self) -> bool:
+        return self.sampling.echo and self.sampling.logprobs is not None
+
+    def score_prompt(self, logits_WV: Tensor) -> None:
+        """Score what comes next in the prompt after each of the W tokens that were read last."""
+        assert self.sampling.logprobs is not None
+        next_tokens = self.prompt[self.cache.length - len(logits_WV) + 1 : self.cache.length + 1]
+        for logits_V, token in zip(logits_WV, next_tokens, strict=False):  # the prompt's last token is followed by none
+            self.scores.append(score(logits_V, token, self.sampling.logprobs))
 
     def push(self, logits_V: Tensor) -> Reason | None:
         """Choose the next token and tell the listener; returns why the answer ends, if it does."""

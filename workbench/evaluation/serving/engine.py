@@ -1,6 +1,6 @@
 """A causal model that goes on with many rows at once, each as if it were alone.
 
-Legend: T tokens of a pass, W tokens after which one is asked for, V vocabulary.
+Legend: T tokens of a pass, W tokens after which logits are computed, V vocabulary.
 """
 
 from __future__ import annotations
@@ -57,11 +57,14 @@ class Engine:
         return self._routes.members
 
     def step(self, chunks: Sequence[Chunk]) -> list[tuple[Chunk, Tensor]]:
-        """Each chunk that ends, with the logits (V,) of the token after it; all are behind their rows' tokens then."""
+        """Chunks that end or are scored, with logits (W, V); all are behind their rows' tokens then.
+
+        They are those after a chunk's last token, or after each of its tokens where it is scored.
+        """
         found = []
         for laid in laid_out(chunks, self.sizes, sharing=self._sharing):
-            logits_WV = self._logits(laid)
-            found += list(zip(laid.chunks, logits_WV, strict=True))
+            each_WV = self._logits(laid).split([chunk.wanted for chunk in laid.chunks])
+            found += list(zip(laid.chunks, each_WV, strict=True))
         for chunk in chunks:
             chunk.cache.length += len(chunk.ids)
         return found
@@ -105,7 +108,7 @@ class Engine:
             )
         cache, found = RowCache(), []
         for chunk in [ids[: _CHECKED // 2], *([each] for each in ids[_CHECKED // 2 :])]:
-            found.append(self.step([Chunk(cache, chunk, member)])[0][1].float())
+            found.append(self.step([Chunk(cache, chunk, member)])[0][1][0].float())
         self.token_bytes = -(-cache.bytes // room(_CHECKED))
         wanted = whole.logits[0, _CHECKED // 2 - 1 :].float()
         tolerance = 1e-3 if whole.logits.dtype == torch.float32 else 5e-2

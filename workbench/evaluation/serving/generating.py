@@ -39,7 +39,8 @@ class Job:
             for place, prompt in enumerate(prompts)
             for number in range(request.n)
         ]
-        self.written = [Written() for _ in self.answers]
+        echoed = _echoed(model, request, prompts)
+        self.written = [Written(text=text) for text in echoed for _ in range(request.n)]
         self._read = sum(map(len, prompts))
 
     def _answer(self, model: TextModel, prompt: list[int], index: int, number: int, seconds: float) -> AnswerInProgress:
@@ -51,6 +52,7 @@ class Job:
             top_p=request.top_p,
             seed=None if request.seed is None else (request.seed % 2**64, number),
             logprobs=_scores(request),
+            echo=isinstance(request, CompletionRequest) and request.echo,
         )
 
         def listen(event: AnswerPiece | Interrupted) -> None:
@@ -146,8 +148,18 @@ async def _hung_up(request: HttpRequest) -> None:
 
 
 def _form(model: TextModel, request: Generation) -> AnswerForm:
-    form = ChatForm if isinstance(request, ChatRequest) else CompletionForm
-    return form(model.tokenizer, scored=_scores(request) is not None)
+    scored = _scores(request) is not None
+    if isinstance(request, CompletionRequest):
+        return CompletionForm(model.tokenizer, scored=scored, numbered=request.return_tokens_as_token_ids)
+    return ChatForm(model.tokenizer, scored=scored)
+
+
+def _echoed(model: TextModel, request: Generation, prompts: list[list[int]]) -> list[str]:
+    """Text that the answers to each prompt begin with."""
+    if not (isinstance(request, CompletionRequest) and request.echo):
+        return [""] * len(prompts)
+    pairs = zip(request.prompts, prompts, strict=True)
+    return [given if isinstance(given, str) else str(model.tokenizer.decode(ids)) for given, ids in pairs]
 
 
 def _scores(request: Generation) -> int | None:

@@ -31,6 +31,13 @@ class Chunk:
     """The adapter that they go through."""
     ends: bool = True
     """Whether the token after them is asked for."""
+    scored: bool = False
+    """Whether the token after each of them is scored."""
+
+    @property
+    def wanted(self) -> int:
+        """Its last tokens after which logits are computed."""
+        return len(self.ids) if self.scored else int(self.ends)
 
 
 @dataclass(frozen=True)
@@ -43,9 +50,9 @@ class Pass:
     """Members that the tokens belong to, in their order, padding included."""
     parts: list[RowPart]
     wanted: list[int]
-    """Places of the tokens after which a token is asked for."""
+    """Places of the tokens after which logits are computed."""
     chunks: list[Chunk]
-    """Those that end at `wanted`, in this order."""
+    """Those that have tokens among them, in this order."""
 
 
 Sharing = Literal["all", "member", "none"]
@@ -95,8 +102,8 @@ def _pass(groups: Sequence[Sequence[Chunk]], sizes: Sizes) -> Pass:
             laid.ids.extend(chunk.ids)
             laid.positions.extend(range(chunk.cache.length, chunk.cache.length + len(chunk.ids)))
             laid.parts.append(RowPart(chunk.cache, slice(first, len(laid.ids))))
-            if chunk.ends:
-                laid.wanted.append(len(laid.ids) - 1)
+            if chunk.wanted:
+                laid.wanted.extend(range(len(laid.ids) - chunk.wanted, len(laid.ids)))
                 laid.chunks.append(chunk)
         _pad(laid, start, _size(group, sizes), group[0].member)
     if rest := least(len(laid.ids), sizes) - len(laid.ids):

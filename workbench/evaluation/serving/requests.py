@@ -130,12 +130,14 @@ class CompletionRequest(Generation):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Tell the log-probability of each token and of so many likeliest ones in its place."""
     echo: bool = False
-    """Not supported but as false."""
+    """Begin the answer with the prompt, and the log-probabilities with those of its tokens."""
+    return_tokens_as_token_ids: bool = False
+    """Write a token of the log-probabilities as token_id:NUMBER, as vLLM does, since several may have one text."""
 
     @model_validator(mode="after")
     def _bounded(self) -> CompletionRequest:
-        if self.echo:
-            raise Refusal("echo is not supported here. Leave it out.", param="echo")
+        if self.echo and self.stream:
+            raise Refusal("An answer with echo is sent whole. Leave stream out, or echo.", param="echo")
         if self.n * len(self.prompts) > MOST_ANSWERS:
             raise Refusal(f"One request asks for at most {MOST_ANSWERS} answers. Send several.", param="n")
         return self

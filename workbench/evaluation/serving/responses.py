@@ -69,8 +69,8 @@ class CompletionForm:
 
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, scored: bool) -> None:
-        self._tokenizer, self._scored = tokenizer, scored
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, scored: bool, numbered: bool = False) -> None:
+        self._tokenizer, self._scored, self._numbered = tokenizer, scored, numbered
 
     def opening(self, index: int) -> None:
         """See AnswerForm."""
@@ -88,15 +88,18 @@ class CompletionForm:
         return {
             "tokens": tokens,
             "token_logprobs": [each.logprob for each in scores],
-            "top_logprobs": [{self._text(token): logprob for token, logprob in each.top} for each in scores],
+            "top_logprobs": [
+                None if each.logprob is None else {self._text(token): logprob for token, logprob in each.top}
+                for each in scores
+            ],
             "text_offset": offset[:-1],
         }
 
     def _text(self, token: int) -> str:
-        return str(self._tokenizer.decode([token]))
+        return f"token_id:{token}" if self._numbered else str(self._tokenizer.decode([token]))
 
 
-def _named(tokenizer: PreTrainedTokenizerBase, token: int, logprob: float) -> dict[str, Any]:
+def _named(tokenizer: PreTrainedTokenizerBase, token: int, logprob: float | None) -> dict[str, Any]:
     text = str(tokenizer.decode([token]))
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 

@@ -140,9 +140,13 @@ class Scheduler:
                 asked[id(chunk)] = answer, chunk
                 tokens += reads * len(chunk.ids)
         ended = []
-        for chunk, logits_V in self._engine.step([chunk for _, chunk in asked.values()]):
+        for chunk, logits_WV in self._engine.step([chunk for _, chunk in asked.values()]):
             answer = asked[id(chunk)][0]
-            if not answer.cancelled and answer.push(logits_V) is not None:
+            if answer.cancelled:
+                continue
+            if chunk.scored:
+                answer.score_prompt(logits_WV)
+            if chunk.ends and answer.push(logits_WV[-1]) is not None:
                 ended.append(answer)
         with self._changed:
             for answer in ended:

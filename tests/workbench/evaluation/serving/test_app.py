@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from starlette.testclient import TestClient
 
 from workbench.evaluation.serving.app import Server, ServerLimits
 from workbench.evaluation.serving.requests import _NEUTRAL
+from workbench.models import exported
+from workbench.runs import run_directory
 
 CHAT = {"model": "run0", "messages": [{"role": "user", "content": "Once upon"}], "temperature": 0, "max_tokens": 8}
 RAW = {"model": "run0", "prompt": "Once upon a", "temperature": 0, "max_tokens": 8}
@@ -76,6 +80,32 @@ def test_log_probabilities_are_those_of_the_tokens(client: TestClient) -> None:
     assert len(tokens["tokens"]) == len(tokens["token_logprobs"]) == 8
 
 
+def test_an_echo_scores_the_prompt_as_the_run_does(client: TestClient, lora_runs: list[Path]) -> None:
+    model = exported.load(lora_runs[0], run_directory.read_config(lora_runs[0])).model
+    ids = [5, 9, 30, 7] * 20  # more than one chunk
+    asked = {"model": "run0", "prompt": ids, "echo": True, "logprobs": 2, "max_tokens": 1, "temperature": 0}
+    (choice,) = client.post("/v1/completions", json={**asked, "return_tokens_as_token_ids": True}).json()["choices"]
+    with torch.no_grad():
+        logp_LV = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    told = choice["logprobs"]
+    assert told["tokens"] == [f"token_id:{token}" for token in [*ids, int(logp_LV[-1].argmax())]]
+    assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+    wanted = [float(logp_V[token]) for logp_V, token in zip(logp_LV, ids[1:], strict=False)]
+    assert told["token_logprobs"][1:-1] == pytest.approx(wanted, abs=1e-4)
+    for top, logp_V in zip(told["top_logprobs"][1:], logp_LV, strict=True):
+        best = logp_V.topk(2)
+        assert list(top) == [f"token_id:{token}" for token in best.indices]
+        assert list(top.values()) == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+def test_an_echo_begins_with_the_prompt(client: TestClient) -> None:
+    asked = [{**RAW, "n": 2, "echo": echo} for echo in (False, True)]
+    plain, echoed = (client.post("/v1/completions", json=each).json() for each in asked)
+    for one, other in zip(plain["choices"], echoed["choices"], strict=True):
+        assert other["text"] == RAW["prompt"] + one["text"] and other["logprobs"] is None
+    assert plain["usage"] == echoed["usage"]
+
+
 MALFORMED: list[tuple[str, Any, str]] = [
     ("/v1/chat/completions", b"", "Invalid JSON"),
     ("/v1/chat/completions", b'{"model": "run0"', "Invalid JSON"),
@@ -108,7 +138,7 @@ MALFORMED: list[tuple[str, Any, str]] = [
     ("/v1/completions", {**RAW, "prompt": [-1]}, "prompt"),
     ("/v1/completions", {**RAW, "prompt": "word " * 200}, "at most 96 tokens"),
     ("/v1/completions", {**RAW, "prompt": ["a"] * 100, "n": 2}, "at most 128 answers"),
-    ("/v1/completions", {**RAW, "echo": True}, "echo is not supported"),
+    ("/v1/completions", {**RAW, "echo": True, "stream": True}, "sent whole"),
     ("/v1/embeddings", {"model": "run0", "input": "a"}, "is asked by /v1/chat/completions"),
     ("/classify", {"model": "run0", "input": "a"}, "is asked by /v1/chat/completions"),
 ]

@@ -38,7 +38,7 @@ def _greedy(engine: Engine, prompt: list[int], member: str, tokens: int) -> tupl
     """An answer and its logits, alone."""
     cache, ids, answer, seen = RowCache(), prompt, [], []
     for _ in range(tokens):
-        ((_, logits_V),) = engine.step([Chunk(cache, ids, member)])
+        ((_, (logits_V,)),) = engine.step([Chunk(cache, ids, member)])
         seen.append(logits_V)
         answer.append(int(logits_V.argmax()))
         ids = answer[-1:]
@@ -59,7 +59,7 @@ def test_rows_that_join_and_leave_change_no_bit_of_the_others(
         for n, (_, member, joins, tokens) in enumerate(rows):
             if joins <= step and len(answers[n]) < tokens:
                 chunks[n] = Chunk(caches[n], pending[n], member)
-        found = {id(chunk): logits_V for chunk, logits_V in engine.step(list(chunks.values()))} if chunks else {}
+        found = {id(chunk): logits_1V[0] for chunk, logits_1V in engine.step(list(chunks.values()))} if chunks else {}
         for n, chunk in chunks.items():
             logits_V = found[id(chunk)]
             assert torch.equal(logits_V, alone[n][1][len(answers[n])])
@@ -67,6 +67,24 @@ def test_rows_that_join_and_leave_change_no_bit_of_the_others(
             pending[n] = answers[n][-1:]
     assert answers == [answer for answer, _ in alone]
     assert len({tuple(answer[:3]) for answer in answers}) >= 4  # adapters and prompts do differ
+
+
+def test_a_scored_chunk_has_the_logits_after_each_token_whatever_is_beside_it(
+    lora_runs: list[Path], stories: str
+) -> None:
+    engine = _engine(lora_runs, stories, "float32")
+    ids, member = PROMPTS[2], engine.members[1]
+    beside = [Chunk(RowCache(), prompt, name) for prompt, name in zip(PROMPTS, engine.members, strict=False)]
+    cache = RowCache()
+    first, second = Chunk(cache, ids[:4], member, ends=False, scored=True), Chunk(cache, ids[4:], member, scored=True)
+    steps = [(first, [beside[0], first, beside[3]]), (second, [second, beside[1]])]
+    found = [next(logits for each, logits in engine.step(chunks) if each is mine) for mine, chunks in steps]
+    with engine._routes.stock(member):
+        whole = engine._routes.model(input_ids=torch.tensor([ids])).logits[0]
+    assert torch.allclose(torch.cat(found), whole, atol=1e-4)
+    again = RowCache()
+    alone = [engine.step([Chunk(again, part, member, scored=True)])[0][1] for part in (ids[:4], ids[4:])]
+    assert torch.equal(torch.cat(found), torch.cat(alone))
 
 
 def test_answers_are_those_that_each_run_generates(lora_runs: list[Path], stories: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,10 +13,11 @@ from workbench.models.cached_rows import RowCache
 SIZES = st.sets(st.sampled_from([1, 2, 4, 8, 16, 32]), max_size=5).map(lambda found: (*sorted(found), 64))
 CHUNKS = st.lists(
     st.builds(
-        lambda read, tokens, member, ends: Chunk(RowCache(read), list(range(1, tokens + 1)), member, ends),
+        lambda read, tokens, *rest: Chunk(RowCache(read), list(range(1, tokens + 1)), *rest),
         st.integers(0, 5),
         st.integers(1, 64),
         st.sampled_from("abc"),
+        st.booleans(),
         st.booleans(),
     ),
     max_size=9,
@@ -37,8 +40,9 @@ def test_every_token_is_once_in_a_pass_of_a_known_size(
             assert laid.positions[part.where] == list(range(chunk.cache.length, chunk.cache.length + len(chunk.ids)))
             assert set(members[part.where]) == {chunk.member}
             seen.append(chunk)
-        ends = [part.where.stop - 1 for part in laid.parts if found[id(part.cache)].ends]
-        assert laid.wanted == ends and len(laid.chunks) == len(ends)
+        pairs = [(part.where, found[id(part.cache)]) for part in laid.parts]
+        wanted = [range(where.start if each.scored else where.stop - each.ends, where.stop) for where, each in pairs]
+        assert laid.wanted == list(chain.from_iterable(wanted)) and len(laid.chunks) == sum(map(bool, wanted))
         assert sharing == "all" or len({found[id(part.cache)].member for part in laid.parts}) == 1
         assert sharing != "none" or len(laid.parts) == 1
     assert sorted(map(id, seen)) == sorted(map(id, chunks))
