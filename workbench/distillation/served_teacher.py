@@ -39,8 +39,8 @@ SECONDS = 600.0
 """Longest wait for an answer."""
 AT_ONCE = 4
 """Requests on their way."""
-TOKENS = 4096
-"""Of the rows of a request, padding included."""
+TOKENS, ROWS = 4096, 32
+"""Of a request: tokens, padding included, and rows."""
 PROBES = 8
 """Training rows whose text the server's tokenizer reads, and whose conversation its template writes."""
 _PREFIX = "token_id:"
@@ -242,7 +242,8 @@ class ServedQuestions:
 
     def ask(self, share: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
         """See `teacher_cache.Questions`."""
-        groups = list(micro_batches(share, self.train.lengths, tokens=TOKENS))
+        longer = micro_batches(share, self.train.lengths, tokens=TOKENS)
+        groups = [rows[start : start + ROWS] for rows in longer for start in range(0, len(rows), ROWS)]
         threads = ThreadPoolExecutor(AT_ONCE)
         try:
             found = list(chain.from_iterable(threads.map(self._tops, groups)))

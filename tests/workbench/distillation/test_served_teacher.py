@@ -126,6 +126,21 @@ def test_stopped_or_cut_off_it_ends_with_the_same_files(desk: Desk, client: Test
     assert desk.files() == whole.files() and begun.items() <= desk.files().items()
 
 
+def test_a_request_has_no_more_rows_than_a_server_takes(
+    desk: Desk, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_teacher, "TOKENS", 10**6)
+    monkeypatch.setattr(served_teacher, "ROWS", 4)
+    sent = []
+
+    def counted(request: httpx2.Request, answer: Any) -> Any:
+        sent.append(len(json.loads(request.content)["prompt"]))
+        return answer
+
+    write(desk, passed_on(client, counted), served(named(client)))
+    assert max(sent) == 4 and sum(sent) == len(desk.train)
+
+
 def test_a_request_that_fails_in_passing_is_sent_again(
     desk: Desk, client: TestClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
