@@ -40,7 +40,7 @@ SECONDS = 600.0
 AT_ONCE = 4
 """Requests on their way."""
 TOKENS, ROWS = 4096, 32
-"""Of a request: tokens, padding included, and rows."""
+"""Tokens of a request, padding included, and its rows."""
 PROBES = 8
 """Training rows whose text the server's tokenizer reads, and whose conversation its template writes."""
 _PREFIX = "token_id:"
@@ -73,16 +73,16 @@ class ServedTeacher:
         self._client.close()
 
     def likeliest(self, rows: Sequence[Sequence[int]], k: int) -> list[list[Top]]:
-        """Of each row, what was expected of each token but its first, at least `k` tokens a position.
+        """The likeliest tokens in place of each token but the first, of each row; at least `k` a position.
 
         Raises:
             BackboneError: the server does not answer.
             ConfigError: it does not tell that much.
         """
-        told = self._completed([list(ids[:-1]) for ids in rows], k)
-        if len(told) != len(rows):
-            raise self._unusable(f"it gave {len(told)} answers to {len(rows)} rows")
-        return [self._read(each, ids, k) for each, ids in zip(told, rows, strict=True)]
+        scored = self._completed([list(ids[:-1]) for ids in rows], k)
+        if len(scored) != len(rows):
+            raise self._unusable(f"it gave {len(scored)} answers to {len(rows)} rows")
+        return [self._read(each, ids, k) for each, ids in zip(scored, rows, strict=True)]
 
     def require_comparable(
         self,
@@ -109,8 +109,8 @@ class ServedTeacher:
             self._require_same_rendering(data, template)
 
     def _require_same_tokens(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
-        for text, told in zip(texts, self._completed(list(texts), 1), strict=True):
-            found = [_number(token) for token in told["tokens"]][:-1]
+        for text, scored in zip(texts, self._completed(list(texts), 1), strict=True):
+            found = [_number(token) for token in scored["tokens"]][:-1]
             expected = [tokenizer(text, add_special_tokens=special)["input_ids"] for special in (True, False)]
             if found not in expected:
                 raise ConfigError(
@@ -161,17 +161,17 @@ class ServedTeacher:
         if response.status_code == 400:
             raise self._unusable(_reason(response))
         choices = sorted(self._json(response).get("choices", []), key=lambda choice: int(choice.get("index", 0)))
-        told = [choice.get("logprobs") for choice in choices]
-        if not all(isinstance(each, dict) and each.get("tokens") and each.get("top_logprobs") for each in told):
+        scored = [choice.get("logprobs") for choice in choices]
+        if not all(isinstance(each, dict) and each.get("tokens") and each.get("top_logprobs") for each in scored):
             raise self._unusable("its answer has no log-probabilities of the prompt's tokens")
-        return told
+        return scored
 
-    def _read(self, told: Mapping[str, Any], ids: Sequence[int], k: int) -> list[Top]:
+    def _read(self, scored: Mapping[str, Any], ids: Sequence[int], k: int) -> list[Top]:
         """The likeliest tokens of each position of a row."""
         try:
-            found = [_number(token) for token in told["tokens"]]
+            found = [_number(token) for token in scored["tokens"]]
             tops: list[Top] = [
-                {_number(token): float(logp) for token, logp in each.items()} for each in told["top_logprobs"][1:]
+                {_number(token): float(logp) for token, logp in each.items()} for each in scored["top_logprobs"][1:]
             ]
         except (ValueError, AttributeError, TypeError):
             raise self._unusable("its tokens are written as text, not as token_id:NUMBER") from None
@@ -254,10 +254,10 @@ class ServedQuestions:
         return order, self._pack(found), self.vocabulary
 
     def _tops(self, rows: Indices) -> list[Top]:
-        """What the teacher says of the supervised positions of some rows."""
+        """The likeliest tokens at the supervised positions of some rows."""
         each = [self.train[int(index)] for index in rows]
-        told = self.teacher.likeliest([[int(token) for token in row.input_ids] for row in each], self._k)
-        pairs = zip(each, told, strict=True)
+        scored = self.teacher.likeliest([[int(token) for token in row.input_ids] for row in each], self._k)
+        pairs = zip(each, scored, strict=True)
         return [tops[place] for row, tops in pairs for place in np.flatnonzero(np.asarray(row.supervised)[1:])]
 
     @property
@@ -294,7 +294,7 @@ def _number(token: str) -> int:
 
 
 def _reason(response: httpx2.Response) -> str:
-    """What an answer in OpenAI's form says against a request, or how it begins."""
+    """Message of an error in OpenAI's form, or how an answer begins."""
     try:
         error = response.json()["error"]
         return str(error["message"] if isinstance(error, dict) else error)
