@@ -177,6 +177,11 @@ def require_fit(model: PreTrainedModel, config: Method) -> None:
     """Raise ConfigError where the method does not work on this backbone."""
     if reason := config.refusal(model):
         raise ConfigError(f"adapter.method={config.method}: {reason}")
+    if not isinstance(config, Full) and (head := anatomy.ambiguous_head(model)) is not None:
+        raise ConfigError(
+            f"adapter.method={config.method}: `{head}` is a part of the head of {type(model).__name__}, and PEFT takes "
+            "every layer of that name for it. Take adapter.method=full, or a backbone of another family."
+        )
 
 
 def save(model: nn.Module, folder: Path) -> None:

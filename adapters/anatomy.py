@@ -184,8 +184,16 @@ def fresh_heads(model: PreTrainedModel) -> list[str]:
         return [f"timm_model.{name}" for name, module in wrapped.named_modules() if module is head]
     inside = body(model)
     return [
-        name for name, module in model.named_children() if name != inside and any(True for _ in module.parameters())
+        name
+        for name, module in model.named_children()
+        if name != inside and any(True for _ in module.parameters()) and not (_is_bare(model) and _convolves(module))
     ]
+
+
+def ambiguous_head(model: PreTrainedModel) -> str | None:
+    """Name of a module of the head that is also the end of the name of another one (SwiftFormer's `norm`), or None."""
+    names = [name for name, _ in model.named_modules()]
+    return next((head for head in fresh_heads(model) if sum(name.endswith(head) for name in names) > 1), None)
 
 
 def body(model: PreTrainedModel) -> str:
@@ -193,10 +201,18 @@ def body(model: PreTrainedModel) -> str:
 
     Classifiers of CLIP and SigLIP do not say which that is: it reads the pixels.
     """
-    if model.base_model is not model or not reads_pictures(model):
+    if not _is_bare(model):
         return model.base_model_prefix if model.base_model is not model else ""
-    children = model.named_children()
-    return next((name for name, child in children if any(map(is_convolution, child.modules()))), "")
+    return next((name for name, child in model.named_children() if _convolves(child)), "")
+
+
+def _is_bare(model: PreTrainedModel) -> bool:
+    """Whether a backbone for pictures does not say what is below its head; of several parts each may read pixels."""
+    return model.base_model is model and reads_pictures(model)
+
+
+def _convolves(module: nn.Module) -> bool:
+    return any(map(is_convolution, module.modules()))
 
 
 def reads_pictures(model: nn.Module) -> bool:

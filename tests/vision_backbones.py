@@ -61,12 +61,78 @@ VISION: dict[str, dict[str, Any]] = {
     "ViT": TRANSFORMER,
 }
 """Configuration classes, with the sizes of each; without dropout, as `backbones.load` leaves them."""
+PYRAMID: dict[str, Any] = {
+    "num_encoder_blocks": 2,
+    "depths": [1, 2],
+    "hidden_sizes": [16, 32],
+    "strides": [4, 2],
+    "num_attention_heads": [2, 4],
+    "mlp_ratios": [2, 2],
+    "drop_path_rate": 0.0,
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "Bit": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 2], "num_groups": 8},
+    "Data2VecVision": {**TRANSFORMER, "use_relative_position_bias": True},
+    "FocalNet": {
+        "image_size": SIZE,
+        "patch_size": 4,
+        "embed_dim": 16,
+        "depths": [1, 2],
+        "focal_levels": [1, 1],
+        "focal_windows": [3, 3],
+        "hidden_sizes": [16, 32],
+        "drop_path_rate": 0.0,
+    },
+    "HGNetV2": {
+        "embedding_size": 16,
+        "depths": [1, 1],
+        "hidden_sizes": [16, 32],
+        "stem_channels": [3, 8, 16],
+        "stage_in_channels": [16, 16],
+        "stage_mid_channels": [8, 8],
+        "stage_out_channels": [16, 32],
+        "stage_num_blocks": [1, 1],
+        "stage_numb_of_layers": [2, 2],
+        "stage_downsample": [False, True],
+        "stage_light_block": [False, True],
+        "stage_kernel_size": [3, 3],
+    },
+    "Hiera": {
+        "image_size": [SIZE, SIZE],
+        "embed_dim": 16,
+        "depths": [1, 1],
+        "num_heads": [1, 2],
+        "patch_size": [3, 3],
+        "patch_stride": [4, 4],
+        "patch_padding": [1, 1],
+        "masked_unit_size": [2, 2],
+        "num_query_pool": 1,
+        "query_stride": [2, 2],
+        "drop_path_rate": 0.0,
+    },
+    "IJepa": TRANSFORMER,
+    "MobileNetV1": {"depth_multiplier": 0.1, "image_size": SIZE, "min_depth": 8, "classifier_dropout_prob": 0.0},
+    "Pvt": {**PYRAMID, "image_size": SIZE, "patch_sizes": [4, 2], "sequence_reduction_ratios": [2, 1]},
+    "PvtV2": {**PYRAMID, "image_size": SIZE, "patch_sizes": [3, 3], "sr_ratios": [2, 1]},
+    "RegNet": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 2], "groups_width": 8},
+    "Segformer": {**PYRAMID, "patch_sizes": [7, 3], "sr_ratios": [2, 1], "classifier_dropout_prob": 0.0},
+    "SwiftFormer": {
+        "image_size": SIZE,
+        "depths": [1, 1],
+        "embed_dims": [16, 32],
+        "mlp_ratio": 2,
+        "drop_path_rate": 0.0,
+    },
+    "ViTMSN": TRANSFORMER,
+}
+"""More of them, which are loaded and given LoRA; not each is in every other test."""
 
 
 def tiny_vision(name: str, *, labels: int = 3, **settings: Any) -> PreTrainedModel:
     """A backbone of one of `VISION` with a head for `labels` classes; weights large enough for the logits to differ."""
     family = name.removesuffix("WithTeacher")
-    config = getattr(transformers, f"{family}Config")(**{**VISION[name], **settings})
+    sizes = VISION[name] if name in VISION else OTHERS[name]
+    config = getattr(transformers, f"{family}Config")(**{**sizes, **settings})
     config.num_labels = labels
     kind = f"{family}ForImageClassification{'WithTeacher' if family != name else ''}"
     torch.manual_seed(0)

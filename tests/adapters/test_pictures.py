@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.vision_backbones import VISION, pixels, tiny_vision
+from tests.vision_backbones import OTHERS, VISION, pixels, tiny_vision
 from workbench import adapters
 from workbench.adapters import Full, Lora, anatomy, picture_tower
 from workbench.adapters.target_modules import matches, resolve, target_convolutions
@@ -48,6 +48,26 @@ def test_all_layers_are_those_of_the_blocks_and_what_reads_the_pixels(name: str)
     assert inside | set(anatomy.convolutions(model)) < paths
     assert picture_tower.stem(model) in [model.get_submodule(path) for path in paths]
     assert not any(path.startswith(head) for path in paths for head in anatomy.fresh_heads(model))
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS.keys() - {"SwiftFormer"}))
+def test_lora_changes_every_family(name: str) -> None:
+    model = tiny_vision(name)
+    before = model(pixel_values=pixels()).logits
+    heads = tuple(f"base_model.model.{head}." for head in anatomy.fresh_heads(model))
+    attached = adapters.attach(model, Lora(rank=2), seed=0)
+    after = attached(pixel_values=pixels()).logits
+    assert float((after - before).detach().abs().max()) <= 1e-5 * float(before.detach().abs().max())
+    attached(pixel_values=pixels()).logits.square().sum().backward()
+    trained = {key: each for key, each in attached.named_parameters() if each.requires_grad}
+    assert all("lora_" in key or key.startswith(heads) for key in trained)
+    assert all(bool(each.grad.abs().sum() > 0) for key, each in trained.items() if "lora_B" in key)
+
+
+def test_a_head_whose_name_layers_inside_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"`norm` is a part of the head of SwiftFormerFor.*adapter\.method=full"):
+        adapters.attach(tiny_vision("SwiftFormer"), Lora(rank=2), seed=0)
+    assert anatomy.ambiguous_head(tiny_vision("ViT")) is None
 
 
 def test_roles_and_names_that_are_not_there_are_refused_with_a_cure() -> None:

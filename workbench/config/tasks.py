@@ -43,6 +43,7 @@ class Task:
     def configured(self, hub: PretrainedConfig) -> PretrainedConfig:
         """`hub` with the classes of this task."""
         if self.labels:
+            hub.num_labels = len(self.labels)  # which PVT keeps beside the names
             hub.id2label = dict(enumerate(self.labels))
             hub.label2id = {label: number for number, label in enumerate(self.labels)}
             hub.problem_type = self.problem

@@ -85,6 +85,10 @@ _CURES = {
     ("does not recognize this architecture",): "this version of transformers does not know its architecture. Update "
     "transformers, or take another backbone.",
     ("ignore_mismatched_sizes",): OTHER_SHAPES,
+    ("requires the timm library",): "it is a model of timm, which is not installed. Run: pip install timm, with the "
+    "torchvision of this build of torch.",
+    ("torchvision::nms",): "timm needs torchvision, and the one that is installed was made for another build of torch. "
+    "Install that of this one.",
 }
 _HUB_CURES = {
     ("couldn't connect", "offline mode"): "the hub cannot be reached and the files are not cached. Write a folder as "

@@ -35,11 +35,6 @@ def settings(weights: str, compute: torch.dtype, skeleton: PreTrainedModel) -> B
     Raises:
         BackboneError: no layer of it is quantised, or cannot compute what it reads.
     """
-    if weights == "int8" and anatomy.convolves(skeleton):
-        raise BackboneError(
-            f"model.weights=int8: linear layers of {type(skeleton).__name__} read maps of pictures, which bitsandbytes "
-            "multiplies in 4 bits alone. Write model.weights=nf4, or model.weights=bfloat16."
-        )
     left = unquantised(skeleton)
     # transformers replaces these two classes, and no others derived from them, such as Falcon's.
     known = [name for name in linear_layers(skeleton) if type(skeleton.get_submodule(name)) in (nn.Linear, Conv1D)]
@@ -47,6 +42,11 @@ def settings(weights: str, compute: torch.dtype, skeleton: PreTrainedModel) -> B
         raise BackboneError(
             f"model.weights={weights}: the blocks of {type(skeleton).__name__} hold no linear layers that bitsandbytes "
             "can quantise. Write model.weights=bfloat16, or take a backbone of another family."
+        )
+    if weights == "int8" and anatomy.convolves(skeleton):
+        raise BackboneError(
+            f"model.weights=int8: linear layers of {type(skeleton).__name__} read maps of pictures, which bitsandbytes "
+            "multiplies in 4 bits alone. Write model.weights=nf4, or model.weights=bfloat16."
         )
     return BitsAndBytesConfig(
         load_in_8bit=weights == "int8",

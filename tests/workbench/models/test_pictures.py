@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from tests.vision_backbones import SIZE, VISION, pixels, save_vision, tiny_vision
-from workbench.adapters import anatomy
+from tests.vision_backbones import OTHERS, SIZE, VISION, pixels, save_vision, tiny_vision
+from workbench.adapters import anatomy, picture_tower
 from workbench.config import ModelConfig, tasks
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones, packed_attention, pictures, short_row_attention
@@ -27,7 +28,7 @@ def load(folder: str, **settings: Any) -> PreTrainedModel:
     return backbones.load(config, None, task=CLASSES).model
 
 
-@pytest.mark.parametrize("name", sorted(VISION))
+@pytest.mark.parametrize("name", sorted({**VISION, **OTHERS}))
 def test_every_family_loads_with_a_fresh_seeded_head(name: str, tmp_path: Path) -> None:
     folder = save_vision(tmp_path, name, labels=3)  # a head for other classes
     model, again = load(folder), load(folder)
@@ -64,6 +65,13 @@ def test_other_sizes_are_read(name: str, tmp_path: Path) -> None:
     assert sizes.step is not None
     pictures.require_size(model, 2 * SIZE)
     assert model(pixel_values=pixels(size=2 * SIZE)).logits.shape == (2, 4)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("timm") is not None, reason="timm is there")
+def test_a_model_of_timm_says_that_timm_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "timm_wrapper", "architecture": "resnet18"}))
+    with pytest.raises(BackboneError, match=r"a model of timm, which is not installed\. Run: pip install timm"):
+        load(str(tmp_path))
 
 
 def test_positions_are_interpolated_as_transformers_does(tmp_path: Path) -> None:
@@ -118,6 +126,22 @@ def test_micro_batches_change_no_gradient(name: str, tmp_path: Path) -> None:
     assert max(float((whole[key] - parts[key]).abs().max()) for key in whole) <= 1e-6 * scale
 
 
+@pytest.mark.parametrize("name", ["ConvNext", "EfficientNet", "MobileNetV2", "RegNet", "SwiftFormer"])
+def test_the_order_of_pixels_in_memory_changes_nothing(name: str, tmp_path: Path) -> None:
+    """Convolutions in groups get the channels last; outputs and gradients are those of the other order."""
+    model = load(save_vision(tmp_path, name)).requires_grad_(True)
+    (fit,) = picture_tower.tower(model)._forward_pre_hooks.values()
+    assert fit.layout == torch.channels_last
+    found = []
+    for fit.layout in (torch.channels_last, torch.contiguous_format):
+        model.zero_grad()
+        logits = model(pixel_values=pixels(4)).logits
+        logits.square().sum().backward()
+        found.append([logits.detach(), *(each.grad for each in model.parameters() if each.grad is not None)])
+    for one, other in zip(*found, strict=True):
+        assert float((one - other).abs().max()) <= 1e-4 * float(other.abs().max() + 1e-3)
+
+
 def test_drop_path_is_off_unless_asked_for(tmp_path: Path) -> None:
     folder = save_vision(tmp_path, "Swin", drop_path_rate=0.5)
     model = load(folder).train()
@@ -129,8 +153,10 @@ def test_maps_of_pictures_are_not_multiplied_in_eight_bits(tmp_path: Path) -> No
     folder = save_vision(tmp_path, "ConvNext")
     with pytest.raises(BackboneError, match=r"Write model\.weights=nf4"):
         load(folder, weights="int8")
-    with pytest.raises(BackboneError, match=r"Write model\.weights=bfloat16"):
-        load(save_vision(tmp_path / "other", "ResNet"), weights="nf4")
+    folder = save_vision(tmp_path / "other", "ResNet")
+    for weights in ("int8", "nf4"):
+        with pytest.raises(BackboneError, match=r"hold no linear layers.*Write model\.weights=bfloat16"):
+            load(folder, weights=weights)
 
 
 @pytest.mark.parametrize("name", ["Beit", "CLIP", "Dinov2", "Swin", "ViT"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tests.vision_backbones import VISION, pixels, tiny_vision
+from tests.vision_backbones import OTHERS, VISION, pixels, tiny_vision
 from tests.workbench.training.freezing.prefixes import freeze, installed, prefix_of, stack
 from workbench import adapters
 from workbench.adapters import Lora, anatomy
@@ -26,7 +26,7 @@ def prepared(name: str, compute: torch.dtype = torch.float32, **settings: Any) -
     return model
 
 
-@pytest.mark.parametrize("name", sorted(VISION))
+@pytest.mark.parametrize("name", sorted({**VISION, **OTHERS}.keys() - {"Pvt"}))
 def test_layers_are_in_the_order_that_they_are_computed_in(name: str) -> None:
     """Gradients tell: with everything up to a block frozen, its outputs depend on nothing that trains."""
     model = prepared(name)
@@ -40,7 +40,9 @@ def test_layers_are_in_the_order_that_they_are_computed_in(name: str) -> None:
         handle = block.register_forward_hook(lambda _, __, output, kept=outputs: kept.append(output))
         logits = model(pixel_values=pixels()).logits
         handle.remove()
-        hidden = outputs[0] if isinstance(outputs[0], torch.Tensor) else outputs[0][0]
+        hidden = outputs[0]
+        while not isinstance(hidden, torch.Tensor):  # a tuple, in which PVT has another one
+            hidden = hidden[0]
         below = torch.autograd.grad(hidden.sum(), list(named.values()), allow_unused=True, retain_graph=True)
         read = {key for key, grad in zip(named, below, strict=True) if grad is not None}
         assert read == {key for key in read if layers.of(key) <= depth}
