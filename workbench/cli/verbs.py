@@ -121,13 +121,7 @@ def features(
     with importing():
         from workbench.recipes.features import write
 
-    found = write(load(recipe, overrides or ()), out)
-    nearest, linear = found.probe
-    typer.echo(
-        f"{found.rows:,} rows, {found.width:,} features, {found.classes} classes. Held-out rows told right without "
-        f"training the backbone: {nearest:.1%} by the nearest training rows, {linear:.1%} by a linear probe; always "
-        f"naming the likeliest class gives {found.likeliest:.1%}."
-    )
+    typer.echo(write(load(recipe, overrides or ()), out).sentence)
     if out is not None:
         typer.echo(f"Features: {out}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from tests.conftest import MINILM
+from tests.conftest import MINILM, write_animals
 from tests.vision_backbones import SIZE, save_vision
 from workbench.config import RunConfig
 from workbench.data.labelled import labelled_data
@@ -99,8 +100,37 @@ def test_the_verb_writes_features_with_rows_and_labels(tmp_path: Path) -> None:
     asked = asked.model_copy(update={"classes": asked.classes.model_copy(update={"every_class": False})})
     found = verb.write(asked, tmp_path / "f.parquet")
     table = pd.read_parquet(tmp_path / "f.parquet")
-    assert len(table) == found.rows and set(table["split"]) == {"train", "held_out"}
+    assert table["split"].value_counts().to_dict() == found.rows == {"train": 180, "held_out": 60}
     assert len(table["features"][0]) == found.width and list(table.columns[:2]) == ["row", "text"]
-    assert found.probe.linear > found.likeliest
-    with pytest.raises(ConfigError, match="take recipe classify"):
+    assert found.known is not None and found.known.probe.linear > found.known.likeliest
+    assert "linear probe" in found.sentence
+    with pytest.raises(ConfigError, match="Name a recipe of classify or crossval"):
         verb.write(asked.model_copy(update={"recipe": "sft"}), None)
+
+
+def test_the_verb_writes_features_of_folds_test_and_unlabelled_rows(tmp_path: Path, stories: str) -> None:
+    write_animals(tmp_path / "train.jsonl", range(60))
+    write_animals(tmp_path / "test.jsonl", range(100, 109))
+    rows = [{"text": f"An owl has {number} eggs."} for number in range(5)]
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"train": str(tmp_path / "train.jsonl"), "test": str(tmp_path / "test.jsonl")}
+    sections = {"model": {"id": stories}, "data": data, "pseudo_label": {"unlabelled": str(tmp_path / "more.jsonl")}}
+    sections["duplicates"] = {"on_duplicate": "ignore"}
+    found = verb.write(RunConfig.model_validate({"recipe": "crossval", **sections}), tmp_path / "f.parquet")
+    table = pd.read_parquet(tmp_path / "f.parquet")
+    assert table["split"].value_counts().to_dict() == found.rows
+    assert set(found.rows) == {"train", "test", "unlabelled"} and found.rows["unlabelled"] == 5
+    assert found.known is not None and found.known.classes == 3
+    assert table["label"][table["split"] == "unlabelled"].isna().all()
+
+
+@pytest.mark.parametrize("kind", ["several", "number"])
+def test_labels_that_are_not_one_class_have_features_and_no_probe(kind: str, tmp_path: Path, stories: str) -> None:
+    labels = (lambda n: ["odd"] * (n % 2) + ["high"] * (n > 9)) if kind == "several" else (lambda n: n / 2)
+    rows = [{"text": f"It is {number}.", "label": labels(number)} for number in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sections = {"model": {"id": stories}, "data": {"train": str(tmp_path / "rows.jsonl"), "held_out": 0.25}}
+    asked = RunConfig.model_validate({"recipe": "classify", **sections, "classes": {"kind": kind}})
+    found = verb.write(asked, tmp_path / "f.parquet")
+    assert found.known is None and "not one class" in found.sentence
+    assert pd.read_parquet(tmp_path / "f.parquet")["label"].notna().all()
