@@ -22,7 +22,7 @@ from workbench.runs import files
 
 
 class Known(NamedTuple):
-    """What features tell of the labels of rows that were not looked at."""
+    """Share of labels that features tell, of rows that were not looked at."""
 
     classes: int
     probe: Probe
