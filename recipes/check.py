@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from transformers import PretrainedConfig
 
+from workbench.adapters import anatomy
 from workbench.adapters.target_modules import about_experts
 from workbench.config import RunConfig, search_expansion, sweep_expansion, tasks
 from workbench.config.curriculum_config import CurriculumConfig
@@ -85,6 +86,7 @@ def _inspected(config: RunConfig) -> Found:
         *found.config.layer_drop.in_words(),
         *layer_drop.always_computed(found.config, model),
         *found.config.token_drop.in_words(),
+        *found.config.grow.in_words(sum(map(len, anatomy.blocks(model)))),
         *filter(None, [about_experts(model, config.adapter)]),
         *_shared(found, model.config),
     ]

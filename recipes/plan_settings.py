@@ -76,5 +76,7 @@ def notes(config: RunConfig) -> Iterator[str]:
         yield "Steps are counted as they begin: those that batch.growth makes larger take longer than planned."
     if config.data.length_warm_up.start is not None:
         yield "Rows that data.length_warm_up cuts are counted whole: the run is faster than planned."
+    if config.grow.is_on:
+        yield "Memory is that of all blocks, as after the last grow.at; the time of a step is the mean over the run."
     if config.freeze.policy != "none" and config.freeze.cache in ("auto", "memory"):
         yield "Outputs of frozen blocks that freeze.cache keeps in memory are not counted: the run says how many."

@@ -21,6 +21,7 @@ from workbench.config import (
     sampling_checks,
     sequence_checks,
     sparsity_checks,
+    stacking_checks,
     thinning_checks,
 )
 from workbench.config.basic_sections import ModelConfig
@@ -68,6 +69,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     )
     yield from regularise_checks.mistakes(config)
     yield from thinning_checks.mistakes(config)
+    yield from stacking_checks.mistakes(config)
     yield from _of_averages(config)
     yield from _of_sources(config)
     yield from _of_evaluation_sets(config)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from workbench.config import curriculum_checks, length_checks, regularise_checks, thinning_checks
+from workbench.config import curriculum_checks, length_checks, regularise_checks, stacking_checks, thinning_checks
 from workbench.config.distill_config import STUDENT, TEACHER, StudentConfig
 from workbench.config.run_sections import RunSections
 from workbench.schema import Mistakes, explain
@@ -51,6 +51,7 @@ def as_plain_run(config: Run) -> Run:
     if reason := length_checks.refusal(config, "a distillation"):
         mistakes.append(("data.length_warm_up", reason))
     mistakes += [*regularise_checks.with_a_teacher(config), *thinning_checks.with_a_teacher(config)]
+    mistakes += stacking_checks.with_a_teacher(config)
     if config.data.augment.is_on:
         mistakes.append(("data.augment", "a teacher is asked about rows as they are. Leave it out."))
     if config.data.select.by_backbone:

@@ -30,6 +30,7 @@ from workbench.config.distributed_config import DistributedConfig
 from workbench.config.embed_config import EmbedConfig
 from workbench.config.folds_config import DuplicatesConfig, EnsembleConfig, FoldsConfig
 from workbench.config.freeze_config import FreezeConfig
+from workbench.config.grow_config import GrowConfig
 from workbench.config.image_config import ImageConfig
 from workbench.config.layer_drop_config import LayerDropConfig
 from workbench.config.optimizer_config import OptimizerConfig
@@ -92,6 +93,8 @@ class RunSections(Section):
     """Blocks that are left out of a step at random."""
     token_drop: TokenDropConfig = TokenDropConfig()
     """Tokens that the blocks in the middle do not compute."""
+    grow: GrowConfig = GrowConfig()
+    """A backbone that begins with its first blocks and is stacked to all of them."""
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     budget: BudgetConfig = BudgetConfig()
@@ -131,7 +134,8 @@ class RunSections(Section):
     def by_block(self) -> bool:
         """Whether something depends on which block of the backbone comes after which."""
         ordered = self.freeze.policy != "none" or self.optimizer.layer_decay < 1
-        return ordered or self.layer_drop.is_on or self.token_drop.is_on or self.regularise.stochastic_depth > 0
+        thinned = self.layer_drop.is_on or self.token_drop.is_on or self.regularise.stochastic_depth > 0
+        return ordered or thinned or self.grow.is_on
 
     @model_validator(mode="before")
     @classmethod

@@ -53,11 +53,13 @@ def _looked_at(steps: int) -> list[int]:
 
 def _work(config: RunConfig, *, steps: int, blocks: int) -> Callable[[int], float]:
     """Share of the blocks' work that a step does."""
-    drop, tokens = config.layer_drop, config.token_drop
+    drop, tokens, grow = config.layer_drop, config.token_drop, config.grow
 
     def work(step: int) -> float:
         if tokens.is_on:
             return tokens.work(step / steps, blocks=blocks)
+        if grow.is_on and blocks:
+            return grow.depth(step, step / steps, blocks=blocks) / blocks
         if not drop.is_on or not blocks:
             return 1.0
         return 1 - float(np.mean(drop.left_out(step, step / steps, blocks=blocks, seed=config.seed)))

@@ -63,6 +63,7 @@ def findings(record: RunRecord) -> list[Finding]:
         _frozen(record),
         _never_predicted(record),
         _chance(record),
+        _grown(record),
         best_step,
         _clipping(record),
         _cut(record),
@@ -160,6 +161,18 @@ def _frozen(record: RunRecord) -> Finding | None:
     """How far the labels could be told without any training."""
     text = frozen_probe.sentence(record.probe, after=record.scores.get("after", {}).get("accuracy"))
     return Finding("plain", text) if text else None
+
+
+def _grown(record: RunRecord) -> Finding | None:
+    """When blocks were stacked."""
+    grow = record.manifest.get("grow")
+    if not grow or not grow["stackings"]:
+        return None
+    whens = ", ".join(f"{each['blocks']} after step {each['step']:,}" for each in grow["stackings"])
+    text = (
+        f"{grow['first']} of {grow['stackings'][-1]['blocks']} blocks trained at first; they were stacked to {whens}."
+    )
+    return Finding("plain", f"{text} The loss jumps there, and the optimizer began anew.")
 
 
 def _best_step(record: RunRecord) -> Finding | None:

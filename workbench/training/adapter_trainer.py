@@ -24,7 +24,7 @@ from workbench.training import checkpoints
 from workbench.training.checkpoints import Progress
 from workbench.training.freezing.state_eviction import EvictedStates
 from workbench.training.limits import limits
-from workbench.training.loss_guard import LossGuard
+from workbench.training.loss_guard import LossGuard, comparable
 from workbench.training.optim import optimizer_states, optimizers, schedules, weight_averaging
 from workbench.training.optim.weight_averaging import WeightAverage
 from workbench.training.optimizer_step import LocalStep
@@ -88,7 +88,7 @@ class AdapterTrainer:
             self._hooks["sampling"] = self.order
         if (own := config.adapter.train_hook(trainable, steps=self._limits.steps)) is not None:
             self._hooks["method"] = own
-        self._loss_guard = LossGuard(
+        self.loss_guard = LossGuard(
             task.train, checkpoints_folder=task.run.checkpoints, learning_rate=config.train.learning_rate
         )
         self._before = self._rate = 0.0
@@ -196,7 +196,7 @@ class AdapterTrainer:
         """
         before, seen = self.progress, self.seen
         tokens = int(seen.lengths[rows].sum())
-        self.error = self._loss_guard(loss, norm, rows, step=before.step)
+        self.error = self.loss_guard(loss, norm, rows, step=before.step)
         if self.error is None:
             self._optimizer_step.take()
             for hook in self._hooks.values():
@@ -294,7 +294,7 @@ class AdapterTrainer:
         if run.ranks.first:
             checkpoints.drop_after(run.checkpoints, self.progress.step)
             run.rewind(self.progress.step)
-        self._loss_guard.load(run.ranks.agreed([record["loss"] for record in run.metrics()]))
+        self.loss_guard.load(run.ranks.agreed(comparable(run.metrics())))
         sentences = [f"{sentence} Using the one before it." for sentence in damaged]
         if self._failed_by(at_most):
             self.error = TrainingError(run.manifest["reason"])

@@ -77,6 +77,7 @@ def refusal(config: RunConfig) -> str | None:
         "regularise.r_drop": (config.regularise.r_drop > 0, "a bank computes each row once"),
         "layer_drop": (config.layer_drop.is_on, "the members of a bank would leave out different blocks"),
         "token_drop": (config.token_drop.is_on, "a bank's layers find the rows of each member by their tokens"),
+        "grow": (config.grow.is_on, "the members of a bank share blocks that stay what they are"),
         "optimizer.sam": (config.optimizer.sam is not None, "a bank computes each gradient once"),
         "optimizer.name": (config.optimizer.name == "sophia", "a bank computes no rows twice"),
         "optimizer.noise_scale": (config.optimizer.noise_scale is not None, "a bank does not compute a batch in parts"),

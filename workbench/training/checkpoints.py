@@ -60,6 +60,11 @@ class Progress:
             return replace(after, drops=self.drops + 1, dropped_at=stalled)
         return after
 
+    def begun_anew(self) -> Progress:
+        """The same place with another model, whose held-out losses are compared with none from before."""
+        plain = replace(self, best_loss=None, best_step=None, best_averaged=False, averaged=False)
+        return replace(plain, evaluations_without_gain=0, dropped_at=0)
+
 
 _PROGRESS = TypeAdapter(Progress)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,12 @@ from workbench.training import checkpoints
 
 RECENT, FIRST = 20, 5
 """Steps whose median is the usual loss, and steps at the start of a run whose median is the loss of a fresh model."""
+
+
+def comparable(records: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Losses of the last lines of metrics.jsonl, as far back as the model had the blocks that it has in the last."""
+    same = takewhile(lambda record: record.get("blocks") == records[-1].get("blocks"), reversed(records))
+    return [record["loss"] for record in same][::-1]
 
 
 class LossGuard:
@@ -38,6 +46,11 @@ class LossGuard:
         """Load the losses of the steps before a resume."""
         for loss in losses:
             self._add(loss)
+
+    def clear(self) -> None:
+        """Forget all losses: the model is another one from now on."""
+        self._first.clear()
+        self._recent.clear()
 
     def _add(self, loss: float) -> None:
         self._recent.append(loss)

@@ -18,7 +18,7 @@ from workbench.data.text import text_checks
 from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
 from workbench.models import backbones, packed_attention
-from workbench.training import capacity, layer_drop, packing, prefix_sharing, token_drop
+from workbench.training import capacity, layer_drop, packing, prefix_sharing, progressive_stacking, token_drop
 from workbench.training.distributed import sequence
 from workbench.training.freezing.layer_map import LayerMap, stack
 from workbench.training.optim import optimizers
@@ -114,6 +114,7 @@ def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
     if config.reads_pictures:  # text backbones cannot be called without weights
         token_drop.middle(model, [model.get_submodule(path) for path in paths], config.token_drop)
         list(layer_drop.always_computed(config, model))
+    progressive_stacking.require(config.grow, [model.get_submodule(path) for path in paths])
     blocks = len(paths)
     if reason := config.token_drop.refusal(blocks) or config.freeze.refusal(blocks):
         raise ConfigError(reason)

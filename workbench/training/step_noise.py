@@ -19,6 +19,7 @@ from workbench.training.freezing.freezer import Freezer
 from workbench.training.layer_drop import LayerDrop
 from workbench.training.master_weights import MasterWeights
 from workbench.training.optim.mixout import Mixout
+from workbench.training.progressive_stacking import ProgressiveStacking
 from workbench.training.token_drop import TokenDrop
 
 
@@ -45,6 +46,7 @@ class StepNoise:
         self.mixout = Mixout(began, rate=config.regularise.mixout, seed=config.seed)
         self.layer_drop = LayerDrop(freezer.backbone, freezer.blocks, config.layer_drop, seed=config.seed)
         self.token_drop = TokenDrop(freezer.backbone, freezer.blocks, config.token_drop)
+        self.stacking = ProgressiveStacking(freezer.backbone, freezer.blocks, config.grow, masters)
 
     def install(self) -> None:
         """Make the backbone draw; it has to be in training mode."""
@@ -54,6 +56,7 @@ class StepNoise:
             block_calls.restore(block)
         self.layer_drop.install()
         self.token_drop.install()
+        self.stacking.install()
 
     @contextmanager
     def during(self, step: int, share: float) -> Iterator[None]:
@@ -61,6 +64,7 @@ class StepNoise:
         with (
             self.layer_drop.during(step, share, self._masters),
             self.token_drop.during(share),
+            self.stacking.during(step, share),
             self.mixout.mixed(step, refresh=self._masters.refresh),
         ):
             yield

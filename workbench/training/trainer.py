@@ -170,6 +170,7 @@ class Trainer:
     @contextmanager
     def final_values(self) -> Iterator[None]:
         """After `work`: inside the block the model holds the float32 values to save, of the best or the last step."""
+        self.step_noise.stacking.require_grown()
         self.run.note(elapsed_s=self.member.progress.elapsed_s, peak_bytes=peak_bytes(self.device))
         with self.member.final_values(self.callback.say), self.masters.exposed():
             yield
@@ -255,7 +256,7 @@ class Trainer:
             metrics |= {} if self.noise.value is None else {"noise_scale": self.noise.value}
         if self.config.freeze.policy != "none":
             metrics["frozen_layers"] = self.freezer.plan.trains.count(False)
-        return loss, metrics
+        return loss, metrics | self.step_noise.stacking.metrics
 
     def backward(self, rows: Indices, parts: GradientParts | None = None, *, step: int) -> Tensor:
         """Add up the gradients of rows in a step (from 0), in micro-batches; returns their mean loss.
@@ -314,7 +315,8 @@ class Trainer:
         self.ranks.add_up(tensors, bucket_bytes=self.config.distributed.bucket_bytes)
 
     def _follow_policy(self) -> None:
-        """Set which layers train in the next step, as the freezing policy says."""
+        """Set which layers train in the next step, as the freezing policy says, and stack blocks where it is time."""
+        self.step_noise.stacking.follow(self.member, self.callback.say)
         self.freezer.follow(step=self.member.progress.step, share=self.member.progress.share)
         if isinstance(self.masters, MasterWeights):
             self.masters.follow(self.freezer.frozen)
@@ -326,6 +328,7 @@ class Trainer:
         hooks: dict[str, TrainHook] = self.row_losses.hooks
         hooks |= freeze_callbacks.observers(self.freezer, self.masters.named(), self._observed_batch)
         hooks |= {"noise": self.noise} if self.config.optimizer.noise_scale else {}
+        hooks |= self.step_noise.stacking.hooks
         return hooks | self.sharpness.hooks | self.choice.hooks | dict(self.signal.keeps)
 
     def _observed_batch(self) -> MicroBatch:

@@ -87,6 +87,8 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         yield "layer_drop leaves out blocks, which ZeRO gathers in an order. Leave it out, or zero=0."
     if config.token_drop.is_on:
         yield "token_drop was not tried with weights that are cut. Leave it out, or zero=0."
+    if config.grow.is_on:
+        yield "grow copies the values of whole blocks, and ZeRO cuts them. Leave it out, or zero=0."
     if config.regularise.mixout:
         yield "regularise.mixout moves values in place, and ZeRO cuts them. Leave it out, or zero=0."
     if type(config.adapter).train_hook is not Method.train_hook:

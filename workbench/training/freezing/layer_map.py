@@ -99,8 +99,8 @@ def stack(backbone: PreTrainedModel) -> list[str]:
     stacks = anatomy.blocks(backbone)
     if len(stacks) != 1:
         raise BackboneError(
-            f"{type(backbone).__name__} has {len(stacks)} stacks of blocks; freeze, layer_drop, optimizer.layer_decay, "
-            "regularise.stochastic_depth and optimizer.name=muon|shampoo|galore|apollo are for one. Leave them out, or "
-            "take an encoder or a causal backbone."
+            f"{type(backbone).__name__} has {len(stacks)} stacks of blocks; freeze, layer_drop, grow, "
+            "optimizer.layer_decay, regularise.stochastic_depth and optimizer.name=muon|shampoo|galore|apollo are for "
+            "one. Leave them out, or take an encoder or a causal backbone."
         )
     return stacks[0]
