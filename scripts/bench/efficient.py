@@ -84,6 +84,11 @@ ARMS: dict[str, dict[str, list[str]]] = {
     },
     "growing": {
         "block expansion, every 4": ["adapter={method: block-expansion}", "train.learning_rate=1e-3"],
+        "all weights": ["adapter={method: full}", "train.learning_rate=5e-4"],
+        "all weights, stacked from half at 0.3": [
+            *("adapter={method: full}", "train.learning_rate=5e-4"),
+            "grow.at=[0.3]",
+        ],
     },
     "sparse": {
         "tenth of the gradient": ["optimizer.gradient_share=0.1"],

@@ -80,6 +80,7 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
                 ["model.weights=float32"],
                 ["model.weights=bfloat16", "train.checkpointing=true"],
                 ["model.weights=bfloat16", "adapter={method: full}"],
+                ["model.weights=bfloat16", "adapter={method: full}", "grow.at=[0.1]"],
                 ["model.weights=float32", "adapter={method: houlsby}"],
                 ["model.weights=float32", "adapter={method: sparse, rows: 16}", "batch.tokens_per_device=400"],
                 ["optimizer={sam: 0.05, sam_every: 2, sam_reuse: 0.7, gradient_share: 0.1}"],
@@ -115,6 +116,16 @@ def test_a_plan_counts_what_a_run_counts(compare: Callable[..., tuple[Plan, int]
     assert planned.tokens_per_device == manifest["batch"]["tokens_per_device"]
     assert planned.dry_run.at_peak["weights"] >= manifest["model"]["weight_bytes"]
     assert planned.steps == 8
+
+
+def test_a_backbone_that_grows_is_planned_at_its_largest_and_with_its_mean_work() -> None:
+    words = ["adapter={method: full}", "data.limit=60", "data.held_out=0.1", "batch.size=8", *SHORT]
+    whole, grown, late = (
+        plan(load("sft/quickstart", [*words, f"grow.at={at}"])).dry_run for at in ([], [0.25], [0.75])
+    )
+    assert grown.at_peak == whole.at_peak and grown.evaluation == whole.evaluation
+    saved = [whole.flops_per_token - each.flops_per_token for each in (grown, late)]
+    assert 0 < 3 * saved[0] == pytest.approx(saved[1]) and saved[1] < 0.375 * whole.flops_per_token
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from workbench.config.grow_config import GrowConfig
 from workbench.errors import BackboneError, ConfigError, TrainingError
+from workbench.models import first_token
 from workbench.training import block_calls
 from workbench.training.adapter_trainer import AdapterTrainer
 
@@ -67,6 +68,7 @@ class ProgressiveStacking:
         """
         if not self._config.is_on:
             return
+        first_token.widen(self._backbone)  # another block is the last one first, and gives every token
         calls = block_calls.survey(self._backbone, self._blocks)
         first = self._depth(0, 0.0)
         if not all(each.adds for each in calls[first:]):

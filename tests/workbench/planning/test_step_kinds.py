@@ -29,6 +29,16 @@ def test_what_is_due_in_some_steps_happens_as_often_as_it_does() -> None:
     assert kinds(config(optimizer={"name": "shampoo", "curvature_every": 5}), steps=100, blocks=8) == {0: 1.0}
 
 
+@pytest.mark.parametrize("blocks", [1, 2, 3, 6])
+def test_the_steps_before_and_after_a_stacking_have_their_shares(blocks: int) -> None:
+    """Also in a backbone that is cut down for timing, whose blocks cannot be halved."""
+    growing = config(adapter={"method": "full"}, grow={"at": [0.25]})
+    found = kinds(growing, steps=1000, blocks=blocks)
+    depths = {step: growing.grow.depth(step, step / 1000, blocks=blocks) for step in found}
+    assert sum(found.values()) == pytest.approx(1) and max(depths.values()) == blocks
+    assert sum(share * depths[step] for step, share in found.items()) == pytest.approx(0.875 * blocks, rel=2e-3)
+
+
 @pytest.mark.parametrize("ramp", [None, 5.0])
 def test_two_steps_do_the_mean_work_of_all_and_one_of_them_the_most(ramp: float | None) -> None:
     drop = config(layer_drop={"rate": 0.5, "ramp": ramp}, optimizer={"sam": 0.05, "sam_every": 2})

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.conftest import trains
+import workbench
+from tests.conftest import MINILM, save_tiny, trains
 from tests.stopping import stop_after
+from tests.workbench.training.distributed.layouts import in_processes
 from tests.workbench.training.test_techniques import RECIPE
 from workbench import report
 from workbench.errors import ConfigError, Stopped
@@ -95,7 +97,11 @@ def test_off_a_run_is_what_it_is_without_the_section(train: Callable[..., Path])
 
 def test_the_best_values_are_of_the_grown_model(train: Callable[..., Path]) -> None:
     """Held-out losses from before the stacking are compared with none after it."""
-    words = ("evaluate.every=1", "save.ship=best", "train.learning_rate=1e-6")  # too low to make up for the jump
+    words = (
+        "evaluate.every=1",
+        "save.ship=best",
+        "train.learning_rate=3e-3",
+    )  # high enough that the jump is not made up for
     run = train(*WORDS, *words, name="best")
     after = {line["step"]: line["held_out_loss"] for line in lines(run)[GROWN_AT:]}
     assert min(line["held_out_loss"] for line in lines(run)) < min(after.values())
@@ -112,3 +118,28 @@ def test_a_run_stacked_twice_grows_by_its_factor_each_time(train: Callable[..., 
 def test_a_run_without_a_step_after_the_stacking_is_refused(train: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match="of 2 steps none begins"):
         train(*WORDS[:2], "grow.at=[0.8]", "train.steps=2", name="short")
+
+
+def test_two_processes_stack_what_one_does(train: Callable[..., Path], tmp_path: Path) -> None:
+    alone = train(*WORDS, name="alone")
+    in_processes(tmp_path, [("both", list(WORDS), None)])
+    assert losses(tmp_path / "both") == pytest.approx(losses(alone), rel=2e-5)
+    torch.testing.assert_close(weights(tmp_path / "both"), weights(alone), rtol=1e-3, atol=1e-5)
+
+
+def test_a_student_of_some_blocks_grows_beside_its_teacher(train: Callable[..., Path], stories: str) -> None:
+    teacher = ("recipe=distill", f"distill.teacher.id={stories}", f"model.id={stories}")
+    run = train(*WORDS, *teacher, "distill.student={layers: [0, 4]}", name="student")
+    assert [line["blocks"] for line in lines(run)] == [1] * GROWN_AT + [2] * (STEPS - GROWN_AT)
+    assert AutoModelForCausalLM.from_pretrained(run / "adapter").config.num_hidden_layers == 2
+
+
+def test_a_classifier_grows(tmp_path: Path) -> None:
+    bert = save_tiny(
+        tmp_path / "bert", "Bert", "SequenceClassification", MINILM, num_hidden_layers=2, max_position_embeddings=128
+    )
+    words = [*WORDS, f"model.id={bert}", "data.limit=200", "train.steps=6", "train.epochs=null", "evaluate.probe=0"]
+    run = workbench.run("classify/quickstart", words, out=tmp_path / "run", quiet=True)
+    assert [line["blocks"] for line in lines(run)] == [1] * GROWN_AT + [2] * (STEPS - GROWN_AT)
+    model = AutoModelForSequenceClassification.from_pretrained(run / "adapter")
+    assert model.config.num_hidden_layers == 2 and torch.isfinite(torch.tensor(losses(run))).all()
