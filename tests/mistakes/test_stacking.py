@@ -44,10 +44,17 @@ CASES = {
     "quantised": Case(f"{ON} model.weights=nf4", "model.weights", "bfloat16"),
     "judged answers": Case(f"{ON} recipe=prefer", "recipe=prefer", "Write recipe=sft"),
     "folds": Case(f"{ON} recipe=crossval", "recipe=crossval", "Write recipe=classify"),
-    "members": Case(
-        f"{ON} recipe=sweep evaluate.every=1 sweep.of=sft 'sweep.over={{train.learning_rate: [0.1, 0.5]}}'",
-        "recipe=sweep",
-        "Write recipe=sft",
+    "members that differ": Case(
+        f"{ON} recipe=sweep evaluate.every=1 sweep.of=sft 'sweep.over={{grow.at: [[0.2], [0.5]]}}'",
+        "grow.at",
+        "Write it beside the sweep",
+        ROWS,
+    ),
+    "members that are stopped": Case(
+        f"{ON} recipe=search evaluate.every=1 search.of=sft "
+        "'search.space={train.learning_rate: {low: 1e-4, high: 1e-2, log: true}}'",
+        "a search stops members early",
+        "Leave it out",
         ROWS,
     ),
     "blocks that a teacher compares": Case(

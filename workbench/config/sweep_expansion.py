@@ -82,6 +82,8 @@ def misfits(config: RunSections, recipe: str) -> Iterator[tuple[str, str]]:
         yield "data.select", f"by={config.data.select.by} is for recipe={recipes}. Write data.select.by=random."
     if config.data.sampling.by != "all":
         yield "data.sampling", f"members of {recipe} train on the same rows. Leave it out."
+    if config.grow.is_on and config.recipe == "search":
+        yield "grow", f"{recipe} stops members early, and grow needs the whole run. Leave it out."
     if config.data.mix.by == "learned":
         yield "data.mix", "by=learned gives each member rows of its own. Write data.mix.by=weight."
     if reason := curriculum_checks.refusal(config, recipe):

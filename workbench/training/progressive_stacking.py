@@ -31,7 +31,7 @@ class TrainedValues(Protocol):
         """Each by its name."""
 
     def computing(self) -> dict[str, nn.Parameter]:
-        """What the model multiplies with, by the same names."""
+        """Parameters that the model multiplies with, by the same names."""
 
 
 class ProgressiveStacking:
@@ -129,7 +129,7 @@ class ProgressiveStacking:
         """Do nothing."""
 
     def state(self) -> dict[str, Tensor]:
-        """What was stacked when, for a checkpoint."""
+        """Steps and numbers of blocks of all stackings so far, for a checkpoint."""
         return {"stackings": torch.tensor(self._stackings, dtype=torch.int64).view(-1, 2)}
 
     def load(self, state: dict[str, Tensor]) -> None:

@@ -134,6 +134,13 @@ def test_a_student_of_some_blocks_grows_beside_its_teacher(train: Callable[..., 
     assert AutoModelForCausalLM.from_pretrained(run / "adapter").config.num_hidden_layers == 2
 
 
+def test_members_of_a_sweep_grow_as_they_do_alone(train: Callable[..., Path]) -> None:
+    alone = train(*WORDS, "evaluate.every=3", name="alone")
+    words = ("recipe=sweep", "sweep.of=sft", "sweep.over={train.learning_rate: [1e-3, 3e-3]}", "evaluate.every=3")
+    sweep = train(*WORDS, *words, name="sweep")
+    assert losses(sweep / "members" / "learning_rate=0.001") == losses(alone)
+
+
 def test_a_classifier_grows(tmp_path: Path) -> None:
     bert = save_tiny(
         tmp_path / "bert", "Bert", "SequenceClassification", MINILM, num_hidden_layers=2, max_position_embeddings=128
