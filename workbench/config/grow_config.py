@@ -21,7 +21,7 @@ class GrowConfig(Section):
     """Shares of the run after which the blocks that train are stacked on top of themselves, as often as `factor` says;
     after the last one all blocks train. Gong et al. stack twice, after 50,000 and 120,000 steps; Du et al. (2024,
     arXiv:2405.15319) once with factor 4, for a language model of N parameters and C operations after d tokens,
-    log10 d = 0.88 log10 N + 163.27 / log10 C - 5.74, which in long pretraining is a hundredth of it or less."""
+    log10 d = 0.88 log10 N + 163.27 / log10 C - 5.74, which in long pretraining is a few hundredths of it or less."""
     factor: Annotated[int, Field(ge=2)] = 2
     """How many times as many blocks there are after each stacking."""
 
