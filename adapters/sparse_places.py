@@ -45,9 +45,7 @@ def of_largest_gradients(model: nn.Module, losses: Iterable[Tensor], *, squared:
     totals = {layer: torch.zeros_like(weight, dtype=torch.float32) for layer, weight in weights.items()}
     with _having_gradients({weights[layer]: totals[layer] for layer in layers}, squared=squared):
         for loss in losses:
-            loss.backward()
-    for parameter in model.parameters():
-        parameter.grad = None
+            loss.backward(inputs=list(weights.values()))  # and no value that trains keeps a gradient for its first step
     for layer in layers:
         place(layer, totals[layer].abs_())
 
