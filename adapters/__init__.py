@@ -25,7 +25,7 @@ from workbench.adapters.ia3 import Ia3
 from workbench.adapters.layernorm import LayerNorm
 from workbench.adapters.lora import Lora, LoraPlus
 from workbench.adapters.lora_relatives import DeLora, GraLora, RandLora
-from workbench.adapters.lora_starts import Corda, Eva, Loftq, Olora, Pissa
+from workbench.adapters.lora_starts import Corda, Eva, Loftq, LoraGa, Olora, Pissa
 from workbench.adapters.lycoris import LoHa, LoKr
 from workbench.adapters.method import METHODS, ExtraParameters, Method, MethodInfo, Sample, register
 from workbench.adapters.miss import Miss
@@ -81,6 +81,7 @@ __all__ = [
     "LoKr",
     "Loftq",
     "Lora",
+    "LoraGa",
     "LoraPlus",
     "Method",
     "MethodInfo",

@@ -35,6 +35,7 @@ class SparseTuning(OnLayers):
             why_weights="it compares single weights",
         ),
     }
+    without_looking: ClassVar[str] = "adapter.by=magnitude, or adapter.method=lora"
     changes_transposed: ClassVar[bool] = False
     method: Literal["sparse"] = "sparse"
     by: Literal["fisher", "gradient", "movement", "magnitude"] = "fisher"

@@ -25,7 +25,7 @@ class LowRank(OnLinear):
     rank: PositiveInt = 16
     """Rank of the update B A."""
     alpha: float = Field(default=32.0, gt=0)
-    """Scale of the update is alpha / rank (alpha / sqrt(rank) for rslora)."""
+    """Scale of the update is alpha / rank (alpha / sqrt(rank) for rslora and lora-ga)."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse layers that PEFT takes for experts, beside what other methods refuse."""

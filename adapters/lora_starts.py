@@ -1,19 +1,27 @@
-"""LoRA with other initial values: parts of the weights, leading directions of the inputs, quantisation errors."""
+"""LoRA with other initial values: parts of weights or gradients, leading directions of inputs, quantisation errors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from workbench.adapters.anatomy import features
 from workbench.adapters.lora import Decomposition, LowRank
-from workbench.adapters.method import HALF_OR_FULL, WEIGHTS, MethodInfo, Sample, register
+from workbench.adapters.method import (
+    HALF_OR_FULL,
+    WEIGHTS,
+    ExtraParameters,
+    MethodInfo,
+    RowLosses,
+    Sample,
+    register,
+)
 from workbench.adapters.target_modules import linear_layers
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from peft import LoraConfig, PeftModel
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -23,14 +31,18 @@ QUANTISED = tuple(name for name in WEIGHTS if name not in HALF_OR_FULL)
 class Decomposed(LowRank):
     """LoRA whose start is a decomposition of matrices as large as the weights."""
 
+    parts: ClassVar[int] = 1
+    """Singular parts of a matrix that a rank takes."""
+
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse convolutions, and a rank above the shorter side of a matrix, which has no more singular parts."""
         if reason := super().refusal(model):
             return reason
         for path, layer in linear_layers(model, self.targets).items():
             short = min(features(layer))
-            if short < self.rank:
-                return f"{path} is only {short} wide. Write adapter.rank={short} or less, or other adapter.targets."
+            if short < self.parts * self.rank:
+                most = f"adapter.rank={short // self.parts} or less, or " if short >= self.parts else ""
+                return f"{path} is only {short} wide. Write {most}other adapter.targets."
         return None
 
 
@@ -114,6 +126,60 @@ class Corda(FromWeights):
             raise ConfigError("adapter.method=corda starts from training rows: give adapters.attach a sample.")
         seen = iter(covariances(model, sample()))
         shift(model, lambda weight_OI, rank, scale: oriented_parts(weight_OI / scale, next(seen), rank, mode=self.mode))
+
+
+@register
+class LoraGa(Decomposed):
+    """LoRA whose first step moves W as the full gradient would: along its 2 * rank largest singular parts.
+
+    A starts at the right singular vectors of the first half of these and B at the left ones of the second half, of the
+    gradient of each whole weight, which need not be stored unquantised. Until `choose` has seen it: plain LoRA.
+    """
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "lora-ga": MethodInfo(
+            "lora, along the full gradient's largest parts", "Wang et al. 2024, arXiv:2407.05000", token_rows=True
+        ),
+    }
+    parts: ClassVar[int] = 2
+    method: Literal["lora-ga"] = "lora-ga"
+    rows: PositiveInt = 64
+    """Training rows whose summed gradient is decomposed before the first step, or all there are. The sums take four
+    bytes for each weight of a layer that is changed, while this goes on."""
+    gamma: float = Field(default=64.0, gt=0)
+    """A and B start with rows and columns of length (outputs / gamma^2)^(1/4): the higher, the nearer to zero. The
+    authors' own runs of Llama 2 have 64."""
+    decomposition: Decomposition = "auto"
+    """Singular value decomposition: exact, randomised, or auto, which is exact where a side is at most 1,024 wide."""
+
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> LoraConfig:
+        """PEFT's LoraConfig for this backbone, of the paper's scale alpha / sqrt(rank)."""
+        config = super().to_peft(model, beside)
+        config.use_rslora = True
+        return config
+
+    def initialise(self, model: PeftModel, sample: Sample | None) -> None:
+        """Remember a start of zero, in whose place `choose` puts the one along the gradient."""
+        from workbench.adapters.shifted_lora import shift_later
+
+        shift_later(model)
+
+    @property
+    def looks(self) -> int:
+        """Training rows that are looked at before the first step."""
+        return self.rows
+
+    def choose(self, model: PeftModel, losses: RowLosses) -> None:
+        """Set A and B from the gradients of training rows, and remember them."""
+        from workbench.adapters.lora_ga import start_along_gradients
+
+        start_along_gradients(model, losses, gamma=self.gamma, decomposition=self.decomposition)
+
+    def chosen(self, model: PeftModel) -> dict[str, Tensor]:
+        """Where A and B of each layer begin."""
+        from workbench.adapters.shifted_lora import starts
+
+        return starts(model)
 
 
 @register

@@ -95,6 +95,8 @@ class Method(Tagged):
     choices: ClassVar[Mapping[str, type[Section]]] = METHODS
     refused: ClassVar[Mapping[str, str]] = NOT_OFFERED
 
+    without_looking: ClassVar[str] = "adapter.method=lora"
+    """Settings to write in place of this method's where rows have no losses to look at before the first step."""
     made_of_values: ClassVar[bool] = False
     """Whether PEFT makes it from numbers that it draws itself, which takes memory even where it is only counted."""
     about: ClassVar[dict[str, MethodInfo]] = {}
@@ -141,10 +143,13 @@ class Method(Tagged):
         """Set initial values that need more than shapes; random numbers come from torch's seeded generator."""
 
     def choose(self, model: PeftModel, losses: RowLosses) -> None:
-        """Before the first step, choose what trains by the gradients of training rows; most methods do not ask."""
+        """Before the first step, choose what trains, or from where, by gradients of training rows; most do not ask."""
 
     def chosen(self, model: PeftModel) -> dict[str, Tensor]:
-        """Tensors that say what trains and do not train themselves, by names of their own: a checkpoint holds them."""
+        """Tensors that say what trains and do not train themselves, by names of their own: a checkpoint holds them.
+
+        One that has the name of a parameter that trains is where this one begins.
+        """
         return {}
 
     @property

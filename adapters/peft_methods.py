@@ -18,7 +18,7 @@ OFFERED: dict[str, tuple[str, ...]] = {
     "LN_TUNING": ("layernorm",),
     "LOHA": ("loha",),
     "LOKR": ("lokr",),
-    "LORA": ("lora", "rslora", "dora", "lora+", "pissa", "olora", "corda", "eva", "loftq"),
+    "LORA": ("lora", "rslora", "dora", "lora+", "pissa", "olora", "corda", "eva", "lora-ga", "loftq"),
     "MISS": ("miss",),
     "OFT": ("oft",),
     "OSF": ("osf",),
@@ -49,8 +49,6 @@ LORA_OPTIONS: dict[str, str] = {
     "kasa": "it changes the frozen weights themselves. Take adapter.method=pissa.",
     "layer-replication": "it makes another, deeper backbone, which no setting of an adapter does here. "
     "Take adapter.method=lora.",
-    "lora-ga": "its start from gradients of the frozen weights is not built yet. "
-    "Take adapter.method=corda, which starts from weights and what their inputs do, or adapter.method=eva.",
     "qalora": "PEFT has it for GPTQ weights alone. Take adapter.method=lora with model.weights=nf4.",
 }
 """Options of PEFT's LoRA that are methods to those who know them, and that are not offered."""

@@ -9,6 +9,7 @@ they are (so they may be quantised, and are there again when the adapter is off)
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,13 +61,16 @@ class ShiftedLora(OwnForm, LoraModel):
 
     def shipped(self, name: str, tensors: dict[str, Tensor]) -> tuple[PeftConfig, dict[str, Tensor]]:
         """Plain LoRA of twice the rank, as PEFT converts PiSSA; the scale stays."""
-        config: Any = copy.copy(self.peft_config[name])
+        live: Any = self.peft_config[name]
+        config = copy.copy(live)
         for path, layer in _layers(self):
             if name in layer.lora_variant:
                 down, up = (f"base_model.{path}.lora_{part}.{name}.weight" for part in "AB")
                 tensors[down] = torch.cat((tensors[down], layer.start_A_RI.to(tensors[down])))
                 tensors[up] = torch.cat((tensors[up], -layer.start_B_OR.to(tensors[up])), dim=1)
-                config.r, config.lora_alpha = 2 * layer.r[name], 2 * layer.lora_alpha[name]
+                stabilised = math.sqrt(layer.r[name]) if live.use_rslora else 1.0
+                config.r, config.lora_alpha = 2 * layer.r[name], 2 * layer.lora_alpha[name] * stabilised
+                config.use_rslora = False  # which would divide by the root of twice the rank
         return config, tensors
 
 
@@ -78,10 +82,37 @@ def shift(model: PeftModel, start: Start) -> None:
         A_RI, B_OR = start(weight_OI, layer.r["default"], layer.scaling["default"])
         layer.lora_A["default"].weight.copy_(A_RI)
         layer.lora_B["default"].weight.copy_(B_OR)
+    shift_later(model)
+
+
+@torch.no_grad()
+def shift_later(model: PeftModel) -> None:
+    """Let every LoRA layer start where it is, until `start_at` says otherwise."""
+    for _, layer in _layers(model):
         layer.register_buffer("start_A_RI", layer.lora_A["default"].weight.clone(), persistent=False)
         layer.register_buffer("start_B_OR", layer.lora_B["default"].weight.clone(), persistent=False)
         layer.lora_variant["default"] = Shift()
     model.base_model.__class__ = ShiftedLora
+
+
+@torch.no_grad()
+def start_at(layer: Any, A_RI: Tensor, B_OR: Tensor) -> None:
+    """Let a shifted layer start anew, with these factors; the start keeps its precision where those compute in less."""
+    for own, start, value in (
+        (layer.lora_A["default"].weight, layer.start_A_RI, A_RI),
+        (layer.lora_B["default"].weight, layer.start_B_OR, B_OR),
+    ):
+        start.copy_(value)
+        own.copy_(value)
+
+
+def starts(model: nn.Module) -> dict[str, Tensor]:
+    """A0 (R, I) and B0 (O, R) of every shifted layer, by the names of the parameters that begin there."""
+    return {
+        f"{path}.lora_{part}.default.weight": start
+        for path, layer in _layers(model)
+        for part, start in (("A", layer.start_A_RI), ("B", layer.start_B_OR))
+    }
 
 
 def _layers(model: nn.Module) -> list[tuple[str, Any]]:

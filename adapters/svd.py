@@ -33,7 +33,14 @@ ITERATIONS = 16
 
 
 def leading_parts(matrix_OI: Tensor, rank: int, *, decomposition: Decomposition = "auto") -> tuple[Tensor, Tensor]:
-    """A (R, I) and B (O, R) whose product B A is nearest to the matrix; both carry the roots of its singular values.
+    """A (R, I) and B (O, R) whose product B A is nearest to the matrix; both carry the roots of its singular values."""
+    U_OR, S_R, V_RI = singular_parts(matrix_OI, rank, decomposition=decomposition)
+    root_R = S_R.sqrt()
+    return root_R[:, None] * V_RI, U_OR * root_R
+
+
+def singular_parts(matrix_OI: Tensor, rank: int, *, decomposition: Decomposition) -> tuple[Tensor, Tensor, Tensor]:
+    """The leading left singular vectors (O, R), singular values (R,) and right singular vectors (R, I).
 
     Args:
         decomposition: A randomised one draws from torch's generator, so that the same seed gives the same parts.
@@ -45,8 +52,7 @@ def leading_parts(matrix_OI: Tensor, rank: int, *, decomposition: Decomposition 
         more = min(2 * rank + 8, *matrix_OI.shape)
         U_OR, S_R, V_IR = torch.svd_lowrank(matrix_OI, q=more, niter=ITERATIONS)
         V_RI = V_IR.T
-    root_R = S_R[:rank].sqrt()
-    return root_R[:, None] * V_RI[:rank], U_OR[:, :rank] * root_R
+    return U_OR[:, :rank], S_R[:rank], V_RI[:rank]
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ RATES = {
     "ia3": 2e-2,
     "last-layers": 1e-3,
     "layernorm": 1e-2,
+    "lora-ga": 5e-4,
     "linear-probe": 1e-3,
     "p-tuning": 1e-2,
     "p-tuning-v2": 1e-1,

@@ -118,7 +118,10 @@ def bare(name: str) -> PreTrainedModel:
 
 
 def attach(model: PreTrainedModel, config: Method) -> Any:
-    return adapters.attach(model, config, seed=0, sample=lambda: iter([inputs(model)] * 2))
+    attached: Any = adapters.attach(model, config, seed=0, sample=lambda: iter([inputs(model)] * 2))
+    if config.looks:
+        config.choose(attached.eval(), (attached(**inputs(model)).loss for _ in range(2)))
+    return attached
 
 
 @dataclass

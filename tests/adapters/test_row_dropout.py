@@ -22,6 +22,7 @@ ALIKE = {
     "eva": "computes as lora",
     "loftq": "computes as pissa, and needs quantised weights",
     "corda": "computes as pissa, and starts from data",
+    "lora-ga": "computes as pissa, and starts from data",
 }
 DROPPING = sorted(name for name, config in METHODS.items() if "dropout" in config.model_fields and name not in ALIKE)
 SMALL: dict[str, dict[str, Any]] = {

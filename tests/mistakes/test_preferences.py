@@ -209,6 +209,7 @@ OF_SETTINGS = {
     "distributed.zero=3": ("asks a whole reference on each device", "distributed.zero=0"),
     "adapter.method=full prefer.start=runs/x": ("adapter.method=full has none", "model.id=RUN/adapter"),
     "prefer.loss=kto 'adapter={method: sparse}'": ("looks at the loss of single rows", "Write adapter.by=magnitude"),
+    "prefer.loss=kto 'adapter={method: lora-ga}'": ("looks at the loss of single rows", "Write adapter.method=lora."),
     "prefer.loss=kto optimizer.sam=0.05": ("kto's reference point", "Leave it out"),
     "recipe=sft prefer.beta=0.2": ("prefer is for recipe=prefer", "Leave prefer out"),
     "recipe=sft 'data.columns={margin: m}'": ("data.columns.margin is for recipe=prefer", "Leave it out"),

@@ -83,6 +83,7 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
                 ["model.weights=bfloat16", "adapter={method: full}", "grow.at=[0.1]"],
                 ["model.weights=float32", "adapter={method: houlsby}"],
                 ["model.weights=float32", "adapter={method: sparse, rows: 16}", "batch.tokens_per_device=400"],
+                ["model.weights=float32", "adapter={method: lora-ga, rows: 16}", "batch.tokens_per_device=400"],
                 ["optimizer={sam: 0.05, sam_every: 2, sam_reuse: 0.7, gradient_share: 0.1}"],
                 ["model.weights=float32", "adapter={method: prefix}"],
                 ["model.weights=int8"],

@@ -33,7 +33,7 @@ def _of_training(config: RunSections) -> Iterator[str]:
     if config.adapter.looks:
         yield (
             f"adapter.method={config.adapter.method} looks at the loss of single rows, and that of recipe=embed "
-            "compares rows. Write adapter.by=magnitude, or adapter.method=lora."
+            f"compares rows. Write {config.adapter.without_looking}."
         )
     if config.optimizer.noise_scale is not None:
         yield (

@@ -75,7 +75,7 @@ def _of_training(config: RunSections) -> Iterator[str]:
     if config.prefer.loss == "kto" and config.adapter.looks:
         yield (
             f"adapter.method={config.adapter.method} looks at the loss of single rows, and that of prefer.loss=kto "
-            "compares rows. Write adapter.by=magnitude, or adapter.method=lora."
+            f"compares rows. Write {config.adapter.without_looking}."
         )
     if config.prefer.loss == "kto" and config.optimizer.noise_scale is not None:
         yield "optimizer.noise_scale computes a batch in parts, and prefer.loss=kto needs it whole. Leave it out."

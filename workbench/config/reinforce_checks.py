@@ -79,7 +79,7 @@ def _of_training(config: RunSections) -> Iterator[str]:
     if config.adapter.looks:
         yield (
             f"adapter.method={config.adapter.method} looks at the loss of rows before the training, and "
-            "recipe=reinforce has no answers by then. Write adapter.by=magnitude, or adapter.method=lora."
+            f"recipe=reinforce has no answers by then. Write {config.adapter.without_looking}."
         )
     if config.optimizer.noise_scale is not None:
         yield (

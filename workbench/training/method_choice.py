@@ -1,8 +1,8 @@
-"""The choice of an adapter's method before the first step, by data: which weights train."""
+"""The choice of an adapter's method before the first step, by data: which weights train, or from where."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -51,9 +51,19 @@ class MethodChoice:
         looked = self.rows if rows is None else rows
         training = self._model.training
         self._model.eval()
-        self._method.choose(self._model, self._losses(looked))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            self._method.choose(self._model, self._losses(looked))
         self._model.train(training)
         self.load(self._ranks.agreed({name: each.cpu() for name, each in self.state().items()}))
+
+    @torch.no_grad()
+    def set_starts(self, *values: Mapping[str, Tensor]) -> None:
+        """Copy where parameters begin, if that was chosen, into values by the parameters' names."""
+        for name, start in self.state().items():
+            for each in values:
+                if name in each:
+                    each[name].copy_(start)
 
     def _losses(self, rows: Indices) -> Iterator[Tensor]:
         for row in rows:

@@ -15,6 +15,7 @@ from workbench.errors import Stopped
 from workbench.training.trainer import Trainer
 
 SPARSE: dict[str, Any] = {"adapter": {"method": "sparse", "share": 0.05, "rows": 5}}
+ALONG: dict[str, Any] = {"adapter": {"method": "lora-ga", "rank": 3, "alpha": 6, "rows": 5}}
 PRUNED: dict[str, Any] = {"adapter": {"method": "full", "sparsity": 0.5}}
 
 
@@ -30,6 +31,35 @@ def test_chosen_weights_are_those_of_the_run_wherever_it_stopped(tmp_path: Path)
     assert _places(resumed) == _places(whole)
     small = train(model, configured(**SPARSE, batch={"tokens_per_device": 20}), tmp_path / "small")
     assert _places(small) == _places(whole) and small.losses == pytest.approx(whole.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
+def test_a_start_along_gradients_is_that_of_the_run_wherever_it_stopped(compute: torch.dtype, tmp_path: Path) -> None:
+    """Also for what remembers where values began; only the rows that it looks at decide it."""
+    model = build("Llama", blocks=2, tie_word_embeddings=False)
+    holding = {"optimizer": {"l2_start": 0.1}, "regularise": {"mixout": 0.2}}
+    config = configured(**ALONG, **holding)
+    whole = train(model, config, tmp_path / "whole", compute=compute)
+    resumed = interrupted(model, config, tmp_path / "parts", after=3, compute=compute)
+    assert_same_bits(resumed, whole)
+    for found in (whole, resumed):
+        starts, (member, mixout) = found.fit.choice.state(), (found.fit.member, found.fit.step_noise.mixout)
+        assert starts and all(bool(each.any()) for each in starts.values())
+        assert starts.keys() == member.start.keys() == mixout.start.keys()
+        assert all(torch.equal(starts[name], each) for name, each in [*member.start.items(), *mixout.start.items()])
+    if compute is torch.float32:
+        small = train(model, configured(**ALONG, batch={"tokens_per_device": 20}), tmp_path / "small")
+        large = train(model, configured(**ALONG, batch={"tokens_per_device": 400}), tmp_path / "large")
+        assert small.losses == pytest.approx(large.losses, rel=1e-5)
+
+
+@pytest.mark.parametrize("section", [SPARSE, ALONG], ids=["sparse", "lora-ga"])
+def test_looking_leaves_no_gradient_behind(section: dict[str, Any], tmp_path: Path) -> None:
+    """With masters of values that compute in half precision, too, which gather gradients."""
+    model = build("Llama", blocks=2, tie_word_embeddings=False)
+    fit = train(model, configured(**section, train={"steps": 1, "epochs": 1}), tmp_path, compute=torch.bfloat16).fit
+    fit.choice.make()
+    assert all(each.grad is None for each in [*fit.masters, *fit.model.parameters()])
 
 
 def test_a_resumed_run_takes_the_places_of_its_checkpoint(tmp_path: Path) -> None:
