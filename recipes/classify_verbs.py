@@ -86,6 +86,7 @@ def inspect(config: RunConfig) -> ClassInspection:
     look = partial(frozen_probe.of_splits, config, reader, data.train, data.held_out)
     drawn = len(class_sampling.balanced(data.train, config))
     pictures = picture_checks.inspect(config, reader, data.train, data.labels)
+    copies = picture_checks.near_copies(reader, data.train, {"held-out": data.held_out, "test": data.test})
     return ClassInspection(
         config=config,
         data=data,
@@ -93,7 +94,7 @@ def inspect(config: RunConfig) -> ClassInspection:
         targets=targets,
         drawn=drawn,
         steps=total_steps(config, drawn),
-        notes=notes(data.train, data.labels, config, pictures),
+        notes=[*notes(data.train, data.labels, config, pictures), *copies],
         pictures=pictures,
         probe=frozen_probe.in_check(config, task, data.train.lengths, look),
     )

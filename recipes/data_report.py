@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from workbench.config import DataConfig, RunConfig, distill_expansion, search_ex
 from workbench.config.distill_config import TEACHER
 from workbench.data import starter
 from workbench.data.batching import Indices
+from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.labelled import labelled_data, labels
 from workbench.data.labelled.labels import Label
 from workbench.data.labelled.records import RecordSource
@@ -141,13 +142,30 @@ def _encoded(config: DataConfig, template: Encoder, title: str) -> SourceRows:
 
 def _labelled(config: RunConfig) -> list[SourceRows]:
     reader = row_readers.of_backbone(config)
-    return [
-        _records(config, reader, title, reader.read(own.train, limit=own.limit)) for title, own in _sources(config)
+    sources = {
+        title: reader.read(own.train, limit=own.limit)
+        for title, own in _sources(config)
         if title != "Held-out" or config.recipe == "classify"
-    ]  # fmt: skip
+    }
+    clusters = _clusters(config, reader, list(sources.values()))
+    pairs = zip(sources.items(), clusters, strict=True)
+    return [_records(config, reader, title, source, found) for (title, source), found in pairs]
 
 
-def _records(config: RunConfig, reader: RowReader, title: str, source: RecordSource) -> SourceRows:
+def _clusters(
+    config: RunConfig, reader: RowReader, sources: Sequence[RecordSource]
+) -> Sequence[DuplicateClusters | None]:
+    """Duplicates among the rows of each source; pictures are compared with those of all sources."""
+    if isinstance(reader, TextReader):
+        return [reader.duplicates([each]) if config.recipe == "crossval" else None for each in sources]
+    together = reader.duplicates(sources)
+    source_N = np.repeat(np.arange(len(sources)), [len(each.records) for each in sources])
+    return [together.subset(source_N == number) for number in range(len(sources))]
+
+
+def _records(
+    config: RunConfig, reader: RowReader, title: str, source: RecordSource, clusters: DuplicateClusters | None
+) -> SourceRows:
     numeric = config.classes.kind == "number"
     is_text = isinstance(reader, TextReader)
     return SourceRows(
@@ -158,7 +176,7 @@ def _records(config: RunConfig, reader: RowReader, title: str, source: RecordSou
         labels=None if numeric else [_names(record.label) for record in source.records],
         numbers=[float(label) for label in source.labels] if numeric else None,
         unreadable=source.skipped,
-        clusters=reader.duplicates([source]) if not is_text or config.recipe == "crossval" else None,
+        clusters=clusters,
     )
 
 

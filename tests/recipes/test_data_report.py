@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import MINILM
+from tests.workbench.data.images.pictures import photograph
 from workbench.cli.verbs import main
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
@@ -139,6 +140,25 @@ def test_pictures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _finish(monkeypatch, "data", "labelled.yaml", *words, "data.train=pictures", "--out", "out")
     (flagged,) = _flags("out")["exact_duplicate"]
     assert flagged.endswith(("0.png", "5.png"))
+
+
+def test_copies_of_pictures_are_near_duplicates_and_told_in_evaluation(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        picture = Image.fromarray(photograph(96, 96, seed=number))
+        for name in ("seen", "held"):
+            path = folder / name / "ab"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if (name, number) != ("seen", 5):
+                (picture if name == "seen" else Image.fromarray(photograph(96, 96, seed=100 + number))).save(path)
+    Image.fromarray(photograph(96, 96, seed=0)).resize((80, 80)).save(folder / "seen" / "a" / "again.png")
+    Image.fromarray(photograph(96, 96, seed=1)).resize((72, 72)).save(folder / "held" / "b" / "leak.png")
+    words = ["recipe=classify", "model.id=starter/vision", "model.weights=auto", "data.format=image"]
+    words += ["data.train=seen", "data.held_out=held"]
+    _finish(monkeypatch, "data", "labelled.yaml", *words, "--out", "copies")
+    found = {rule: [Path(place).name for place in places] for rule, places in _flags("copies").items()}
+    assert found == {"near_duplicate": ["again.png"], "also_in_evaluation": ["1.png"]}
 
 
 def test_a_run_trains_without_flagged_rows_and_says_so(

@@ -103,7 +103,9 @@ def examine(read: Sequence[SourceRows]) -> list[Findings]:
     for each in read[1:]:
         for row in each.rows:
             evaluation.setdefault(normalised(row.text), row.place)
-    if read[0].tokens_N is not None and evaluation:
+    if read[0].tokens_N is None:
+        found[0] = replace(found[0], flags=(*found[0].flags, *_in_evaluation(read)))
+    elif evaluation:
         shared = [
             Flag(number, row.place, "also_in_evaluation", 1.0, evaluation[key])
             for number, row in enumerate(read[0].rows)
@@ -144,8 +146,29 @@ def _unreadable(reason: str) -> Flag:
 
 
 def _repeated(rows: Sequence[RowText], clusters: DuplicateClusters | None) -> list[Flag]:
-    """Pictures of which all pixels are those of an earlier one."""
-    return [] if clusters is None else flagging.repeats("exact_duplicate", rows, clusters.cluster_N.tolist())
+    """Pictures of which all pixels are those of an earlier one, and those that are like an earlier one."""
+    if clusters is None:
+        return []
+    equal = flagging.repeats("exact_duplicate", rows, clusters.distinct_N.tolist())
+    known = {flag.row for flag in equal}
+    near = flagging.repeats("near_duplicate", rows, clusters.cluster_N.tolist())
+    return [*equal, *(flag for flag in near if flag.row not in known)]
+
+
+def _in_evaluation(read: Sequence[SourceRows]) -> list[Flag]:
+    """Training pictures that are like one to evaluate by; clusters of all sources are numbered together."""
+    place_of: dict[int, str] = {}
+    for each in read[1:]:
+        if each.clusters is not None:
+            for cluster, row in zip(each.clusters.cluster_N.tolist(), each.rows, strict=True):
+                place_of.setdefault(cluster, row.place)
+    train = read[0]
+    clusters = [] if train.clusters is None else train.clusters.cluster_N.tolist()
+    return [
+        Flag(number, train.rows[number].place, "also_in_evaluation", 1.0, place_of[cluster])
+        for number, cluster in enumerate(clusters)
+        if cluster in place_of
+    ]
 
 
 def _conflicts(read: SourceRows, clusters: DuplicateClusters | None) -> list[Flag]:
