@@ -116,7 +116,7 @@ def near_copies(reader: RowReader, train: LabelledSet, others: Mapping[str, Labe
                 found.append(
                     f"{len(copies):,} of {len(other):,} {name} pictures have a near-duplicate among the training "
                     f"pictures, such as {_name(reader, other, copy)} of {_name(reader, train, row)}, so that the scores "
-                    "would be too good. Keep copies on one side; recipe=crossval does it by duplicates.on_duplicate."
+                    "would be too good. Keep copies on one side, as recipe=crossval does by duplicates.on_duplicate."
                 )
     return found
 

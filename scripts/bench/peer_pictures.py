@@ -57,6 +57,7 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
         report_to=[],
         seed=arguments.seed,
         use_cpu=not torch.cuda.is_available(),
+        bf16=arguments.bf16,
         disable_tqdm=True,
     )
     trainer = Trainer(model=model, args=settings, train_dataset=train, eval_dataset=test)
@@ -88,5 +89,6 @@ if __name__ == "__main__":
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     parser.add_argument("--out", type=Path, default=Path("trainer"))
     print(json.dumps(main(parser.parse_args())))

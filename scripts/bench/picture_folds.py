@@ -4,8 +4,8 @@
 
 PICTURES is a folder of class folders, `--group` a pattern that finds in a picture's name what must not be split. Both
 sides have the same rows, folds, backbone, LoRA, epochs, rows a step, peak rate and schedule, and no augmentation. Each
-has the precision that it takes unless told: the Trainer float32, ours what `model.weights` (`auto`) finds best on the
-device. Ours is the whole command: it also finds duplicates, calibrates, scores what was saved, and writes the report.
+has the precision that it takes unless told: the Trainer float32 (`--bf16`: its autocast), ours what `model.weights`
+(`auto`) finds best on the device. Ours is the whole command: it also finds duplicates, calibrates, scores what was saved, and writes the report.
 Times are of whole processes, in turn; accuracies are of all held-out rows.
 """
 
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import measuring
+
+from workbench.evaluation.class_scores import accuracy_interval
 
 HERE = Path(__file__).parent
 LINEAR = ["schedule.name=linear", "schedule.warmup=0.05", "classes.sampling=none"]
@@ -38,8 +40,11 @@ class Result:
     rows: int
 
     def __str__(self) -> str:
-        share = self.right / self.rows
-        return f"{self.name:8} {self.wall_s:8.1f} {self.cpu_s:8.1f} {self.peak_bytes / 1e9:8.2f} {share:9.4f}"
+        share, low, high = vars(accuracy_interval(self.right, self.rows)).values()
+        return (
+            f"{self.name:8} {self.wall_s:8.1f} {self.cpu_s:8.1f} {self.peak_bytes / 1e9:8.2f} {share:9.4f}"
+            f"  95 % interval {low:.4f} to {high:.4f}"
+        )
 
 
 def main() -> None:
@@ -77,6 +82,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--weights", default="auto", help="of ours; float32 for the Trainer's precision")
+    parser.add_argument("--bf16", action="store_true", help="the Trainer's own bfloat16, which its default is not")
     return parser.parse_args()
 
 
@@ -127,7 +133,7 @@ def _theirs(rows: Path, out: Path, arguments: argparse.Namespace) -> Result:
         ]
         for option in ("epochs", "batch", "rank", "lr"):
             command += [f"--{option}", str(getattr(arguments, option))]
-        command += ["--seed", str(fold), "--out", str(out / f"fold-{fold}")]
+        command += ["--seed", str(fold), "--out", str(out / f"fold-{fold}"), *["--bf16"] * arguments.bf16]
         usages.append(measuring.run(command, out / f"log-{fold}", arguments.device))
         said.append(json.loads((out / f"log-{fold}").read_text(encoding="utf-8").splitlines()[-1]))
     return Result(
