@@ -115,8 +115,8 @@ def near_copies(reader: RowReader, train: LabelledSet, others: Mapping[str, Labe
                 copy, row = copies[0]
                 found.append(
                     f"{len(copies):,} of {len(other):,} {name} pictures have a near-duplicate among the training "
-                    f"pictures, such as {_name(reader, other, copy)} of {_name(reader, train, row)}, so that the scores "
-                    "would be too good. Keep copies on one side, as recipe=crossval does by duplicates.on_duplicate."
+                    f"pictures, such as {_name(reader, other, copy)} of {_name(reader, train, row)}, so that scores "
+                    "would be too good. Keep copies on one side, as recipe=crossval does (duplicates.on_duplicate)."
                 )
     return found
 

@@ -31,13 +31,29 @@ save: {{every: 2, keep: 2, ship: best}}
 """
 
 
+PICTURES = """
+recipe: classify
+model: {{id: starter/vision, weights: float32}}
+adapter: {{method: lora, rank: 4, alpha: 8, targets: all-layers}}
+data: {{format: image, train: starter/sign_digits.zip/train, limit: 120, held_out: 0.2}}
+image: {{augment: {{preset: light, trivialaugment: true, cutmix: 1, curriculum: {{resolution: {{start: 0.5}}}}}}}}
+batch: {{size: 8}}
+train: {{steps: {steps}, learning_rate: 1.0e-2}}
+evaluate: {{every: 7}}
+save: {{every: 2, keep: 2, ship: best}}
+"""
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "kills", "total"), [(RECIPE, KILLS, STEPS), (PICTURES, 6, 24)], ids=["text", "pictures"]
+)
 def test_killed_at_random_moments(
-    tmp_path: Path, stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, kills: int, total: int, tmp_path: Path, stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.format(model=stories, train=questions, steps=STEPS))
+    recipe.write_text(text.format(model=stories, train=questions, steps=total))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["workbench.recipes.run", "workbench.cli.console"])
     chance = random.Random(0)
@@ -46,7 +62,7 @@ def test_killed_at_random_moments(
     _join(_start(context, recipe, straight, resume=False))
 
     inside_a_write = 0
-    for number in range(KILLS):
+    for number in range(kills):
         child = _start(context, recipe, broken, resume=(broken / "config.yaml").exists())
         _wait_for_steps(broken, child, _steps(broken) + 1)
         if number % 3 == 0:
@@ -56,19 +72,19 @@ def test_killed_at_random_moments(
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
         child.join()
-    assert _steps(broken) < STEPS, "the run ended before it was killed often enough; raise STEPS"
-    assert inside_a_write >= 3
+    assert _steps(broken) < total, "the run ended before it was killed often enough; raise its steps"
+    assert inside_a_write >= kills // 6
     _join(_start(context, recipe, broken, resume=True))
 
     records = [
         [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (straight, broken)
     ]
     steps, losses = ([[record[key] for record in run] for run in records] for key in ("step", "loss"))
-    assert steps[0] == steps[1] == list(range(1, STEPS + 1))
+    assert steps[0] == steps[1] == list(range(1, total + 1))
     assert losses[0] == losses[1]
     for file in (
         Path("adapter/adapter_model.safetensors"),
-        Path(f"checkpoints/step-{STEPS:08d}/trainable.safetensors"),
+        Path(f"checkpoints/step-{total:08d}/trainable.safetensors"),
     ):
         tensors = [load_file(run / file) for run in (straight, broken)]
         assert tensors[0].keys() == tensors[1].keys()

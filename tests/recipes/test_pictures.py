@@ -163,6 +163,12 @@ def test_the_curve_is_the_same_for_any_micro_batch_and_number_of_workers(
     np.testing.assert_allclose(losses(again), losses(augmented), rtol=1e-5, atol=1e-6)
 
 
+def test_randaugment_draws_the_same_for_any_micro_batch(train: Train) -> None:
+    words = [*(word for word in ALL_CHANGES if "trivialaugment" not in word), "image.augment.randaugment=2"]
+    whole, parts = train("whole", *words), train("parts", *words, "batch.tokens_per_device=64")
+    np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-5, atol=1e-6)
+
+
 def test_a_stopped_run_goes_on_bit_by_bit(train: Train, augmented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from workbench.cli.console import Terminal
 
