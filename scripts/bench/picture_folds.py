@@ -5,8 +5,8 @@
 PICTURES is a folder of class folders, `--group` a pattern that finds in a picture's name what must not be split. Both
 sides have the same rows, folds, backbone, LoRA, epochs, rows a step, peak rate and schedule, and no augmentation. Each
 has the precision that it takes unless told: the Trainer float32 (`--bf16`: its autocast), ours what `model.weights`
-(`auto`) finds best on the device. Ours is the whole command: it also finds duplicates, calibrates, scores what was saved, and writes the report.
-Times are of whole processes, in turn; accuracies are of all held-out rows.
+(`auto`) finds best on the device. Ours is the whole command: it also finds duplicates, calibrates, scores what was
+saved, and writes the report. Times are of whole processes, in turn; accuracies are of all held-out rows.
 """
 
 from __future__ import annotations
