@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from workbench.config import RunConfig
-from workbench.data.images import contact_sheet, descriptions
+from workbench.data.images import contact_sheet, descriptions, value_ranges
 from workbench.data.images.picture_reader import PictureReader
 from workbench.data.images.picture_rows import PictureRows
 from workbench.data.images.pitfalls import pitfalls
@@ -27,8 +27,8 @@ SAMPLED = 1000
 """Pictures, from all over the training rows, whose sizes and colours are looked at."""
 SHOWN = 3
 """Rows whose file and label are told."""
-DRAWN = 8
-"""Rows of a sheet."""
+DRAWN, MOST_DRAWN = 8, 16
+"""Rows of a sheet, and where there are more classes."""
 COMPARED = 20_000
 """Most pictures that are searched for near-duplicates, which takes two milliseconds each."""
 EPOCHS = 4
@@ -51,13 +51,20 @@ class PictureFindings:
     """Changes that may be wrong for the labels."""
     views: list[PictureView]
     """Test-time views that are drawn."""
+    names: tuple[str, ...] = ()
+    """Names of the classes."""
 
     def sheet(self) -> Image.Image:
         """Draw some rows of all classes: as they come, after each preparation, in several epochs, and in views."""
-        return contact_sheet.contact_sheet([
-            (f"label {in_words(self.rows.labels[row])}: {_name(self.reader, self.rows, row)}", list(self._states(row)))
-            for row in _of_all_classes(self.rows.labels)
-        ])  # fmt: skip
+        labels = self.rows.labels
+        chosen = _of_all_classes(labels, most=MOST_DRAWN if self.names else DRAWN)
+        return contact_sheet.contact_sheet(
+            [
+                (f"label {in_words(labels[row])}: {_name(self.reader, self.rows, row)}", list(self._states(row)))
+                for row in chosen
+            ],
+            note=_not_shown(self.names, [labels[row] for row in chosen]),
+        )
 
     def _states(self, row: int) -> Iterator[tuple[str, NDArray[np.uint8]]]:
         for name, picture in self.reader.states(self.rows.records[row]):
@@ -90,14 +97,17 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
     facts = [
         ("Files", _sizes(reader, rows, sample)),
         ("Colours", _colours(grey)),
+        *([("Depth", depth)] if (depth := value_ranges.in_words(reader.value_ranges(), config.image.depth)) else []),
         ("The model reads", f"{_size((reader.format.height, reader.format.width))} pixels: {_squares(reader, inputs)}"),
         ("image.prepare", descriptions.preparation(config.image.prepare, reader.format)),
         ("image.augment", descriptions.augmentation(config.image.augment) or "nothing changes"),
     ]
-    examples = [(_name(reader, rows, row), in_words(rows.labels[row])) for row in _of_all_classes(rows.labels)[:SHOWN]]
+    examples = [
+        (_name(reader, rows, row), in_words(rows.labels[row])) for row in _of_all_classes(rows.labels, most=SHOWN)
+    ]
     notes = pitfalls(config.image.augment, config.tta, names, grey=all(grey))
     views = picture_views.make(config.tta, config.classes, example=inputs.picture(0)) if config.tta.views else []
-    return PictureFindings(reader, rows, facts, examples, notes, views[:VIEWS])
+    return PictureFindings(reader, rows, facts, examples, notes, views[:VIEWS], tuple(names))
 
 
 def near_copies(reader: RowReader, train: LabelledSet, others: Mapping[str, LabelledSet | None]) -> list[str]:
@@ -173,11 +183,18 @@ def _size(shape: tuple[int, ...]) -> str:
     return f"{shape[1]} x {shape[0]}"
 
 
-def _of_all_classes(labels: list[Label | None]) -> list[int]:
-    """The first row of each label, then the second ones, as many as are drawn."""
+def _of_all_classes(labels: list[Label | None], *, most: int) -> list[int]:
+    """The first row of each label, then the second ones: as many as are drawn, and no more than `most`."""
     seen: Counter[Label | None] = Counter()
     turns = []
     for row, label in enumerate(labels):
         turns.append((seen[label], row))
         seen[label] += 1
-    return [row for _, row in sorted(turns)[:DRAWN]]
+    return [row for _, row in sorted(turns)[: min(most, max(DRAWN, len(seen)))]]
+
+
+def _not_shown(names: tuple[str, ...], labels: list[Label | None]) -> str:
+    """How many classes have no row among those with these labels; empty where all have one."""
+    shown = {name for label in labels for name in (label if isinstance(label, tuple) else (label,))}
+    hidden = [name for name in names if name not in shown]
+    return f"{len(hidden)} of {len(names)} classes are not shown: {', '.join(hidden)}" if hidden else ""

@@ -36,7 +36,7 @@ from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
 from workbench.schema import override, parse
 
-_SEEN = ("size", "prepare", "augment")
+_SEEN = ("size", "depth", "prepare", "augment")
 """Settings of pictures that decide what an adapter has seen."""
 _CLASSES = ", `workbench predict` names classes; "
 _PREDICTS = {

@@ -103,6 +103,17 @@ def zeroed(folder: Path) -> None:
         file.write(bytes(20_000))
 
 
+def deep(folder: Path) -> None:
+    Image.fromarray(np.full((12, 12), 3000, np.uint16)).save(folder / "deep.png")
+
+
+def ended(folder: Path) -> None:
+    """What a program leaves that writes the end marker after however much it got."""
+    truncated(folder)
+    with (folder / "pets/cat/9.jpg").open("ab") as file:
+        file.write(b"\xff\xd9")
+
+
 animals = both(*(pictures(f"other/{name}", start=50 + 10 * n) for n, name in enumerate(("cat", "cow", "dog"))))
 
 

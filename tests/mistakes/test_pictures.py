@@ -18,6 +18,8 @@ from tests.mistakes.picture_folders import (
     both,
     bytes_without_labels,
     copied,
+    deep,
+    ended,
     function,
     grey_backbone,
     listed,
@@ -91,6 +93,12 @@ CASES = {
         'to_parquet("rows.parquet")',
         file("pets/data-0.arrow", b""),
     ),
+    "idx files": Case(
+        CHECK,
+        "pets: holds idx files",
+        "Name one: pets/train-images-idx3-ubyte.gz",
+        both(file("pets/train-images-idx3-ubyte.gz", b""), file("pets/train-labels-idx1-ubyte.gz", b"")),
+    ),
     "two splits": Case(
         CHECK,
         "pets: holds several splits, test, train",
@@ -133,6 +141,7 @@ CASES = {
     ),
     "truncated": Case(CHECK, "pets/cat/9.jpg: the end is missing", "data.on_bad_row=skip", truncated),
     "zeros at the end": Case(CHECK, "pets/cat/9.jpg: the end is missing", "Copy or download it again", zeroed),
+    "cut before its end marker": Case(CHECK, "pets/cat/9.jpg: the end is missing", "data.on_bad_row=skip", ended),
     "animated": Case(
         CHECK,
         "pets/cat/9.gif: holds 2 pictures (an animation or pages)",
@@ -157,6 +166,12 @@ CASES = {
         "row 1 (line 2): `image`: gone.png does not exist",
         "Paths are taken from the table's folder",
         table("image,label", "gone.png,cat", "gone2.png,dog"),
+    ),
+    "base64 of something else": Case(
+        f"{CHECK} data.train=pets.csv",
+        "row 1 (line 2): `image`: 'bm8g",
+        "is neither a path nor a picture in base64",
+        table("image,label", f"{'bm8g' * 5000},cat", f"{'bm8g' * 5000},dog"),
     ),
     "no image column": Case(
         f"{CHECK} data.train=pets.csv", "pets.csv: has no column `image`", "Did you mean `imag`?", listed("imag,label")
@@ -363,6 +378,13 @@ CASES = {
         "leave the row out",
         animals,
     ),
+    "predict: deep": Case(
+        "predict one deep.png --out said.csv",
+        "deep.png: has more than 8 bits a value, as no training picture",
+        "image.depth=16",
+        deep,
+    ),
+    "evaluate: depth": Case("evaluate one image.depth=12", "evaluate cannot change image.depth", "start a new run"),
     "evaluate: size": Case("evaluate one image.size=64", "evaluate cannot change image.size", "start a new run"),
     "evaluate: format": Case("evaluate one data.format=auto", "evaluate cannot change data.format", "start a new run"),
     "generate": Case("generate one Hi", "recipe classify trains no model that writes text", "workbench predict"),

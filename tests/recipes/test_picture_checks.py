@@ -149,8 +149,20 @@ def test_a_sheet_shows_the_views_of_test_time(find: Find) -> None:
 
 
 def test_a_sheet_shows_all_classes_first() -> None:
-    chosen = picture_checks._of_all_classes(["a"] * 20 + ["b"] * 3 + ["c"])
-    assert chosen == [0, 20, 23, 1, 21, 2, 22, 3]
+    labels = ["a"] * 20 + ["b"] * 3 + ["c"]
+    assert picture_checks._of_all_classes(labels, most=16) == [0, 20, 23, 1, 21, 2, 22, 3]
+    assert picture_checks._of_all_classes(labels, most=3) == [0, 20, 23]
+
+
+@pytest.mark.parametrize(("classes", "drawn"), [(3, 8), (10, 10), (16, 16), (30, 16)])
+def test_a_sheet_shows_each_class_or_says_how_many_it_does_not(classes: int, drawn: int) -> None:
+    names = tuple(f"c{number}" for number in range(classes))
+    chosen = picture_checks._of_all_classes([names[row % classes] for row in range(90)], most=16)
+    shown = [names[row % classes] for row in chosen]
+    assert len(chosen) == drawn and len(set(shown)) == min(classes, 16)
+    note = picture_checks._not_shown(names, [*shown])
+    assert note.startswith("14 of 30 classes are not shown: c16, c17") if classes == 30 else note == ""
+    assert picture_checks._not_shown(("a", "b", "c"), [("a", "b"), ()]).startswith("1 of 3")
 
 
 def _checked(recipe: Path, *words: str) -> str:

@@ -136,6 +136,33 @@ def test_an_exported_model_names_the_same_classes(learnt: Path, to: str, tmp_pat
     assert "pipeline_tag: image-classification" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_a_single_picture_is_predicted_as_in_its_folder(learnt: Path, tmp_path: Path) -> None:
+    asked = draw(tmp_path / "asked", 3, seed=4)
+    predict(learnt, str(asked), out=tmp_path / "all.csv", max_new_tokens=1)
+    rows = pd.read_csv(tmp_path / "all.csv").set_index("image")
+    assert predict(learnt, str(asked / "bar" / "0002.png"), out=tmp_path / "one.csv", max_new_tokens=1).rows == 1
+    one = pd.read_csv(tmp_path / "one.csv").set_index("image")
+    np.testing.assert_allclose(one["p_bar"], rows.loc[one.index, "p_bar"], atol=1e-5)
+
+
+def test_deep_pictures_are_scored_and_predicted_by_the_range_of_their_run(train: Train, tmp_path: Path) -> None:
+    """A class of dim pictures and one of bright ones, that only a common range tells apart."""
+    for number in range(24):
+        folder = tmp_path / "scans" / ("dim" if number % 2 else "bright")
+        folder.mkdir(parents=True, exist_ok=True)
+        values = np.random.default_rng(number).integers(0, 240 if number % 2 else 4000, (40, 40)).astype(np.uint16)
+        Image.fromarray(values).save(folder / f"{number:02}.png")
+    run = train("scans", f"data.train={tmp_path}/scans", "train.epochs=4")
+    scores = json.loads((run / "scores.json").read_text())
+    assert json.loads((run / "adapter" / "picture_format.json").read_text())["ranges"] == [[0, 4095], None]
+    assert scores["after"]["accuracy"] == 1 == evaluate(run, [])["accuracy"]
+    predict(run, f"{tmp_path}/scans/dim", out=tmp_path / "p.csv", max_new_tokens=1)
+    assert set(pd.read_csv(tmp_path / "p.csv")["predicted"]) == {"dim"}
+    found = check(load(run / "config.yaml", []))
+    assert isinstance(found, ClassInspection) and found.pictures is not None
+    assert dict(found.pictures.facts)["Depth"].startswith("12 bits, 0 to 4,095 become 0 to 255")
+
+
 def test_pictures_that_cannot_be_read_are_refused_or_left_out_of_predictions(learnt: Path, tmp_path: Path) -> None:
     asked = draw(tmp_path / "asked", 6, seed=2)
     next(asked.rglob("*.png")).write_bytes(b"no picture")

@@ -13,6 +13,8 @@ from workbench.config.picture_augment_config import AugmentConfig
 from workbench.config.picture_prepare_config import PrepareConfig
 from workbench.schema import Section
 
+Depth = Literal["auto", 8, 10, 12, 14, 16]
+
 
 class ImageConfig(Section):
     """Pictures: where they stand in a row, their size, what is done to them."""
@@ -23,6 +25,11 @@ class ImageConfig(Section):
     """Side of the square that the model reads, in pixels; null: as the backbone was trained."""
     prepare: PrepareConfig = PrepareConfig()
     augment: AugmentConfig = AugmentConfig()
+    depth: Depth = "auto"
+    """Bits that hold the values of pictures of more than 8 bits, grey or colour: 0 to 2 ** depth - 1 become 0 to 255 in
+    all of them. `auto`: the fewest that hold every training picture; where values are negative or above 65,535, their
+    least and greatest. Floats always become 0 to 255 from the least to the greatest of the training pictures, from 0
+    to 1 where all lie there."""
     workers: NonNegativeInt | Literal["auto"] = "auto"
     """Processes that decode and prepare pictures beside this one; `auto`: one for each further core where that saves
     time, none for a few pictures. Never changes the result."""

@@ -18,7 +18,6 @@ import torch
 from PIL import Image
 
 from workbench.data.images.decoding import Pixels
-from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_reader import PictureReader
 from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
@@ -186,10 +185,8 @@ def as_trained(rows: LabelledSet, reader: PictureReader) -> list[Thumbnail]:
     spread = np.unique(np.linspace(0, len(rows) - 1, TRAINED).round().astype(int))
     for row in _of_different_classes(rows) if len(spread) == TRAINED else spread.tolist():
         states: list[tuple[str, Pixels]] = []
-        file = rows.records[row].row.columns[reader.image.column]
-        assert isinstance(file, PictureFile)
         with suppress(DataError):  # a file that is gone by now is shown as it was prepared
-            states.append(("file", file.decode(max_pixels=reader.image.max_pixels)))
+            states.append(("file", reader.decoded(rows.records[row])))
         states.append(("prepared", pictures.picture(row)))
         states += [_in_epoch(pictures, row, epoch) for epoch in _epochs(pictures)]
         found += [_thumbnail(rows.records[row], reader, "trained", state, picture) for state, picture in states]

@@ -29,7 +29,7 @@ def of_backbone(config: RunConfig) -> RowReader:
     """
     if config.reads_pictures:
         hub = backbones.hub_config(config.model)
-        return _pictures(config, hub, SavedFormat(picture_format(config.model, hub, size=config.image.size), None))
+        return _pictures(config, hub, SavedFormat(picture_format(config.model, hub, size=config.image.size)))
     return TextReader(backbones.tokenizer(config.model), config.data, config.classes, config.duplicates)
 
 
@@ -81,4 +81,5 @@ def _pictures(config: RunConfig, hub: PretrainedConfig, known: SavedFormat) -> P
         seed=config.seed,
         epochs=epochs,
         statistics=known.statistics,
+        ranges=known.ranges,
     )

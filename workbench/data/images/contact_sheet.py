@@ -21,7 +21,9 @@ _HEADING, _CAPTION = 15, 12
 _INK, _FAINT, _PAPER = (30, 30, 30), (105, 105, 105), (255, 255, 255)
 
 
-def contact_sheet(rows: Sequence[tuple[str, Sequence[tuple[str, NDArray[np.uint8]]]]]) -> Image.Image:
+def contact_sheet(
+    rows: Sequence[tuple[str, Sequence[tuple[str, NDArray[np.uint8]]]]], *, note: str = ""
+) -> Image.Image:
     """Draw titled rows of captioned pictures.
 
     Small pictures are enlarged by whole factors without smoothing, so that their pixels can be seen.
@@ -29,6 +31,7 @@ def contact_sheet(rows: Sequence[tuple[str, Sequence[tuple[str, NDArray[np.uint8
     Args:
         rows: Of each picture a title, such as its file and label, and its states: a caption, such as the step that led
             to it, and the pixels, which may have another size than those of its neighbours.
+        note: A line below them.
 
     Raises:
         ValueError: There is nothing to draw.
@@ -38,7 +41,8 @@ def contact_sheet(rows: Sequence[tuple[str, Sequence[tuple[str, NDArray[np.uint8
         raise ValueError("no picture to draw")
     line = _HEADING + _CAPTION + CELL + 3 * _GAP
     width = max(columns * (CELL + _GAP) + _GAP, 360)
-    sheet = Image.new("RGB", (width, len(rows) * line + _GAP), _PAPER)
+    bottom = len(rows) * line + _GAP
+    sheet = Image.new("RGB", (width, bottom + (_HEADING + _GAP if note else 0)), _PAPER)
     pen = ImageDraw.Draw(sheet)
     for number, (title, cells) in enumerate(rows):
         top = _GAP + number * line
@@ -48,6 +52,8 @@ def contact_sheet(rows: Sequence[tuple[str, Sequence[tuple[str, NDArray[np.uint8
             text_top = top + _HEADING + _GAP // 2
             pen.text((left, text_top), shortened(caption, _CAPTION, CELL), fill=_FAINT, font=_font(_CAPTION))
             sheet.paste(_fitted(picture), (left, text_top + _CAPTION + _GAP // 2))
+    if note:
+        pen.text((_GAP, bottom), shortened(note, _HEADING, width - 2 * _GAP), fill=_INK, font=_font(_HEADING))
     return sheet
 
 

@@ -7,59 +7,88 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
+import random
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
+from workbench.data.images import deep_pictures
+from workbench.data.images.deep_pictures import NO_RANGES, Pixels, ValueRanges, Values
 from workbench.errors import DataError
 
-Pixels = npt.NDArray[np.uint8]
+__all__ = ["Pixels", "decode", "decode_image", "deep_values", "looks_like_picture", "size"]
 
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF", "TGA", "ICO")
 """Only formats of pixels, MPO among JPEG: Pillow would start other programs for PostScript."""
 _ORIENTATION = 0x0112
-_TURNED = (5, 6, 7, 8)
+_ON_ITS_SIDE = (5, 6, 7, 8)
 """Orientations whose height is the width of the pixels in the file."""
-_DEPTHS = (8, 10, 12, 14, 16)
-"""Bits a pixel that cameras and microscopes write into 16."""
 
 
-def decode(data: bytes, name: str, *, max_pixels: int) -> Pixels:
+def decode(data: bytes, name: str, *, max_pixels: int, ranges: ValueRanges = NO_RANGES) -> Pixels:
     """Pixels (H, W, 3), read-only, of a picture file, as `decode_image` gives them."""
-    return np.asarray(decode_image(data, name, max_pixels=max_pixels))
+    return np.asarray(decode_image(data, name, max_pixels=max_pixels, ranges=ranges))
 
 
-def decode_image(data: bytes, name: str, *, max_pixels: int) -> Image.Image:
+def decode_image(data: bytes, name: str, *, max_pixels: int, ranges: ValueRanges = NO_RANGES) -> Image.Image:
     """A picture file as an image of mode RGB, upright as its EXIF orientation says.
 
-    Transparent parts show white. Grey of 16 bits is scaled from the smallest of 8, 10, 12, 14 and 16 bits that holds
-    its brightest pixel; other numbers from their least and greatest value. Colour profiles are not applied.
+    Transparent parts show white. Colour profiles are not applied.
 
     Args:
         name: The file, for messages.
         max_pixels: More are refused before anything is decoded.
+        ranges: Scale the values of a deep picture. Values beyond a number of bits are refused, others are clipped.
 
     Raises:
-        DataError: Empty, truncated, corrupt, animated, too large, or no picture.
+        DataError: Empty, truncated, corrupt, animated, too large, no picture, or deep without a range that holds it.
     """
-    if not data:
-        raise DataError(f"{name}: the file is empty (0 bytes). Write it again, or remove it.")
+    image, values = _decoded(data, name, max_pixels)
+    with _explained_errors(name):
+        return _rgb(image) if values is None else _rgb_of_deep(values, image, ranges, name)
+
+
+def deep_values(data: bytes, name: str, *, max_pixels: int) -> Values | None:
+    """Numbers of a deep picture, (H, W) or (H, W, channels), as its file holds them; None of one of 8 bits.
+
+    Raises:
+        DataError: As `decode_image`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with _opened(data, name) as image:
+            if not deep_pictures.has_deep_mode(image) and not deep_pictures.packing_of_16_bits(image):
+                return None
+    return _decoded(data, name, max_pixels)[1]
+
+
+def _decoded(data: bytes, name: str, max_pixels: int) -> tuple[Image.Image, Values | None]:
+    """The picture, upright, and where it is deep its numbers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about metadata and size; what matters is an error below
-        image = _opened(data, name)
-        with image:
+        with _opened(data, name) as image:
             _require_one_of_size(image, name, max_pixels)
             if image.format == "JPEG":
                 _require_end_of_jpeg(data, name)
+            packing = deep_pictures.packing_of_16_bits(image)
             with _explained_errors(name):
                 image.load()
-                if image.getexif().get(_ORIENTATION, 1) != 1:
-                    image = ImageOps.exif_transpose(image)
-                return _rgb(image)
+                if image.format in ("JPEG", "MPO") and _ends_grey(image) and not _is_whole_jpeg(image, data):
+                    raise DataError(f"{name}: {_CUT_OFF}")
+                upright = _turned(image)
+                if not packing:
+                    return upright, np.asarray(upright) if deep_pictures.has_deep_mode(upright) else None
+                lower = deep_pictures.lower_bytes(data, image.format, packing)
+                return upright, deep_pictures.of_two_bytes(upright, _turned(lower) if lower else None)
+
+
+def _turned(image: Image.Image) -> Image.Image:
+    return image if image.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
 
 
 def size(data: bytes, name: str) -> tuple[int, int]:
@@ -71,11 +100,13 @@ def size(data: bytes, name: str) -> tuple[int, int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with _opened(data, name) as image, _explained_errors(name):
-            turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
+            turned = image.getexif().get(_ORIENTATION, 1) in _ON_ITS_SIDE
             return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def _opened(data: bytes, name: str) -> Image.Image:
+    if not data:
+        raise DataError(f"{name}: the file is empty (0 bytes). Write it again, or remove it.")
     _formats_known()
     try:
         return Image.open(io.BytesIO(data), formats=_FORMATS)
@@ -97,6 +128,14 @@ _AGAIN = "Copy or download it again, or remove it."
 _CUT_OFF = f"the end is missing: the file was cut off. {_AGAIN}"
 _JPEG_SCAN, _JPEG_END = b"\xff\xda", b"\xff\xd9"
 """Markers before the pixels and after them."""
+
+
+_SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"II*\0", b"MM\0*", b"BM")
+
+
+def looks_like_picture(data: bytes) -> bool:
+    """Whether bytes begin as a picture file of a usual kind does."""
+    return data.startswith(_SIGNATURES) or data[4:8] in (b"ftyp", b"jP  ")
 
 
 def _require_one_of_size(image: Image.Image, name: str, max_pixels: int) -> None:
@@ -122,10 +161,36 @@ def _require_end_of_jpeg(data: bytes, name: str) -> None:
         raise DataError(f"{name}: {_CUT_OFF}")
 
 
+_MARKER = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]")
+"""A marker that ends the data of pixels, in which 0 and numbers of restarts follow upon 255."""
+_FILLED = {127, 128, *itertools.product((127, 128), repeat=3), *itertools.product((127, 128), repeat=4)}
+"""Pixels, grey or of three or four channels, that a decoder makes up."""
+_NOISE = bytes(random.Random(0).randrange(255) for _ in range(256))
+"""Data of pixels, for some blocks of any picture."""
+
+
+def _ends_grey(image: Image.Image) -> bool:
+    """Whether the last pixel is as the decoder fills in blocks that are missing."""
+    return image.getpixel((image.width - 1, image.height - 1)) in _FILLED
+
+
+def _is_whole_jpeg(image: Image.Image, data: bytes) -> bool:
+    """Whether a file holds the data of all blocks: further data before its end marker then changes nothing."""
+    place = 2
+    while (found := _MARKER.search(data, place)) and found[0][-1:] != _JPEG_END[1:]:
+        place = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
+    if found is None:
+        return False
+    with Image.open(io.BytesIO(data[: found.start()] + _NOISE + data[found.start() :]), formats=["JPEG"]) as other:
+        return ImageChops.difference(other, image).getbbox() is None
+
+
 @contextmanager
 def _explained_errors(name: str) -> Iterator[None]:
     try:
         yield
+    except DataError:
+        raise
     except MemoryError:
         raise DataError(f"{name}: does not fit in memory. {_SMALLER}, or lower image.max_pixels.") from None
     except Exception as error:  # decoders raise anything: OSError, SyntaxError, ValueError, struct.error, EOFError
@@ -151,7 +216,7 @@ def _reason(data: bytes) -> str:
         return "a pointer of Git LFS, not the picture itself. Fetch it: git lfs pull"
     if start.startswith(b"%pdf"):
         return "a PDF document, not a picture. Export the page as PNG."
-    if data.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"II*\0", b"MM\0*", b"BM")):
+    if data.startswith(_SIGNATURES):
         return f"the file is damaged: its kind is known, but its header cannot be read. {_AGAIN}"
     if _is_text(data[:512]):
         return "text, not a picture, whatever its name says. Remove it, or give the picture."
@@ -172,23 +237,17 @@ def _is_text(start: bytes) -> bool:
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
-    if image.mode.startswith("I") or image.mode == "F":
-        return Image.fromarray(_scaled(np.asarray(image))).convert("RGB")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("RGB")
+    return _over_white(image.convert("RGBA")) if image.has_transparency_data else image.convert("RGB")
 
 
-def _scaled(values: npt.NDArray[np.generic]) -> Pixels:
-    """Grey of more than 8 bits, (H, W), as 8 bits."""
-    numbers = values.astype(np.float64)
-    low, high = float(numbers.min()), float(numbers.max())
-    if not np.isfinite(low + high):
-        raise ValueError("it holds numbers that are not finite")
-    if values.dtype.kind in "iu" and low >= 0 and high < 2**16:
-        low, high = 0.0, float(2 ** next(bits for bits in _DEPTHS if high < 2**bits) - 1)
-    elif values.dtype.kind == "f" and low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
-    scaled: Pixels = np.rint((numbers - low) * (255 / ((high - low) or 1))).astype(np.uint8)
-    return scaled
+def _over_white(image: Image.Image) -> Image.Image:
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def _rgb_of_deep(values: Values, image: Image.Image, ranges: ValueRanges, name: str) -> Image.Image:
+    if values.ndim == 2 or not image.has_transparency_data:
+        return Image.fromarray(deep_pictures.scaled(values, ranges, name)).convert("RGB")
+    colours = deep_pictures.scaled(values[:, :, :-1], ranges, name)
+    rgba = Image.fromarray(colours if colours.shape[2] == 3 else colours[:, :, 0]).convert("RGBA")
+    rgba.putalpha(image.getchannel("A"))
+    return _over_white(rgba)

@@ -24,6 +24,7 @@ import cv2
 import numpy as np
 
 from workbench.data.images import preparation
+from workbench.data.images.deep_pictures import NO_RANGES, ValueRanges
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.preparation import PictureStatistics
@@ -48,6 +49,7 @@ class Work:
     prepare: PrepareConfig
     max_pixels: int
     statistics: PictureStatistics | None
+    ranges: ValueRanges = NO_RANGES
 
 
 def fill(chunk: range, files: Sequence[PictureFile], work: Work) -> Mistakes:
@@ -57,7 +59,7 @@ def fill(chunk: range, files: Sequence[PictureFile], work: Work) -> Mistakes:
     with work.path.open("r+b", buffering=0) as pixels:
         for index, file in zip(chunk, files, strict=True):
             try:
-                image = file.image(max_pixels=work.max_pixels)
+                image = file.image(max_pixels=work.max_pixels, ranges=work.ranges)
                 prepared = preparation.prepare(image, work.prepare, work.format, work.statistics)
             except DataError as error:
                 mistakes[index] = str(error).removeprefix(f"{file.name}: ")

@@ -1,12 +1,15 @@
 """Pictures in idx files, as MNIST comes: `NAME-images-idx3-ubyte` with its labels in `NAME-labels-idx1-ubyte` beside.
 
-Legend: N pictures, H height, W width.
+Colours have a fourth dimension, `NAME-images-idx4-ubyte`. Both files may stand in a zip or tar archive.
+
+Legend: N pictures, H height, W width, 3 the channels red, green and blue.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import re
 import zlib
 from collections.abc import Iterator
@@ -14,13 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
+from workbench.data.images import picture_archives
 from workbench.data.images.decoding import Pixels
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.rows import RawRow, place
 from workbench.errors import DataError
-from workbench.runs import files
 
 _NAME = re.compile(r".*[-.]idx[1-4]-ubyte(\.gz)?")
+_OTHER_NUMBERS = (b"\x09", b"\x0b", b"\x0c", b"\x0d", b"\x0e")
+"""Types of numbers other than unsigned bytes: signed ones, of 16 and 32 bits, floats."""
 
 
 def is_idx(path: Path) -> bool:
@@ -29,25 +34,32 @@ def is_idx(path: Path) -> bool:
 
 
 def read_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
-    """Yield the grey pictures of an idx file, with labels where their file is beside it.
+    """Yield the pictures of an idx file, grey or in colour, with labels where their file is beside it.
 
     Raises:
         DataError: It is missing or damaged, or holds labels, or other than as many labels.
     """
     if "labels" in path.name:
-        raise DataError(f"{path}: holds labels without pictures. Name {_renamed(path, 'images', 3).name} beside it.")
-    images_NHW = _read(path, 3)
-    labels_file = _renamed(path, "labels", 1)
-    labels_N = _read(labels_file, 1) if labels_file != path and labels_file.exists() else None
-    if labels_N is not None and len(labels_N) != len(images_NHW):
+        of_colours, of_grey = (_renamed(path, "images", dimensions) for dimensions in (4, 3))
+        name = (of_colours if _content(of_colours) else of_grey).name
+        raise DataError(f"{path}: holds labels without pictures. Name {name} beside it.")
+    images = _read(path)
+    if images.ndim == 4:
+        images = _colours_last(images, path)
+    elif images.ndim != 3:
         raise DataError(
-            f"{labels_file}: holds {len(labels_N)} labels, but {path.name} {len(images_NHW)} pictures. "
+            f"{path}: has {images.ndim} dimension(s), and pictures have 3, or 4 in colour. Name another one."
+        )
+    labels_file = _renamed(path, "labels", 1)
+    labels_N = _read(labels_file) if labels_file != path and _content(labels_file) else None
+    if labels_N is not None and labels_N.shape != (len(images),):
+        raise DataError(
+            f"{labels_file}: holds {len(labels_N)} labels, but {path.name} {len(images)} pictures. "
             "Copy both again, or move the labels elsewhere to read pictures only."
         )
-    for index, image_HW in enumerate(images_NHW):
+    for index, image in enumerate(images):
         location = place(path.name, index + 1)
-        shape = (image_HW.shape[0], image_HW.shape[1])
-        columns: dict[str, object] = {column: PictureFile(location, content=image_HW.tobytes(), shape=shape)}
+        columns: dict[str, object] = {column: PictureFile(location, content=image.tobytes(), shape=image.shape)}
         if labels_N is not None:
             columns[label] = str(labels_N[index])
         yield RawRow(location, columns)
@@ -55,9 +67,18 @@ def read_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
 
 def fingerprint(path: Path) -> str:
     """SHA-256 over both files."""
-    labels = _renamed(path, "labels", 1)
-    found = [files.digest(each) for each in (path, labels) if each.exists()]
-    return hashlib.sha256(" ".join(found).encode()).hexdigest()
+    found = (content.read() for each in (path, _renamed(path, "labels", 1)) if (content := _content(each)))
+    return hashlib.sha256(" ".join(hashlib.sha256(each).hexdigest() for each in found).encode()).hexdigest()
+
+
+def _content(path: Path) -> PictureFile | None:
+    """The file, on disk or in an archive; None where there is none."""
+    archive = picture_archives.archive_of(path)
+    if archive is None:
+        return PictureFile(str(path), path) if path.is_file() else None
+    inside = path.relative_to(archive).as_posix()
+    found = (each for each in picture_archives.members(archive) if str(each.path) == inside and not each.is_folder)
+    return next((PictureFile(str(path), archive, inside, span=each.span) for each in found), None)
 
 
 def _renamed(path: Path, kind: str, dimensions: int) -> Path:
@@ -65,17 +86,31 @@ def _renamed(path: Path, kind: str, dimensions: int) -> Path:
     return path.with_name(re.sub(r"idx\d", f"idx{dimensions}", name))
 
 
-def _read(path: Path, dimensions: int) -> Pixels:
+def _colours_last(images: Pixels, path: Path) -> Pixels:
+    """Pictures (N, H, W, 3), or (N, H, W) of a single channel, from channels that come last or first."""
+    if images.shape[3] not in (1, 3) and images.shape[1] in (1, 3):
+        images = images.transpose(0, 2, 3, 1)
+    if images.shape[3] not in (1, 3):
+        shape = " x ".join(map(str, images.shape))
+        raise DataError(f"{path}: its pictures, {shape}, have other than 1 or 3 channels. Write it again with 3.")
+    return images[:, :, :, 0] if images.shape[3] == 1 else images
+
+
+def _read(path: Path) -> Pixels:
+    """The numbers of an idx file, of as many dimensions as it says."""
+    if (file := _content(path)) is None:
+        raise DataError(f"{path}: no such file. Name the file of images.")
+    content = file.read()
     try:
-        content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        why = (isinstance(error, OSError) and error.strerror) or error
-        raise DataError(f"{path}: cannot be read ({why}). Copy or download it again.") from None
-    shape = tuple(int(size) for size in np.frombuffer(content[4 : 4 + 4 * dimensions], ">u4"))
-    if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) != 4 + 4 * dimensions + int(np.prod(shape)):
-        raise DataError(
-            f"{path}: not a whole idx file of bytes with {dimensions} dimension(s). Copy or download it again."
-        )
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+        raise DataError(f"{path}: cannot be read ({error}). Copy or download it again.") from None
+    if content[:2] == b"\0\0" and content[2:3] in _OTHER_NUMBERS:
+        raise DataError(f"{path}: holds other numbers than unsigned bytes. Write it again with those.")
+    dimensions = content[3] if len(content) > 3 else 0
+    header = 4 + 4 * dimensions
+    sizes = [int.from_bytes(content[start : start + 4]) for start in range(4, header, 4)]
+    if content[:3] != b"\0\0\x08" or not sizes or len(content) != header + math.prod(sizes):
+        raise DataError(f"{path}: not a whole idx file of unsigned bytes. Copy or download it again.")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(sizes)

@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from workbench.data.images.decoding import Pixels, decode_image, size
+from workbench.data.images import deep_pictures
+from workbench.data.images.decoding import Pixels, decode_image, deep_values, size
+from workbench.data.images.deep_pictures import NO_RANGES, ValueRanges, Values
 from workbench.errors import DataError
 from workbench.runs import files, units
 
@@ -25,7 +27,7 @@ compressed to exhaust the memory, or no picture."""
 
 @dataclass(frozen=True, slots=True)
 class PictureFile:
-    """A picture: a file, a member of an archive, the bytes of a file, or grey pixels."""
+    """A picture: a file, a member of an archive, the bytes of a file, or pixels."""
 
     name: str
     """For messages: the file, or the row that holds it."""
@@ -34,8 +36,8 @@ class PictureFile:
     """Name inside the archive `path`."""
     content: bytes = b""
     """Bytes of a file, or with `shape` the pixels; where there is no path."""
-    shape: tuple[int, int] | None = None
-    """Height and width of grey pixels."""
+    shape: tuple[int, ...] | None = None
+    """Shape of pixels: (height, width) of grey ones, (height, width, 3) of colours."""
     span: tuple[int, int] | None = None
     """Where the file begins in the tar archive `path`, and its bytes."""
 
@@ -63,19 +65,43 @@ class PictureFile:
         except DataError:
             return self
 
-    def decode(self, *, max_pixels: int) -> Pixels:
+    def decode(self, *, max_pixels: int, ranges: ValueRanges = NO_RANGES) -> Pixels:
         """Pixels (H, W, 3), read-only, as `decoding.decode` gives them."""
-        return np.asarray(self.image(max_pixels=max_pixels))
+        return np.asarray(self.image(max_pixels=max_pixels, ranges=ranges))
 
-    def image(self, *, max_pixels: int) -> Image.Image:
+    def image(self, *, max_pixels: int, ranges: ValueRanges = NO_RANGES) -> Image.Image:
         """An image of mode RGB, as `decoding.decode_image` gives it."""
         if self.shape is None:
-            return decode_image(self.read(), self.name, max_pixels=max_pixels)
-        return Image.frombytes("L", self.shape[::-1], self.content).convert("RGB")
+            return decode_image(self.read(), self.name, max_pixels=max_pixels, ranges=ranges)
+        return Image.fromarray(np.frombuffer(self.content, np.uint8).reshape(self.shape)).convert("RGB")
+
+    def may_be_deep(self) -> bool:
+        """Whether it can have more than 8 bits a value, by the first bytes; False where it cannot be read."""
+        try:
+            return self.shape is None and deep_pictures.may_be_deep(self._start())
+        except (DataError, *_UNREADABLE):
+            return False
+
+    def deep_values(self, *, max_pixels: int) -> Values | None:
+        """Numbers of a picture of more than 8 bits, as `decoding.deep_values` gives them."""
+        return None if self.shape is not None else deep_values(self.read(), self.name, max_pixels=max_pixels)
+
+    def _start(self) -> bytes:
+        if self.path is None:
+            return self.content[:_START]
+        if self.span is not None:
+            return _part(self.path, self.span[0], min(self.span[1], _START))
+        if self.member:
+            with _archive(os.getpid(), *_version(self.path)).open(self.member) as file:
+                return file.read(_START)
+        if not self.path.is_file():  # reading a pipe would wait for ever
+            return b""
+        with self.path.open("rb", buffering=0) as file:
+            return file.read(_START)
 
     def size(self) -> tuple[int, int]:
         """Height and width, without decoding the pixels."""
-        return self.shape or size(self.read(), self.name)
+        return size(self.read(), self.name) if self.shape is None else (self.shape[0], self.shape[1])
 
     def digest(self) -> bytes:
         """SHA-256 that tells other contents apart: of the bytes, or of a zip archive and the member's name."""
@@ -95,6 +121,8 @@ class PictureFile:
             return f"unreadable: {error}".encode()
 
 
+_START = 32
+"""Bytes that say of which kind a file is."""
 _UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 """Errors of the disk, and those that a damaged zip archive raises."""
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import DataConfig
 from workbench.config.classes_config import ClassesConfig
 from workbench.config.folds_config import DuplicatesConfig
-from workbench.config.image_config import ImageConfig
+from workbench.config.image_config import Depth, ImageConfig
 from workbench.config.picture_prepare_config import PrepareConfig
 from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.images import (
@@ -27,8 +27,9 @@ from workbench.data.images import (
     picture_statistics,
     picture_store,
     preparation,
+    value_ranges,
 )
-from workbench.data.images.decoding import Pixels
+from workbench.data.images.deep_pictures import NO_RANGES, Pixels, ValueRanges
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_rows import Augmenter, PictureRows
@@ -62,6 +63,8 @@ class PictureReader:
     """Passes over so many training rows that the run will make."""
     statistics: PictureStatistics | None = None
     """Colours of the training pictures, as a run saved them."""
+    ranges: ValueRanges | None = None
+    """Ranges of the training pictures' values, as a run saved them."""
     title: str = "image"
     file: str = FILE
 
@@ -86,11 +89,8 @@ class PictureReader:
         data = self.data if weighted else self.data.unweighted
 
         def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
-            if labelled and picture_sources.lacks_classes(source, first):
-                raise DataError(
-                    f"{source}: holds pictures without class folders, so that they have no labels. Name the folder "
-                    "above, with a folder for each class, or a table of paths and labels."
-                )
+            if labelled:
+                picture_sources.require_classes(source, first)
             records.require_label_columns(source, first, data, self.classes, labelled=labelled)
             return partial(records.labelled_record, config=data, classes=self.classes, labelled=labelled)
 
@@ -126,9 +126,19 @@ class PictureReader:
 
     def states(self, record: LabelledRecord) -> Iterator[tuple[str, Pixels]]:
         """A picture as it comes, and after each step of preparation, each with its name."""
-        picture = self._file(record).decode(max_pixels=self.image.max_pixels)
+        picture = self.decoded(record)
         yield "as it comes", picture
         yield from preparation.steps(picture, self.image.prepare, self.format, self._statistics())
+
+    def decoded(self, record: LabelledRecord) -> Pixels:
+        """A picture as it comes."""
+        return self._file(record).decode(max_pixels=self.image.max_pixels, ranges=self.value_ranges())
+
+    def value_ranges(self) -> ValueRanges:
+        """Values that become 0 and 255 in pictures of more than 8 bits, decided over the training rows."""
+        if self.ranges is not None:
+            return self.ranges
+        return _training_ranges(self.data.train, self.image.column, self.image.max_pixels, self.image.depth)
 
     def size(self, record: LabelledRecord) -> tuple[int, int]:
         """Height and width of a picture as it comes."""
@@ -148,8 +158,11 @@ class PictureReader:
 
     def save(self, folder: Path) -> None:
         """Write how pictures are prepared into `folder`, also for a stock processor where it can do the same."""
-        files.write_json(folder / FILE, {"format": self.format.facts, "statistics": self._statistics()})
-        if self.format.processor is not None and self.image.prepare == PrepareConfig():
+        ranges = self.value_ranges()
+        facts = {"format": self.format.facts, "statistics": self._statistics(), "ranges": ranges}
+        files.write_json(folder / FILE, facts)
+        stock = self.image.prepare == PrepareConfig() and ranges == NO_RANGES
+        if self.format.processor is not None and stock:
             files.write_json(folder / PROCESSOR, self.format.processor)
 
     def _statistics(self) -> PictureStatistics | None:
@@ -157,7 +170,7 @@ class PictureReader:
         if self.image.prepare.standardise != "data":
             return None
         return self.statistics or _training_statistics(
-            self.data.train, self.image.column, self.image.prepare, self.image.max_pixels
+            self.data.train, self.image.column, self.image.prepare, self.image.max_pixels, self.value_ranges()
         )
 
     def _file(self, record: LabelledRecord) -> PictureFile:
@@ -175,6 +188,7 @@ class PictureReader:
             workers=self.image.workers,
             folder=cache_folder() / "pictures",
             statistics=self._statistics(),
+            ranges=self.value_ranges(),
         )
         if stored.mistakes and refuse:
             raise DataError(_refusal(source, stored.mistakes))
@@ -207,10 +221,11 @@ class PictureReader:
 
 
 class SavedFormat(NamedTuple):
-    """Format and statistics that `PictureReader.save` wrote."""
+    """Format, statistics and ranges that `PictureReader.save` wrote."""
 
     format: PictureFormat
-    statistics: PictureStatistics | None
+    statistics: PictureStatistics | None = None
+    ranges: ValueRanges | None = None
 
 
 def saved_format(folder: Path) -> SavedFormat:
@@ -219,17 +234,29 @@ def saved_format(folder: Path) -> SavedFormat:
     try:
         known = facts["statistics"]
         statistics = None if known is None else PictureStatistics(*map(tuple, known))
-        return SavedFormat(PictureFormat.from_facts(facts["format"]), statistics)
+        # A run of before there were ranges knows none.
+        ranges = ValueRanges(*(each and tuple(each) for each in facts.get("ranges", ())))
+        return SavedFormat(PictureFormat.from_facts(facts["format"]), statistics, ranges)
     except (KeyError, TypeError, ValueError) as error:
         raise FileError(f"{folder}/{FILE}: damaged ({error}). Restore it, or train again.") from None
 
 
 @lru_cache(maxsize=1)
-def _training_statistics(source: str, column: str, prepare: PrepareConfig, max_pixels: int) -> PictureStatistics:
+def _training_statistics(
+    source: str, column: str, prepare: PrepareConfig, max_pixels: int, ranges: ValueRanges
+) -> PictureStatistics:
     """Colours of the pictures of data.train."""
     rows = picture_sources.read_rows(source, column)
     found = [row.columns[column] for row in rows if not row.mistake]
-    return picture_statistics.measure(found, prepare, max_pixels=max_pixels)
+    return picture_statistics.measure(found, prepare, max_pixels=max_pixels, ranges=ranges)
+
+
+@lru_cache(maxsize=1)
+def _training_ranges(source: str, column: str, max_pixels: int, depth: Depth) -> ValueRanges:
+    """Ranges of the deep pictures of data.train."""
+    found = (row.columns[column] for row in picture_sources.read_rows(source, column) if not row.mistake)
+    deep = [file for file in found if file.may_be_deep()]
+    return value_ranges.measure(deep, max_pixels=max_pixels, depth=depth, folder=cache_folder() / "value_ranges")
 
 
 def _digest(picture_HW3: Pixels) -> bytes:

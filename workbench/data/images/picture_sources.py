@@ -2,25 +2,27 @@
 
 A folder `plants/` with `plants/fern/1.jpg` has the row {image: that file, label: "fern"}; folders inside a class folder
 belong to the class. An archive is read like the folder that it holds; `plants.zip/train` is its folder `train`.
-A folder without class folders has rows without labels, for predictions.
+A folder without class folders has rows without labels, for predictions; so has a single picture.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from workbench.data import hub_datasets, rows, starter
-from workbench.data.images import idx_files, picture_archives, picture_trees
+from workbench.data.images import decoding, idx_files, picture_archives, picture_trees
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.rows import RawRow, excerpt
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
-__all__ = ["PictureFile", "fingerprint", "lacks_classes", "read_rows"]
+__all__ = ["PictureFile", "fingerprint", "read_rows", "require_classes"]
 
 LABEL = "label"
 """Column of the class that folders and idx files say."""
@@ -30,9 +32,10 @@ def read_rows(source: str, column: str = "image") -> Iterator[RawRow]:
     """Yield the rows of a source of pictures; each has a `PictureFile` in `column`.
 
     Args:
-        source: A folder, a zip or tar archive or a folder inside one, an idx file of images, a table, a folder of
-            tables, or a hub data set.
-        column: The picture in a table: a path from the table's folder, the bytes of a file, or both, as `datasets` do.
+        source: A folder, a zip or tar archive or a folder inside one, an idx file of images, a single picture, a table,
+            a folder of tables, or a hub data set.
+        column: The picture in a table: a path from the table's folder, the bytes of a file, or both, as `datasets` do;
+            in a table of text the bytes in base64, or a data URI.
 
     Raises:
         DataError: The source is missing, holds no pictures, or does not say clearly which class they have.
@@ -42,14 +45,25 @@ def read_rows(source: str, column: str = "image") -> Iterator[RawRow]:
         yield from idx_files.read_rows(path, column, LABEL)
     elif picture_trees.is_tree(path):
         yield from picture_trees.read_rows(path, column, LABEL)
+    elif _is_picture(path):
+        yield RawRow(str(path), {column: PictureFile(str(path), path)})
     else:
         _require_readable(source, path)
         yield from _rows_of_table(source, path, column)
 
 
-def lacks_classes(source: str, row: RawRow) -> bool:
-    """Whether a row is of a folder or an archive that has no class folders."""
-    return LABEL not in row.columns and picture_trees.is_tree(_path(source))
+def require_classes(source: str, row: RawRow) -> None:
+    """Refuse a row that has no label: a picture alone, or one of a folder or an archive without class folders."""
+    path = _path(source)
+    if LABEL in row.columns:
+        return
+    if _is_picture(path):
+        raise DataError(f"{source}: a single picture, which has no label. Name its folder.")
+    if picture_trees.is_tree(path):
+        raise DataError(
+            f"{source}: holds pictures without class folders, so that they have no labels. Name the folder "
+            "above, with a folder for each class, or a table of paths and labels."
+        )
 
 
 def fingerprint(source: str, column: str = "image") -> str:
@@ -58,7 +72,7 @@ def fingerprint(source: str, column: str = "image") -> str:
     if idx_files.is_idx(path):
         return idx_files.fingerprint(path)
     found = hashlib.sha256()
-    if not picture_trees.is_tree(path):
+    if not picture_trees.is_tree(path) and not _is_picture(path):
         table = rows.fingerprint(source)
         if not os.path.exists(path):
             return table
@@ -84,6 +98,10 @@ def _path(source: str) -> Path:
     return path
 
 
+def _is_picture(path: Path) -> bool:
+    return path.suffix.lower() in picture_trees.PICTURES and path.is_file()
+
+
 _ARCHIVES = (".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 
 
@@ -95,8 +113,6 @@ def _require_readable(source: str, path: Path) -> None:
             f"{path}: compressed archives of this kind are not read. Unpack it and name the folder; zip and tar "
             "archives are read as they are."
         )
-    if path.is_file() and suffix in picture_trees.PICTURES:
-        raise DataError(f"{path}: a single picture. Name its folder.")
     parent = path.parent
     if not path.exists() and (suffix in picture_archives.KINDS or (parent.name and parent.is_dir())):
         known = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
@@ -138,10 +154,50 @@ def _picture(value: Any, place: str, folder: Path | None, column: str) -> Pictur
         raise DataError(f"`{column}` is empty: the row has no picture.")
     if value.lower().startswith(("http://", "https://")):
         raise DataError(f"`{column}` is an address, {excerpt(value)}. Download the pictures, and write their paths.")
+    if (content := _of_text(value, column)) is not None:
+        return PictureFile(place, content=content)
+    shown = value if len(value) <= _LONGEST_SHOWN else excerpt(value)
     if folder is None and not os.path.isabs(value):  # `datasets` names its downloaded files with their whole path
         raise DataError(f"`{column}` is the path {excerpt(value)}, which a data set on the hub does not bring along.")
     path = (folder or Path()) / os.path.expanduser(value.strip())
-    if not path.is_file():
+    try:
+        if path.is_file():
+            return PictureFile(value.strip(), path)
         kind = "is a folder" if path.is_dir() else "does not exist"
-        raise DataError(f"`{column}`: {value} {kind} ({path}). Paths are taken from the table's folder.")
-    return PictureFile(value.strip(), path)
+    except (OSError, ValueError):  # longer than a path may be, or with a sign that none has
+        raise DataError(f"`{column}`: {shown} is neither a path nor a picture in base64.") from None
+    raise DataError(
+        f"`{column}`: {shown} {kind} ({folder or Path()}/{shown}). Paths are taken from the table's folder."
+    )
+
+
+_LONGEST_SHOWN = 200
+"""Characters of a path that a message shows."""
+_DATA_URI = re.compile(r"data:(?P<kind>[^,]{0,200}),", re.IGNORECASE)
+
+
+def _of_text(value: str, column: str) -> bytes | None:
+    """The bytes of a picture that text holds as a data URI or in base64; None of other text.
+
+    Raises:
+        DataError: A data URI that holds no base64.
+    """
+    uri = _DATA_URI.match(text := value.strip())
+    if uri is None:
+        # Whether a picture begins is told by the first signs, so that a path costs nothing.
+        start = _decoded(text[:64])
+        content = _decoded(text) if start is not None and decoding.looks_like_picture(start) else None
+        return content if content is not None and len(content) > len(start or b"") else None
+    content = _decoded(text[uri.end() :]) if uri["kind"].lower().endswith(";base64") else None
+    if content is None:
+        raise DataError(f"`{column}`: {excerpt(value)} is a data URI without whole base64. Write it again, or a path.")
+    return content
+
+
+def _decoded(text: str) -> bytes | None:
+    """Bytes of base64, with or without its filling signs and line ends, and also as addresses write it."""
+    text = "".join(text.split()).rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except ValueError:
+        return None

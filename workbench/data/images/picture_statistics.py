@@ -8,6 +8,7 @@ import numpy as np
 
 from workbench.config.picture_prepare_config import PrepareConfig
 from workbench.data.images import preparation
+from workbench.data.images.deep_pictures import NO_RANGES, ValueRanges
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.preparation import PictureStatistics
 from workbench.errors import DataError
@@ -16,7 +17,9 @@ MOST = 1000
 """Pictures that are looked at, evenly spread; more would change a mean by less than a level."""
 
 
-def measure(files: Sequence[PictureFile], prepare: PrepareConfig, *, max_pixels: int) -> PictureStatistics:
+def measure(
+    files: Sequence[PictureFile], prepare: PrepareConfig, *, max_pixels: int, ranges: ValueRanges = NO_RANGES
+) -> PictureStatistics:
     """Mean and standard deviation of each channel over pictures, all of which weigh the same whatever their size.
 
     Args:
@@ -29,7 +32,7 @@ def measure(files: Sequence[PictureFile], prepare: PrepareConfig, *, max_pixels:
     moments, last = [], ""
     for index in np.unique(np.linspace(0, len(files) - 1, min(MOST, len(files))).round().astype(int)):
         try:
-            picture = files[index].decode(max_pixels=max_pixels)
+            picture = files[index].decode(max_pixels=max_pixels, ranges=ranges)
         except DataError as error:
             last = str(error)
             continue

@@ -28,6 +28,7 @@ import PIL
 from workbench.config.picture_prepare_config import PrepareConfig
 from workbench.data.images import decoding_processes, store_eviction, threads
 from workbench.data.images.decoding_processes import Mistakes, Work
+from workbench.data.images.deep_pictures import NO_RANGES, ValueRanges
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.preparation import PictureStatistics
@@ -35,7 +36,7 @@ from workbench.errors import FileError
 from workbench.runs import files as whole_files
 from workbench.runs import units
 
-VERSION = "2"
+VERSION = "3"
 """Raise it when the files, or what preparation does, change."""
 CORES = len(os.sched_getaffinity(0))
 """Cores that this process may use."""
@@ -72,6 +73,7 @@ def store(
     workers: int | Literal["auto"],
     folder: Path,
     statistics: PictureStatistics | None = None,
+    ranges: ValueRanges = NO_RANGES,
 ) -> StoredPictures:
     """Decode and prepare pictures, or find them as an earlier run stored them in `folder`.
 
@@ -81,12 +83,13 @@ def store(
             The result is the same.
         folder: Where stores are kept, each in a folder of its own.
         statistics: Of the training rows, for `standardise=data`.
+        ranges: Of the training rows, for pictures of more than 8 bits a value.
 
     Raises:
         DataError: Decoding processes were killed.
         FileError: The store cannot be written.
     """
-    work = Work(Path(), 0, format, prepare, max_pixels, statistics)
+    work = Work(Path(), 0, format, prepare, max_pixels, statistics, ranges)
     path = folder / _fingerprint(files, work)
     if (found := _opened(path, files)) is not None:
         return found
@@ -140,7 +143,7 @@ def _fingerprint(files: Sequence[PictureFile], work: Work) -> str:
         del format["mean"]
     statistics = work.statistics if prepare.standardise == "data" else None
     versions = (VERSION, PIL.__version__, cv2.__version__)
-    settings = [versions, format, prepare.model_dump(), work.max_pixels, statistics]
+    settings = [versions, format, prepare.model_dump(), work.max_pixels, statistics, work.ranges]
     found = hashlib.sha256(json.dumps(settings, default=str).encode())
     for file in files:
         found.update(file.digest_or_fault())

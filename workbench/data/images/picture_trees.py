@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-from workbench.data.images import picture_archives
+from workbench.data.images import idx_files, picture_archives
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.labelled.labels import alike
 from workbench.data.rows import RawRow
@@ -99,6 +99,7 @@ def read_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
     tree = _unwrapped(_tree_of_folder(path) if archive is None else _tree_of_archive(path, archive))
     loose = [file for file in tree.files if len(file.parts) == 1]
     classes = sorted({each.parts[0] for each in (*tree.files, *tree.folders) if each not in loose})
+    _require_no_idx(tree)
     _require_known_kinds(tree)
     if not tree.files and not classes:
         raise DataError(f"{tree.name}: holds no pictures. Known: {', '.join(PICTURES)}.")
@@ -188,10 +189,16 @@ def _unwrapped(tree: _Tree) -> _Tree:
         tree = below
 
 
+def _require_no_idx(tree: _Tree) -> None:
+    if found := sorted(str(file) for file in tree.files if idx_files.is_idx(Path(file))):
+        pictures = [file for file in found if "labels" not in file] or ["the file of their pictures"]
+        raise DataError(f"{tree.name}: holds idx files. Name one: {tree.name}/{f' or {tree.name}/'.join(pictures)}.")
+
+
 def _require_known_kinds(tree: _Tree) -> None:
     for file in sorted(tree.files):
         suffix = file.suffix.lower()
-        if suffix in _TABLES and len(file.parts) == 1:
+        if suffix in _TABLES:
             cure = "Name it to read its rows" if tree.archive is None else "Unpack the archive and name the table"
             raise DataError(
                 f"{tree.name}/{file}: a table beside pictures. {cure} (image.column holds the paths), or move it "

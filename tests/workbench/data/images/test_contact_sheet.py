@@ -34,6 +34,14 @@ def test_pictures_of_any_size_fit_into_their_cell(size: tuple[int, int]) -> None
     assert max(height, width) > CELL / 2
 
 
+def test_a_note_stands_below_and_changes_nothing_above() -> None:
+    rows = [("one", [("raw", flat(COLOURS[0]))])]
+    sheet, noted = contact_sheet(rows), contact_sheet(rows, note="12 of 28 classes are not shown: " + "class, " * 99)
+    assert noted.crop((0, 0, *sheet.size)).tobytes() == sheet.tobytes()
+    below = np.asarray(noted)[sheet.height :]
+    assert noted.width == sheet.width and (below < 100).any() and (below[-1] == 255).all()
+
+
 def test_grey_pictures_and_labels_in_other_alphabets() -> None:
     grey = np.full((8, 8), 90, dtype=np.uint8)
     sheet = np.asarray(contact_sheet([("Zürich\nŁódź", [("gráu", grey)])]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 
@@ -13,6 +14,7 @@ from PIL import Image
 
 from tests.workbench.data.images.pictures import encoded, photograph
 from workbench.data.images.decoding import Pixels, decode
+from workbench.data.images.deep_pictures import NO_RANGES, ValueRanges
 from workbench.errors import DataError
 
 PICTURE = photograph(24, 36)
@@ -20,8 +22,8 @@ RGB = Image.fromarray(PICTURE)
 GREY = np.asarray(RGB.convert("L"))
 
 
-def decoded(data: bytes) -> Pixels:
-    picture = decode(data, "a.png", max_pixels=10**6)
+def decoded(data: bytes, ranges: ValueRanges = NO_RANGES) -> Pixels:
+    picture = decode(data, "a.png", max_pixels=10**6, ranges=ranges)
     assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.shape[2] == 3
     return picture
 
@@ -99,14 +101,14 @@ def test_grey_of_16_bits_is_scaled_and_not_clipped(kind: str, bits: int) -> None
     most = 2**bits - 1
     values = (np.arange(64 * 64) % (most + 1)).reshape(64, 64)
     values[0, 0] = most
-    picture = decoded(encoded(Image.fromarray(values.astype(np.uint16)), kind))
+    picture = decoded(encoded(Image.fromarray(values.astype(np.uint16)), kind), ValueRanges((0, most)))
     np.testing.assert_array_equal(picture[:, :, 1], np.rint(values * 255 / most))
 
 
 @pytest.mark.parametrize("scale", [1.0, 1000.0])
 def test_floats_are_scaled_by_their_range(scale: float) -> None:
     values = np.linspace(0, scale, 64 * 64, dtype=np.float32).reshape(64, 64)
-    picture = decoded(encoded(Image.fromarray(values), "TIFF"))
+    picture = decoded(encoded(Image.fromarray(values), "TIFF"), ValueRanges(floats=(0, scale)))
     np.testing.assert_array_equal(picture[:, :, 0], np.rint(values.astype(float) * 255 / scale))
 
 
@@ -154,6 +156,38 @@ NO_PICTURES = {
 def test_what_is_no_picture_is_refused_by_name(says: str) -> None:
     with pytest.raises(DataError, match=f"^a.png: .*{says}"):
         decoded(NO_PICTURES[says])
+
+
+GREY_CORNER = np.vstack([photograph(104, 136), np.full((40, 136, 3), 128, np.uint8)])
+JPEGS = {
+    "4:4:4": encoded(photograph(200, 200), "JPEG", subsampling=0, quality=95),
+    "4:2:0": encoded(photograph(203, 197), "JPEG", subsampling=2),
+    "grey": encoded(Image.fromarray(photograph(200, 200)).convert("L"), "JPEG"),
+    "CMYK": encoded(Image.fromarray(photograph(200, 200)).convert("CMYK"), "JPEG"),
+    "optimised": encoded(photograph(200, 200), "JPEG", optimize=True),
+    "restarts": encoded(photograph(200, 200), "JPEG", restart_marker_blocks=3),
+    "stereo": encoded(photograph(200, 200), "MPO", save_all=True, append_images=[RGB]),
+    "thumbnail": encoded(photograph(200, 200), "JPEG", exif=b"Exif\0\0" + encoded(RGB, "JPEG")),
+    "grey corner": encoded(GREY_CORNER, "JPEG", quality=100),
+    "progressive grey corner": encoded(GREY_CORNER, "JPEG", progressive=True),
+}
+
+
+@pytest.mark.parametrize("kind", JPEGS)
+def test_the_end_marker_does_not_hide_that_a_jpeg_was_cut(kind: str) -> None:
+    """The decoder fills missing blocks with grey and tells nobody."""
+    data = JPEGS[kind]
+    with Image.open(io.BytesIO(data)) as image:
+        np.testing.assert_array_equal(decoded(data), np.asarray(image.convert("RGB")))
+    if kind.startswith("progressive"):
+        return  # a picture without its later scans is whole, and less sharp
+    end = data.find(b"\xff\xd9", len(data) // 4) if kind == "stereo" else data.rfind(b"\xff\xd9")
+    scan = data.rfind(b"\xff\xda", 0, end) + 20
+    for share in (0.1, 0.5, 0.9):
+        cut = scan + int(share * (end - scan))
+        cut -= data[cut - 1] == 255
+        with pytest.raises(DataError, match=r"^a.png: the end is missing: the file was cut off"):
+            decoded(data[:cut] + data[end:])
 
 
 def png_header(width: int, height: int) -> bytes:

@@ -18,6 +18,7 @@ from tests.workbench.data.images.pictures import photograph
 from workbench.config.picture_prepare_config import PrepareConfig
 from workbench.data.images.decoding import Pixels
 from workbench.data.images.decoding_processes import Work, fill_by_several
+from workbench.data.images.deep_pictures import NO_RANGES, ValueRanges
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
 from workbench.errors import DataError
@@ -35,7 +36,7 @@ class Disaster(PictureFile):
     test: int = field(default_factory=os.getpid)
     kill: bool = False
 
-    def image(self, *, max_pixels: int) -> Image.Image:
+    def image(self, *, max_pixels: int, ranges: ValueRanges = NO_RANGES) -> Image.Image:
         if os.getpid() == self.test:
             time.sleep(0.1)  # so that others take their share
             return Image.fromarray(photograph(8, 8))
@@ -51,7 +52,7 @@ class Numbered(PictureFile):
     number: int = 0
     test: int = field(default_factory=os.getpid)
 
-    def image(self, *, max_pixels: int) -> Image.Image:
+    def image(self, *, max_pixels: int, ranges: ValueRanges = NO_RANGES) -> Image.Image:
         time.sleep(0.1 if os.getpid() == self.test else 0.005)
         return Image.new("RGB", (8, 8), (self.number, 255 * (os.getpid() != self.test), 0))
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from tests.workbench.data.images.pictures import encoded, photograph
 from workbench.data.images import picture_files
 from workbench.data.images.picture_files import PictureFile
 from workbench.errors import DataError
@@ -62,6 +64,27 @@ def test_digests_tell_contents_and_shapes_apart(tmp_path: Path) -> None:
 def test_pixels_are_grey_with_three_equal_channels() -> None:
     picture = PictureFile("row 1", content=bytes(range(6)), shape=(2, 3)).decode(max_pixels=6)
     np.testing.assert_array_equal(picture, np.arange(6).reshape(2, 3, 1).repeat(3, axis=2))
+
+
+def test_pixels_of_colours_come_back_as_they_are() -> None:
+    pixels = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
+    file = PictureFile("row 1", content=pixels.tobytes(), shape=(2, 3, 3))
+    np.testing.assert_array_equal(file.decode(max_pixels=6), pixels)
+    assert file.size() == (2, 3)
+
+
+def test_the_first_bytes_say_whether_a_picture_may_be_deep(tmp_path: Path) -> None:
+    data = encoded(Image.fromarray(np.zeros((3, 4), np.uint16)))
+    (tmp_path / "1.png").write_bytes(data)
+    (tmp_path / "a.bin").write_bytes(b"before" + data)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("1.png", data)
+    os.mkfifo(tmp_path / "pipe.png")
+    deep = [PictureFile("1", tmp_path / "1.png"), PictureFile("1", tmp_path / "a.zip", "1.png"),
+            PictureFile("1", tmp_path / "a.bin", "1", span=(6, len(data))), PictureFile("1", content=data)]  # fmt: skip
+    others = [PictureFile("1", content=encoded(photograph(3, 4))), PictureFile("1", content=data, shape=(1, len(data))),
+              PictureFile("1", tmp_path / "gone.png"), PictureFile("1", tmp_path / "pipe.png")]  # fmt: skip
+    assert [file.may_be_deep() for file in (*deep, *others)] == [True] * 4 + [False] * 4
 
 
 @pytest.mark.parametrize("member", [None, "a.png"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
@@ -20,7 +21,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.workbench.data.images.pictures import encoded, photograph
-from workbench.data.images.picture_sources import PictureFile, fingerprint, read_rows
+from workbench.data.images.picture_sources import PictureFile, fingerprint, read_rows, require_classes
 from workbench.data.rows import RawRow, convert_rows
 from workbench.errors import DataError
 
@@ -180,6 +181,63 @@ def test_a_table_holds_the_bytes_themselves(tmp_path: Path, cell: Any) -> None:
     assert read(table(rows, tmp_path / "t.parquet")) == ROWS
 
 
+def lines(content: bytes) -> str:
+    return base64.encodebytes(content).decode()
+
+
+WRITTEN = {
+    "base64": lambda content: base64.b64encode(content).decode(),
+    "of addresses": lambda content: base64.urlsafe_b64encode(content).decode().rstrip("="),
+    "data URI": lambda content: f"data:image/png;base64,{base64.b64encode(content).decode()}",
+    "with parameters": lambda content: f"DATA:image/png;name=a.png;base64,{base64.b64encode(content).decode()}",
+    "as datasets do": lambda content: {"bytes": base64.b64encode(content).decode(), "path": None},
+    "in lines": lines,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [*(("jsonl", how) for how in WRITTEN), *(("csv", how) for how in WRITTEN if how != "as datasets do")],
+)
+def test_a_table_of_text_holds_the_bytes_in_base64(tmp_path: Path, how: str, kind: str) -> None:
+    rows = [{"image": WRITTEN[how](content), "label": label} for content, label in ROWS]
+    if kind == "csv":
+        rows = [{**row, "image": f'"{row["image"]}"'} for row in rows]
+    source = table(rows, tmp_path / f"t.{kind}")
+    assert read(source) == ROWS
+    assert {row.columns["image"].name for row in read_rows(str(source))} <= {
+        row.place for row in read_rows(str(source))
+    }
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "JPEG2000"])
+def test_each_usual_kind_of_picture_is_known_in_base64(tmp_path: Path, kind: str) -> None:
+    content = encoded(photograph(6, 8), kind)
+    assert read(table([{"image": base64.b64encode(content).decode()}], tmp_path / "t.jsonl")) == [(content, None)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        (base64.b64encode(b"no picture" * 2000).decode(), "is neither a path nor a picture in base64"),
+        ("data:image/png;base64,####" + "A" * 9000, "is a data URI without whole base64"),
+        ("data:image/svg+xml,%3Csvg" + "A" * 9000, "is a data URI without whole base64"),
+        ("a\0b.png", "does not exist"),
+        ("x" * 3000, "is neither a path"),
+        ("deep/" * 300 + "a.png", "does not exist"),
+    ],
+)
+def test_cells_that_are_neither_are_refused_in_a_few_words(tmp_path: Path, cell: str, says: str) -> None:
+    (row,) = read_rows(str(table([{"image": cell}], tmp_path / "t.jsonl")))
+    assert says in row.mistake and len(row.mistake) < 400
+
+
+@pytest.mark.parametrize("name", ["Qk1a", "iVBORw0KGgo", "R0lGODlhAQABAIAAAAAAAP"])
+def test_a_path_that_could_be_base64_stays_a_path(tmp_path: Path, name: str) -> None:
+    filled(tmp_path, {name: b"content"})
+    assert read(table([{"image": name}], tmp_path / "t.jsonl")) == [(b"content", None)]
+
+
 def test_a_data_set_of_pictures_is_read(tmp_path: Path) -> None:
     import datasets
 
@@ -252,6 +310,53 @@ def test_idx_files(tmp_path: Path, suffix: str, separator: str) -> None:
     assert str(source) in refused(source)
 
 
+@pytest.mark.parametrize("write", [filled, lambda path, files: zipped(path.with_suffix(".zip"), files),
+                                   lambda path, files: tarred(path.with_suffix(".tar"), files)])  # fmt: skip
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("axis", [1, 3])
+def test_idx_files_of_colours_in_folders_and_archives(tmp_path: Path, write: Any, suffix: str, axis: int) -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (5, 4, 6, 3), np.uint8)
+    pack = gzip.compress if suffix else bytes
+    names = [
+        f"data/{part}-{kind}-ubyte{suffix}" for part in ("train", "t10k") for kind in ("images-idx4", "labels-idx1")
+    ]
+    contents = [idx(np.moveaxis(pictures, 3, axis)), idx(np.arange(5, dtype=np.uint8))]
+    source = write(tmp_path / "all", dict(zip(names, map(pack, contents * 2), strict=True)))
+    rows = list(read_rows(f"{source}/{names[0]}"))
+    assert [row.columns["label"] for row in rows] == list("01234")
+    found = np.stack([row.columns["image"].decode(max_pixels=100) for row in rows])
+    np.testing.assert_array_equal(found, pictures)
+    assert fingerprint(f"{source}/{names[0]}") == fingerprint(f"{source}/{names[2]}")
+    place = f"{source}/data"
+    assert f"holds idx files. Name one: {place}/t10k-images" in refused(source)
+    assert f" or {place}/train-images-idx4-ubyte{suffix}." in refused(source)
+    assert "Name train-images-idx4" in refused(f"{source}/{names[1]}")
+    assert "no such file" in refused(f"{source}/data/other-images-idx4-ubyte")
+
+
+def test_one_channel_of_an_idx_file_is_grey(tmp_path: Path) -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 5, 4), np.uint8)
+    for values in (pictures[:, None], pictures[..., None]):
+        filled(tmp_path, {"images-idx4-ubyte": idx(values)})
+        found = [row.columns["image"].decode(max_pixels=100) for row in read_rows(str(tmp_path / "images-idx4-ubyte"))]
+        np.testing.assert_array_equal(np.stack(found), np.repeat(pictures[..., None], 3, axis=3))
+
+
+def test_idx_files_of_something_else_say_of_what(tmp_path: Path) -> None:
+    source = tmp_path / "images-idx4-ubyte"
+    for content, says in [
+        (idx(np.zeros((2, 5, 4, 2), np.uint8)), "its pictures, 2 x 5 x 4 x 2, have other than 1 or 3 channels"),
+        (idx(np.zeros((2, 5), np.uint8)), "has 2 dimension(s), and pictures have 3, or 4 in colour"),
+        (b"\0\0\x0d\3" + bytes(12), "holds other numbers than unsigned bytes"),
+        (b"\0\0\x08\3" + bytes(5), "not a whole idx file"),
+        (b"\0\0\x08", "not a whole idx file"),
+        (b"", "not a whole idx file"),
+        (b"\x1f\x8b1", "cannot be read"),
+    ]:
+        source.write_bytes(content)
+        assert says in refused(source)
+
+
 MISTAKES: dict[str, dict[str, bytes]] = {
     "c: a class folder without pictures": PICTURES | {"c/.keep": b""},
     "`A` and `a` differ only by case or spaces": PICTURES | {"A/0.png": b"1"},
@@ -259,6 +364,7 @@ MISTAKES: dict[str, dict[str, bytes]] = {
     "beside the loose file 1.png": PICTURES | {"1.png": b"1"},
     "holds no pictures": {"LICENSE": b""},
     "labels.csv: a table beside pictures": PICTURES | {"labels.csv": b"a,b"},
+    "train/metadata.csv: a table beside pictures": {"train/0.png": b"1", "train/metadata.csv": b"file_name\n0.png"},
     "unknown kind of file `.npy`": PICTURES | {"a/1.npy": b""},
 }
 
@@ -279,7 +385,18 @@ def test_missing_and_broken_sources_are_refused(tmp_path: Path) -> None:
         assert "no such file or folder. Did you mean `plants.zip`?" in refused(tmp_path / name)
     filled(tmp_path, {"a.tar.gz": b"1", "b.jpg": b"1"})
     assert "Unpack it" in refused(tmp_path / "a.tar.gz")
-    assert "Name its folder" in refused(tmp_path / "b.jpg")
+
+
+def test_a_single_picture_is_a_row_without_a_label(tmp_path: Path) -> None:
+    content = PICTURES["a/0.png"]
+    source = filled(tmp_path, {"b.PNG": content, "c.png": b"other"}) / "b.PNG"
+    assert read(source) == [(content, None)]
+    before = fingerprint(str(source))
+    source.write_bytes(b"changed")
+    assert fingerprint(str(source)) not in (before, fingerprint(str(tmp_path / "c.png")))
+    (row,) = read_rows(str(source))
+    with pytest.raises(DataError, match=r"a single picture, which has no label\. Name its folder"):
+        require_classes(str(source), row)
 
 
 def test_the_fingerprint_follows_contents_and_names(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from PIL.Image import Resampling
 from tests.workbench.data.images.pictures import encoded, photograph
 from workbench.config.picture_prepare_config import PrepareConfig
 from workbench.data.images import decoding_processes, picture_store
+from workbench.data.images.deep_pictures import ValueRanges
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_store import StoredPictures, store
@@ -134,6 +135,7 @@ def test_a_second_run_decodes_nothing(files: list[PictureFile], tmp_path: Path) 
         {"prepare": PrepareConfig(median=5)},
         {"format": FORMAT.of_size(16)},
         {"max_pixels": 100},
+        {"ranges": ValueRanges((0, 4095))},
         {"prepare": PrepareConfig(standardise="data"), "statistics": PictureStatistics((9, 9, 9), (9, 9, 9))},
     ],
 )
