@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageChops, ImageFile, ImageOps, UnidentifiedImageError
 
 from workbench.data.images import deep_pictures
 from workbench.data.images.deep_pictures import NO_RANGES, Pixels, ValueRanges, Values
@@ -104,7 +104,7 @@ def size(data: bytes, name: str) -> tuple[int, int]:
             return (image.width, image.height) if turned else (image.height, image.width)
 
 
-def _opened(data: bytes, name: str) -> Image.Image:
+def _opened(data: bytes, name: str) -> ImageFile.ImageFile:
     if not data:
         raise DataError(f"{name}: the file is empty (0 bytes). Write it again, or remove it.")
     _formats_known()
@@ -178,7 +178,7 @@ def _is_whole_jpeg(image: Image.Image, data: bytes) -> bool:
     """Whether a file holds the data of all blocks: further data before its end marker then changes nothing."""
     place = 2
     while (found := _MARKER.search(data, place)) and found[0][-1:] != _JPEG_END[1:]:
-        place = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
+        place = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
     if found is None:
         return False
     with Image.open(io.BytesIO(data[: found.start()] + _NOISE + data[found.start() :]), formats=["JPEG"]) as other:

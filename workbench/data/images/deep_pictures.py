@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, ImageFile
 
 from workbench.errors import DataError
 
@@ -45,7 +45,7 @@ def has_deep_mode(image: Image.Image) -> bool:
     return image.mode.startswith("I") or image.mode == "F"
 
 
-def packing_of_16_bits(image: Image.Image) -> str:
+def packing_of_16_bits(image: ImageFile.ImageFile) -> str:
     """How a file that is not loaded yet packs 16 bits a value, of which Pillow would drop the lower 8; else empty.
 
     It does so with colours, and with grey that has transparency.

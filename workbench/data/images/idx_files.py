@@ -110,7 +110,7 @@ def _read(path: Path) -> Pixels:
         raise DataError(f"{path}: holds other numbers than unsigned bytes. Write it again with those.")
     dimensions = content[3] if len(content) > 3 else 0
     header = 4 + 4 * dimensions
-    sizes = [int.from_bytes(content[start : start + 4]) for start in range(4, header, 4)]
+    sizes = [int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4)]
     if content[:3] != b"\0\0\x08" or not sizes or len(content) != header + math.prod(sizes):
         raise DataError(f"{path}: not a whole idx file of unsigned bytes. Copy or download it again.")
     return np.frombuffer(content, np.uint8, offset=header).reshape(sizes)
