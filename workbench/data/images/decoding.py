@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 import numpy as np
 from PIL import Image, ImageChops, ImageFile, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 from workbench.data.images import deep_pictures
 from workbench.data.images.deep_pictures import NO_RANGES, Pixels, ValueRanges, Values
@@ -26,6 +27,8 @@ __all__ = ["Pixels", "decode", "decode_image", "deep_values", "looks_like_pictur
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF", "TGA", "ICO")
 """Only formats of pixels, MPO among JPEG: Pillow would start other programs for PostScript."""
 _ORIENTATION = 0x0112
+_BITS = 258
+"""Tag of a TIFF, bits of each channel."""
 _ON_ITS_SIDE = (5, 6, 7, 8)
 """Orientations whose height is the width of the pixels in the file."""
 
@@ -75,6 +78,8 @@ def _decoded(data: bytes, name: str, max_pixels: int) -> tuple[Image.Image, Valu
             _require_one_of_size(image, name, max_pixels)
             if image.format == "JPEG":
                 _require_end_of_jpeg(data, name)
+            if isinstance(image, TiffImageFile):
+                _require_readable_planes(image, name)
             packing = deep_pictures.packing_of_16_bits(image)
             with _explained_errors(name):
                 image.load()
@@ -153,6 +158,14 @@ def _require_one_of_size(image: Image.Image, name: str, max_pixels: int) -> None
             f"{name}: holds {frames} pictures (an animation or pages), and which one is meant is not known. "
             "Save the one that the label is about as a PNG."
         )
+
+
+def _require_readable_planes(image: TiffImageFile, name: str) -> None:
+    """Refuse colours of 16 bits that lie uncompressed one after the other, which Pillow reads as bytes."""
+    first = image.tile[0] if len(image.tile) > 1 else None
+    is_plane = first is not None and first.codec_name == "raw" and first.args[0] == "R"
+    if is_plane and max(image.tag_v2.get(_BITS, (8,))) > 8:
+        raise DataError(f"{name}: a TIFF of 16 bits with its colours one after the other. Save it as PNG.")
 
 
 def _require_end_of_jpeg(data: bytes, name: str) -> None:

@@ -67,7 +67,7 @@ def read_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
 
 def fingerprint(path: Path) -> str:
     """SHA-256 over both files."""
-    found = (content.read() for each in (path, _renamed(path, "labels", 1)) if (content := _content(each)))
+    found = (_bytes(content) for each in (path, _renamed(path, "labels", 1)) if (content := _content(each)))
     return hashlib.sha256(" ".join(hashlib.sha256(each).hexdigest() for each in found).encode()).hexdigest()
 
 
@@ -86,6 +86,15 @@ def _renamed(path: Path, kind: str, dimensions: int) -> Path:
     return path.with_name(re.sub(r"idx\d", f"idx{dimensions}", name))
 
 
+def _bytes(file: PictureFile) -> bytes:
+    if file.path is None or file.member:
+        return file.read()
+    try:
+        return file.path.read_bytes()  # however many pictures it holds
+    except OSError as error:
+        raise DataError(f"{file.name}: cannot be read ({error.strerror}). Copy or download it again.") from None
+
+
 def _colours_last(images: Pixels, path: Path) -> Pixels:
     """Pictures (N, H, W, 3), or (N, H, W) of a single channel, from channels that come last or first."""
     if images.shape[3] not in (1, 3) and images.shape[1] in (1, 3):
@@ -100,7 +109,7 @@ def _read(path: Path) -> Pixels:
     """The numbers of an idx file, of as many dimensions as it says."""
     if (file := _content(path)) is None:
         raise DataError(f"{path}: no such file. Name the file of images.")
-    content = file.read()
+    content = _bytes(file)
     try:
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)

@@ -101,6 +101,27 @@ def test_values_that_the_range_does_not_hold_are_refused_or_clipped() -> None:
         decoded(encoded(Image.fromarray(np.full((2, 2), np.nan, np.float32)), "TIFF"))
 
 
+def planar(values: np.ndarray[Any, Any]) -> bytes:
+    """An uncompressed TIFF with one colour after the other, as microscopes write."""
+    height, width, _ = values.shape
+    planes = [plane.astype("<u2").tobytes() for plane in np.moveaxis(values, 2, 0)]
+    behind = 8 + 2 + 12 * 10 + 4
+    starts = [behind + 30 + number * len(planes[0]) for number in range(3)]
+    entries = [(256, 3, 1, width), (257, 3, 1, height), (258, 3, 3, behind), (259, 3, 1, 1), (262, 3, 1, 2),
+               (273, 4, 3, behind + 6), (277, 3, 1, 3), (278, 3, 1, height), (279, 4, 3, behind + 18),
+               (284, 3, 1, 2)]  # fmt: skip
+    directory = struct.pack("<H", 10) + b"".join(struct.pack("<HHII", *entry) for entry in entries) + bytes(4)
+    lists = struct.pack("<3H3I3I", 16, 16, 16, *starts, *map(len, planes))
+    return b"II*\0" + struct.pack("<I", 8) + directory + lists + b"".join(planes)
+
+
+def test_planes_that_would_be_read_as_bytes_are_refused() -> None:
+    with pytest.raises(
+        DataError, match=r"a\.png: a TIFF of 16 bits with its colours one after the other. Save it as PNG"
+    ):
+        decoded(planar(VALUES[:, :, :3]))
+
+
 def test_a_cut_file_is_refused() -> None:
     with pytest.raises(DataError, match=r"a.png: the end is missing"):
         decoded(png(VALUES[:, :, :3])[:-300])
