@@ -30,11 +30,13 @@ def write_pictures(folder: Path, *, rows: int, classes: tuple[str, ...] = ("a", 
     return folder
 
 
-def picture_reader(*, size: int = SIZE, augment: dict[str, Any] | None = None, epochs: float = 4) -> PictureReader:
+def picture_reader(
+    train: Path | str = "pictures", *, size: int = SIZE, augment: dict[str, Any] | None = None, epochs: float = 4
+) -> PictureReader:
     """A reader of square pictures."""
     return PictureReader(
         PictureFormat(size, size, "stretch", (size, size), Resampling.BICUBIC, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)),
-        DataConfig.model_validate({"train": "pictures", "format": "image"}),
+        DataConfig.model_validate({"train": str(train), "format": "image"}),
         ClassesConfig(),
         ImageConfig.model_validate({"augment": augment or {}, "workers": 0}),
         DuplicatesConfig(),
@@ -48,6 +50,6 @@ def picture_set(
     folder: Path, *, rows: int, size: int = SIZE, side: int = 40, **settings: Any
 ) -> tuple[LabelledSet, PictureReader]:
     """So many pictures of two classes, and their reader."""
-    reader = picture_reader(size=size, **settings)
+    reader = picture_reader(folder / "pictures", size=size, **settings)
     source = reader.read(str(write_pictures(folder / "pictures", rows=rows, side=side)))
     return labelled_data.encode(source, reader, labels.fit("one", source.labels, source="pictures")), reader

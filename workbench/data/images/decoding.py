@@ -79,7 +79,8 @@ def _decoded(data: bytes, name: str, max_pixels: int) -> tuple[Image.Image, Valu
             if image.format == "JPEG":
                 _require_end_of_jpeg(data, name)
             if isinstance(image, TiffImageFile):
-                _require_readable_planes(image, name)
+                with _explained_errors(name):
+                    _require_readable_planes(image, name)
             packing = deep_pictures.packing_of_16_bits(image)
             with _explained_errors(name):
                 image.load()
@@ -162,8 +163,8 @@ def _require_one_of_size(image: Image.Image, name: str, max_pixels: int) -> None
 
 def _require_readable_planes(image: TiffImageFile, name: str) -> None:
     """Refuse colours of 16 bits that lie uncompressed one after the other, which Pillow reads as bytes."""
-    first = image.tile[0] if len(image.tile) > 1 else None
-    is_plane = first is not None and first.codec_name == "raw" and first.args[0] == "R"
+    tile = image.tile[0]
+    is_plane = len(image.tile) > 1 and tile.codec_name == "raw" and (tile.args or ("",))[0] == "R"
     if is_plane and max(image.tag_v2.get(_BITS, (8,))) > 8:
         raise DataError(f"{name}: a TIFF of 16 bits with its colours one after the other. Save it as PNG.")
 

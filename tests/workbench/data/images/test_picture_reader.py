@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from tests.workbench.evaluation.picture_sets import picture_reader, write_pictures
-from workbench.config import DataConfig
 from workbench.config.image_config import ImageConfig
 from workbench.data.images import picture_reader as readers
 from workbench.data.images.picture_reader import PictureReader, saved_format
@@ -32,11 +31,7 @@ def write(folder: Path, brightest: list[int], kind: type[np.generic] = np.uint16
 
 
 def reader(train: Path, **image: Any) -> PictureReader:
-    return replace(
-        picture_reader(),
-        data=DataConfig.model_validate({"train": str(train), "format": "image"}),
-        image=ImageConfig.model_validate({"workers": 0, **image}),
-    )
+    return replace(picture_reader(train), image=ImageConfig.model_validate({"workers": 0, **image}))
 
 
 def means(reader: PictureReader, folder: Path) -> list[float]:
