@@ -27,7 +27,7 @@ from workbench.evaluation import frozen_features, frozen_probe
 from workbench.evaluation.frozen_probe import FrozenProbe
 from workbench.evaluation.result_store import ResultStore
 from workbench.models import backbones, classifier, row_readers
-from workbench.recipes import crossval_files
+from workbench.recipes import crossval_files, crossval_stages
 from workbench.recipes.crossval_stages import CrossvalContext
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
@@ -98,7 +98,7 @@ def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, da
 
 
 def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list[str], list[str]]:
-    """Reader, data, views, names of the modules that get an adapter, and sentences on views that are left out.
+    """Reader, data, views, names of the modules that get an adapter, and sentences on stages and what is left out.
 
     Refuses what would fail or mislead.
     """
@@ -107,13 +107,14 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     data = fold_data.load(config, reader, frozen_features.of_sources(config.model, reader))
     unlabelled = data.unlabelled and training_rows(data.unlabelled, config, reader)
     data = data._replace(rows=training_rows(data.rows, config, reader), unlabelled=unlabelled)
-    neighbour_correction.require_rows(config.correction, data.folds, data.cluster_N)
+    _, notes = neighbour_correction.fitting(config.correction, data.folds, data.cluster_N)
     if config.data.drop_suspects:
         suspects.require_classes(data.folds, data.labels, data.rows.targets_NC)
     sets = [rows for rows in (data.rows, data.test, data.unlabelled) if rows is not None]
     modules = preflight.require_backbone(config, sets, classifier.task(data.labels, seed=config.seed))
     views = row_views.make(config, data.labels, data.rows)
-    views, notes = row_views.useful(views, data.rows, reader)
+    views, left_out = row_views.useful(views, data.rows, reader)
     if (merge := user_merge(config.tta)) is not None:
         tta.try_merge(data.labels, 1 + len(views), merge)
-    return reader, data, views, modules, notes
+    stages = crossval_stages.in_words(config, data, views=bool(views))
+    return reader, data, views, modules, [*stages, *notes, *left_out]

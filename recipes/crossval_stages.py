@@ -42,6 +42,38 @@ PAIRS, CLEANED = 1, 2
 """Rounds of training where suspected rows are dropped: adapters that leave two folds out, and those of the folds."""
 
 
+def in_words(config: RunConfig, data: FoldData, *, views: bool) -> list[str]:
+    """Sentences on the stages that will run, in their order, and on those that need a file which is not named.
+
+    Args:
+        views: Whether rows are read in several views.
+    """
+    several = config.folds.seeds * config.folds.repeats > 1 and data.labels.kind != "number"
+    rounds = config.pseudo_label.rounds
+    stages = {
+        "adapters of the folds": True,
+        "calibration": config.ensemble.calibrate and data.labels.kind != "number",
+        "suspected labels dropped": config.data.drop_suspects,
+        f"pseudo-labels ({rounds} {'round' if rounds == 1 else 'rounds'})": data.unlabelled is not None,
+        "ensemble": several if config.ensemble.merge == "auto" else config.ensemble.merge != "mean",
+        "test-time views": views,
+        "correction by similarity": config.correction.is_on,
+        "consensus of near-duplicates": config.ensemble.consensus,
+        "one adapter on all rows": config.folds.refit,
+        "scores on test rows": data.test is not None,
+    }
+    missing = {
+        "pseudo-labels (rows without labels: pseudo_label.unlabelled=FILE)": (
+            config.differs("pseudo_label") and data.unlabelled is None
+        ),
+        "scores on test rows (data.test=FILE)": data.test is None,
+    }
+    found = [f"Stages: {', '.join(name for name, runs in stages.items() if runs)}."]
+    if any(missing.values()):
+        found.append(f"No file is named for: {', '.join(name for name, lacks in missing.items() if lacks)}.")
+    return found
+
+
 class KeptCorrection(NamedTuple):
     """A correction that stays, and the rows that it asks."""
 
@@ -85,7 +117,14 @@ class CrossvalContext:
         if not self.fold_context.config.ensemble.calibrate or self.data.labels.kind == "number":
             return plain
         facts = {"temperature": heated.fit(self.known, round_outputs.oof_MNC).temperature}
-        self.log.offer("calibration", "Calibration", self.predictions(heated, round_outputs), facts, forced=True)
+        self.log.offer(
+            "calibration",
+            "Calibration",
+            self.predictions(heated, round_outputs),
+            facts,
+            forced=True,
+            because="as later stages are held against calibrated probabilities; ensemble.calibrate=false leaves it out",
+        )
         return heated
 
     def drop_suspects(self, round_outputs: RoundOutputs, combiner: Combiner) -> tuple[CrossvalContext, RoundOutputs]:
@@ -203,7 +242,10 @@ class CrossvalContext:
 
     def correct(self) -> KeptCorrection | None:
         """Rows are drawn to what is said of their nearest rows, where that pays."""
-        config, labels, before = self.fold_context.config.correction, self.data.labels, self.log.predictions
+        labels, before = self.data.labels, self.log.predictions
+        config, _ = neighbour_correction.fitting(
+            self.fold_context.config.correction, self.data.folds, self.data.cluster_N
+        )
         if not config.is_on:
             return None
         bank, test_TD = neighbour_bank.of_run(self.fold_context, self.run, self.data, before.oof_NC)

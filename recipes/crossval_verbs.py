@@ -49,7 +49,7 @@ class CrossvalInspection:
 
 def inspect(config: RunConfig) -> CrossvalInspection:
     """Everything that `run` does before it trains."""
-    reader, data, _, targets, about_views = prepare(config)
+    reader, data, _, targets, about_stages = prepare(config)
     task = classifier.task(data.labels, seed=config.seed)
     look = partial(frozen_probe.of_folds, config, reader, data.rows, data.folds.fold_RN[0])
     members = fold_adapters(data.folds, seeds=config.folds.seeds)
@@ -64,7 +64,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
         members=len(members),
         notes=[
             *notes(data.rows, data.labels, config, pictures),
-            *about_views,
+            *about_stages,
             *([suspects.sentence(data.folds, seeds=config.folds.seeds)] if config.data.drop_suspects else ()),
         ],
         pictures=pictures,

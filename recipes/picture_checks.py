@@ -80,7 +80,8 @@ class PictureFindings:
             return
         last = max(EPOCHS, round(inputs.augmenter.epochs)) - 1
         for epoch in np.linspace(0, last, EPOCHS).round().astype(int).tolist():
-            picture, other, share = inputs.augmented(row, epoch=epoch)
+            grown = inputs.rewritten(epoch=epoch, progress=epoch / last)
+            picture, other, share = grown.augmented(row, epoch=epoch)
             mix = {row: share, other: 1 - share} if share < 0.995 else {}
             parts = [f"{in_words(self.rows.labels[each])} ({part:.0%})" for each, part in mix.items() if part >= 0.005]
             yield f"epoch {epoch + 1}{': ' * bool(parts)}{' + '.join(parts)}", picture

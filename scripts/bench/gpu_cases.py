@@ -119,7 +119,7 @@ class RandomRows:
         """Number of a row."""
         return f"row {index + 1}"
 
-    def seen(self, *, epoch: int, step: int) -> RandomRows:
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> RandomRows:
         """The same in every step."""
         return self
 

@@ -109,7 +109,7 @@ CASES = {
     "more neighbours than rows": Case(
         "correction.neighbours: a row asks 50 rows of its own fold for their predictions",
         "Write correction.neighbours=",
-        "correction.neighbours=[3,50]",
+        "correction.neighbours=[50,80]",
     ),
     "neighbours of several folds": Case(
         "folds.repeats=2 puts a row into several", "Write folds.repeats=1", "correction.neighbours=2 folds.repeats=2"

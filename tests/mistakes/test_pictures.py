@@ -247,8 +247,13 @@ CASES = {
         "Write image.column=photo",
         listed("photo,label"),
     ),
+    "shingles of pictures": Case(
+        f"{CHECK} {FOLDS} duplicates.shingle=words duplicates.size=2 duplicates.threshold=0.9",
+        "data.format=image has no shingles",
+        "leave duplicates.shingle and duplicates.size out",
+    ),
     "similar pictures": Case(
-        f"{CHECK} {FOLDS} duplicates.threshold=0.5", "duplicates.threshold compare texts", "Leave them out"
+        f"{CHECK} {FOLDS} duplicates.threshold=0.3", "duplicates.threshold", "greater than or equal to 0.4"
     ),
     # image.prepare and image.augment.
     "unknown change": Case(
@@ -293,7 +298,7 @@ CASES = {
     ),
     "growth without an end": Case(
         f"{CHECK} train.steps=null budget.time=1m image.augment.rotation=10 {GROWS}",
-        "image.augment.curriculum grows over a known number of epochs",
+        "image.augment.curriculum grows over a known number of steps",
         "Write train.epochs or train.steps too",
     ),
     "one size only": Case(

@@ -19,6 +19,7 @@ from workbench.data.labelled import fold_data
 from workbench.errors import ConfigError
 from workbench.evaluation import row_outputs
 from workbench.models import classifier
+from workbench.recipes import crossval_verbs
 from workbench.recipes.check import check
 from workbench.recipes.classify_verbs import Gap
 from workbench.recipes.crossval_verbs import CrossvalInspection
@@ -274,6 +275,34 @@ def test_neighbours_correct_what_the_run_says_and_what_it_predicts(
     predict(run, str(one), out=tmp_path / "one.parquet", max_new_tokens=1)
     alone = pd.read_parquet(tmp_path / "one.parquet")
     np.testing.assert_allclose(alone[columns], said[columns][7:8], atol=1e-5), "whatever is asked beside it"
+
+
+def test_stages_that_will_run_are_listed_and_those_that_lack_a_file(words: list[str], everything: list[str]) -> None:
+    own = [each for each in words if not each.startswith("data.test")]
+    found = crossval_verbs.inspect(load("crossval/combo", [*own, "correction.neighbours=[5,200]"])).notes
+    (stages,) = [each for each in found if each.startswith("Stages: ")]
+    assert "calibration, test-time views, correction by similarity" in stages and "pseudo-labels" not in stages
+    (missing,) = [each for each in found if each.startswith("No file is named for: ")]
+    assert "pseudo_label.unlabelled=FILE" in missing and "data.test=FILE" in missing
+    (left_out,) = [each for each in found if each.startswith("correction.neighbours: ")]
+    assert "200 left out, and 5 tried" in left_out
+    found = crossval_verbs.inspect(load("crossval/combo", [*words, *everything])).notes
+    assert any("pseudo-labels (2 rounds), test-time views" in each and "scores on test rows." in each for each in found)
+    assert not any(each.startswith("No file is named") for each in found)
+
+
+def test_neighbours_that_do_not_fit_are_not_tried(train: Run) -> None:
+    run = train("few-rows", "correction={neighbours: [3, 50], strength: 0.5}", "train.steps=4", "save.every=null")
+    assert stages(run)[-1]["name"] == "correction" and stages(run)[-1]["facts"]["neighbours"] == 3
+
+
+def test_a_temperature_that_gains_nothing_stays_with_the_reason(train: Run) -> None:
+    run = train("cold", "train.steps=1", "train.learning_rate=1e-6", "save.every=null")
+    (stage,) = [each for each in stages(run) if each["name"] == "calibration"]
+    assert stage["accepted"] and not stage["gain"]["accepted"]
+    assert stage["why"].endswith(
+        "Kept, as later stages are held against calibrated probabilities; ensemble.calibrate=false leaves it out."
+    )
 
 
 def test_neighbours_of_a_backbone_without_weights_are_not_credited(train: Run) -> None:

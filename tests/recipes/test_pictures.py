@@ -206,6 +206,42 @@ def test_a_stopped_run_goes_on_bit_by_bit(train: Train, augmented: Path, monkeyp
     assert losses(train("stopped", *ALL_CHANGES, resume=True)) == losses(augmented)
 
 
+def test_pictures_grow_within_the_only_epoch(train: Train) -> None:
+    run = train("growing", "train.epochs=1", "image.augment.curriculum.resolution={start: 0.25, steps: null}")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    patches = [round(line["tokens"] / line["supervised_tokens"]) for line in lines]
+    assert len(patches) == 5 and patches == sorted(patches) and len(set(patches)) > 2
+    assert (patches[0], patches[-1]) == (1, 16)
+
+
+@pytest.fixture(scope="module")
+def unequal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Drawings of which the squares are few."""
+    folder = draw(tmp_path_factory.mktemp("unequal"), 75)
+    for extra in sorted((folder / "square").iterdir())[4:]:
+        extra.unlink()
+    return folder
+
+
+def test_draws_of_a_rare_class_are_the_same_in_any_micro_batch_and_after_a_stop(
+    train: Train, unequal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workbench.cli.console import Terminal
+
+    words = [f"data.train={unequal}", "evaluate.dynamics=true", *ALL_CHANGES]
+    whole = train("unequal", *words)
+    small = train("unequal-small", *words, "batch.tokens_per_device=64", "image.workers=2")
+    np.testing.assert_allclose(losses(small), losses(whole), rtol=1e-5, atol=1e-6)
+    with monkeypatch.context() as patch:
+        patch.setattr(Terminal, "stop_requested", lambda _: True)
+        with pytest.raises(Stopped, match="after step 1 of"):
+            train("unequal-stopped", *words)
+    assert losses(train("unequal-stopped", *words, resume=True)) == losses(whole)
+    visits = pd.read_parquet(whole / "dynamics.parquet").set_index("row")["visits"]
+    rare = visits[[name for name in visits.index if "/square/" in name]]
+    assert visits.index.is_unique and (rare > 4).all(), "drawn again in each of two epochs"
+
+
 def test_steps_equal_those_of_peft_with_a_plain_loop(train: Train, vit: str, tmp_path: Path) -> None:
     """AdamW, linear warm-up of no step, LoRA of PEFT: the losses of a loop that knows nothing of this package."""
     from peft import PeftModel
@@ -264,6 +300,20 @@ def test_a_bank_of_folds_computes_what_each_fold_computes_alone(train: Train) ->
     for fold in (0, 1):
         name = f"members/round-0/repeat-0-fold-{fold}-seed-0"
         np.testing.assert_allclose(losses(together / name), losses(apart / name), rtol=1e-4, atol=1e-5)
+
+
+def test_members_whose_pictures_have_grown_differently_train_in_one_bank(train: Train, tmp_path: Path) -> None:
+    """Folds of 22 and of 23 rows: two and three steps in an epoch."""
+    grows = "image.augment.curriculum.resolution={start: 0.25, steps: null}"
+    words = [f"data.train={draw(tmp_path / 'few', 34)}", "folds.k=3", "batch.size=11", "train.epochs=1", grows]
+    together = train("unlike", *words, recipe="crossval")
+    apart = train("unlike-apart", "folds.together=false", *words, recipe="crossval")
+    steps = set()
+    for fold in range(3):
+        name = f"members/round-0/repeat-0-fold-{fold}-seed-0"
+        np.testing.assert_allclose(losses(together / name), losses(apart / name), rtol=1e-4, atol=1e-5)
+        steps.add(len(losses(together / name)))
+    assert steps == {2, 3}
 
 
 def test_rows_are_augmented_in_training_only_and_mixed_with_soft_labels(vit: str, drawings: Path) -> None:
@@ -337,3 +387,52 @@ def test_colours_of_the_training_data_are_kept_with_the_run(train: Train, drawin
     held_out = pd.read_parquet(run / "predictions.parquet").set_index("image")
     asked = pd.read_csv(tmp_path / "all.csv").set_index("image").loc[held_out.index]
     np.testing.assert_allclose(asked.filter(like="p_"), held_out.filter(like="p_"), rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def shaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 plain pictures, each of another grey: of which rows the mean is, is easily told."""
+    folder = tmp_path_factory.mktemp("shaded")
+    for number in range(40):
+        place = folder / "ab"[number % 2]
+        place.mkdir(exist_ok=True)
+        Image.fromarray(np.full((40, 40, 3), 6 * number, dtype=np.uint8)).save(place / f"{number}.png")
+    return folder
+
+
+def shades(rows: Any) -> list[float]:
+    return [6.0 * int(Path(record.row.columns["image"].name).stem) for record in rows.records]
+
+
+@pytest.mark.parametrize("limit", [None, 24])
+def test_colours_are_measured_of_the_rows_that_train(vit: str, shaded: Path, limit: int | None) -> None:
+    words = ["image.prepare.standardise=data", f"data.limit={limit or 'null'}"]
+    config = load_config(vit, shaded, words)
+    plain = load_config(vit, shaded, words[1:])
+    reader = row_readers.of_backbone(config)
+    split = labelled_data.load(config, reader)
+    as_before = labelled_data.load(plain, row_readers.of_backbone(plain))
+    assert list(split.train.places()) == list(as_before.train.places()), "what is held out stays"
+    _, standardised = list(reader.states(split.train.records[0]))[:2]
+    mean, std = np.mean(shades(split.train)), np.std(shades(split.train))
+    wanted = np.rint(127.5 + 42.5 * (shades(split.train)[0] - mean) / std)
+    assert standardised[0] == "standardise" and np.abs(standardised[1] - wanted).max() <= 1
+    assert len(split.train) + len(split.held_out) == (limit or 40)
+    every = [*shades(split.train), *shades(split.held_out)]
+    assert abs(mean - np.mean(every)) > 1, "all rows have another mean"
+
+
+def test_colours_of_folds_are_measured_without_test_rows(train: Train, shaded: Path, tmp_path: Path) -> None:
+    test = tmp_path / "test"
+    for name in ("a/0", "b/1", "a/2", "b/3", "a/4", "b/5"):
+        (test / name).parent.mkdir(parents=True, exist_ok=True)
+        (test / f"{name}.png").write_bytes((shaded / f"{name}.png").read_bytes())
+    words = ["image.prepare.standardise=data", "duplicates.threshold=1", "duplicates.overlap=drop", "folds.k=2"]
+    words += [f"data={{format: image, train: {shaded}, test: {test}, limit: 30}}", "train.epochs=1"]
+    run = train("shades", *words, recipe="crossval")
+    out_of_fold = pd.read_parquet(run / "out_of_fold.parquet")
+    kept = [6.0 * int(Path(name).stem) for name in out_of_fold["row"]]
+    assert len(kept) < 30, "the others stand in the test"
+    (member, *_) = run.glob("members/*/*/adapter/picture_format.json")
+    mean, _ = json.loads(member.read_text())["statistics"]
+    np.testing.assert_allclose(mean, np.mean(kept))

@@ -19,7 +19,7 @@ class CorrectionConfig(Section):
 
     neighbours: PositiveInt | tuple[PositiveInt, ...] | None = None
     """Nearest labelled rows with which a row's prediction is to agree; of a list, [5, 20], the number with the lowest
-    out-of-fold loss; null: off.
+    out-of-fold loss, among those that every row has to ask; null: off.
 
     Rows are near by the features that the frozen backbone gives them, as `workbench features` writes them.
     """

@@ -21,15 +21,16 @@ class DuplicatesConfig(Section):
     threshold: Annotated[float, Field(ge=0.4, le=1)] | Literal["auto"] = "auto"
     """Similarity from which two rows are near-duplicates: of texts the Jaccard similarity of their sets of shingles
     (`auto`: 0.7), of pictures that of their details and shapes at the best shift (`auto`: 0.95, which is a correlation
-    of 0.9 of details and 0.997 of shapes; like products may need 1, which finds equal pictures)."""
+    of 0.9 of details and 0.997 of shapes; like products may need 1: pictures are equal once they are prepared)."""
     features: Annotated[float, Field(gt=0, le=1)] | None = None
     """Cosine similarity of the frozen backbone's features, less their mean, from which rows are near-duplicates too;
     null: features are not compared. Large backbones know the same object or meaning in another form (begin with 0.95);
     small ones know little more than `threshold` does, and take like rows for equal: look at what `check` counts."""
     shingle: Literal["characters", "words"] = "characters"
-    """Unit of a shingle. Characters distinguish short sentences more finely; words are faster on documents."""
+    """Unit of a shingle, for texts alone. Characters distinguish short sentences more finely; words are faster on
+    documents."""
     size: PositiveInt | Literal["auto"] = "auto"
-    """Characters or words in a shingle. `auto`: 4 characters, 3 words."""
+    """Characters or words in a shingle, for texts alone. `auto`: 4 characters, 3 words."""
     overlap: Literal["refuse", "drop"] = "refuse"
     """Training rows in a cluster with a test row end the run, or are dropped from training and counted."""
 
@@ -83,6 +84,7 @@ class EnsembleConfig(Section):
     """How the adapters' probabilities are combined. `auto`: the mean, or the geometric mean or greedily chosen weights
     where they are better on out-of-fold rows, which needs folds.seeds or folds.repeats above 1 to tell."""
     calibrate: bool = True
-    """Divide outputs by a temperature that is fitted on out-of-fold rows."""
+    """Divide outputs by a temperature that is fitted on out-of-fold rows; kept without a gain too, as the thresholds
+    and gains of later stages are of calibrated probabilities."""
     consensus: bool = False
     """Give near-duplicates among the test rows the mean of their probabilities."""

@@ -64,11 +64,10 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
         )
     if config.data.clean:
         yield "data.clean judges texts by their words; rows with data.format=image have none. Leave data.clean out."
-    similar = [name for name in ("threshold", "shingle", "size") if config.duplicates.differs(name)]
-    if similar:
+    if shingled := [f"duplicates.{name}" for name in ("shingle", "size") if config.duplicates.differs(name)]:
         yield (
-            f"{' and '.join(f'duplicates.{name}' for name in similar)} compare texts; pictures are duplicates where "
-            "all their pixels are equal. Leave them out."
+            f"data.format=image has no shingles: leave {' and '.join(shingled)} out, for text alone. "
+            "duplicates.threshold says how alike pictures are."
         )
     if classes.kind == "pair":
         yield "classes.kind=pair compares two texts, and data.format=image reads one picture a row. Write kind: one."
@@ -79,10 +78,9 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
             f"freeze.cache={config.freeze.cache} keeps what frozen blocks give, and image.augment shows other pictures "
             "in each epoch, so that no row comes twice. Write freeze.cache=off, or leave image.augment out."
         )
-    grows = augment.curriculum.strength.start < 1 or augment.curriculum.resolution.start < 1
-    if grows and config.train.epochs is None and config.train.steps is None and not config.budget.unlimited:
+    if augment.grows and config.train.epochs is None and config.train.steps is None and not config.budget.unlimited:
         yield (
-            "image.augment.curriculum grows over a known number of epochs, and budget alone ends the run. "
+            "image.augment.curriculum grows over a known number of steps, and budget alone ends the run. "
             "Write train.epochs or train.steps too."
         )
 

@@ -1,4 +1,4 @@
-"""The section `image.augment`: random changes of training pictures, other ones in each epoch.
+"""The section `image.augment`: random changes of training pictures, other ones at each draw of a row.
 
 The work is in workbench/data/images/augmentation.py and workbench/data/images/mixing.py.
 """
@@ -91,7 +91,7 @@ class ResolutionGrowth(Growth):
 
 
 class AugmentGrowthConfig(Section):
-    """Augmentation that grows over the run: easy pictures first."""
+    """Augmentation that grows over the run, with its optimizer steps: easy pictures first."""
 
     strength: Growth = Growth()
     """Strength of every change: its ranges, magnitudes and probabilities, except the flips', which have none."""
@@ -163,6 +163,11 @@ class AugmentConfig(Section):
     def mixes(self) -> bool:
         """Whether rows are mixed with other rows, so that labels are soft."""
         return bool(self.mixup or self.cutmix)
+
+    @property
+    def grows(self) -> bool:
+        """Whether changes or pictures begin smaller than they end."""
+        return self.curriculum.strength.start < 1 or self.curriculum.resolution.start < 1
 
     @property
     def is_on(self) -> bool:

@@ -16,8 +16,9 @@ class PrepareConfig(Section):
     """Side of the median filter's window, in pixels of the file; removes salt-and-pepper noise."""
     standardise: Literal["none", "picture", "data"] = "none"
     """Brings brightness and contrast together: `picture` from the picture's own mean and standard deviation over all
-    channels, so that colours stay; `data` from each channel's over the training rows. The mean becomes mid-grey, three
-    standard deviations black and white."""
+    channels, so that colours stay; `data` from each channel's over the rows that train: no held-out ones, and of a
+    cross-validation those of all folds together, within data.limit and without test rows. The mean becomes mid-grey,
+    three standard deviations black and white."""
     edges: Literal["none", "canny", "sobel"] = "none"
     """Edge detection: `canny` draws thin lines, with thresholds by Otsu's method for each
     picture; `sobel` shows the strength of gradients."""

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -249,21 +249,54 @@ def changed(labels: Labels, before_NC: Floats, after_NC: Floats) -> float | None
     return float(np.mean([before != after for before, after in pairs]))
 
 
-def require_rows(config: CorrectionConfig, folds: FoldAssignment, cluster_N: Ints) -> None:
-    """Raise ConfigError where a row may ask fewer rows than are to be asked."""
+def fitting(config: CorrectionConfig, folds: FoldAssignment, cluster_N: Ints) -> tuple[CorrectionConfig, list[str]]:
+    """The section with those numbers of neighbours that every row has to ask, and a sentence on those left out.
+
+    Raises:
+        ConfigError: None of the numbers is as small.
+    """
+    if not config.is_on:
+        return config, []
+    fewest = min(_fewest(config, folds, cluster_N), key=attrgetter("rows"))
+    fit = tuple(count for count in config.candidates if count <= fewest.rows)
+    if not fit:
+        cure = f"Write correction.neighbours={fewest.rows} or less" if fewest.rows else "Leave correction out"
+        raise ConfigError(
+            f"correction.neighbours: a row asks {config.candidates[0]} rows {fewest.whose} for their {fewest.ask}, and "
+            f"a row of fold {fewest.fold} has {fewest.rows} beside its near-duplicates. {cure}, or give more rows."
+        )
+    if fit == config.candidates:
+        return config, []
+    left, tried = (", ".join(map(str, counts)) for counts in (config.candidates[len(fit) :], fit))
+    note = (
+        f"correction.neighbours: {left} left out, and {tried} tried: a row of fold {fewest.fold} has {fewest.rows} "
+        f"rows {fewest.whose} to ask for their {fewest.ask}."
+    )
+    return config.model_copy(update={"neighbours": fit}), [note]
+
+
+class _Fewest(NamedTuple):
+    """The rows that a row of a fold may ask, where it has the fewest."""
+
+    rows: int
+    ask: Ask
+    fold: str
+
+    @property
+    def whose(self) -> str:
+        """Folds of these rows."""
+        return "of its own fold" if self.ask == "predictions" else "of other folds"
+
+
+def _fewest(config: CorrectionConfig, folds: FoldAssignment, cluster_N: Ints) -> Iterator[_Fewest]:
+    """Yield it for each fold and what is asked for."""
     _, cluster_N = np.unique(cluster_N, return_inverse=True)
-    fold_N, wanted = folds.fold_RN[0], max(config.candidates, default=0)
+    fold_N = folds.fold_RN[0]
     for ask in config.asked:
         for own, asked in _folds(ask, fold_N):
             same_N = np.bincount(cluster_N[asked], minlength=len(cluster_N))
-            others = len(asked) - int(same_N[cluster_N[own]].max())
-            if wanted > others:
-                which = "of its own fold" if ask == "predictions" else "of other folds"
-                cure = f"Write correction.neighbours={others} or less" if others else "Leave correction out"
-                raise ConfigError(
-                    f"correction.neighbours: a row asks {wanted} rows {which} for their {ask}, and a row of fold "
-                    f"{folds.names[fold_N[own[0]]]} has {others} beside its near-duplicates. {cure}, or give more rows."
-                )
+            rows = len(asked) - int(same_N[cluster_N[own]].max())
+            yield _Fewest(rows, ask, folds.names[fold_N[own[0]]])
 
 
 def _drawn(strength: float, values_NC: Floats, consensus_NC: Floats) -> Floats:

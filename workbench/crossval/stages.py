@@ -108,11 +108,13 @@ class StageLog:
         least: float = 0.0,
         sure: float = gains.SURE,
         forced: bool = False,
+        because: str = "as the configuration names it",
         judges_N: Mask | None = None,
     ) -> bool:
         """Whether a stage stays: it does where out-of-fold rows say that it helps, or where it is `forced`.
 
         Args:
+            because: Why a forced stage stays without a gain.
             judges_N: Rows (N,) whose labels are good enough to say so; None: all.
         """
         mask_N = np.ones(len(self.data.cluster_N), dtype=bool) if judges_N is None else judges_N
@@ -128,7 +130,7 @@ class StageLog:
         if not forced:
             self._judge(stays=found.accepted)
         stays = found.accepted or forced
-        why = found.sentence + (" Kept, as the configuration names it." if forced and not found.accepted else "")
+        why = found.sentence + (f" Kept, {because}." if forced and not found.accepted else "")
         self._enter(StageResult(name, title, predictions, stays, why, found, 0.0, facts))
         return stays
 

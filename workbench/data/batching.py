@@ -178,8 +178,13 @@ class Examples(Protocol):
     def place(self, index: int) -> str:
         """File and row of example `index`."""
 
-    def seen(self, *, epoch: int, step: int) -> Self:
-        """The same examples as step `step`, in pass `epoch`, reads them: rewritten or cut, with their lengths then."""
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
+        """The same examples as step `step`, in pass `epoch`, reads them: rewritten or cut, with their lengths then.
+
+        Args:
+            step: From 0.
+            steps: Optimizer steps of the run; None where a budget alone ends it.
+        """
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The examples `indices`, padded, as they are in pass `epoch` over the data."""

@@ -5,6 +5,7 @@ Legend: B rows, L padded length, N labels.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,9 @@ class OwnerRows(NamedTuple):
     indices: Indices
 
 
-def mixed_batches(batches: Sequence[Indices], lengths: Sequence[Indices], *, tokens: int) -> Iterator[list[OwnerRows]]:
+def mixed_batches(
+    batches: Sequence[Indices], lengths: Sequence[Indices], *, tokens: int, padded: bool = True
+) -> Iterator[list[OwnerRows]]:
     """The owners' batches together, cut like one batch: rows x longest row <= `tokens`, longest first.
 
     In a micro-batch the rows of an owner stand together, owners in order. Rows of like length meet whoever owns them,
@@ -32,11 +35,13 @@ def mixed_batches(batches: Sequence[Indices], lengths: Sequence[Indices], *, tok
     Args:
         batches: Row indices of each owner's global batch.
         lengths: Tokens of each owner's rows.
+        padded: Whether rows can be padded; pictures cannot, and those of different sizes stay apart.
     """
     owners = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
     rows = np.concatenate(batches)
     pooled = np.concatenate([length[batch] for batch, length in zip(batches, lengths, strict=True)])
-    for chosen in micro_batches(np.arange(len(rows)), pooled, tokens=tokens):
+    sizes = [np.arange(len(rows))] if padded else [np.flatnonzero(pooled == each) for each in np.unique(pooled)[::-1]]
+    for chosen in itertools.chain.from_iterable(micro_batches(each, pooled, tokens=tokens) for each in sizes):
         yield [OwnerRows(int(owner), rows[chosen[owners[chosen] == owner]]) for owner in np.unique(owners[chosen])]
 
 

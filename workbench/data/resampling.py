@@ -39,9 +39,9 @@ class ResampledRows(Generic[R]):
         """File and row of row `index`."""
         return self.rows.place(index)
 
-    def seen(self, *, epoch: int, step: int) -> Self:
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
         """The rows as a step reads them."""
-        rows = self.rows.seen(epoch=epoch, step=step)
+        rows = self.rows.seen(epoch=epoch, step=step, steps=steps)
         return self if rows is self.rows else replace(self, rows=rows)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:

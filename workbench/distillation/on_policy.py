@@ -95,7 +95,7 @@ class OnPolicy:
             self._step = step
         return draws
 
-    def seen(self, *, epoch: int, step: int) -> OnPolicy:
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> OnPolicy:
         """The examples themselves, whose answers `sample` has replaced."""
         return self
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -17,10 +18,10 @@ from workbench.config import RunConfig
 from workbench.config.classes_config import Kind
 from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import Examples, Indices
-from workbench.data.labelled.class_sampling import balanced
+from workbench.data.labelled.class_sampling import ClassBalancedRows, balanced
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
-from workbench.data.resampling import ResampledRows
+from workbench.data.labelled.repeated_rows import RepeatedRows
 from workbench.losses.class_losses import squared_error
 from workbench.losses.criterion import Objective
 from workbench.losses.divergences import log_probs, scaled
@@ -84,26 +85,37 @@ def examples(config: RunConfig, train: LabelledSet, extra: LabelledSet | None) -
         return first
     if isinstance(first, LabelledSet):
         return first.concatenated(extra)
-    return MixedSampling(train.concatenated(extra), first, len(train))
+    return MixedSampling(train.concatenated(extra), first)
 
 
 @dataclass(frozen=True, eq=False)
-class MixedSampling(ResampledRows[LabelledSet]):
+class MixedSampling(RepeatedRows):
     """Rows of which the first are drawn by a rule of their own, and all others once each in an epoch."""
 
-    first: Examples
-    """Draws among the first `count` rows."""
-    count: int
+    first: ClassBalancedRows
+    """Draws among the first rows."""
 
     def __len__(self) -> int:
-        return len(self.first) + len(self.rows) - self.count
+        return len(self.first) + len(self.rows) - len(self.first.rows)
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Rows that the draws of an epoch take: those of `first` come first."""
-        found = draws - len(self.first) + self.count
-        own = draws < len(self.first)
-        found[own] = self.first.sample(draws[own], epoch=epoch)
-        return found
+        """Numbers that the draws of an epoch take: those of `first` come first."""
+        taken: Indices = _table(self, epoch)[draws]
+        return taken
+
+    @property
+    def most_draws(self) -> int:
+        """Times that an epoch draws a row of `first` at most."""
+        return self.first.most_draws
+
+
+@lru_cache(maxsize=2)
+def _table(mixed: MixedSampling, epoch: int) -> Indices:
+    """The number of each draw."""
+    first = mixed.first
+    own_M = first.row_of(first.sample(np.arange(len(first)), epoch=epoch))
+    row_M = np.concatenate([own_M, np.arange(len(first.rows), len(mixed.rows))])
+    return mixed.numbers(row_M, seed=first.seed, epoch=epoch)
 
 
 def _questions(kind: Kind, outputs_BC: Tensor) -> Tensor:

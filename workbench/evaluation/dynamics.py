@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from workbench.data.batching import Examples
+from workbench.data.labelled.repeated_rows import RepeatedRows
 from workbench.evaluation.prediction_table import class_names, ranked
 from workbench.runs import files
 from workbench.training.row_losses import Visits
@@ -29,6 +30,8 @@ Floats = npt.NDArray[np.float64]
 
 def write(folder: Path, visits: Visits, train: Examples) -> None:
     """Write dynamics.parquet into a run directory: `table` with the place of each row."""
+    if isinstance(train, RepeatedRows):
+        visits = visits._replace(row=train.row_of(visits.row.astype(np.int64)).astype(np.int32))
     found = table(visits)
     found.insert(0, "row", [train.place(int(number)) for number in found.pop("number")])
     _write(folder, found)

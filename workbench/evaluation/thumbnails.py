@@ -214,7 +214,12 @@ def _hard(folder: Path, sets: Sequence[LabelledSet], reader: PictureReader) -> l
 
 
 def read_in_epoch(pictures: PictureRows, row: int, epoch: int) -> tuple[Pixels, float]:
-    """The very picture (h, w, 3) that the model reads of a row in an epoch, and the share of the row's own label."""
+    """The very picture (h, w, 3) that the model reads of a row in an epoch, and the share of the row's own label.
+
+    It is that of the row's first draw, and where changes grow, of one of the epoch's steps.
+    """
+    if pictures.augmenter is not None:
+        pictures = pictures.rewritten(epoch=epoch, progress=pictures.augmenter.progress(epoch))
     read = pictures.batch(np.asarray([row]), epoch=epoch)
     scale_3, shift_3 = pictures.format.affine
     values_hw3 = (read.inputs["pixel_values"][0].numpy().transpose(1, 2, 0) - shift_3) / scale_3

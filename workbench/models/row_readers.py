@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from workbench.config import ModelConfig, RunConfig
 from workbench.data.images import picture_reader
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_reader import PictureReader, SavedFormat
+from workbench.data.labelled import labelled_data
+from workbench.data.labelled.records import LabelledRecord
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.text_reader import TextReader
 from workbench.errors import BackboneError
@@ -81,5 +85,15 @@ def _pictures(config: RunConfig, hub: PretrainedConfig, known: SavedFormat) -> P
         seed=config.seed,
         epochs=epochs,
         statistics=known.statistics,
+        training=partial(_training_records, config),
         ranges=known.ranges,
     )
+
+
+def _training_records(config: RunConfig, reader: PictureReader) -> Sequence[LabelledRecord]:
+    """Rows that train: without held-out ones; of a cross-validation those of all folds, without what the test holds."""
+    if config.recipe != "crossval":
+        return labelled_data.load(config, reader).train.records
+    records = reader.read(config.data.train, limit=config.data.limit).records
+    test = set(reader.read(config.data.test_files[""]).keys if config.data.test else ())
+    return [record for record in records if record.key not in test]

@@ -208,9 +208,9 @@ class BankTraining:
         self.width: int = anatomy.hidden_size(fit.freezer.backbone.config)
         self.compares, self.arrangement = False, PADDED
         self.kinds: Mapping[int, float] = {0: 1.0}
-        counts = [len(each.train) for each in train_tasks]
-        self.rows, self.steps = max(counts), max(each.total for each in self._members)
-        self._starts = np.cumsum([0, *counts[:-1]])
+        self.rows = max(len(each.train) for each in train_tasks)
+        self.steps = max(each.total for each in self._members)
+        self._starts = np.cumsum([0, *(len(each.train.lengths) for each in train_tasks[:-1])])
         self.train = BankRows(
             np.concatenate([each.train.lengths for each in train_tasks]),
             np.concatenate([each.train.supervised for each in train_tasks]),

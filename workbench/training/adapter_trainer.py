@@ -69,7 +69,9 @@ class AdapterTrainer:
         self.order = row_order(task.train, config, self._limits.steps, task.run.ranks, task.reference)
         self._refresh = trained.refresh
         self.progress = Progress()
-        self._view = lru_cache(maxsize=2)(lambda epoch, step: task.train.seen(epoch=epoch, step=step))
+        self._view = lru_cache(maxsize=2)(
+            lambda epoch, step: task.train.seen(epoch=epoch, step=step, steps=self._limits.steps)
+        )
         """The training rows as a step reads them; this one's and the next one's are kept."""
         self.error: TrainingError | None = None
         """Why training failed; None while it has not."""
@@ -114,7 +116,7 @@ class AdapterTrainer:
             known = self.progress.step >= PACE_STEPS
             return self.total * self.task.config.batch.size / len(train) if known else None
         steps = math.inf if ends.steps is None else ends.steps * self.task.config.batch.size / len(train)
-        tokens = math.inf if ends.tokens is None else ends.tokens / float(train.lengths.sum())
+        tokens = math.inf if ends.tokens is None else ends.tokens / (len(train) * float(train.lengths.mean()))
         return min(steps, tokens)
 
     @property

@@ -150,6 +150,7 @@ class BankTrainer:
         self.begun = dict.fromkeys(self.members, 0)
         """Step of each member when this bank began, where members come from others; all are in step from there."""
         first = train_tasks[0]
+        self._reads_pictures = first.config.reads_pictures
         self.prefix = PrefixCacheManager(
             freezer,
             PrefixForward(
@@ -269,7 +270,7 @@ class BankTrainer:
         losses = torch.zeros(len(members), dtype=torch.float64, device=self.device)
         for name in live:
             self.row_losses[name].begin()
-        cut = list(mixed_batches(batches, lengths, tokens=self.tokens))
+        cut = list(self._cut(batches, lengths))
         for parts, then in zip(cut, [*cut[1:], None], strict=True):
             scales = [1 / supervised[part.owner] for part in parts]
             found = self.backward(live, parts, scales, then=_rows(members, then) if then else self._next_step(members))
@@ -284,8 +285,12 @@ class BankTrainer:
             return []
         batches, epochs = zip(*(member.batch_after() for member in going), strict=True)
         seen = [member.seen_after() for member in going]
-        first = next(mixed_batches(batches, [each.lengths for each in seen], tokens=self.tokens))
+        first = next(self._cut(batches, [each.lengths for each in seen]))
         return [EpochRows(going[owner], indices, epochs[owner], seen[owner]) for owner, indices in first]
+
+    def _cut(self, batches: Sequence[Indices], lengths: Sequence[Indices]) -> Iterator[list[OwnerRows]]:
+        """Micro-batches of the members' rows."""
+        return mixed_batches(batches, lengths, tokens=self.tokens, padded=not self._reads_pictures)
 
     def _collated(self, rows: Sequence[EpochRows], *, then: Sequence[EpochRows]) -> JoinedRows:
         """A micro-batch; from now on the one of `then` is made beside."""

@@ -123,7 +123,7 @@ class Sentences:
     def difficulty(self) -> None:
         return None
 
-    def seen(self, *, epoch: int, step: int) -> Sentences:
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Sentences:
         return self
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:

@@ -263,9 +263,8 @@ def test_the_fit_is_the_lowest_point_of_a_fine_grid() -> None:
 
 def test_more_neighbours_than_a_row_may_ask_are_refused() -> None:
     folds = FoldAssignment(np.asarray([[0, 0, 0, 1, 1, 1, 1]]), ("left", "right"))
-    neighbour_correction.require_rows(asking("auto", 2), folds, np.arange(7))
-    neighbour_correction.require_rows(asking("labels", 3), folds, np.arange(7))
-    neighbour_correction.require_rows(CorrectionConfig(), folds, np.zeros(7, dtype=np.int64))
+    for config in (asking("auto", 2), asking("labels", 3), CorrectionConfig()):
+        assert neighbour_correction.fitting(config, folds, np.arange(7)) == (config, [])
     for cluster, ask, fold, most in (
         (np.arange(7), "auto", "left", 2),
         (np.asarray([0, 1, 2, 3, 3, 3, 6]), "predictions", "right", 1),
@@ -273,9 +272,12 @@ def test_more_neighbours_than_a_row_may_ask_are_refused() -> None:
     ):
         cure = rf"fold {fold} has {most} beside its near-duplicates. Write correction.neighbours={most} or less"
         with pytest.raises(ConfigError, match=cure):
-            neighbour_correction.require_rows(asking(ask, 1, most + 1), folds, cluster)
+            neighbour_correction.fitting(asking(ask, most + 1, most + 3), folds, cluster)
+        some, (note,) = neighbour_correction.fitting(asking(ask, most + 1, most, 9), folds, cluster)
+        assert some == asking(ask, most) and f"neighbours: {most + 1}, 9 left out, and {most} tried" in note
+        assert f"fold {fold} has {most} rows" in note
     with pytest.raises(ConfigError, match="Leave correction out"):
-        neighbour_correction.require_rows(asking("predictions", 1), folds, np.asarray([0, 0, 0, 3, 3, 3, 3]))
+        neighbour_correction.fitting(asking("predictions", 1), folds, np.asarray([0, 0, 0, 3, 3, 3, 3]))
 
 
 def test_changed_counts_rows_of_another_class() -> None:

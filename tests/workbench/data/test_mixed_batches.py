@@ -68,3 +68,14 @@ def test_joined_encoder_rows_mask_their_padding() -> None:
     joined = join(parts)
     assert joined.inputs["attention_mask"].sum(1).tolist() == [3, 8]
     assert joined.positions_N.tolist() == [0, 8]
+
+
+def test_pictures_of_different_sizes_stay_apart() -> None:
+    lengths = [np.full(9, 4), np.full(9, 16), np.full(9, 4)]
+    batches = [np.asarray(each) for each in ([0, 3, 5], [8, 1], [2, 7])]
+    found = list(mixed_batches(batches, lengths, tokens=64, padded=False))
+    for parts in found:
+        assert len({int(lengths[owner][row]) for owner, rows in parts for row in rows}) == 1
+    drawn = [(owner, int(row)) for parts in found for owner, rows in parts for row in rows]
+    assert sorted(drawn) == sorted((owner, row) for owner, rows in enumerate(batches) for row in rows.tolist())
+    assert len(found) == 2, "and of one size together"

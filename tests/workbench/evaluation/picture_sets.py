@@ -31,15 +31,20 @@ def write_pictures(folder: Path, *, rows: int, classes: tuple[str, ...] = ("a", 
 
 
 def picture_reader(
-    train: Path | str = "pictures", *, size: int = SIZE, augment: dict[str, Any] | None = None, epochs: float = 4
+    train: Path | str = "pictures",
+    *,
+    size: int = SIZE,
+    augment: dict[str, Any] | None = None,
+    epochs: float = 4,
+    **near: Any,
 ) -> PictureReader:
-    """A reader of square pictures."""
+    """A reader of square pictures; `near` are settings of `duplicates`."""
     return PictureReader(
         PictureFormat(size, size, "stretch", (size, size), Resampling.BICUBIC, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)),
         DataConfig.model_validate({"train": str(train), "format": "image"}),
         ClassesConfig(),
         ImageConfig.model_validate({"augment": augment or {}, "workers": 0}),
-        DuplicatesConfig(),
+        DuplicatesConfig.model_validate(near),
         patch=8,
         seed=3,
         epochs=lambda _: epochs,

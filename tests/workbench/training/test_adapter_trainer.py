@@ -221,7 +221,7 @@ def test_a_pass_that_begins_as_its_rows_are_drawn_reads_them_as_of_its_own_epoch
             return self.number
 
     class Rows:
-        def seen(self, *, epoch: int, step: int) -> tuple[int, int]:
+        def seen(self, *, epoch: int, step: int, steps: int | None = None) -> tuple[int, int]:
             return epoch, step
 
     member.order = order = Late()  # type: ignore[assignment]

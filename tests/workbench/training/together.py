@@ -50,7 +50,7 @@ class Texts:
     def difficulty(self) -> None:
         return None
 
-    def seen(self, *, epoch: int, step: int) -> Texts:
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Texts:
         return self
 
     def place(self, index: int) -> str:

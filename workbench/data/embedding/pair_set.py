@@ -110,7 +110,7 @@ class PairSet:
         """Each draw takes the row of its number."""
         return draws
 
-    def seen(self, *, epoch: int, step: int) -> PairSet:
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> PairSet:
         """The same rows; labelled ones with the positives of pass `epoch`."""
         return self._in_pass(epoch=epoch) if self.form == "labelled" else self
 

@@ -1,4 +1,4 @@
-"""Random numbers of a row: a pure function of seed, purpose, epoch and row, whatever was drawn for other rows."""
+"""Random numbers of a row: a pure function of seed, purpose, epoch, row and repeat, whatever else was drawn."""
 
 from __future__ import annotations
 

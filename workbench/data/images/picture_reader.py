@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +63,9 @@ class PictureReader:
     """Passes over so many training rows that the run will make."""
     statistics: PictureStatistics | None = None
     """Colours of the training pictures, as a run saved them."""
+    training: Callable[[PictureReader], Sequence[LabelledRecord]] | None = None
+    """From a reader that standardises nothing to the rows that train, whose colours `standardise=data` measures; None:
+    all rows of data.train within data.limit."""
     ranges: ValueRanges | None = None
     """Ranges of the training pictures' values, as a run saved them."""
     title: str = "image"
@@ -99,13 +102,16 @@ class PictureReader:
         rows = partial(picture_sources.read_rows, column=self.image.column)
         found = list(convert_rows(source, converter, refuse=refuse, skipped=skipped, limit=limit, reader=rows))
         fingerprint = picture_sources.fingerprint(source, self.image.column)
-        return self._stored(RecordSource(source, fingerprint, tuple(found), tuple(skipped)), refuse=refuse)
+        return self._stored(
+            RecordSource(source, fingerprint, tuple(found), tuple(skipped)), refuse=refuse, labelled=labelled
+        )
 
     def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:
         """The pictures that another reader read, prepared as this one does, without labels."""
         name = self.image.column
         mine = [RawRow(row.place, {**row.columns, name: columns[name]}) for row, columns in rows]
-        return self._stored(RecordSource(source, fingerprint, tuple(LabelledRecord(row, ()) for row in mine)))
+        records = tuple(LabelledRecord(row, ()) for row in mine)
+        return self._stored(RecordSource(source, fingerprint, records), labelled=False)
 
     def inputs(self, source: RecordSource) -> PictureRows:
         """The pictures of each row."""
@@ -128,7 +134,7 @@ class PictureReader:
         """A picture as it comes, and after each step of preparation, each with its name."""
         picture = self.decoded(record)
         yield "as it comes", picture
-        yield from preparation.steps(picture, self.image.prepare, self.format, self._statistics())
+        yield from preparation.steps(picture, self.image.prepare, self.format, self._measured)
 
     def decoded(self, record: LabelledRecord) -> Pixels:
         """A picture as it comes."""
@@ -159,27 +165,47 @@ class PictureReader:
     def save(self, folder: Path) -> None:
         """Write how pictures are prepared into `folder`, also for a stock processor where it can do the same."""
         ranges = self.value_ranges()
-        facts = {"format": self.format.facts, "statistics": self._statistics(), "ranges": ranges}
+        facts = {"format": self.format.facts, "statistics": self._measured, "ranges": ranges}
         files.write_json(folder / FILE, facts)
         stock = self.image.prepare == PrepareConfig() and ranges == NO_RANGES
         if self.format.processor is not None and stock:
             files.write_json(folder / PROCESSOR, self.format.processor)
 
-    def _statistics(self) -> PictureStatistics | None:
+    @cached_property
+    def _measured(self) -> PictureStatistics | None:
         """Colours of the training pictures, where `image.prepare` standardises by them."""
         if self.image.prepare.standardise != "data":
             return None
-        return self.statistics or _training_statistics(
-            self.data.train, self.image.column, self.image.prepare, self.image.max_pixels, self.value_ranges()
+        if self.statistics is not None:
+            return self.statistics
+        if self.training is None:
+            rows: Sequence[LabelledRecord] = self._plain.read(self.data.train, limit=self.data.limit).records
+        else:
+            rows = self.training(self._plain)
+        return picture_statistics.measure(
+            list(map(self._file, rows)),
+            self.image.prepare,
+            max_pixels=self.image.max_pixels,
+            ranges=self.value_ranges(),
         )
+
+    @property
+    def _plain(self) -> PictureReader:
+        """The same reader, which brings no brightness and contrast together."""
+        prepare = self.image.prepare.model_copy(update={"standardise": "none"})
+        return replace(self, image=self.image.model_copy(update={"prepare": prepare}), statistics=None, training=None)
 
     def _file(self, record: LabelledRecord) -> PictureFile:
         found = record.row.columns[self.image.column]
         assert isinstance(found, PictureFile)
         return found
 
-    def _stored(self, source: RecordSource, *, refuse: bool = True) -> RecordSource:
-        """The rows whose pictures can be decoded, with their prepared pixels."""
+    def _stored(self, source: RecordSource, *, refuse: bool = True, labelled: bool) -> RecordSource:
+        """The rows whose pictures can be decoded, with their prepared pixels.
+
+        Which rows train decides how all are standardised: labelled rows are told apart, and split, by what they are
+        without it.
+        """
         stored = picture_store.store(
             [self._file(record) for record in source.records],
             format=self.format,
@@ -187,7 +213,7 @@ class PictureReader:
             max_pixels=self.image.max_pixels,
             workers=self.image.workers,
             folder=cache_folder() / "pictures",
-            statistics=self._statistics(),
+            statistics=self._measured,
             ranges=self.value_ranges(),
         )
         if stored.mistakes and refuse:
@@ -196,18 +222,19 @@ class PictureReader:
         if not good.any():
             last = stored.mistakes[len(source.records) - 1]
             raise DataError(f"{source.name}: none of its pictures can be read. The last one: {last}")
-        digests = [_digest(picture) for picture in stored.pixels]
-        kept = tuple(
-            record._replace(digest=digest.hex())
-            for record, digest, is_good in zip(source.records, digests, good, strict=True)
-            if is_good
-        )
         numbers = np.flatnonzero(good)
+        if labelled and self.image.prepare.standardise == "data":
+            digests = [record.digest for record in self._plain._stored(source, refuse=False, labelled=True).records]
+        else:
+            digests = [_digest(stored.pixels[number]) for number in numbers]
+        kept = tuple(
+            source.records[number]._replace(digest=digest) for number, digest in zip(numbers, digests, strict=True)
+        )
         height, width = -(-self.format.height // self.patch), -(-self.format.width // self.patch)
         rows = PictureRows(
             stores=(stored.pixels,),
             place_N2=np.stack([np.zeros_like(numbers), numbers], axis=1),
-            key_N=np.asarray([int.from_bytes(digests[number][:7], "big") for number in numbers], dtype=np.int64),
+            key_N=np.asarray([int(digest[:14], 16) for digest in digests], dtype=np.int64),
             format=self.format,
             patches=height * width,
             augmenter=self._augmenter(len(numbers)),
@@ -242,16 +269,6 @@ def saved_format(folder: Path) -> SavedFormat:
 
 
 @lru_cache(maxsize=1)
-def _training_statistics(
-    source: str, column: str, prepare: PrepareConfig, max_pixels: int, ranges: ValueRanges
-) -> PictureStatistics:
-    """Colours of the pictures of data.train."""
-    rows = picture_sources.read_rows(source, column)
-    found = [row.columns[column] for row in rows if not row.mistake]
-    return picture_statistics.measure(found, prepare, max_pixels=max_pixels, ranges=ranges)
-
-
-@lru_cache(maxsize=1)
 def _training_ranges(source: str, column: str, max_pixels: int, depth: Depth) -> ValueRanges:
     """Ranges of the deep pictures of data.train."""
     found = (row.columns[column] for row in picture_sources.read_rows(source, column) if not row.mistake)
@@ -259,8 +276,8 @@ def _training_ranges(source: str, column: str, max_pixels: int, depth: Depth) ->
     return value_ranges.measure(deep, max_pixels=max_pixels, depth=depth, folder=cache_folder() / "value_ranges")
 
 
-def _digest(picture_HW3: Pixels) -> bytes:
-    return hashlib.blake2b(picture_HW3.tobytes(), digest_size=16).digest()
+def _digest(picture_HW3: Pixels) -> str:
+    return hashlib.blake2b(picture_HW3.tobytes(), digest_size=16).hexdigest()
 
 
 def _refusal(source: RecordSource, mistakes: Mapping[int, str]) -> str:

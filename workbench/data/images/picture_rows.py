@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ Change: TypeAlias = Callable[[Pixels, int], Pixels]
 
 @dataclass(frozen=True)
 class Augmenter:
-    """How training pictures change: in other ways in each epoch, whatever the micro-batches and restarts."""
+    """How training pictures change: in other ways at each draw, whatever the micro-batches and restarts."""
 
     config: AugmentConfig
     seed: int
@@ -38,24 +38,33 @@ class Augmenter:
     """The side of a smaller picture is a multiple of it, such as the side of a patch."""
 
     def progress(self, epoch: int) -> float:
-        """Share of the run that is done when a pass begins; 1 in the last one."""
+        """Share of the run that is done at some step of a pass, to show its pictures: 0 in the first, 1 in the last."""
         last = math.ceil(self.epochs) - 1
         return min(1.0, epoch / last) if last > 0 else 1.0
 
-    def __call__(self, picture_HW3: Pixels, *, epoch: int, key: int) -> Pixels:
-        """The picture as it is in an epoch; `key` tells it from others wherever it stands."""
+    def __call__(self, picture_HW3: Pixels, *, epoch: int, key: int, repeat: int, progress: float) -> Pixels:
+        """The picture as a draw of it reads it.
+
+        Args:
+            key: Tells it from others wherever it stands.
+            repeat: How often the epoch has drawn it before.
+            progress: Share of the run that is done.
+        """
         return augmentation.augment(
             picture_HW3,
             self.config,
             seed=self.seed,
             epoch=epoch,
             row=key,
-            progress=self.progress(epoch),
+            repeat=repeat,
+            progress=progress,
             multiple=self.multiple,
         )
 
-    def plan(self, *, epoch: int, key: int, row: int, rows: int, size: tuple[int, int]) -> mixing.MixPlan | None:
-        """How a row of a set of so many is mixed with another one in an epoch, if it is."""
+    def plan(
+        self, *, epoch: int, key: int, row: int, rows: int, size: tuple[int, int], repeat: int, progress: float
+    ) -> mixing.MixPlan | None:
+        """How a draw of a row of a set of so many is mixed with another row, if it is."""
         return mixing.plan(
             self.config,
             seed=self.seed,
@@ -63,8 +72,16 @@ class Augmenter:
             row=key,
             partner=int(_partners(rows, self.seed, epoch)[row]),
             size=size,
-            progress=self.progress(epoch),
+            repeat=repeat,
+            progress=progress,
         )
+
+
+class _Draw(NamedTuple):
+    """A row that is read, and how often its epoch has drawn it before."""
+
+    row: int
+    repeat: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +100,13 @@ class PictureRows:
     augmenter: Augmenter | None = None
     change: Change | None = None
     """Another look at each picture."""
+    progress: float = 1.0
+    """Share of the run that is done when they are read, by which augmentation may have grown."""
+
+    @property
+    def redrawn(self) -> bool:
+        """Whether pictures are augmented, each draw in another way."""
+        return self.augmenter is not None
 
     @property
     def lengths(self) -> Indices:
@@ -94,9 +118,13 @@ class PictureRows:
         """None loses a part: preparing has brought all to one size."""
         return 0
 
-    def rewritten(self, *, epoch: int) -> PictureRows:
-        """The rows themselves: `batch` augments pictures, which all stay as large."""
-        return self
+    def rewritten(self, *, epoch: int, progress: float) -> PictureRows:
+        """The rows after a share of the run, as large as a curriculum has them by then."""
+        if self.augmenter is None or not self.augmenter.config.grows:
+            return self
+        full, multiple = (self.format.height, self.format.width), self.augmenter.multiple
+        size = augmentation.output_size(full, self.augmenter.config, progress=progress, multiple=multiple)
+        return replace(self, progress=progress, patches=math.prod(-(-side // multiple) for side in size))
 
     def picture(self, index: int) -> Pixels:
         """The prepared picture of a row (H, W, 3), changed where there is a `change`."""
@@ -104,12 +132,13 @@ class PictureRows:
         pixels: Pixels = self.stores[store][number]
         return pixels if self.change is None else self.change(pixels, int(self.key_N[index]))
 
-    def batch(self, indices: Indices, *, epoch: int | None) -> ModelInputs:
+    def batch(self, indices: Indices, *, epoch: int | None, repeats: Indices | None = None) -> ModelInputs:
         """The rows `indices`; augmented where there are an `augmenter` and an epoch."""
         if self.augmenter is None or epoch is None:
             pictures, mix = [self.picture(index) for index in indices], None
         else:
-            pictures, mix = self._augmented(self.augmenter, indices, epoch)
+            repeats = np.zeros_like(indices) if repeats is None else repeats
+            pictures, mix = self._augmented(self.augmenter, indices, epoch, repeats)
         pixels_B3hw = torch.from_numpy(self.format.normalised(pictures))
         last_B = torch.arange(1, len(indices) + 1) * self.patches - 1
         return ModelInputs({"pixel_values": pixels_B3hw}, last_B, len(indices) * self.patches, mix)
@@ -117,25 +146,37 @@ class PictureRows:
     def augmented(self, index: int, *, epoch: int) -> tuple[Pixels, int, float]:
         """The picture of a row as it is trained on in an epoch, the row that is mixed into it, and its own share."""
         assert self.augmenter is not None
-        pictures, mix = self._augmented(self.augmenter, np.asarray([index]), epoch)
+        pictures, mix = self._augmented(self.augmenter, np.asarray([index]), epoch, np.zeros(1, dtype=np.int64))
         return pictures[0], *((index, 1.0) if mix is None else (int(mix.partner_B[0]), float(mix.share_B[0])))
 
-    def _augmented(self, augmenter: Augmenter, indices: Indices, epoch: int) -> tuple[list[Pixels], Mix | None]:
-        def changed(index: int) -> Pixels:
-            return augmenter(self.picture(index), epoch=epoch, key=int(self.key_N[index]))
+    def _augmented(
+        self, augmenter: Augmenter, indices: Indices, epoch: int, repeats: Indices
+    ) -> tuple[list[Pixels], Mix | None]:
+        def changed(draw: _Draw) -> Pixels:
+            index, repeat = draw
+            key = int(self.key_N[index])
+            return augmenter(self.picture(index), epoch=epoch, key=key, repeat=repeat, progress=self.progress)
 
-        def mixed(index: int) -> tuple[Pixels, int, float]:
-            picture, key = changed(index), int(self.key_N[index])
-            size = (picture.shape[0], picture.shape[1])
-            how = augmenter.plan(epoch=epoch, key=key, row=index, rows=len(self.key_N), size=size)
+        def mixed(draw: _Draw) -> tuple[Pixels, int, float]:
+            picture, (index, repeat) = changed(draw), draw
+            how = augmenter.plan(
+                epoch=epoch,
+                key=int(self.key_N[index]),
+                row=index,
+                rows=len(self.key_N),
+                size=(picture.shape[0], picture.shape[1]),
+                repeat=repeat,
+                progress=self.progress,
+            )
             if how is None:
                 return picture, index, 1.0
-            return mixing.mix(picture, changed(how.partner), how), how.partner, how.weight
+            return mixing.mix(picture, changed(_Draw(how.partner, repeat)), how), how.partner, how.weight
 
         pixels = self.format.height * self.format.width
+        draws = list(map(_Draw, indices.tolist(), repeats.tolist()))
         if not augmenter.config.mixes:
-            return threads.each(changed, indices.tolist(), size=pixels), None
-        pictures, partner_B, share_B = zip(*threads.each(mixed, indices.tolist(), size=pixels), strict=True)
+            return threads.each(changed, draws, size=pixels), None
+        pictures, partner_B, share_B = zip(*threads.each(mixed, draws, size=pixels), strict=True)
         return list(pictures), Mix(np.asarray(partner_B), np.asarray(share_B))
 
     def take(self, indices: Indices) -> PictureRows:

@@ -11,17 +11,19 @@ from typing import Literal
 
 import numpy as np
 import torch
+from typing_extensions import Self
 
 from workbench.config import RunConfig
 from workbench.config.classes_config import rarest
-from workbench.data.batching import Examples, Indices
+from workbench.data.batching import Indices
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.resampling import ResampledRows, endless
+from workbench.data.labelled.repeated_rows import RepeatedRows
+from workbench.data.resampling import endless
 from workbench.losses.class_losses import class_weights
 
 
 @dataclass(frozen=True, eq=False)
-class ClassBalancedRows(ResampledRows[LabelledSet]):
+class ClassBalancedRows(RepeatedRows):
     """Labelled rows of which every class is drawn equally often in an epoch.
 
     The draws of a class are an endless row of shuffled passes over its rows, cut into epochs: a row comes again only
@@ -36,9 +38,16 @@ class ClassBalancedRows(ResampledRows[LabelledSet]):
         return len(self.members) * self._each
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Rows that the draws (of 0 to M - 1) of an epoch take: an equal number of draws for each class, in turn."""
+        """Numbers that the draws (of 0 to M - 1) of an epoch take: an equal number of draws for each class, in turn."""
         taken: Indices = _table(self, epoch)[draws]
         return taken
+
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
+        """The rows as a step reads them; their classes are known already."""
+        found = super().seen(epoch=epoch, step=step, steps=steps)
+        if found is not self:
+            vars(found)["members"] = self.members
+        return found
 
     def taken(self, number: int, epoch: int) -> Indices:
         """The rows of the class `number` that an epoch takes, in order."""
@@ -50,6 +59,11 @@ class ClassBalancedRows(ResampledRows[LabelledSet]):
         """Rows of each class that has any."""
         class_N = self.rows.targets_NC.argmax(1)
         return [np.flatnonzero(class_N == number) for number in np.unique(class_N)]
+
+    @cached_property
+    def most_draws(self) -> int:
+        """Times that an epoch draws a row at most: it may begin and end within a pass over the rows of a class."""
+        return max(-(-(self._each - 1) // len(rows)) + 1 for rows in self.members)
 
     @cached_property
     def _each(self) -> int:
@@ -74,7 +88,7 @@ def balances(config: RunConfig) -> bool:
     return classes.sampling == "auto" and classes.kind == "one" and not chosen
 
 
-def balanced(rows: LabelledSet, config: RunConfig) -> Examples:
+def balanced(rows: LabelledSet, config: RunConfig) -> LabelledSet | ClassBalancedRows:
     """The training rows with the class weights or the sampling that `classes` asks for."""
     classes = config.classes
     sampling = classes.sampling
@@ -91,5 +105,6 @@ def balanced(rows: LabelledSet, config: RunConfig) -> Examples:
 
 @lru_cache(maxsize=2)
 def _table(sampled: ClassBalancedRows, epoch: int) -> Indices:
-    """The row of each draw (M,)."""
-    return np.concatenate([sampled.taken(number, epoch) for number in range(len(sampled.members))])
+    """The number of each draw (M,)."""
+    row_M = np.concatenate([sampled.taken(number, epoch) for number in range(len(sampled.members))])
+    return sampled.numbers(row_M, seed=sampled.seed, epoch=epoch)

@@ -74,18 +74,19 @@ class LabelledSet:
         """Each draw takes the row of its number."""
         return draws
 
-    def seen(self, *, epoch: int, step: int) -> LabelledSet:
-        """The same rows, with texts as pass `epoch` over them has rewritten them."""
-        inputs = self.inputs.rewritten(epoch=epoch)
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> LabelledSet:
+        """The same rows, with texts as pass `epoch` over them has rewritten them, and pictures as large as by then."""
+        inputs = self.inputs.rewritten(epoch=epoch, progress=step / steps if steps else 1.0)
         return self if inputs is self.inputs else replace(self, inputs=inputs)
 
-    def batch(self, indices: Indices, *, epoch: int | None = None) -> MicroBatch:
+    def batch(self, indices: Indices, *, epoch: int | None = None, repeats: Indices | None = None) -> MicroBatch:
         """The rows `indices`, padded; `labels_N` holds weights, targets and `extra_targets_NC` (B, 1 + C...).
 
         Args:
             epoch: Pass over the training rows, which decides how pictures are augmented; None: rows as they are.
+            repeats: How often the epoch has drawn each of them before (B,); None: never.
         """
-        inputs, positions_B, tokens, mix = self.inputs.batch(indices, epoch=epoch)
+        inputs, positions_B, tokens, mix = self.inputs.batch(indices, epoch=epoch, repeats=repeats)
         extra = [] if self.extra_targets_NC is None else [self.extra_targets_NC[indices]]
         targets_BC: Targets | Floats = self.targets_NC[indices]
         if mix is not None:

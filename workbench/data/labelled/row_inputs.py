@@ -48,15 +48,20 @@ class RowInputs(Protocol):
     def truncated(self) -> int:
         """Number of rows that lost a part."""
 
-    def batch(self, indices: Indices, *, epoch: int | None) -> ModelInputs:
+    @property
+    def redrawn(self) -> bool:
+        """Whether a row that an epoch draws again is read in another way."""
+
+    def batch(self, indices: Indices, *, epoch: int | None, repeats: Indices | None = None) -> ModelInputs:
         """The rows `indices`, padded.
 
         Args:
             epoch: Pass over the training rows, which decides how each is augmented; None: as they are.
+            repeats: How often the epoch has drawn each of them before (B,); None: never.
         """
 
-    def rewritten(self, *, epoch: int) -> Self:
-        """The rows as pass `epoch` has rewritten them, where that changes how long they are."""
+    def rewritten(self, *, epoch: int, progress: float) -> Self:
+        """The rows as a step of pass `epoch` reads them, after a share of the run, where that changes their lengths."""
 
     def take(self, indices: Indices) -> Self:
         """The rows `indices`."""

@@ -38,7 +38,12 @@ class TokenRows:
         """Number of rows that were truncated to data.max_tokens."""
         return sum(each.truncated for each in self.encoded)
 
-    def batch(self, indices: Indices, *, epoch: int | None) -> ModelInputs:
+    @property
+    def redrawn(self) -> bool:
+        """No: a pass reads a text in one way."""
+        return False
+
+    def batch(self, indices: Indices, *, epoch: int | None, repeats: Indices | None = None) -> ModelInputs:
         """The rows `indices`, padded; the same in each epoch."""
         ids = [self.encoded[index].input_ids for index in indices]
         inputs = encoder_inputs(ids)
@@ -46,7 +51,7 @@ class TokenRows:
         last_B = [row * length + len(each) - 1 for row, each in enumerate(ids)]
         return ModelInputs(inputs, torch.tensor(last_B), sum(map(len, ids)))
 
-    def rewritten(self, *, epoch: int) -> TokenRows:
+    def rewritten(self, *, epoch: int, progress: float) -> TokenRows:
         """The rows as pass `epoch` has rewritten them."""
         return self if self.augmented is None else TokenRows(self.augmented.tokens(epoch))
 

@@ -102,7 +102,7 @@ class JudgedSet:
         """Each draw takes the example of its number."""
         return draws
 
-    def seen(self, *, epoch: int, step: int) -> JudgedSet:
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> JudgedSet:
         """The same in every step."""
         return self
 

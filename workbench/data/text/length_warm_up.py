@@ -45,7 +45,7 @@ class GrowingRows(ResampledRows[TokenizedSet]):
         """Each draw takes the row of its number."""
         return self.rows.sample(draws, epoch=epoch)
 
-    def seen(self, *, epoch: int, step: int) -> Self:
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
         """The rows as long as step `step` reads them."""
         limit = self.warm_up.limit(step, steps=self.steps, longest=self.longest)
         if limit is None:

@@ -77,7 +77,7 @@ class TokenizedSet:
         """Each draw takes the example of its number."""
         return draws
 
-    def seen(self, *, epoch: int, step: int) -> TokenizedSet:
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> TokenizedSet:
         """Whole, in every step."""
         return self
 

@@ -139,7 +139,7 @@ class RolloutRows:
         examples: Indices = (prompts[:, None] * each + np.arange(each)).ravel()
         return examples
 
-    def seen(self, *, epoch: int, step: int) -> Self:
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
         """The examples themselves, whose answers `sample` has replaced."""
         return self
 

@@ -57,7 +57,7 @@ class Table:
     def difficulty(self) -> None:
         return None
 
-    def seen(self, *, epoch: int, step: int) -> Table:
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Table:
         return self
 
     def place(self, index: int) -> str:

@@ -1,0 +1,77 @@
+"""Labelled rows that an epoch draws several times, each time with a number of its own where it is read in another way.
+
+Legend: N rows, M draws of an epoch, B rows of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.data.batching import Indices, MicroBatch, Weights, global_batch
+from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.resampling import ResampledRows
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedRows(ResampledRows[LabelledSet]):
+    """Rows of which number `row + repeat * N` is a row that its epoch has drawn `repeat` times before.
+
+    Where it is read in the same way at each draw, as a text is, its number is always `row`.
+    """
+
+    @property
+    @abstractmethod
+    def most_draws(self) -> int:
+        """Times that an epoch draws a row at most."""
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens or patches of each number."""
+        return np.tile(self.rows.lengths, self._times)
+
+    @property
+    def supervised(self) -> Weights:
+        """Weight of each number."""
+        found: Weights = np.concatenate([self.rows.supervised] * self._times)
+        return found
+
+    def row_of(self, numbers: Indices) -> Indices:
+        """The row of each number."""
+        found: Indices = numbers % len(self.rows)
+        return found
+
+    def place(self, index: int) -> str:
+        """File and row of a number."""
+        return self.rows.place(index % len(self.rows))
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The rows of these numbers, padded."""
+        return self.rows.batch(self.row_of(indices), epoch=epoch, repeats=indices // len(self.rows))
+
+    def numbers(self, row_M: Indices, *, seed: int, epoch: int) -> Indices:
+        """The number of each draw of an epoch, of its row and of the draws of the row in earlier steps.
+
+        Args:
+            row_M: The row of each draw, of 0 to M - 1.
+            seed: Of the run, by which draws are dealt to steps.
+        """
+        if not self.rows.inputs.redrawn:
+            return row_M
+        order_M = global_batch(epoch, rows=len(row_M), size=len(row_M), seed=seed)
+        return row_M + len(self.rows) * _earlier(row_M[order_M])[np.argsort(order_M)]
+
+    @property
+    def _times(self) -> int:
+        return self.most_draws if self.rows.inputs.redrawn else 1
+
+
+def _earlier(row_M: Indices) -> Indices:
+    """How often the row of each draw (M,) stands before it."""
+    order = np.argsort(row_M, kind="stable")
+    _, first, count = np.unique(row_M[order], return_index=True, return_counts=True)
+    found_M = np.empty_like(row_M)
+    found_M[order] = np.arange(len(row_M)) - np.repeat(first, count)
+    return found_M
