@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.backbone_utils import BackboneConfigMixin
 
 from workbench import adapters
 from workbench.adapters import Method, anatomy, stock
@@ -174,23 +176,45 @@ def _keep_layers(model: PreTrainedModel, student: StudentConfig) -> None:
         return
     stacks = anatomy.blocks(model)
     if len(stacks) != 1 + model.config.is_encoder_decoder:
-        raise _immutable(model)
+        raise _immutable(model, f"they stand in {len(stacks)} stacks")
     for stack in stacks:
-        path = stack[0].rpartition(".")[0]
         try:
             chosen = student.chosen(len(stack))
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        _count(model, path, len(stack), chosen)
-        layers = [model.get_submodule(block) for block in stack]
-        first = layers[chosen[0]]
-        known = dict(first.named_modules())
-        for name, module in layers[0].named_modules():
-            if name not in known:
-                first.set_submodule(name, module)
-        model.set_submodule(path, nn.ModuleList(layers[number] for number in chosen))
-    if _shapes(_rebuilt(model)) != _shapes(model):
-        raise _immutable(model)
+        lists = _lists(stack)
+        kept = {path: [number for number in numbers if number in chosen] for path, numbers in lists.items()}
+        _require_stages(kept, lists)
+        _count(model, lists, kept)
+        for path, numbers in lists.items():
+            layers: Any = model.get_submodule(path)
+            first, new = layers[0], layers[kept[path][0] - numbers[0]]
+            known = dict(new.named_modules())
+            for name, module in list(first.named_modules()):
+                if name not in known:
+                    new.set_submodule(name, module)
+            for number in reversed(numbers):
+                if number not in chosen:
+                    del layers[number - numbers[0]]
+    _require_rebuilt(model, [numbers[0] for numbers in lists.values()])
+
+
+def _lists(stack: list[str]) -> dict[str, list[int]]:
+    """The numbers of the layers of a stack by the list that they stand in; each stage of a backbone has its own."""
+    lists: dict[str, list[int]] = {}
+    for number, block in enumerate(stack):
+        lists.setdefault(block.rpartition(".")[0], []).append(number)
+    return lists
+
+
+def _require_stages(kept: dict[str, list[int]], lists: dict[str, list[int]]) -> None:
+    """Raise ConfigError where a stage would have no layer left: the next one reads what it gives."""
+    for number, (path, numbers) in enumerate(lists.items()):
+        if not kept[path]:
+            raise ConfigError(
+                f"distill.student.layers: leaves no layer in stage {number} of the backbone ({path}), whose features "
+                f"the next stage reads. Keep one of its layers, {', '.join(map(str, numbers))}, too."
+            )
 
 
 _COUNTS = {
@@ -201,19 +225,53 @@ _COUNTS = {
 """Names by which families configure the number of layers; the model that is built shows which one is right."""
 
 
-def _count(model: PreTrainedModel, path: str, count: int, chosen: list[int]) -> None:
-    """Write into the model's configuration that of the stack at `path`, which has `count` layers, `chosen` stay."""
-    config = model.config
-    part = ("decoder" if "decoder" in path.split(".") else "encoder") if config.is_encoder_decoder else "only"
+def _count(model: PreTrainedModel, lists: dict[str, list[int]], kept: dict[str, list[int]]) -> None:
+    """Write into the model's configuration how many layers of a stack stay.
+
+    Args:
+        lists: The stack's layers.
+        kept: Those that stay.
+    """
+    config = model.config if model.config.is_encoder_decoder else anatomy.body_config(model.config)
     values = config.to_dict()
+    depths, counts = ([len(each) for each in found.values()] for found in (lists, kept))
+    if len(depths) > 1:
+        if values.get("depths") != depths:
+            raise _immutable(model, "no setting counts those of each stage")
+        config.update({"depths": counts})
+        return
+    ((path, numbers),) = lists.items()
+    ((count,), (left,)) = depths, counts
+    part = ("decoder" if "decoder" in path.split(".") else "encoder") if config.is_encoder_decoder else "only"
     names = [config.attribute_map.get(name, name) for name in _COUNTS[part]]
     counting = [name for name in names if values.get(name) == count]
     if not counting:
-        raise _immutable(model)
+        raise _immutable(model, f"no setting says that they are {count}")
     # One entry a layer: layer_types, no_rope_layers.
     listed = {name: each for name, each in values.items() if "layer" in name and isinstance(each, list)}
+    chosen = [number - numbers[0] for number in kept[path]]
     per_layer = {name: [each[n] for n in chosen] for name, each in listed.items() if len(each) == count}
-    config.update({counting[0]: len(chosen), **(per_layer if part == "only" else {})})
+    if isinstance(config, BackboneConfigMixin):  # as a part of another model it gives what its last layer does
+        config.stage_names = config.stage_names[: left + 1]
+        config.set_output_features_output_indices(None, None)
+    config.update({counting[0]: left, **(per_layer if part == "only" else {})})
+
+
+def _require_rebuilt(model: PreTrainedModel, first: list[int]) -> None:
+    """Raise ConfigError where the saved configuration would not build the layers that `model` has left.
+
+    Args:
+        first: Number of the first layer of each stage.
+    """
+    wanted, found = _described(model), _described(_rebuilt(model))
+    odd = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    if odd:
+        new, old = (str(each.get(odd[0], "missing")) for each in (found, wanted))
+        raise _immutable(
+            model,
+            f"{odd[0]} would be {new} in its new place, and is {old} as it was trained",
+            f"distill.student.layers={first}, the first of each stage" if len(first) > 1 else None,
+        )
 
 
 def _rebuilt(model: PreTrainedModel) -> PreTrainedModel:
@@ -222,17 +280,29 @@ def _rebuilt(model: PreTrainedModel) -> PreTrainedModel:
         with torch.device("meta"):
             return type(model)(type(model.config).from_dict(model.config.to_dict()))
     except (ValueError, IndexError, KeyError, TypeError) as error:  # what families find wrong with their settings
-        raise _immutable(model) from error
+        raise _immutable(model, str(error)) from error
 
 
-def _shapes(model: PreTrainedModel) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
+def _described(model: PreTrainedModel) -> dict[str, Any]:
+    """Shapes of the tensors, and whole numbers that modules inside the layers hold: strides, windows, their shifts.
+
+    But for numbers of layers: they say where one stands now.
+    """
+    settings = {
+        f"{path}.{name}": value
+        for block in chain.from_iterable(anatomy.blocks(model))
+        for path, module in model.get_submodule(block).named_modules(prefix=block)
+        for name, value in vars(module).items()
+        if type(value) in (int, tuple) and name[0] != "_" and "layer" not in name and "idx" not in name
+    }
+    return {**{name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, **settings}
 
 
-def _immutable(model: PreTrainedModel) -> ConfigError:
+def _immutable(model: PreTrainedModel, reason: str, instead: str | None = None) -> ConfigError:
     return ConfigError(
         f"distill.student.layers: {type(model.config).__name__} describes its layers in a way that does not allow to "
-        "leave some out. Write distill.student.layers=all, or take a backbone of another family."
+        f"leave some out like this: {reason}. Write {instead or 'distill.student.layers=all'}, or take a backbone of "
+        "another family."
     )
 
 
