@@ -54,20 +54,26 @@ def blank(model: PreTrainedModel, size: int | None = None) -> Tensor:
 
 def reads(model: PreTrainedModel, size: int | None = None) -> bool:
     """Whether the tower computes pictures of this side, by default of its own; it may be without weights."""
+    try:
+        call(model, blank(model, size))
+    except (ValueError, RuntimeError, AssertionError):
+        return False
+    return True
+
+
+def call(model: PreTrainedModel, picture_13HW: Tensor) -> None:
+    """Let the tower compute a picture, in evaluation and without gradients; it may be without weights."""
     import torch
 
-    found = tower(model)
-    named = {INTERPOLATE: True} if size not in (None, own_size(model.config)) and interpolates(model) else {}
+    own, side = own_size(model.config), picture_13HW.shape[-1]
+    named = {INTERPOLATE: True} if own not in (None, side) and interpolates(model) else {}
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            found(blank(model, size), **named)
-    except (ValueError, RuntimeError, AssertionError):
-        return False
+            tower(model)(picture_13HW, **named)
     finally:
         model.train(training)
-    return True
 
 
 def interpolates(model: PreTrainedModel) -> bool:

@@ -174,6 +174,12 @@ def initial(config: VisualPromptConfig) -> Tensor:
     return torch.empty(config.virtual_tokens, config.width).uniform_(-bound, bound)
 
 
+def virtual_tokens(model: nn.Module) -> int:
+    """Virtual tokens behind those of a row, from the first block to the end of the last; 0 where none are active."""
+    layers = [module for module in model.modules() if isinstance(module, VisualPromptLayer)]
+    return max((layer.counts[name] for layer in layers if (name := layer._active()) is not None), default=0)
+
+
 def token_width(model: PreTrainedModel) -> int | None:
     """Width of the hidden states between the blocks, if these take one more token; None where they do not.
 

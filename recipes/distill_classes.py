@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, from_numpy
+from transformers import PreTrainedModel
 
 from workbench.config import RunConfig
 from workbench.config.distill_config import STUDENT
@@ -74,14 +77,15 @@ def prepare(
             class_distillation.require_own_rows(teacher, source.run, data.train, config)
     if config.distill.match:
         class_teachers.require_one(source)
-        meant = task(data.labels, seed=base.seed)
-        ends = [backbones.skeleton(model, task=meant) for model in (base.model, source.model)]
-        FeatureMatching(config.distill.match, *ends, seed=base.seed)
         if not reader.same_positions(source.reader(base)):
             raise ConfigError(
                 f"distill.match compares layers token by token, and {source.name} has other tokens than "
-                f"{base.model.id}. Take a teacher that reads rows as the student does, or leave distill.match out."
+                f"{base.model.id}, or pictures of another size. Take a teacher that reads rows as the student does "
+                "(pictures: write its image.size), or leave distill.match out."
             )
+        meant = task(data.labels, seed=base.seed)
+        ends = [backbones.skeleton(model, task=meant) for model in (base.model, source.model)]
+        _matching(config, base, data, *ends)
     return extra
 
 
@@ -109,18 +113,26 @@ def _supervise(
         if not config.distill.match:
             return TrainingSignal(examples, loss, settings=settings)
         teacher = class_teachers.alone(source, config, data.labels)
-        matching = FeatureMatching(config.distill.match, student.backbone, teacher.backbone, seed=base.seed)
-        return TrainingSignal(examples, _matched(loss, teacher, matching), matching, settings=settings)
+        matching = _matching(config, base, data, student.backbone, teacher.backbone)
+        return TrainingSignal(examples, _matched(loss, student, teacher, matching), matching, settings=settings)
 
     return supervise
 
 
-def _matched(loss: Loss, teacher: Classifier, matching: FeatureMatching) -> Loss:
+def _matching(
+    config: RunConfig, base: RunConfig, data: ClassSplits, student: PreTrainedModel, teacher: PreTrainedModel
+) -> FeatureMatching:
+    """The comparison of layers, of pictures as large as the training rows."""
+    picture_13HW = data.train.batch(np.arange(1)).inputs.get("pixel_values")
+    return FeatureMatching(config.distill.match, student, teacher, seed=base.seed, picture_13HW=picture_13HW)
+
+
+def _matched(loss: Loss, student: Classifier, teacher: Classifier, matching: FeatureMatching) -> Loss:
     """`loss`, and how unlike the teacher's layers the student's are on the same rows."""
 
     def total(batch: MicroBatch, scale: float) -> Tensor:
         with torch.no_grad(), matching.teacher():
-            teacher.outputs(batch)
+            teacher.outputs(replace(batch, inputs=student.reader.as_read_by(teacher.reader, batch.inputs)))
         with matching.student():
             found = loss(batch, scale)
         return found + matching.loss(batch) * scale

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
-from workbench.adapters import anatomy
+from workbench.adapters import anatomy, picture_tower, visual_prompt_tuner
 from workbench.errors import ConfigError
 from workbench.losses.chunked import wide
 from workbench.models import first_token
@@ -28,10 +28,15 @@ _APART = (
 )
 _JOINED = {"gpt2": "c_attn", "phi3": "qkv_proj", "modernbert": "Wqkv", "mpt": "Wqkv"}
 """Joint projections (queries, then keys, then values), by family."""
-_POSITIONS = {"position_embeddings", "embed_positions", "wpe"}
+_POSITIONS = {"position_embeddings", "position_embedding", "embed_positions", "wpe"}
 """Tables of positions that are added to the embeddings, by the last part of their path."""
-_RELATIVE = {"relative_attention_bias", "rel_embeddings"}
-"""Tables of what attention adds to its scores."""
+_RELATIVE = {
+    "relative_attention_bias",
+    "rel_embeddings",
+    "relative_position_bias_table",  # BEiT, Swin
+    "continuous_position_bias_mlp",  # Swin v2
+}
+"""Parts that say what attention adds to its scores."""
 
 
 class CapturePoint(NamedTuple):
@@ -69,34 +74,63 @@ class Projections:
 class ComparedLayers:
     """The layers of a model that another's are compared with; of an encoder-decoder, the decoder's.
 
+    Hidden states are (B, L, D); the L positions of a feature map are its pixels, row by row.
+
+    Args:
+        model: The modules that run, with or without an adapter's inside; they may be without weights.
+        picture_13HW: One that the model will read, by whose size the positions are counted; by default of its own size.
+
     Raises:
         ConfigError: its blocks are not its layers.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, picture_13HW: Tensor | None = None) -> None:
         first_token.widen(model)
         self.family = type(model).__name__
         self.model = model
-        self.config = text_config(model.config)
-        self.count = layers(model.config)
         self.blocks = (anatomy.blocks(model) or [[]])[-1]
-        if len(self.blocks) != self.count:
+        self._sees = anatomy.reads_pictures(model)
+        self.config: Any = anatomy.body_config(model.config) if self._sees else text_config(model.config)
+        # Numbers of layers mean stages in the configurations of some that read pictures, and in others nothing.
+        self.count = len(self.blocks) if self._sees else layers(model.config)
+        if len(self.blocks) != self.count or not self.blocks:
             raise ConfigError(
                 f"distill.match: {self.family} has {self.count} layers in {len(self.blocks)} blocks, so that they "
                 "cannot be told apart. Leave distill.match out, or take another backbone."
             )
+        self._virtual = visual_prompt_tuner.virtual_tokens(model)
+        self._shapes = self._caught_shapes(picture_13HW) if self._sees else {}
 
-    @property
-    def width(self) -> int:
-        """D of its hidden states."""
-        width: int = self.config.hidden_size
+    def width(self, spot: CapturePoint) -> int:
+        """D of hidden states."""
+        width: int = self._shapes[spot][-1] if self._sees else self.config.hidden_size
         return width
 
+    def positions(self, spot: CapturePoint) -> tuple[int, int] | None:
+        """Rows, and L of each, that a picture has in front of or behind a module; None for text, whose L varies.
+
+        They are several rows where attention looks into windows, each a row of its own.
+        """
+        if not self._sees:
+            return None
+        rows, length, *_ = self._shapes[spot]
+        return rows, length - self._virtual_at(spot)
+
     @property
-    def heads(self) -> int:
-        """Number of attention heads."""
-        heads: int = self.config.num_attention_heads
-        return heads
+    def heads(self) -> int | None:
+        """Number of attention heads; None where there is none, or another one in each stage."""
+        heads = getattr(self.config, "num_attention_heads", None)
+        return heads if isinstance(heads, int) else None
+
+    def own(self, spot: CapturePoint, caught_BLD: Tensor, *, length: int) -> Tensor:
+        """Those of a row's own tokens, without the virtual ones: before a text, and behind the patches of a picture.
+
+        Args:
+            length: L of texts.
+        """
+        if self._sees:
+            return caught_BLD[:, : caught_BLD.shape[1] - self._virtual_at(spot)]
+        return caught_BLD[:, -length:]
 
     def hidden(self, layer: int) -> CapturePoint:
         """The hidden states that layer `layer` gives, before any normalisation behind the last one; 0: that enter."""
@@ -120,21 +154,40 @@ class ComparedLayers:
 
     def adds_positions(self) -> bool:
         """Whether positions are part of the embeddings, so that attention's scores are queries times keys alone."""
-        tables = {
-            path.rpartition(".")[2] for path, part in self.model.named_modules() if isinstance(part, nn.Embedding)
-        }
-        return bool(tables & _POSITIONS) and not tables & _RELATIVE
+        parts = [
+            (path.rpartition(".")[2], part) for path, part in (*self.model.named_modules(), *self.model.named_parameters())
+        ]
+        tables = {name for name, part in parts if isinstance(part, (nn.Embedding, nn.Parameter))}
+        return bool(tables & _POSITIONS) and not {name for name, _ in parts} & _RELATIVE
 
     def _widths(self, outputs: list[int]) -> tuple[int, int, int]:
         if len(outputs) == 3:
             return outputs[0], outputs[1], outputs[2]
-        queries = self.heads * (getattr(self.config, "head_dim", None) or self.width // self.heads)
+        heads: int = self.config.num_attention_heads
+        queries = heads * (getattr(self.config, "head_dim", None) or self.config.hidden_size // heads)
         rest = (outputs[0] - queries) // 2
         return queries, rest, rest
 
+    def _virtual_at(self, spot: CapturePoint) -> int:
+        """Virtual tokens there; the last block gives none of them."""
+        return 0 if spot == self.hidden(self.count) else self._virtual
+
+    def _caught_shapes(self, picture_13HW: Tensor | None) -> dict[CapturePoint, torch.Size]:
+        """Shapes of all that can be compared, by one call of the model."""
+        blank = picture_tower.blank(self.model)
+        picture = blank if picture_13HW is None else picture_13HW.to(blank)
+        spots = [self.hidden(layer) for layer in range(self.count + 1)]
+        for layer in range(1, self.count + 1):
+            found = self.projections(layer)
+            spots += () if found is None else found.spots
+        catcher = ActivationCatcher(self.model, spots, graph=False)
+        with catcher.catching():
+            picture_tower.call(self.model, picture)
+        return {spot: tensor.shape for spot, tensor in catcher.take().items()}
+
 
 class ActivationCatcher:
-    """Holds what runs past some spots of a model, until it is taken."""
+    """Holds what runs past some spots of a model, until it is taken; of feature maps (B, D, H, W) the rows (B, HW, D)."""
 
     def __init__(self, model: PreTrainedModel, spots: Iterable[CapturePoint], *, graph: bool) -> None:
         self._model, self._graph = model, graph
@@ -179,6 +232,7 @@ class ActivationCatcher:
             keep(output[0] if isinstance(output, (tuple, list)) else output)
 
         def keep(tensor: Tensor) -> None:
+            tensor = tensor.flatten(2).mT if tensor.ndim == 4 else tensor
             held.append(tensor if self._graph else tensor.detach())
 
         if spot.read:
@@ -187,7 +241,7 @@ class ActivationCatcher:
 
 
 def layers(config: PretrainedConfig) -> int:
-    """How many layers a model has that can be compared."""
+    """How many layers a model of text has that can be compared."""
     count: int = getattr(config, "num_decoder_layers", None) or text_config(config).num_hidden_layers
     return count
 

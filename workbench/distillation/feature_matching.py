@@ -3,7 +3,7 @@
 Layer k >= 1 is the k-th block: its hidden states are what the block gives, without the normalisation that may stand
 behind the last one. Layer 0 is what enters the first block.
 
-Legend: B rows, L padded length, D student's width, E teacher's width, H heads.
+Legend: B rows, L padded length (of pictures, the positions of a layer), D student's width, E teacher's width, H heads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from workbench.config.distill_config import MatchConfig
 from workbench.data.batching import MicroBatch
@@ -26,7 +26,6 @@ from workbench.distillation.activation_capture import (
     Caught,
     ComparedLayers,
     Projections,
-    layers,
     scores,
 )
 from workbench.errors import ConfigError
@@ -39,17 +38,25 @@ class FeatureMatching(nn.Module):
     Args:
         student, teacher: Backbones without an adapter's wrapper, the modules that run. They may be one object.
         seed: Decides how the projections between different widths start.
+        picture_13HW: A picture of the size that both will read, where they read pictures.
 
     Raises:
         ConfigError: a term names a layer that is not there, or cannot be computed of these models.
     """
 
     def __init__(
-        self, terms: Sequence[MatchConfig], student: PreTrainedModel, teacher: PreTrainedModel, *, seed: int
+        self,
+        terms: Sequence[MatchConfig],
+        student: PreTrainedModel,
+        teacher: PreTrainedModel,
+        *,
+        seed: int,
+        picture_13HW: Tensor | None = None,
     ) -> None:
         super().__init__()
-        require_layers(terms, student.config, teacher.config)
-        ends = ComparedLayers(student), ComparedLayers(teacher)
+        ends = ComparedLayers(student, picture_13HW), ComparedLayers(teacher, picture_13HW)
+        require_layers(terms, ends[0].count, ends[1].count)
+        self._ends = ends
         self._terms: list[tuple[float, _Pair]] = []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -82,13 +89,14 @@ class FeatureMatching(nn.Module):
             Scalar, float32 or wider. Times 1 / supervised tokens of the global batch it is a weighted mean over rows.
         """
         length = padded_length(batch)
-        # Virtual tokens stand before a row.
         student, teacher = (
-            {spot: tensor[:, -length:] for spot, tensor in catcher.take().items()}
-            for catcher in (self._student, self._teacher)
+            {spot: end.own(spot, tensor, length=length) for spot, tensor in catcher.take().items()}
+            for end, catcher in zip(self._ends, (self._student, self._teacher), strict=True)
         )
-        mask_BL = _real_tokens(batch, length)
-        total_B = torch.stack([weight * pair(student, teacher, mask_BL) for weight, pair in self._terms]).sum(0)
+        terms = [
+            weight * pair(student, teacher, _real_tokens(batch, student[pair.student[0]])) for weight, pair in self._terms
+        ]
+        total_B = torch.stack(terms).sum(0)
         return (total_B * _row_weights(batch, length).to(total_B.dtype)).sum()
 
 
@@ -126,9 +134,9 @@ _Pair = _Hidden | _Projected
 """A layer of each. What was caught of student and teacher, and mask_BL of real tokens, to one number a row (B,)."""
 
 
-def require_layers(terms: Sequence[MatchConfig], student: PretrainedConfig, teacher: PretrainedConfig) -> None:
-    """Raise ConfigError where a term names no layer, or one that a model of such an architecture does not have."""
-    counts = layers(student), layers(teacher)
+def require_layers(terms: Sequence[MatchConfig], student: int, teacher: int) -> None:
+    """Raise ConfigError where a term names no layer, or one that a model of so many does not have."""
+    counts = student, teacher
     for number, term in enumerate(terms):
         first = 0 if _compares_hidden(term) else 1
         chosen = _layers(term, *counts)
@@ -162,12 +170,18 @@ def _pair(
     term: MatchConfig, student: ComparedLayers, teacher: ComparedLayers, layers: tuple[int, int], *, where: str
 ) -> _Pair:
     """One layer of each, as the term compares them."""
+    _require_positions(student, teacher, layers, where)
     if _compares_hidden(term):
-        widths = (student.width, teacher.width)
-        return _Hidden(term.what, student.hidden(layers[0]), teacher.hidden(layers[1]), widths=widths)
+        own, other = student.hidden(layers[0]), teacher.hidden(layers[1])
+        return _Hidden(term.what, own, other, widths=(student.width(own), teacher.width(other)))
     ends = (_projections(term, student, layers[0], where), _projections(term, teacher, layers[1], where))
     if term.what == "relation":
         heads = term.heads or teacher.heads
+        if heads is None:
+            raise ConfigError(
+                f"{where}.what=relation: {teacher.family} has other numbers of attention heads in each stage. Write "
+                f"{where}.heads, into how many queries, keys and values are cut."
+            )
         _require_cuts(ends, heads, where)
         return _Projected(*ends, partial(_relation, heads=heads))
     for model in (student, teacher):
@@ -181,6 +195,7 @@ def _pair(
             f"{where}.what=attention: the student has {student.heads} attention heads and the teacher {teacher.heads}, "
             "so that there is no telling which is like which. Write what=relation."
         )
+    assert student.heads is not None, "positions are added to the embeddings of no backbone with stages"
     compare = partial(_attention, heads=student.heads, causal=any(end.causal for end in ends))
     return _Projected(ends[0].without_values(), ends[1].without_values(), compare)
 
@@ -205,10 +220,41 @@ def _projections(term: MatchConfig, model: ComparedLayers, layer: int, where: st
     found = model.projections(layer)
     if found is None:
         raise ConfigError(
-            f"{where}.what={term.what}: where layer {layer} of {model.family} computes queries, keys and values is not "
-            "known. Write what=hidden_mse or what=hidden_cosine."
+            f"{where}.what={term.what}: layer {layer} of {model.family} computes no queries, keys and values, or where "
+            "is not known. Write what=hidden_mse or what=hidden_cosine."
+        )
+    if model.positions(found.spots[0]) != model.positions(model.hidden(layer)):
+        raise ConfigError(
+            f"{where}.what={term.what}: layer {layer} of {model.family} attends inside of windows, so that most "
+            "positions of a picture are never compared with one another. Write what=hidden_mse or what=hidden_cosine."
         )
     return found
+
+
+def _require_positions(
+    student: ComparedLayers, teacher: ComparedLayers, layers: tuple[int, int], where: str
+) -> None:
+    """Raise ConfigError where two layers have not the same positions, which are compared one by one."""
+    found = [end.positions(end.hidden(layer)) for end, layer in zip((student, teacher), layers, strict=True)]
+    if found[0] == found[1] or None in found:
+        return
+    counts = [each[1] for each in found if each is not None]
+    fitting = [
+        f"{own}: {other}"
+        for own in range(1, student.count + 1)
+        for other in range(1, teacher.count + 1)
+        if student.positions(student.hidden(own)) == teacher.positions(teacher.hidden(other))
+    ]
+    cure = (
+        f"Write layers that fit, such as {where}.layers={{{fitting[-1]}}}, or take"
+        if fitting
+        else "No layers of theirs have as many. Take"
+    )
+    raise ConfigError(
+        f"{where}.layers: layer {layers[0]} of the student, {student.family}, has {counts[0]} positions (patches and "
+        f"other tokens, or pixels of a feature map), and layer {layers[1]} of the teacher, {teacher.family}, {counts[1]}. "
+        f"{cure} a teacher that cuts pictures as the student does, or leave distill.match out."
+    )
 
 
 def _require_cuts(ends: Sequence[Projections], heads: int, where: str) -> None:
@@ -223,12 +269,15 @@ def _require_cuts(ends: Sequence[Projections], heads: int, where: str) -> None:
         )
 
 
-def _real_tokens(batch: MicroBatch, length: int) -> Tensor:
-    """mask_BL: what is no padding, of a decoder's tokens where there is one."""
+def _real_tokens(batch: MicroBatch, caught_BLD: Tensor) -> Tensor:
+    """mask_BL: what is no padding, of a decoder's tokens where there is one; of pictures, everything."""
     mask_BL = batch.inputs.get("attention_mask")
     if mask_BL is not None and "decoder_input_ids" not in batch.inputs:
         return mask_BL.bool()
-    assert batch.lengths_B is not None
+    rows, length = caught_BLD.shape[:2]
+    if batch.lengths_B is None:
+        assert "row_lengths" not in batch.inputs, "packed rows would be taken for one"
+        return torch.ones(rows, length, dtype=torch.bool, device=caught_BLD.device)
     return torch.arange(length, device=batch.lengths_B.device) < batch.lengths_B[:, None]
 
 

@@ -52,7 +52,7 @@ def test_layers_that_are_not_there(settings: dict[str, Any], message: str) -> No
     student, teacher = tiny("Bert", head="MaskedLM"), tiny("Bert", head="MaskedLM", **LARGER)
     terms = [term("hidden_mse"), MatchConfig.model_validate(settings)]
     for refuse in (
-        lambda: require_layers(terms, student.config, teacher.config),
+        lambda: require_layers(terms, 2, 3),
         lambda: FeatureMatching(terms, student, teacher, seed=0),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
@@ -156,11 +158,22 @@ class PictureReader:
         return picture_duplicates.find(pictures, threshold=self.near.cutoff(pictures=True))
 
     def same_positions(self, other: RowReader) -> bool:
-        """Whether `other` cuts pictures of the same size into the same patches."""
+        """Whether `other` brings pictures to the same size."""
         if not isinstance(other, PictureReader):
             return False
-        mine, theirs = self.format, other.format
-        return (mine.height, mine.width, self.patch) == (theirs.height, theirs.width, other.patch)
+        return (self.format.height, self.format.width) == (other.format.height, other.format.width)
+
+    def as_read_by(self, other: RowReader, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The same pictures, normalised as `other` does it."""
+        assert isinstance(other, PictureReader)
+        (scale_3, shift_3), (their_scale_3, their_shift_3) = self.format.affine, other.format.affine
+        factor_3 = their_scale_3 / scale_3
+        pixels_B3HW = inputs["pixel_values"]
+        factor_311, shift_311 = (
+            torch.from_numpy(values_3).to(pixels_B3HW)[:, None, None]
+            for values_3 in (factor_3, their_shift_3 - factor_3 * shift_3)
+        )
+        return {**inputs, "pixel_values": pixels_B3HW * factor_311 + shift_311}
 
     def save(self, folder: Path) -> None:
         """Write how pictures are prepared into `folder`, also for a stock processor where it can do the same."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.folds.duplicates import DuplicateClusters
@@ -70,7 +71,10 @@ class RowReader(Protocol):
         """Near-duplicates among the rows of all sources together, in their order."""
 
     def same_positions(self, other: RowReader) -> bool:
-        """Whether `other` cuts each row into the same tokens or patches."""
+        """Whether `other` cuts each row into the same tokens, or brings pictures to the same size."""
+
+    def as_read_by(self, other: RowReader, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Inputs of this reader's model for that of `other`, which has the same positions."""
 
     def save(self, folder: Path) -> None:
         """Write `file` into `folder`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
@@ -81,6 +82,10 @@ class TextReader:
     def same_positions(self, other: RowReader) -> bool:
         """Whether `other` has the same vocabulary."""
         return other.tokenizer is not None and other.tokenizer.get_vocab() == self.tokenizer.get_vocab()
+
+    def as_read_by(self, other: RowReader, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The same tokens."""
+        return inputs
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer into `folder`."""
