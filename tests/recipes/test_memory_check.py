@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils import hub
 
 import workbench
 from workbench.errors import ConfigError
-from workbench.recipes import memory_check, plan
+from workbench.recipes import check, memory_check, plan
+from workbench.recipes.load import load
 
 SHORT = ["data.limit=60", "data.held_out=0.1", "train.steps=2", "train.epochs=null", "evaluate.answers=0"]
 
@@ -44,6 +46,34 @@ def test_one_that_plainly_fits_is_not_planned(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(plan, "plan", None)
     workbench.run("sft/quickstart", [f"model.id={stories}", *SHORT], out=tmp_path / "run", quiet=True)
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_student_of_its_teacher_is_looked_for_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stories: str
+) -> None:
+    """`teacher` is no name of a model on the hub: asking there took 40 s where there is no network."""
+    asked: list[str] = []
+
+    def looking(path_or_repo_id: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.append(str(path_or_repo_id))
+        return found(path_or_repo_id, *args, **kwargs)
+
+    found = hub.cached_files
+    monkeypatch.setattr(hub, "cached_files", looking)
+    words = ["model.id=teacher", f"distill.teacher.id={stories}", *SHORT]
+    check.check(load("distill/quickstart", words))
+    workbench.run("distill/quickstart", words, out=tmp_path / "run", quiet=True)
+    assert asked and "teacher" not in asked and all(Path(name).is_dir() for name in asked)
+
+
+def test_a_student_needs_at_most_what_its_teacher_would(monkeypatch: pytest.MonkeyPatch, stories: str) -> None:
+    words = [f"distill.teacher.id={stories}", "distill.student.layers=all", "adapter={method: full}", *SHORT]
+    student = load("distill/quickstart", ["model.id=teacher", *words])
+    named = load("distill/quickstart", [f"model.id={stories}", *words])
+    assert memory_check._state(student) == memory_check._state(named) > 3_000_000
+    monkeypatch.setattr(memory_check, "available", lambda _: 1_000_000)
+    with pytest.raises(ConfigError, match=r"would need .* and 1\.0 MB are free"):
+        check.check(student)
 
 
 def test_what_is_wrong_with_a_run_is_for_the_run_to_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

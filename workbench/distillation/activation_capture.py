@@ -155,7 +155,8 @@ class ComparedLayers:
     def adds_positions(self) -> bool:
         """Whether positions are part of the embeddings, so that attention's scores are queries times keys alone."""
         parts = [
-            (path.rpartition(".")[2], part) for path, part in (*self.model.named_modules(), *self.model.named_parameters())
+            (path.rpartition(".")[2], part)
+            for path, part in (*self.model.named_modules(), *self.model.named_parameters())
         ]
         tables = {name for name, part in parts if isinstance(part, (nn.Embedding, nn.Parameter))}
         return bool(tables & _POSITIONS) and not {name for name, _ in parts} & _RELATIVE
@@ -187,7 +188,7 @@ class ComparedLayers:
 
 
 class ActivationCatcher:
-    """Holds what runs past some spots of a model, until it is taken; of feature maps (B, D, H, W) the rows (B, HW, D)."""
+    """Holds what runs past some spots of a model, until it is taken; of a feature map (B, D, H, W) as (B, HW, D)."""
 
     def __init__(self, model: PreTrainedModel, spots: Iterable[CapturePoint], *, graph: bool) -> None:
         self._model, self._graph = model, graph

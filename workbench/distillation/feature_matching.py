@@ -94,7 +94,8 @@ class FeatureMatching(nn.Module):
             for end, catcher in zip(self._ends, (self._student, self._teacher), strict=True)
         )
         terms = [
-            weight * pair(student, teacher, _real_tokens(batch, student[pair.student[0]])) for weight, pair in self._terms
+            weight * pair(student, teacher, _real_tokens(batch, student[pair.student[0]]))
+            for weight, pair in self._terms
         ]
         total_B = torch.stack(terms).sum(0)
         return (total_B * _row_weights(batch, length).to(total_B.dtype)).sum()
@@ -231,9 +232,7 @@ def _projections(term: MatchConfig, model: ComparedLayers, layer: int, where: st
     return found
 
 
-def _require_positions(
-    student: ComparedLayers, teacher: ComparedLayers, layers: tuple[int, int], where: str
-) -> None:
+def _require_positions(student: ComparedLayers, teacher: ComparedLayers, layers: tuple[int, int], where: str) -> None:
     """Raise ConfigError where two layers have not the same positions, which are compared one by one."""
     found = [end.positions(end.hidden(layer)) for end, layer in zip((student, teacher), layers, strict=True)]
     if found[0] == found[1] or None in found:
@@ -252,7 +251,8 @@ def _require_positions(
     )
     raise ConfigError(
         f"{where}.layers: layer {layers[0]} of the student, {student.family}, has {counts[0]} positions (patches and "
-        f"other tokens, or pixels of a feature map), and layer {layers[1]} of the teacher, {teacher.family}, {counts[1]}. "
+        f"other tokens, or pixels of a feature map), and layer {layers[1]} of the teacher, {teacher.family}, "
+        f"{counts[1]}. "
         f"{cure} a teacher that cuts pictures as the student does, or leave distill.match out."
     )
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
+from tests.vision_backbones import SIZE, pixels, tiny_vision
 from workbench.config.distill_config import MatchConfig
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
 from workbench.distillation.feature_matching import FeatureMatching
@@ -46,6 +47,14 @@ def labelled(rows: Sequence[int]) -> MicroBatch:
     return MicroBatch(encoder_inputs([ROWS[row] for row in rows]), torch.arange(len(rows)), labels, 0)
 
 
+def pictured(rows: Sequence[int]) -> MicroBatch:
+    """Some of four pictures, each with a label of its own weight, as `PictureRows` collates them."""
+    inputs = {"pixel_values": pixels(4)[list(rows)]}
+    patches = (SIZE // 8) ** 2
+    last_B = torch.arange(1, len(rows) + 1) * patches - 1
+    return MicroBatch(inputs, last_B, labelled(rows).labels_N, len(rows) * patches)
+
+
 def alone(ids: list[int]) -> MicroBatch:
     """One row of which one token is predicted."""
     inputs = {"input_ids": torch.tensor([ids])}
@@ -68,7 +77,16 @@ def compared(terms: Sequence[MatchConfig], student: Any, teacher: Any, batch: Mi
 
 def pair(family: str, head: str = "CausalLM", **settings: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
     """A student, and a teacher of its size that is another model."""
-    student = tiny(family, head=head, **settings)
+    return with_another(tiny(family, head=head, **settings))
+
+
+def picture_pair(family: str, **settings: Any) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """The same of models that read pictures."""
+    return with_another(tiny_vision(family, **settings))
+
+
+def with_another(student: PreTrainedModel) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A student and a teacher whose values are others."""
     teacher = copy.deepcopy(student)
     generator = torch.Generator().manual_seed(1)
     for parameter in teacher.parameters():

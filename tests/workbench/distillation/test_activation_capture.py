@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 
 from tests.conftest import FAMILIES, GROUPED, MINILM, T5_SIZES, tiny
-from workbench.adapters import Lora, attach
+from tests.vision_backbones import VISION, pixels, tiny_vision
+from workbench.adapters import Lora, anatomy, attach
 from workbench.distillation import activation_capture
 from workbench.distillation.activation_capture import ActivationCatcher, CapturePoint, ComparedLayers
 from workbench.errors import ConfigError
@@ -112,6 +113,48 @@ def test_scores_are_what_the_model_attends_by(name: str) -> None:
         assert found.causal == (wanted[0, 0, 0, 1] == 0)
 
 
+@pytest.mark.parametrize("name", ["ViT", "DeiT", "Dinov2", "Dinov2WithRegisters", "CLIP", "Siglip"])
+def test_scores_of_patches_are_what_the_model_attends_by(name: str) -> None:
+    model = tiny_vision(name)
+    model.set_attn_implementation("eager")
+    layers = ComparedLayers(model)
+    assert layers.adds_positions() and layers.count == 2 and layers.heads == 4
+    said = model(pixel_values=pixels(2), output_attentions=True).attentions
+    for layer in (1, 2):
+        found = layers.projections(layer)
+        assert found is not None and not found.causal
+        caught, _ = catch(model, list(found.spots), pixel_values=pixels(2))
+        queries, keys, _ = found.of(caught)
+        scores = activation_capture.scores(queries, keys, heads=4)
+        torch.testing.assert_close(scores.softmax(-1), said[layer - 1])
+
+
+@pytest.mark.parametrize("name", VISION)
+def test_widths_and_positions_of_pictures_are_those_that_run(name: str) -> None:
+    model = tiny_vision(name)
+    with torch.device("meta"):
+        skeleton = type(model)(model.config)
+    ends = [ComparedLayers(each, pixels(1)) for each in (model, skeleton)]
+    spots = [ends[0].hidden(layer) for layer in range(ends[0].count + 1)]
+    caught, _ = catch(model, spots, pixel_values=pixels(3))
+    for spot in spots:
+        assert caught[spot].ndim == 3 and len(caught[spot]) == 3
+        for end in ends:
+            assert caught[spot].shape == (3, (end.positions(spot) or (0, 0))[1], end.width(spot))
+            assert torch.equal(end.own(spot, caught[spot], length=1), caught[spot])
+    assert ends[0].count == len(anatomy.blocks(model)[0])
+
+
+def test_a_feature_map_is_read_row_by_row() -> None:
+    model = tiny_vision("ResNet")
+    layers = ComparedLayers(model)
+    caught, said = catch(model, [layers.hidden(3)], pixel_values=pixels(2), output_hidden_states=True)
+    map_BDHW = said.hidden_states[-1]
+    found_BLD = caught[layers.hidden(3)]
+    for row, column in ((0, 0), (1, 2), (3, 1)):
+        assert torch.equal(found_BLD[:, row * map_BDHW.shape[3] + column], map_BDHW[:, :, row, column])
+
+
 @pytest.mark.parametrize("name", [name for name in (*FAMILIES, *OTHERS) if name not in UNKNOWN])
 def test_a_lone_token_attends_to_its_value(name: str) -> None:
     model = build(name)
@@ -136,6 +179,18 @@ def test_projections_that_are_not_known(name: str) -> None:
 @pytest.mark.parametrize("name", ["Llama", "T5", "MPNet", "DebertaV2", "ModernBert", "Phi3", "Falcon"])
 def test_positions_that_are_no_part_of_the_embeddings(name: str) -> None:
     assert not ComparedLayers(build(name)).adds_positions()
+
+
+def test_positions_of_patches_that_attention_adds_to_its_scores() -> None:
+    beit = {"use_relative_position_bias": False}
+    found = {
+        "Swin": [{}, {"use_absolute_embeddings": True}],
+        "Swinv2": [{}],
+        "Beit": [{}, {"use_absolute_position_embeddings": True}, beit],
+    }
+    for name, each in found.items():
+        assert not any(ComparedLayers(tiny_vision(name, **settings)).adds_positions() for settings in each)
+    assert ComparedLayers(tiny_vision("Beit", **beit, use_absolute_position_embeddings=True)).adds_positions()
 
 
 def test_of_an_encoder_decoder_the_decoder_counts() -> None:
