@@ -252,8 +252,7 @@ def _require_positions(student: ComparedLayers, teacher: ComparedLayers, layers:
     raise ConfigError(
         f"{where}.layers: layer {layers[0]} of the student, {student.family}, has {counts[0]} positions (patches and "
         f"other tokens, or pixels of a feature map), and layer {layers[1]} of the teacher, {teacher.family}, "
-        f"{counts[1]}. "
-        f"{cure} a teacher that cuts pictures as the student does, or leave distill.match out."
+        f"{counts[1]}. {cure} a teacher that cuts pictures as the student does, or leave distill.match out."
     )
 
 
