@@ -16,12 +16,13 @@ from transformers import AutoModelForImageClassification, ViTImageProcessorPil
 
 import workbench
 from tests.recipes.test_pictures import COLOURS, draw
+from tests.stopping import stop_after
 from tests.vision_backbones import SIZE, save_vision
 from tests.workbench.distillation.matched import WHATS
 from workbench.adapters import anatomy
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, Stopped
 from workbench.evaluation import row_outputs, target_scores
 from workbench.models import classifier
 from workbench.recipes import check, classify
@@ -155,6 +156,27 @@ def test_layers_are_learnt_in_any_micro_batches(
     np.testing.assert_allclose(losses(runs[0]), losses(runs[1]), rtol=1e-4)
     plain = train(f"{what}-{backbone}-plain", "distill", "train.epochs=1", backbone=backbone, teacher=taught)
     assert losses(runs[0])[0] > losses(plain)[0]
+
+
+def test_a_stopped_run_resumes_to_the_same_bits(
+    train: Callable[..., Path], recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With projections between the widths of feature maps, and pictures that grow over the run."""
+    wide = save_vision(home / "wide", "ResNet", hidden_sizes=[24, 40])
+    ViTImageProcessorPil(size={"height": SIZE, "width": SIZE}).save_pretrained(wide)
+    teacher = train("taught-wide", "classify", "train.epochs=1", backbone="wide")
+    words = ["distill.match=[{what: hidden_mse, layers: uniform}]", "image.augment.curriculum.resolution.start=0.5"]
+    named: dict[str, Any] = {"backbone": "ResNet", "teacher": teacher}
+    straight = train("straight", "distill", *words, **named)
+    path, every = recipe("distill", *words, **named)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(Stopped):
+            workbench.run(path, every, out=home / "broken", quiet=True)
+    broken = workbench.run(path, every, out=home / "broken", resume=True, quiet=True)
+    assert losses(broken) == losses(straight)
+    one, other = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (straight, broken))
+    assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_layers_that_do_not_fit_are_refused_by_check(recipe: Recipe, taught: Path) -> None:
