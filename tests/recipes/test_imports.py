@@ -26,6 +26,7 @@ def test_training_a_language_model_imports_nothing_of_other_recipes() -> None:
     assert not UNUSED & set(ended.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_page_imports_scores_of_classes_only_for_runs_that_have_classes() -> None:
     code = "import sys, workbench.report.pages; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
