@@ -13,7 +13,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import numpy as np
 
@@ -29,8 +29,13 @@ _OTHER_NUMBERS = (b"\x09", b"\x0b", b"\x0c", b"\x0d", b"\x0e")
 
 
 def is_idx(path: Path) -> bool:
+    """Whether a path is named like an idx file, and no folder."""
+    return is_named_so(path) and not path.is_dir()
+
+
+def is_named_so(path: PurePath) -> bool:
     """Whether a path is named like an idx file."""
-    return _NAME.fullmatch(path.name) is not None and not path.is_dir()
+    return _NAME.fullmatch(path.name) is not None
 
 
 def read_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:

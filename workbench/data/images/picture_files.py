@@ -76,7 +76,9 @@ class PictureFile:
         return Image.fromarray(np.frombuffer(self.content, np.uint8).reshape(self.shape)).convert("RGB")
 
     def may_be_deep(self) -> bool:
-        """Whether it can have more than 8 bits a value, by the first bytes; False where it cannot be read."""
+        """Whether it can have more than 8 bits a value, by name and first bytes; False where it cannot be read."""
+        if self.name.lower().endswith(_OF_8_BITS):
+            return False
         try:
             return self.shape is None and deep_pictures.may_be_deep(self._start())
         except (DataError, *_UNREADABLE):
@@ -121,6 +123,8 @@ class PictureFile:
             return f"unreadable: {error}".encode()
 
 
+_OF_8_BITS = (".jpg", ".jpeg", ".jfif", ".gif", ".webp", ".bmp")
+"""Ends of names of files that are not opened to see whether they are deep: thousands would hold a first epoch up."""
 _START = 32
 """Bytes that say of which kind a file is."""
 _UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)

@@ -55,9 +55,9 @@ class _Tree:
 
     def picture(self, file: PurePosixPath) -> PictureFile:
         name = f"{self.name}/{file}"
-        if self.archive is None:
-            return PictureFile(name, Path(self.root / file))
-        member = PurePosixPath(self.root / file)
+        if isinstance(self.root, Path):
+            return PictureFile(name, self.root / file)
+        member = self.root / file
         return PictureFile(name, self.archive, str(member), span=self.spans.get(member))
 
     def below(self, folder: str) -> _Tree:
@@ -190,7 +190,7 @@ def _unwrapped(tree: _Tree) -> _Tree:
 
 
 def _require_no_idx(tree: _Tree) -> None:
-    if found := sorted(str(file) for file in tree.files if idx_files.is_idx(Path(file))):
+    if found := sorted(str(file) for file in tree.files if idx_files.is_named_so(file)):
         pictures = [file for file in found if "labels" not in file] or ["the file of their pictures"]
         raise DataError(f"{tree.name}: holds idx files. Name one: {tree.name}/{f' or {tree.name}/'.join(pictures)}.")
 
