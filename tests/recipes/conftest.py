@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import ViTImageProcessorPil
 
+from tests.recipes.drawings import draw
+from tests.vision_backbones import SIZE, save_vision
 from workbench import adapters, evaluation
 from workbench.adapters import Full
 from workbench.config import RunConfig
@@ -50,3 +53,16 @@ def save_run(tmp_path: Path, stories: str, questions: Path) -> SaveRun:
         return run.path
 
     return save
+
+
+@pytest.fixture(scope="session")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("vit")
+    found = save_vision(folder, "ViT")
+    ViTImageProcessorPil(size={"height": SIZE, "width": SIZE}).save_pretrained(found)
+    return str(found)
+
+
+@pytest.fixture(scope="session")
+def drawings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw(tmp_path_factory.mktemp("drawings"), 90)

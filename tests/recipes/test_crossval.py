@@ -15,6 +15,7 @@ import pytest
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.recipes.weather import OTHERS, WORDS, weather, write
 from workbench.data.labelled import fold_data
 from workbench.errors import ConfigError
 from workbench.evaluation import row_outputs
@@ -32,57 +33,6 @@ from workbench.runs import run_directory
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 Run = Callable[..., Path]
-WORDS = {"sun": "bright warm sun", "rain": "cold wet rain", "snow": "white deep snow"}
-OTHERS = [
-    "garden",
-    "river",
-    "window",
-    "castle",
-    "market",
-    "bottle",
-    "candle",
-    "forest",
-    "ladder",
-    "pocket",
-    "saddle",
-    "tunnel",
-    "violin",
-    "wagon",
-    "yellow",
-    "zebra",
-    "anchor",
-    "basket",
-    "copper",
-    "dragon",
-    "engine",
-    "feather",
-    "guitar",
-    "hammer",
-    "island",
-    "jungle",
-    "kitten",
-    "lemon",
-    "mirror",
-    "needle",
-]
-
-
-def weather(rows: int, *, seed: int, wrong: float = 0.0) -> list[dict[str, Any]]:
-    """Sentences of other words with two that say the class, and a share of wrong labels."""
-    chance, names = np.random.default_rng(seed), list(WORDS)
-    found = []
-    for number in range(rows):
-        label = names[number % 3]
-        others = chance.choice(OTHERS, size=int(chance.integers(3, 7)), replace=False)
-        words = [*others, *chance.choice(WORDS[label].split(), size=2, replace=False)]
-        said = names[int(chance.integers(3))] if chance.random() < wrong else label
-        found.append({"text": " ".join(map(str, chance.permutation(words))), "label": said})
-    return found
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.fixture(scope="module")

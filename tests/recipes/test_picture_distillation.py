@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForImageClassification, ViTImageProcessorPil
 
 import workbench
-from tests.recipes.test_pictures import COLOURS, draw
+from tests.recipes.drawings import COLOURS, draw
 from tests.stopping import stop_after
 from tests.vision_backbones import SIZE, save_vision
 from tests.workbench.distillation.matched import WHATS

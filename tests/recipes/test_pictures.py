@@ -12,14 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch.nn import functional as F
-from transformers import AutoModelForImageClassification, ViTImageProcessorPil, pipeline
+from transformers import AutoModelForImageClassification, pipeline
 
 import workbench
-from tests.vision_backbones import SIZE, save_vision
-from workbench.config.picture_augment_config import AugmentConfig
-from workbench.data.images.picture_rows import PictureRows
+from tests.recipes.drawings import draw
+from tests.recipes.test_augmented_pictures import load_config
 from workbench.data.labelled import labelled_data
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.models import classifier, row_readers
@@ -35,7 +34,6 @@ from workbench.runs import run_directory
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 Train = Callable[..., Path]
-COLOURS = {"circle": (220, 40, 40), "square": (40, 200, 60), "bar": (60, 60, 230)}
 ALL_CHANGES = [
     "image.augment.crop_scale=[0.6,1]",
     "image.augment.horizontal_flip=0.5",
@@ -57,34 +55,6 @@ ALL_CHANGES = [
     "image.augment.curriculum.resolution.start=0.5",
 ]
 """But RandAugment, which draws from the same operations as TrivialAugment and excludes it."""
-
-
-def draw(folder: Path, rows: int, *, seed: int = 0) -> Path:
-    """Class folders of noisy drawings whose shape and colour say their class."""
-    rng = np.random.default_rng(seed)
-    for number in range(rows):
-        name = list(COLOURS)[number % 3]
-        picture = Image.fromarray(rng.integers(0, 120, (40, 40, 3), dtype=np.uint8))
-        left, top = rng.integers(2, 14, 2).tolist()
-        box = (left, top, left + 18, top + (5 if name == "bar" else 18))
-        shape = ImageDraw.Draw(picture)
-        (shape.ellipse if name == "circle" else shape.rectangle)(box, fill=COLOURS[name])
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        picture.save(folder / name / f"{number:04}.png")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def vit(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("vit")
-    found = save_vision(folder, "ViT")
-    ViTImageProcessorPil(size={"height": SIZE, "width": SIZE}).save_pretrained(found)
-    return str(found)
-
-
-@pytest.fixture(scope="module")
-def drawings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return draw(tmp_path_factory.mktemp("drawings"), 90)
 
 
 @pytest.fixture(scope="module")
@@ -314,44 +284,6 @@ def test_members_whose_pictures_have_grown_differently_train_in_one_bank(train: 
         np.testing.assert_allclose(losses(together / name), losses(apart / name), rtol=1e-4, atol=1e-5)
         steps.add(len(losses(together / name)))
     assert steps == {2, 3}
-
-
-def test_rows_are_augmented_in_training_only_and_mixed_with_soft_labels(vit: str, drawings: Path) -> None:
-    config = load_config(vit, drawings, ["image.augment.cutmix=1", "image.augment.horizontal_flip=1"])
-    rows = labelled_data.load(config, row_readers.of_backbone(config)).train
-    assert isinstance(rows.inputs, PictureRows)
-    some = np.arange(24)
-    plain, first, again = rows.batch(some), rows.batch(some, epoch=0), rows.batch(some[::-1].copy(), epoch=0)
-    pixels = "pixel_values"
-    assert not torch.equal(plain.inputs[pixels], first.inputs[pixels])
-    assert torch.equal(first.inputs[pixels], again.inputs[pixels].flip(0)), "whatever stands beside a row"
-    assert torch.equal(first.labels_N, again.labels_N.flip(0))
-    assert not torch.equal(first.inputs[pixels], rows.batch(some, epoch=1).inputs[pixels])
-    targets_BC = first.labels_N[:, 1:]
-    torch.testing.assert_close(targets_BC.sum(1), torch.ones(24))
-    assert ((targets_BC > 0.01) & (targets_BC < 0.99)).any() and (plain.labels_N[:, 1:].max(1).values == 1).all()
-    half = rows.subset(np.arange(12))
-    assert torch.equal(half.batch(np.arange(12)).inputs[pixels], plain.inputs[pixels][:12])
-
-
-def load_config(vit: str, drawings: Path, words: list[str]) -> Any:
-    from workbench.config import RunConfig
-    from workbench.schema import override, parse
-
-    values = {
-        "recipe": "classify",
-        "model": {"id": vit, "weights": "float32"},
-        "data": {"format": "image", "train": str(drawings), "held_out": 0.2},
-    }
-    return parse(RunConfig, override(values, words), source="test")
-
-
-def test_an_augmentation_that_changes_nothing_is_none(vit: str, drawings: Path) -> None:
-    config = load_config(vit, drawings, [])
-    assert not AugmentConfig().is_on
-    rows = labelled_data.load(config, row_readers.of_backbone(config)).train
-    some = np.arange(8)
-    assert torch.equal(rows.batch(some).inputs["pixel_values"], rows.batch(some, epoch=3).inputs["pixel_values"])
 
 
 def test_a_student_takes_blocks_of_its_teacher_and_reads_its_pictures(learnt: Path, drawings: Path) -> None:

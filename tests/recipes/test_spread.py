@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.conftest import MINILM, save_tiny, write_questions
-from tests.recipes.test_crossval import weather, write
+from tests.recipes.weather import weather, write
 from workbench.schema import dump_yaml
 
 pytestmark = pytest.mark.slow

@@ -27,8 +27,8 @@ class ImageConfig(Section):
     augment: AugmentConfig = AugmentConfig()
     depth: Depth = "auto"
     """Bits that hold the values of pictures of more than 8 bits, grey or colour: 0 to 2 ** depth - 1 become 0 to 255 in
-    all of them. `auto`: the fewest that hold every training picture; where values are negative or above 65,535, their
-    least and greatest. Floats always become 0 to 255 from the least to the greatest of the training pictures, from 0
+    all of them. `auto`: the fewest that hold every picture of data.train; where values are negative or above 65,535,
+    their least and greatest. Floats always become 0 to 255 from the least to the greatest of these pictures, from 0
     to 1 where all lie there."""
     workers: NonNegativeInt | Literal["auto"] = "auto"
     """Processes that decode and prepare pictures beside this one; `auto`: one for each further core where that saves

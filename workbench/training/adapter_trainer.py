@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,7 @@ class AdapterTrainer:
         self.order = row_order(task.train, config, self._limits.steps, task.run.ranks, task.reference)
         self._refresh = trained.refresh
         self.progress = Progress()
-        self._view = lru_cache(maxsize=2)(
-            lambda epoch, step: task.train.seen(epoch=epoch, step=step, steps=self._limits.steps)
-        )
+        self._view = lru_cache(maxsize=2)(partial(task.train.seen, steps=self._limits.steps))
         """The training rows as a step reads them; this one's and the next one's are kept."""
         self.error: TrainingError | None = None
         """Why training failed; None while it has not."""
@@ -156,11 +154,12 @@ class AdapterTrainer:
     @property
     def seen(self) -> Examples:
         """The training rows as the next step reads them."""
-        return self._view(self.epoch, self.progress.step)
+        return self._view(epoch=self.epoch, step=self.progress.step)
 
     def seen_after(self) -> Examples:
         """The training rows as the step after the next reads them."""
-        return self._view(self.order.epoch(self.progress.step + 1), self.progress.step + 1)
+        step = self.progress.step + 1
+        return self._view(epoch=self.order.epoch(step), step=step)
 
     def follow(self, frozen: Collection[str], rates: Sequence[float]) -> None:
         """Freeze these values from the next step on, and set each layer's factor of the learning rate.

@@ -327,10 +327,9 @@ class Trainer:
 
     def _hooks(self) -> dict[str, TrainHook]:
         """Training hooks by the name of their file in a checkpoint."""
-        hooks: dict[str, TrainHook] = self.row_losses.hooks
+        hooks: dict[str, TrainHook] = self.row_losses.hooks | self.step_noise.stacking.hooks
         hooks |= freeze_callbacks.observers(self.freezer, self.masters.named(), self._observed_batch)
         hooks |= {"noise": self.noise} if self.config.optimizer.noise_scale else {}
-        hooks |= self.step_noise.stacking.hooks
         return hooks | self.sharpness.hooks | self.choice.hooks | dict(self.signal.keeps)
 
     def _observed_batch(self) -> MicroBatch:

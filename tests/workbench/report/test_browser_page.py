@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import workbench
-from tests.recipes.test_pictures import draw
+from tests.recipes.drawings import draw
 from tests.vision_backbones import save_vision
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the extra `browser`")

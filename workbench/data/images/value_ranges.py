@@ -32,7 +32,8 @@ def measure(
     """The values that become 0 and 255 in all pictures of a run.
 
     Args:
-        files: Of training rows only. Unreadable ones, and those of 8 bits, do not count.
+        files: Of data.train, held-out rows too: how far values go says nothing of a label. Unreadable ones, and those
+            of 8 bits, do not count.
         depth: As `image.depth`.
         folder: Where what was found is kept, so that later runs decode nothing.
     """
