@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ class AdapterTrainer:
         self.order = row_order(task.train, config, self._limits.steps, task.run.ranks, task.reference)
         self._refresh = trained.refresh
         self.progress = Progress()
-        self._view = lru_cache(maxsize=2)(partial(task.train.seen, steps=self._limits.steps))
+        self._view = lru_cache(maxsize=2)(lambda **when: task.train.seen(**when, steps=self._limits.steps))
         """The training rows as a step reads them; this one's and the next one's are kept."""
         self.error: TrainingError | None = None
         """Why training failed; None while it has not."""
