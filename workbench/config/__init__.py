@@ -12,6 +12,7 @@ from workbench.config.basic_sections import (
     TrainConfig,
 )
 from workbench.config.run_config import RunConfig, load_config
+from workbench.config.run_sections import TrainingSections
 
 __all__ = [
     "BatchConfig",
@@ -24,5 +25,6 @@ __all__ = [
     "SaveConfig",
     "Share",
     "TrainConfig",
+    "TrainingSections",
     "load_config",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from workbench.config.run_sections import RunSections
+from workbench.config.run_sections import RunSections, TrainingSections
 
 ABLE = ("sft", "mlm", "prefer", "classify")
 """Recipes that can pack rows."""
@@ -17,7 +17,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
             yield f"batch.{key}=true {why}. Write batch.{key}=auto{cure and f', or {cure}'}."
 
 
-def unsharable(config: RunSections) -> Iterator[tuple[str, str]]:
+def unsharable(config: TrainingSections) -> Iterator[tuple[str, str]]:
     """Yield each reason for which what rows begin with cannot be computed once for them, and what to write instead."""
     if config.recipe != "sft":
         yield f"is for recipe=sft, and recipe={config.recipe} computes each row by itself", ""
@@ -44,7 +44,7 @@ def unsharable(config: RunSections) -> Iterator[tuple[str, str]]:
     yield from unpackable(config)
 
 
-def unpackable(config: RunSections) -> Iterator[tuple[str, str]]:
+def unpackable(config: TrainingSections) -> Iterator[tuple[str, str]]:
     """Yield each reason for which rows cannot be packed, and what to write instead of its cause, if there is anything.
 
     A sentence about `batch.packing=true` ends with the reason.

@@ -51,8 +51,8 @@ Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]
 """Services of metrics."""
 
 
-class RunSections(Section):
-    """The sections of a run, each valid by itself; `RunConfig` adds that they go together."""
+class CommonSections(Section):
+    """Sections that every part of a run reads: its recipe, model, adapter and rows."""
 
     recipe: Literal[
         "sft", "mlm", "prefer", "classify", "crossval", "sweep", "search", "distill", "embed", "reward", "reinforce"
@@ -70,21 +70,25 @@ class RunSections(Section):
     prefer: PreferConfig = PreferConfig()
     classes: ClassesConfig = ClassesConfig()
     image: ImageConfig = ImageConfig()
-    duplicates: DuplicatesConfig = DuplicatesConfig()
-    folds: FoldsConfig = FoldsConfig()
-    pseudo_label: PseudoLabelConfig = PseudoLabelConfig()
-    tta: TtaConfig = TtaConfig()
-    correction: CorrectionConfig = CorrectionConfig()
-    ensemble: EnsembleConfig = EnsembleConfig()
-    sweep: SweepConfig = SweepConfig()
-    search: SearchConfig = SearchConfig()
-    distill: DistillConfig = DistillConfig()
-    embed: EmbedConfig = EmbedConfig()
-    reward: RewardConfig = RewardConfig()
-    rewards: tuple[SerializeAsAny[RewardSource], ...] = ()
-    """How good answers are: the weighted sum of these. Each has a kind: function, number, regex, json, unit_tests or
-    model."""
-    reinforce: ReinforceConfig = ReinforceConfig()
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether rows are labelled pictures rather than text."""
+        return self.data.format == "image"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plugins_first(cls, values: Any) -> Any:
+        """The methods that a plugin adds must be known before the adapter section is read."""
+        paths = values.get("plugins") if isinstance(values, dict) else None
+        if isinstance(paths, (list, tuple)) and all(isinstance(path, (str, Path)) for path in paths):
+            plugins.load(paths)
+        return values
+
+
+class TrainingSections(CommonSections):
+    """Sections that a training reads. Trainers are given no more, so that none of them asks about folds, teachers or rewards."""
+
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()
     regularise: RegulariseConfig = RegulariseConfig()
@@ -108,9 +112,45 @@ class RunSections(Section):
     """Where metrics are sent besides metrics.jsonl; nothing is sent anywhere unless named here."""
 
     @property
-    def reads_pictures(self) -> bool:
-        """Whether rows are labelled pictures rather than text."""
-        return self.data.format == "image"
+    def steps_on_rows(self) -> int:
+        """Optimizer steps one after another on the same rows."""
+        return 1
+
+    @property
+    def rows_of_draw(self) -> int:
+        """Rows that the model reads for each example that a step draws."""
+        return 1
+
+    @property
+    def by_block(self) -> bool:
+        """Whether something depends on which block of the backbone comes after which."""
+        ordered = self.freeze.policy != "none" or self.optimizer.layer_decay < 1
+        thinned = self.layer_drop.is_on or self.token_drop.is_on or self.regularise.stochastic_depth > 0
+        return ordered or thinned or self.grow.is_on
+
+
+class TaskSections(CommonSections):
+    """Sections of what recipes do with trainings: folds, stages, members of a sweep, a student, rewards."""
+
+    duplicates: DuplicatesConfig = DuplicatesConfig()
+    folds: FoldsConfig = FoldsConfig()
+    pseudo_label: PseudoLabelConfig = PseudoLabelConfig()
+    tta: TtaConfig = TtaConfig()
+    correction: CorrectionConfig = CorrectionConfig()
+    ensemble: EnsembleConfig = EnsembleConfig()
+    sweep: SweepConfig = SweepConfig()
+    search: SearchConfig = SearchConfig()
+    distill: DistillConfig = DistillConfig()
+    embed: EmbedConfig = EmbedConfig()
+    reward: RewardConfig = RewardConfig()
+    rewards: tuple[SerializeAsAny[RewardSource], ...] = ()
+    """How good answers are: the weighted sum of these. Each has a kind: function, number, regex, json, unit_tests or
+    model."""
+    reinforce: ReinforceConfig = ReinforceConfig()
+
+
+class RunSections(TrainingSections, TaskSections):
+    """The sections of a run, each valid by itself; `RunConfig` adds that they go together."""
 
     @property
     def labelled(self) -> bool:
@@ -129,19 +169,3 @@ class RunSections(Section):
     def rows_of_draw(self) -> int:
         """Rows that the model reads for each example that a step draws."""
         return self.reinforce.answers if self.recipe == "reinforce" and not self.reinforce.pairs else 1
-
-    @property
-    def by_block(self) -> bool:
-        """Whether something depends on which block of the backbone comes after which."""
-        ordered = self.freeze.policy != "none" or self.optimizer.layer_decay < 1
-        thinned = self.layer_drop.is_on or self.token_drop.is_on or self.regularise.stochastic_depth > 0
-        return ordered or thinned or self.grow.is_on
-
-    @model_validator(mode="before")
-    @classmethod
-    def _plugins_first(cls, values: Any) -> Any:
-        """The methods that a plugin adds must be known before the adapter section is read."""
-        paths = values.get("plugins") if isinstance(values, dict) else None
-        if isinstance(paths, (list, tuple)) and all(isinstance(path, (str, Path)) for path in paths):
-            plugins.load(paths)
-        return values

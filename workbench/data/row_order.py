@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.config.curriculum_config import CurriculumConfig
 from workbench.data.batching import Examples, Indices, Weights, global_batch, steps_per_epoch
 from workbench.errors import DataError
@@ -35,7 +35,7 @@ class RowOrder:
     """
 
     train: Examples
-    config: RunConfig
+    config: TrainingSections
     steps: int | None
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.adapters import anatomy
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.arrangement import PADDED, Arrangement
 from workbench.data.batching import Indices, Weights
 from workbench.data.mixed_batches import OwnerRows
@@ -62,7 +62,7 @@ class Lengths(Protocol):
 class Training(Model, Protocol):
     """A training of some steps."""
 
-    config: RunConfig
+    config: TrainingSections
     width: int
     compares: bool
     """Whether the loss looks at more of the model than its outputs."""

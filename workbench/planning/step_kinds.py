@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 
 LOOKED_AT = 2048
 """Steps of a run whose work is looked at."""
 
 
-def kinds(config: RunConfig, *, steps: int, blocks: int) -> dict[int, float]:
+def kinds(config: TrainingSections, *, steps: int, blocks: int) -> dict[int, float]:
     """A step (from 0) of each kind, and the share of steps that it stands for; the shares add up to 1.
 
     Steps differ by whether SAM, the estimate of noise and Sophia's of curvature are due, and by the share of the
@@ -51,7 +51,7 @@ def _looked_at(steps: int) -> list[int]:
     return sorted({0, *drawn.tolist()})
 
 
-def _work(config: RunConfig, *, steps: int, blocks: int) -> Callable[[int], float]:
+def _work(config: TrainingSections, *, steps: int, blocks: int) -> Callable[[int], float]:
     """Share of the blocks' work that a step does."""
     drop, tokens, grow = config.layer_drop, config.token_drop, config.grow
 

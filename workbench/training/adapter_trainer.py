@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from workbench.adapters.method import TrainHook
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices
 from workbench.data.row_order import RowOrder
 from workbench.errors import ResumeError, TrainingError
@@ -43,7 +43,7 @@ class TrainTask:
 
     train: Examples
     held_out_loss: Callable[[], float]
-    config: RunConfig
+    config: TrainingSections
     run: Run
     """Directory of its metrics and checkpoints, as if it trained alone."""
     held_out_parts: Mapping[str, float] = field(default_factory=dict)

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import torch
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError, TrainingError
@@ -49,7 +49,9 @@ FORWARD_ELEMENTS = 32
 with its gate, keys and values of a generation."""
 
 
-def tokens_per_device(config: RunConfig, train: Examples, device: torch.device, *, width: int, members: int = 1) -> int:
+def tokens_per_device(
+    config: TrainingSections, train: Examples, device: torch.device, *, width: int, members: int = 1
+) -> int:
     """The configured budget, checked against the longest row; for `auto` the largest worth trying.
 
     `width` is the hidden size of the backbone; a step has a batch of each of `members` adapters.
@@ -67,7 +69,7 @@ def tokens_per_device(config: RunConfig, train: Examples, device: torch.device, 
     return min(whole_batch, max(own, CPU_TOKENS, elements // width))
 
 
-def longest_part(config: RunConfig, lengths: Indices) -> int:
+def longest_part(config: TrainingSections, lengths: Indices) -> int:
     """Tokens that one device computes of the longest of these rows."""
     return -(-int(lengths.max()) // config.distributed.sequence)
 
@@ -94,7 +96,7 @@ def forward_tokens(device: torch.device, *, width: int) -> int:
     return max(FORWARD_TOKENS, min(MOST_FORWARD_TOKENS, 1 << max(0, room.bit_length() - 1)))
 
 
-def require_longest_fits(config: RunConfig, train: Examples) -> None:
+def require_longest_fits(config: TrainingSections, train: Examples) -> None:
     """Raise ConfigError where the configured budget is below the longest row."""
     own, wanted, devices = (
         longest_part(config, train.lengths),
@@ -162,7 +164,7 @@ class Remembered:
         signal: `TrainingSignal.settings`, such as the teacher of a distillation.
     """
 
-    config: RunConfig
+    config: TrainingSections
     longest: int
     signal: Mapping[str, Any]
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.config.layer_drop_config import LayerDropConfig
 from workbench.errors import BackboneError
 from workbench.training import block_calls
@@ -108,7 +108,7 @@ def surveyed(backbone: PreTrainedModel, blocks: Sequence[nn.Module], *, key: str
     return calls
 
 
-def always_computed(config: RunConfig, backbone: PreTrainedModel) -> Iterator[str]:
+def always_computed(config: TrainingSections, backbone: PreTrainedModel) -> Iterator[str]:
     """Yield a sentence on blocks for pictures that no setting leaves out, where one leaves out others.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import steps_per_epoch
 from workbench.runs.deadline import Deadline
 
@@ -35,13 +35,13 @@ class Limits:
         return min(max(shares), 1.0)
 
 
-def limits(config: RunConfig, draws: int, deadline: Deadline) -> Limits:
+def limits(config: TrainingSections, draws: int, deadline: Deadline) -> Limits:
     """The limits of a run whose epochs draw so many rows."""
     assert deadline.limited or not config.budget.timed, "only a clock can end a run in time"
     return Limits(total_steps(config, draws), config.budget.tokens, deadline)
 
 
-def total_steps(config: RunConfig, draws: int) -> int | None:
+def total_steps(config: TrainingSections, draws: int) -> int | None:
     """Optimizer steps of a run whose epochs draw so many rows; None where a budget alone limits it."""
     if config.train.steps is not None:
         return config.train.steps

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Indices, global_batch
 from workbench.runs.ranks import Ranks
 from workbench.training.signal import TrainingSignal
@@ -22,7 +22,7 @@ class MethodChoice:
     """
 
     def __init__(
-        self, model: nn.Module, config: RunConfig, signal: TrainingSignal, *, device: torch.device, ranks: Ranks
+        self, model: nn.Module, config: TrainingSections, signal: TrainingSignal, *, device: torch.device, ranks: Ranks
     ) -> None:
         self._model: Any = model
         self._method, self._seed = config.adapter, config.seed

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.config.packing_checks import unpackable
 from workbench.data.arrangement import PACKED, PADDED, Arrangement
 from workbench.data.batching import Indices, global_batch, steps_per_epoch
@@ -20,7 +20,7 @@ STEPS = 16
 
 
 def arranged(
-    config: RunConfig, backbone: PreTrainedModel, signal: TrainingSignal, compute: torch.dtype, width: int
+    config: TrainingSections, backbone: PreTrainedModel, signal: TrainingSignal, compute: torch.dtype, width: int
 ) -> Arrangement:
     """How the rows of a training are laid out.
 
@@ -37,7 +37,9 @@ def arranged(
     return prefix_sharing.arranged(config, signal.train, other, why=why, tokens=tokens, compute=compute)
 
 
-def _apart(config: RunConfig, lengths: Indices, *, why: str | None, tokens: int, compute: torch.dtype) -> Arrangement:
+def _apart(
+    config: TrainingSections, lengths: Indices, *, why: str | None, tokens: int, compute: torch.dtype
+) -> Arrangement:
     """How rows are laid out that share nothing."""
     wanted = config.batch.packing
     if wanted is True:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.config.packing_checks import unsharable
 from workbench.data import shared_prefix
 from workbench.data.arrangement import Arrangement
@@ -26,7 +26,7 @@ others. Times as fast as rows by themselves, on one core with bfloat16 units (sc
 
 
 def arranged(
-    config: RunConfig, train: Examples, other: Arrangement, *, why: str | None, tokens: int, compute: torch.dtype
+    config: TrainingSections, train: Examples, other: Arrangement, *, why: str | None, tokens: int, compute: torch.dtype
 ) -> Arrangement:
     """Rows with one beginning where that is asked for or faster; else `other`.
 
@@ -60,7 +60,7 @@ def require(why: str | None) -> None:
         raise ConfigError(f"batch.shared_prefix=true: {why}. Write batch.shared_prefix=auto.")
 
 
-def saved(config: RunConfig, lengths: Indices, shared: Arrangement, other: Arrangement, *, tokens: int) -> float:
+def saved(config: TrainingSections, lengths: Indices, shared: Arrangement, other: Arrangement, *, tokens: int) -> float:
     """Share of the tokens of `other` that `shared` need not compute, in the first steps of an epoch."""
     size, auto = config.batch.size, config.batch.tokens_per_device == "auto"
     steps = [
@@ -79,7 +79,7 @@ def _worthwhile(train: Examples, share: float) -> int:
     return max(LEAST_TOKENS, math.ceil(share * float(train.lengths.mean())))
 
 
-def in_words(config: RunConfig, train: Examples, *, why: str | None) -> list[str]:
+def in_words(config: TrainingSections, train: Examples, *, why: str | None) -> list[str]:
     """Sentence on what rows have in common, where a step may compute that once.
 
     Args:

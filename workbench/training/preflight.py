@@ -10,7 +10,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from workbench import adapters
 from workbench.adapters import Full, anatomy
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, TrainingSections, tasks
 from workbench.config.optimizer_config import OF_INNER_MATRICES
 from workbench.config.tasks import TEXT, Task
 from workbench.data.batching import Examples, Indices
@@ -84,7 +84,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     return modules
 
 
-def require_recomputable(config: RunConfig, model: Any) -> None:
+def require_recomputable(config: TrainingSections, model: Any) -> None:
     """Raise ConfigError where activations are to be recomputed, and on this backbone the method does not allow it.
 
     Args:
@@ -97,7 +97,7 @@ def require_recomputable(config: RunConfig, model: Any) -> None:
         )
 
 
-def no_recomputing(config: RunConfig, model: Any) -> str:
+def no_recomputing(config: TrainingSections, model: Any) -> str:
     """Say with what on this backbone activations cannot be recomputed; empty where they can be."""
     if reason := config.adapter.no_checkpointing(model):
         return f"adapter.method={config.adapter.method}: {reason}"
@@ -106,7 +106,7 @@ def no_recomputing(config: RunConfig, model: Any) -> str:
     return ""
 
 
-def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
+def _require_layers(config: TrainingSections, model: PreTrainedModel) -> None:
     """Refuse what finds no stack of blocks, none that it can act on, or leaves nothing to train."""
     if not config.by_block:
         return
@@ -128,7 +128,7 @@ def _require_layers(config: RunConfig, model: PreTrainedModel) -> None:
         )
 
 
-def _require_matrices(config: RunConfig, model: PreTrainedModel) -> None:
+def _require_matrices(config: TrainingSections, model: PreTrainedModel) -> None:
     """Refuse an optimizer of matrices where AdamW would take all steps. Attaches the adapter to `model`."""
     if config.optimizer.name not in OF_INNER_MATRICES:
         return
@@ -143,7 +143,7 @@ def _require_matrices(config: RunConfig, model: PreTrainedModel) -> None:
         )
 
 
-def _require_tokens(config: RunConfig, train: MeasuredExamples) -> None:
+def _require_tokens(config: TrainingSections, train: MeasuredExamples) -> None:
     """Refuse a token budget that the first step would use up: its learning rate would be that of the end."""
     budget, step = config.budget.tokens, round(config.batch.size * float(train.lengths.mean()))
     if budget is not None and budget < step:
@@ -163,7 +163,7 @@ def longest_sequence(hub: PretrainedConfig) -> int | None:
     return max(limit, int(rope["factor"] * rope.get("original_max_position_embeddings", limit)))
 
 
-def _require_positions(config: RunConfig, splits: Sequence[MeasuredExamples], model: PreTrainedModel) -> None:
+def _require_positions(config: TrainingSections, splits: Sequence[MeasuredExamples], model: PreTrainedModel) -> None:
     """Refuse rows longer than the positions that the backbone was trained with."""
     limit, virtual = longest_sequence(model.config), config.adapter.extra_positions(model)
     if limit is None:

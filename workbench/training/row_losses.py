@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from workbench.adapters.method import TrainHook
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Indices, MicroBatch
 from workbench.losses.label_losses import LabelLosses, LabelTap
 from workbench.runs.ranks import Ranks
@@ -208,7 +208,7 @@ class VisitRecord:
         self._known, self._new = Visits(**{name: tensor.numpy() for name, tensor in state.items()}), []
 
 
-def record(config: RunConfig, draws: int, ranks: Ranks) -> VisitRecord | None:
+def record(config: TrainingSections, draws: int, ranks: Ranks) -> VisitRecord | None:
     """The record that `evaluate.dynamics` asks for; None where it records nothing.
 
     Args:

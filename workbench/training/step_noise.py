@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from workbench.adapters.row_dropout import RowDraw, drawing
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Indices, MicroBatch
 from workbench.models import forward_noise
 from workbench.training import block_calls
@@ -32,7 +32,7 @@ class StepNoise:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: TrainingSections,
         freezer: Freezer,
         masters: MasterWeights | Sharded,
         device: torch.device,

@@ -8,7 +8,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.config.sweep_config import flat
 from workbench.runs.run_directory import Run
 
@@ -21,7 +21,7 @@ _NAMED = {"wandb": "name", "mlflow": "run_name", "trackio": "name", "swanlab": "
 class Trackers:
     """Those that `trackers` names, told of the settings at once and of every step. Each resume is a run of its own."""
 
-    def __init__(self, config: RunConfig, run: Run, *, cpu: bool) -> None:
+    def __init__(self, config: TrainingSections, run: Run, *, cpu: bool) -> None:
         self._accelerator = Accelerator(cpu=cpu, log_with=list(config.trackers) or None, project_dir=run.path)
         if config.trackers:
             settings = {key: _plain(value) for key, value in flat(config.model_dump(mode="json")).items()}

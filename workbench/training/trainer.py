@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import TrainHook
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
@@ -65,7 +65,7 @@ class Trainer:
     held_out: Sequence[Examples]
     """Rows that `held_out_loss` reads, and others that the model reads later; a prefix cache holds them too."""
     held_out_loss: Callable[[], float]
-    config: RunConfig
+    config: TrainingSections
     compute: torch.dtype
     run: Run
     callback: Callback

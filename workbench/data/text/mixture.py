@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.config.sources_config import MixConfig, SourceConfig
 from workbench.data.batching import Examples, Indices
 from workbench.data.resampling import ResampledRows, endless
@@ -54,7 +54,7 @@ class MixedRows(ResampledRows[TokenizedSet]):
         return endless(self.members[number], first=first, count=count, seed=(self.seed, 7, number))
 
 
-def mixed(rows: TokenizedSet, config: RunConfig) -> Examples:
+def mixed(rows: TokenizedSet, config: TrainingSections) -> Examples:
     """The training rows as `data.sources` and `data.mix` say; `rows` themselves where there is one source."""
     sources, mix = config.data.sources, config.data.mix
     if not sources:
@@ -105,14 +105,14 @@ def rounded(quota_S: Floats, draws: int) -> Indices:
     return count_S
 
 
-def allowed(train: MixedRows, config: RunConfig) -> Floats:
+def allowed(train: MixedRows, config: TrainingSections) -> Floats:
     """Rows of each source that its `passes` allow in the whole run; infinite where there is no limit."""
     passes_S = [math.inf if source.passes is None else source.passes for source in config.data.sources.values()]
     allowed_S: Floats = np.floor(np.asarray(passes_S) * [len(own) for own in train.members] + 1e-9)
     return allowed_S
 
 
-def require_passes(train: Examples, config: RunConfig, steps: int | None) -> None:
+def require_passes(train: Examples, config: TrainingSections, steps: int | None) -> None:
     """Raise ConfigError where a source would be read more often than its `passes` allow.
 
     Args:
@@ -142,7 +142,7 @@ def require_passes(train: Examples, config: RunConfig, steps: int | None) -> Non
             )
 
 
-def _require_enough(train: MixedRows, config: RunConfig, drawn: int) -> None:
+def _require_enough(train: MixedRows, config: TrainingSections, drawn: int) -> None:
     """Raise ConfigError where all sources together may not be read as often as the run draws."""
     most = allowed(train, config).sum()
     if most < drawn:
@@ -152,7 +152,7 @@ def _require_enough(train: MixedRows, config: RunConfig, drawn: int) -> None:
         )
 
 
-def in_words(train: Examples, config: RunConfig, steps: int | None) -> list[str]:
+def in_words(train: Examples, config: TrainingSections, steps: int | None) -> list[str]:
     """A line for each source: rows, tokens, share of the draws, and passes over its rows."""
     if not isinstance(train, MixedRows):
         return []

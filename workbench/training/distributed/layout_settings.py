@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.config.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 
@@ -29,7 +29,7 @@ OURS = {
 """DeepSpeed's settings that a recipe decides, and by which of its keys."""
 
 
-def deepspeed(config: RunConfig, compute: torch.dtype, *, world: int, trained: int) -> Settings:
+def deepspeed(config: TrainingSections, compute: torch.dtype, *, world: int, trained: int) -> Settings:
     """DeepSpeed's settings for a run that trains so many parameters.
 
     Raises:

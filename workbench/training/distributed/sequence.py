@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional as F
 from transformers import PretrainedConfig
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.config.distributed_config import DistributedConfig
 from workbench.data.arrangement import MASK, NO_MASK, Arrangement
 from workbench.data.batching import Indices, MicroBatch
@@ -63,7 +63,7 @@ def within(loss: Loss, own: SequenceGroup) -> Loss:
     return shared
 
 
-def require(config: RunConfig, backbone: PretrainedConfig, *, longest: int) -> None:
+def require(config: TrainingSections, backbone: PretrainedConfig, *, longest: int) -> None:
     """Raise ConfigError where the rows of a backbone cannot be cut in parts.
 
     Args:

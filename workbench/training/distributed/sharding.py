@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.adapters import anatomy
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import MicroBatch
 from workbench.models import backbones
 from workbench.runs.ranks import Ranks
@@ -61,7 +61,7 @@ class Trainable:
     model: nn.Module
     loss: Loss
     """The summed loss of a micro-batch times a factor, by the model."""
-    config: RunConfig
+    config: TrainingSections
     compute: torch.dtype
     """Precision of matrix products."""
     ranks: Ranks

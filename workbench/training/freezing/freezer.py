@@ -12,7 +12,7 @@ from workbench import adapters
 from workbench.adapters import Method, anatomy, bank
 from workbench.adapters.bank import Bank
 from workbench.adapters.method import Sample
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, Observation
 from workbench.errors import ConfigError
 from workbench.training.freezing.layer_map import LayerMap, survey
@@ -92,7 +92,7 @@ class Freezer:
 
 def attach(
     backbone: PreTrainedModel,
-    config: RunConfig,
+    config: TrainingSections,
     *,
     seed: int,
     new_token_ids: Sequence[int] = (),
@@ -110,7 +110,7 @@ def attach(
 
 def adapt(
     backbone: PreTrainedModel,
-    config: RunConfig,
+    config: TrainingSections,
     layers: LayerMap,
     *,
     seed: int,
@@ -129,7 +129,7 @@ def adapt(
 
 
 def attach_bank(
-    backbone: PreTrainedModel, config: RunConfig, methods: Sequence[Method], *, seeds: Sequence[int]
+    backbone: PreTrainedModel, config: TrainingSections, methods: Sequence[Method], *, seeds: Sequence[int]
 ) -> tuple[Bank, Freezer]:
     """A bare backbone with a bank of fresh adapters, none where the policy freezes for good; see `bank.attach`."""
     layers = layers_of(backbone, config)
@@ -137,7 +137,7 @@ def attach_bank(
     return together, Freezer(together.model, backbone, layers, config.freeze, seed=config.seed)
 
 
-def layers_of(backbone: PreTrainedModel, config: RunConfig) -> LayerMap:
+def layers_of(backbone: PreTrainedModel, config: TrainingSections) -> LayerMap:
     """Those of a bare backbone; raises ConfigError where the policy does not work on so many."""
     layers = survey(backbone, needed=config.by_block)
     if reason := config.freeze.refusal(len(layers.blocks)):

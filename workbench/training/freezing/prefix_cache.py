@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from workbench.adapters import Full
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.config.picture_augment_config import AugmentConfig
 from workbench.data.batching import Examples
 from workbench.data.text.tokenized import cache_folder
@@ -96,7 +96,7 @@ class PrefixCacheManager:
         self,
         freezer: Freezer,
         work: PrefixForward,
-        config: RunConfig,
+        config: TrainingSections,
         *,
         compute: torch.dtype,
         folder: Path,
@@ -197,13 +197,13 @@ class PrefixCacheManager:
         return DiskStore(folder, fingerprint=name, dtype=self._dtype)
 
 
-def _drawing(config: RunConfig) -> str | None:
+def _drawing(config: TrainingSections) -> str | None:
     """Reason why adapters that freeze during a run go on drawing numbers; None where they do not."""
     draws = not config.freeze.fixed and config.adapter.facts.draws
     return f"adapter.method={config.adapter.method} draws numbers each time" if draws else None
 
 
-def _changing(config: RunConfig) -> str | None:
+def _changing(config: TrainingSections) -> str | None:
     """Reason why rows change from epoch to epoch; None where they do not."""
     if config.reads_pictures and config.image.augment != AugmentConfig():
         return "image.augment"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.config.optimizer_config import OF_INNER_MATRICES
 from workbench.errors import ConfigError
 from workbench.training.optim.adam_mini import AdamMini
@@ -32,7 +32,7 @@ _FROM_PYTORCH_OPTIMIZER = ("lion", "lamb", "lars", "soap", "schedule_free")
 _FROM_BITSANDBYTES = ("adamw8bit", "paged_adamw", "paged_adamw8bit")
 
 
-def require(config: RunConfig, *, device: torch.device) -> None:
+def require(config: TrainingSections, *, device: torch.device) -> None:
     """Refuse an optimizer whose package is not installed, or that the device cannot run; raises ConfigError."""
     name = config.optimizer.name
     if name in _FROM_PYTORCH_OPTIMIZER and importlib.util.find_spec("pytorch_optimizer") is None:
@@ -54,14 +54,14 @@ def require(config: RunConfig, *, device: torch.device) -> None:
         raise ConfigError(f"optimizer.name={name} does not work on {device.type}. Write optimizer.name=adamw.")
 
 
-def peak_rate(config: RunConfig) -> float:
+def peak_rate(config: TrainingSections) -> float:
     """The highest learning rate of the run, scaled to its batch; of a group with `rate_factor` 1."""
     return config.optimizer.scaled(config.train.learning_rate, batch=config.batch.size)
 
 
 def groups(
     trainable: Mapping[str, nn.Parameter],
-    config: RunConfig,
+    config: TrainingSections,
     *,
     layers: Mapping[str, int],
     blocks: int,
@@ -90,7 +90,7 @@ def groups(
     ]
 
 
-def build(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
+def build(groups: list[Group], config: TrainingSections) -> torch.optim.Optimizer:
     """The optimizer of a run over `groups`; who takes a step sets the `lr` of each of its groups before."""
     settings = config.optimizer
     if settings.name in _COMBINED:
@@ -104,7 +104,7 @@ def build(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
     return optimizer
 
 
-def state_bytes(groups: Sequence[Group], config: RunConfig) -> int:
+def state_bytes(groups: Sequence[Group], config: TrainingSections) -> int:
     """Bytes of the optimizer's state after its first step, found on tensors without values.
 
     An optimizer that reads values counts as AdamW, whose state is at least as large.
@@ -131,7 +131,7 @@ def _state_bytes_of(optimizer: torch.optim.Optimizer) -> int:
 
 
 @torch.no_grad()
-def penalise(trainable: Mapping[str, nn.Parameter], config: RunConfig, start: Mapping[str, Tensor]) -> None:
+def penalise(trainable: Mapping[str, nn.Parameter], config: TrainingSections, start: Mapping[str, Tensor]) -> None:
     """Add to each gradient that of the penalties: l1 sum |w|, l2 sum w^2, and l2_start sum (w - start)^2.
 
     Args:
@@ -146,13 +146,13 @@ def penalise(trainable: Mapping[str, nn.Parameter], config: RunConfig, start: Ma
             grad.add_(trainable[name].detach() - value, alpha=2 * l2_start)
 
 
-def starting_values(trainable: Mapping[str, nn.Parameter], config: RunConfig) -> dict[str, Tensor]:
+def starting_values(trainable: Mapping[str, nn.Parameter], config: TrainingSections) -> dict[str, Tensor]:
     """Copies of what `optimizer.l2_start` pulls back to, before the first step; none where it is off."""
     wanted = trainable if config.optimizer.l2_start else {}
     return {name: each.detach().clone() for name, each in wanted.items() if _decays(name, each, config)}
 
 
-def _decays(name: str, parameter: nn.Parameter, config: RunConfig) -> bool:
+def _decays(name: str, parameter: nn.Parameter, config: TrainingSections) -> bool:
     return parameter.ndim >= 2 and config.adapter.decays(name)
 
 
@@ -185,7 +185,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
 Settings = dict[str, Any]
 Builder = Callable[[list[Group], float, Settings], torch.optim.Optimizer]
 """Makes an optimizer from groups, a learning rate, and those of betas, eps and momentum that are configured."""
-Combiner = Callable[[list[Group], RunConfig], torch.optim.Optimizer]
+Combiner = Callable[[list[Group], TrainingSections], torch.optim.Optimizer]
 """Makes an optimizer from groups and all settings of a run."""
 
 
@@ -202,7 +202,7 @@ def _from(package: str, kind: str, **fixed: Any) -> Builder:
 _adamw = _from("torch.optim", "AdamW", fused=True)
 
 
-def _apart(groups: list[Group], config: RunConfig, inner: Callable[[list[Group]], Any]) -> torch.optim.Optimizer:
+def _apart(groups: list[Group], config: TrainingSections, inner: Callable[[list[Group]], Any]) -> torch.optim.Optimizer:
     """`inner` for the matrices inside the blocks, and AdamW for the rest.
 
     Raises:
@@ -224,7 +224,7 @@ def _apart(groups: list[Group], config: RunConfig, inner: Callable[[list[Group]]
     )
 
 
-def _muon(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
+def _muon(groups: list[Group], config: TrainingSections) -> torch.optim.Optimizer:
     momentum = {key: value for key, value in config.optimizer.given.items() if key == "momentum"}
 
     def muon(own: list[Group]) -> torch.optim.Optimizer:
@@ -236,7 +236,7 @@ def _muon(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
 def _in_subspace(kind: type[SubspaceAdam]) -> Combiner:
     """Builder of an optimizer whose moments live in a subspace."""
 
-    def build(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
+    def build(groups: list[Group], config: TrainingSections) -> torch.optim.Optimizer:
         settings = config.optimizer
 
         def inner(own: list[Group]) -> torch.optim.Optimizer:
@@ -255,12 +255,12 @@ def _in_subspace(kind: type[SubspaceAdam]) -> Combiner:
     return build
 
 
-def _shampoo(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
+def _shampoo(groups: list[Group], config: TrainingSections) -> torch.optim.Optimizer:
     rate, settings = peak_rate(config), config.optimizer
     return _apart(groups, config, lambda own: Shampoo(own, lr=rate, every=settings.looks_every, **settings.given))
 
 
-def _sophia(groups: list[Group], config: RunConfig) -> torch.optim.Optimizer:
+def _sophia(groups: list[Group], config: TrainingSections) -> torch.optim.Optimizer:
     rate, settings = peak_rate(config), config.optimizer
     return Sophia(groups, lr=rate, gamma=settings.gamma, every=settings.looks_every, **settings.given)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices, global_batch
 from workbench.runs.ranks import Ranks
 from workbench.training.optim.noise_scale import NoiseScale
@@ -24,7 +24,7 @@ class GrowingBatch(Sampler):
     What a step takes depends on data, seed, step and the noise scales before it, and all of that is in checkpoints.
     """
 
-    def __init__(self, train: Examples, config: RunConfig, steps: int | None, ranks: Ranks) -> None:
+    def __init__(self, train: Examples, config: TrainingSections, steps: int | None, ranks: Ranks) -> None:
         super().__init__(train, config, steps, ranks)
         assert config.batch.growth is not None and config.optimizer.noise_scale is not None
         self._most, self._every = config.batch.growth, config.optimizer.noise_scale

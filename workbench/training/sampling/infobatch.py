@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices
 from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
@@ -32,7 +32,7 @@ class InfoBatch(Sampler):
         ConfigError: No pass of the run could leave a row out.
     """
 
-    def __init__(self, train: Examples, config: RunConfig, steps: int | None, ranks: Ranks) -> None:
+    def __init__(self, train: Examples, config: TrainingSections, steps: int | None, ranks: Ranks) -> None:
         super().__init__(train, config, steps, ranks)
         if steps is not None and self.steps_per_epoch >= steps * self.section.until:
             raise ConfigError(

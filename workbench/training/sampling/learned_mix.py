@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices
 from workbench.data.text import mixture
 from workbench.data.text.mixture import Floats, MixedRows
@@ -36,7 +36,7 @@ class LearnedMix(Sampler):
         train: MixedRows, whose shares are those of the beginning.
     """
 
-    def __init__(self, train: Examples, config: RunConfig, steps: int | None, ranks: Ranks) -> None:
+    def __init__(self, train: Examples, config: TrainingSections, steps: int | None, ranks: Ranks) -> None:
         super().__init__(train, config, steps, ranks)
         assert isinstance(train, MixedRows), "data.mix.by=learned without data.sources is refused"
         self._rows, self._mix = train, config.data.mix

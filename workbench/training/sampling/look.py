@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Examples
 from workbench.runs.ranks import Ranks
@@ -24,7 +24,7 @@ class WatchedModel(Protocol):
     """The training whose model looks."""
 
     model: nn.Module
-    config: RunConfig
+    config: TrainingSections
     arrangement: Arrangement
     forward: Loss
     masters: MasterWeights | Sharded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Examples
 from workbench.data.row_order import RowOrder
 from workbench.runs.ranks import Ranks
@@ -24,7 +24,7 @@ SAMPLERS: dict[str, type[Sampler]] = {
 
 
 def row_order(
-    train: Examples, config: RunConfig, steps: int | None, ranks: Ranks, reference: ReferenceLosses | None = None
+    train: Examples, config: TrainingSections, steps: int | None, ranks: Ranks, reference: ReferenceLosses | None = None
 ) -> RowOrder | Sampler:
     """The rows of each step of a run of `steps` optimizer steps; None where a budget alone ends it.
 

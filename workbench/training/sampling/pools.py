@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices, Weights
 from workbench.runs.ranks import Ranks
 from workbench.training.row_losses import RowLosses
@@ -28,7 +28,7 @@ class PoolSampler(Sampler):
     after it, so that each row is looked at equally often.
     """
 
-    def __init__(self, train: Examples, config: RunConfig, steps: int | None, ranks: Ranks) -> None:
+    def __init__(self, train: Examples, config: TrainingSections, steps: int | None, ranks: Ranks) -> None:
         super().__init__(train, config, steps, ranks)
         self._step = 0
         """The present step."""
@@ -72,7 +72,7 @@ class ImportanceSampling(PoolSampler):
     passes; over frozen weights it is one here.
     """
 
-    def __init__(self, train: Examples, config: RunConfig, steps: int | None, ranks: Ranks) -> None:
+    def __init__(self, train: Examples, config: TrainingSections, steps: int | None, ranks: Ranks) -> None:
         super().__init__(train, config, steps, ranks)
         passes = 3 if config.adapter.method == "full" else 2
         self.pays = (self.section.pool + passes) / passes

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.row_order import RowOrder
 from workbench.runs.ranks import Ranks
@@ -52,7 +52,7 @@ class Sampler(ABC):
         steps: Optimizer steps of the run; None where a budget alone ends it.
     """
 
-    def __init__(self, train: Examples, config: RunConfig, steps: int | None, ranks: Ranks) -> None:
+    def __init__(self, train: Examples, config: TrainingSections, steps: int | None, ranks: Ranks) -> None:
         self.train, self.config, self.steps, self.ranks = train, config, steps, ranks
         self.section = config.data.sampling
         self.evenly = RowOrder(train, config, steps)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices
 from workbench.data.row_order import draws_of_rows, step_sizes
 from workbench.errors import ConfigError
@@ -33,7 +33,7 @@ class SelfPaced(Sampler):
         ConfigError: The run has no step after its first pass.
     """
 
-    def __init__(self, train: Examples, config: RunConfig, steps: int | None, ranks: Ranks) -> None:
+    def __init__(self, train: Examples, config: TrainingSections, steps: int | None, ranks: Ranks) -> None:
         super().__init__(train, config, steps, ranks)
         assert steps is not None, "a curriculum with a budget alone is refused"
         if steps <= self.steps_per_epoch:

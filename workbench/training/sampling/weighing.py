@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from workbench.config import RunConfig
+from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices, Weights
 from workbench.runs.ranks import Ranks
 from workbench.training.reference_losses import ReferenceLosses
@@ -99,7 +99,7 @@ class TokenSelection(Weighing):
     def __init__(
         self,
         train: Examples,
-        config: RunConfig,
+        config: TrainingSections,
         steps: int | None,
         ranks: Ranks,
         reference: ReferenceLosses | None = None,
