@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import get_args
 
 import pytest
+from typer.testing import CliRunner
 
+import workbench
+from workbench.cli.verbs import app
 from workbench.config import RunConfig
 from workbench.recipes.run import main_of
 
@@ -33,11 +37,19 @@ def test_a_page_imports_scores_of_classes_only_for_runs_that_have_classes() -> N
     assert not {"sklearn", "scipy.stats"} & set(ended.stdout.split())
 
 
-@pytest.mark.parametrize("words", [["--help"], ["ls", "recipes"], ["ls", "runs"]])
-def test_lists_and_help_come_without_torch(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["ls", "recipes"], ["ls", "runs"]])
+def test_lists_help_and_versions_come_without_torch(words: list[str], tmp_path: Path) -> None:
     code = f"import sys; from workbench.cli.verbs import app; app({words}, standalone_mode=False); print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert not {"torch", "numpy", "workbench.config"} & set(ended.stdout.splitlines()[-1].split())
+
+
+def test_the_version_is_one_line_of_what_is_installed() -> None:
+    told = CliRunner().invoke(app, ["--version"])
+    names = ("peft-workbench", "torch", "transformers", "peft")
+    assert told.exit_code == 0
+    assert told.stdout == ", ".join(f"{name} {metadata.version(name)}" for name in names) + "\n"
+    assert f"peft-workbench {workbench.__version__}," in told.stdout
 
 
 def test_every_recipe_has_a_function_that_carries_it_out() -> None:

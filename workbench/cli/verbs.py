@@ -16,13 +16,32 @@ from workbench.cli.ui.verb import ui
 from workbench.errors import ConfigError, Stopped, WorkbenchError
 
 app = typer.Typer(
-    help="Fine-tune pretrained Hugging Face backbones, and know the truth about the result.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # importing rich is half of what --help would take
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_versions(asked: bool) -> None:
+    """One line, from the metadata of what is installed: importing torch takes seconds."""
+    if asked:
+        from importlib import metadata
+
+        names = ("peft-workbench", "torch", "transformers", "peft")
+        typer.echo(", ".join(f"{name} {metadata.version(name)}" for name in names))
+        raise typer.Exit
+
+
+@app.callback()
+def start(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_versions, help="Print versions and end."),
+    ] = False,
+) -> None:
+    """Fine-tune pretrained Hugging Face backbones, and know the truth about the result."""
 
 
 @app.command()
