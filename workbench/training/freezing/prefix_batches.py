@@ -7,6 +7,7 @@ whose memory begins empty, would go on with other bits than one that was never s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +17,22 @@ from workbench.training.freezing.cached_prefix import UnpaddedRows
 
 CPU_TOKENS = 1024
 """Padded tokens of a batch on a CPU, where more are not faster."""
+
+
+@dataclass(frozen=True)
+class BatchPlace:
+    """Rows that are computed together, by the examples that have them."""
+
+    examples: Examples
+    indices: Indices
+    keys: frozenset[bytes]
+
+    def chosen(self, rows: UnpaddedRows) -> UnpaddedRows:
+        """These rows among those of the examples, each once."""
+        firsts = {key: number for number, key in reversed(list(enumerate(rows.keys))) if key in self.keys}
+        numbers = sorted(firsts.values())
+        types = None if rows.types is None else [rows.types[number] for number in numbers]
+        return UnpaddedRows([rows.keys[n] for n in numbers], [rows.tokens[n] for n in numbers], types)
 
 
 class PrefixBatches:
@@ -35,7 +52,7 @@ class PrefixBatches:
         tokens: int = CPU_TOKENS,
     ) -> None:
         self._read = read
-        self._places: dict[bytes, tuple[Examples, Indices]] = {}
+        self._places: dict[bytes, BatchPlace] = {}
         for examples in sets:
             for indices in micro_batches(np.arange(len(examples.lengths)), examples.lengths, tokens=tokens):
                 self._add(examples, indices)
@@ -43,15 +60,15 @@ class PrefixBatches:
     def of(self, key: bytes) -> UnpaddedRows | None:
         """The rows that this one is computed with, itself among them; None where no set has it."""
         place = self._places.get(key)
-        return None if place is None else self._rows(*place)
+        return None if place is None else place.chosen(self._rows(place.examples, place.indices))
 
     def _add(self, examples: Examples, indices: Indices) -> None:
-        firsts = {
-            key: index for index, key in zip(indices[::-1], self._rows(examples, indices).keys[::-1], strict=True)
-        }
-        new = {key: index for key, index in firsts.items() if key not in self._places}
-        place = examples, np.array(sorted(new.values()), dtype=np.int64)
-        self._places.update(dict.fromkeys(new, place))
+        keys = self._rows(examples, indices).keys
+        new = frozenset(keys) - self._places.keys()
+        if len(keys) == len(indices):  # else an example has several rows, as the answers of a pair
+            firsts = dict(zip(keys[::-1], indices[::-1], strict=True))
+            indices = np.array([firsts[key] for key in new], dtype=np.int64)
+        self._places.update(dict.fromkeys(new, BatchPlace(examples, np.sort(indices), new)))
 
     def _rows(self, examples: Examples, indices: Indices) -> UnpaddedRows:
         found = self._read(examples.batch(indices).inputs)

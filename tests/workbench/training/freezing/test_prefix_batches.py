@@ -28,6 +28,14 @@ class Twice(LabelledSet):
         self.lengths = np.array([len(row) for row in self._rows])
 
 
+class Paired(LabelledSet):
+    """Each example is two rows, the second one that of the next example."""
+
+    def batch(self, indices: np.ndarray[Any, Any], *, epoch: int = 0) -> Any:
+        both = np.stack([indices, (indices + 1) % self.rows], axis=1).reshape(-1)
+        return super().batch(both, epoch=epoch)
+
+
 def _keys(read: Read, rows: Texts) -> list[bytes]:
     found = read(rows.batch(np.arange(len(rows))).inputs)
     assert found is not None
@@ -50,6 +58,16 @@ def test_each_row_is_in_one_batch_which_all_rows_of_it_name() -> None:
     assert sum(len(batch) for batch in set(seen.values())) == len(keys) == 12 + 15
     assert len(set(seen.values())) > 4
     assert found.of(bytes(16)) is None
+
+
+def test_rows_of_examples_that_have_several_are_in_one_batch_each() -> None:
+    read, rows = reader(tiny("Bert", head="MaskedLM"), trailing=0), Paired(14, 3)
+    found = PrefixBatches([rows, rows], read, tokens=60)
+    batches = {key: found.of(key) for key in _keys(read, rows)}
+    seen = {key: frozenset(each.keys) for key, each in batches.items() if each is not None}
+    assert len(seen) == 14 and all(len(set(each.keys)) == len(each.keys) for each in batches.values() if each)
+    assert all(seen[other] == batch for batch in seen.values() for other in batch)
+    assert sum(len(batch) for batch in set(seen.values())) == 14
 
 
 def test_what_is_kept_of_a_row_is_the_same_whichever_row_came_first(stories: str) -> None:
