@@ -5,10 +5,12 @@ Legend: R ranks, I inputs, O outputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from peft.tuners import adalora, ia3, vera
+from peft.tuners import adalora, ia3, loha, lokr, vera
+from peft.tuners.hra.layer import HRAConv2d
 from peft.tuners.lora import dora
 from peft.tuners.lora.layer import Conv2d as LoraConv2d
 from peft.tuners.tuners_utils import BaseTuner
@@ -69,8 +71,10 @@ class QuantisedAdaLora(nn.Module, adalora.AdaLoraLayer):
         return result
 
 
-class ShapedLoraConv2d(LoraConv2d):
-    """LoRA over a convolution whose shape the backbone reads from it, to pad by (MobileNetV2)."""
+class ConvolutionShape:
+    """The shape of the convolution under a layer of PEFT's, which a backbone reads to pad by (MobileNetV2)."""
+
+    get_base_layer: Callable[[], nn.Conv2d]
 
     @property
     def stride(self) -> Any:
@@ -84,6 +88,29 @@ class ShapedLoraConv2d(LoraConv2d):
     def kernel_size(self) -> Any:
         return self.get_base_layer().kernel_size
 
+
+class ShapedLoraConv2d(ConvolutionShape, LoraConv2d):
+    """LoRA over a convolution."""
+
+
+class ShapedHraConv2d(ConvolutionShape, HRAConv2d):
+    """HRA over a convolution."""
+
+
+class ShapedLohaConv2d(ConvolutionShape, loha.layer.Conv2d):
+    """LoHa over a convolution."""
+
+
+class ShapedLokrConv2d(ConvolutionShape, lokr.layer.Conv2d):
+    """LoKr over a convolution."""
+
+
+_SHAPED: dict[type, type] = {
+    LoraConv2d: ShapedLoraConv2d,
+    HRAConv2d: ShapedHraConv2d,
+    loha.layer.Conv2d: ShapedLohaConv2d,
+    lokr.layer.Conv2d: ShapedLokrConv2d,
+}
 
 _DORA: Any = dora
 _DEQUANTISE = _DORA.dequantize_module_weight
@@ -105,8 +132,8 @@ def compute_in_any_precision(model: nn.Module) -> None:
             module.__class__ = other
         elif type(module) is vera.Linear:
             module.__class__ = VeraLinear
-        elif type(module) is LoraConv2d:
-            module.__class__ = ShapedLoraConv2d
+        elif type(module) in _SHAPED:
+            module.__class__ = _SHAPED[type(module)]
         elif isinstance(module, ia3.IA3Layer) and not isinstance(module, ia3.Linear):
             module.__class__ = QuantisedIa3  # type: ignore[assignment]
         elif type(module) is ia3.IA3Model:
