@@ -43,6 +43,21 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 """
 
+Records = Callable[[str, object], None]
+"""Pytest's `record_property`."""
+
+
+def record_cell(record_property: Records, **cell: str) -> None:
+    """Name the combination that a test is about: scripts/support_matrix.py makes adapters/SUPPORT.md of the results.
+
+    Args:
+        cell: Any of method, family, weights, recipe and layout. A test that finds the combination refused records
+            the reason as `refused` besides.
+    """
+    for name, value in cell.items():
+        record_property(name, value)
+
+
 GROUPED: dict[str, Any] = {"num_key_value_heads": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Cohere": {**GROUPED, "logit_scale": 0.25},

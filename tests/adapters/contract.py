@@ -53,8 +53,8 @@ SMALL: dict[str, Any] = {
 """Settings of the methods, for models that are 32 wide; each method takes those that it has."""
 EXAMPLE = Path(__file__).parents[2] / "scripts" / "my_method.py"
 plugins.load([EXAMPLE])  # the documented example of a user's own method keeps the contract too
-MULTIPLIES = ("boft", "hra")
-"""Methods that multiply a weight with what is the identity at first, which rounds."""
+MULTIPLIES = ("boft", "hra", "osf")
+"""Methods that multiply a weight with what is the identity at first, or sum its singular parts, which rounds."""
 DEEPENS = ("block-expansion",)
 """Methods whose merged model has more blocks than the backbone."""
 METHOD_NAMES = sorted(set(METHODS) - {"full"})
@@ -143,7 +143,7 @@ class Contract:
     def check(self) -> None:
         start = logits(self.model)
         if not self.config.facts.starts_elsewhere:
-            self.close(start, self.before, 2 if self.config.method in MULTIPLIES else 1)
+            self.close(start, self.before, 10 if self.config.method in MULTIPLIES else 1)
         self.learns()
         after = logits(self.model)
         self.close(logits(self.model, rows=slice(0, 1)), after[:1], 10)

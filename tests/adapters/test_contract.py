@@ -35,13 +35,13 @@ from tests.adapters.contract import (
     logits,
     section,
 )
-from tests.conftest import tiny
+from tests.conftest import Records, record_cell, tiny
 from workbench import adapters
 from workbench.adapters import Full
 from workbench.adapters.lora_starts import QUANTISED
 from workbench.adapters.method import HALF_OR_FULL, WEIGHTS
 from workbench.config import ModelConfig, RunConfig, tasks
-from workbench.errors import ConfigError
+from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
 from workbench.schema import parse
 
@@ -62,9 +62,11 @@ def usual(kind: str, name: str) -> bool:
     return kind not in LIKE or (LIKE.index(kind) + METHOD_NAMES.index(name)) % 4 == 0
 
 
-def test_every_method_on_every_family(family: str, name: str, tmp_path: Path) -> None:
+def test_every_method_on_every_family(family: str, name: str, tmp_path: Path, record_property: Records) -> None:
+    record_cell(record_property, method=name, family=family, weights="float32")
     base, config = copy.deepcopy(bare(family)), section(name)
     if reason := config.refusal(base):
+        record_property("refused", reason)
         with pytest.raises(ConfigError) as caught:
             attach(base, config)
         assert str(caught.value) == f"adapter.method={name}: {reason}"
@@ -132,15 +134,17 @@ def stored(folder: str, weights: str, compute: str, task: tasks.Task = tasks.TEX
 @pytest.mark.parametrize("name", ONES)
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_every_method_over_every_weight_format(
-    weights: str, name: str, short_stories: str, biased: str, tmp_path: Path
+    weights: str, name: str, short_stories: str, biased: str, tmp_path: Path, record_property: Records
 ) -> None:
-    config = section(name)
+    config, has_biases = section(name), name in ("beft", "bitfit")
+    record_cell(record_property, method=name, family="Phi" if has_biases else "Llama", weights=weights)
     if weights not in config.facts.weights:
+        record_property("refused", config.facts.why_weights)
         with pytest.raises(ConfigError, match=f"does not work over {weights} weights: {config.facts.why_weights}"):
             parse(RunConfig, {**RECIPE, "model": {"weights": weights}, "adapter": config.model_dump()}, source="here")
         return
     compute = "float32" if weights in ("float32", "float16") else "bfloat16"
-    fresh = lambda: copy.deepcopy(stored(biased if name in ("beft", "bitfit") else short_stories, weights, compute))  # noqa: E731
+    fresh = lambda: copy.deepcopy(stored(biased if has_biases else short_stories, weights, compute))  # noqa: E731
     base = fresh()
     before, dtype = logits(base), getattr(torch, compute)
     # What rounds is what is stored as much as what is computed.
@@ -215,20 +219,32 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 
 def test_the_cube_of_kinds_formats_and_methods(
-    kind: str, weights: str, name: str, saved: Callable[[str], str], tmp_path: Path
+    kind: str, weights: str, name: str, saved: Callable[[str], str], tmp_path: Path, record_property: Records
 ) -> None:
+    record_cell(record_property, method=name, family=kind, weights=weights)
     config, compute = section(name), "float32" if weights == "float16" else "bfloat16"
     if weights not in config.facts.weights or (kind == "Falcon" and weights in QUANTISED):
+        record_property(
+            "refused", config.facts.why_weights or "transformers does not quantise Falcon's own linear layers"
+        )
         pytest.skip("refused: the method on this format, or the format on this family")
     classes = tasks.classes(["a", "b", "c"], seed=0)
     heads = {"masked": tasks.MASKED, "classes": classes, **dict.fromkeys(PICTURES, classes)}
     task = heads.get(kind.rpartition("-")[2], tasks.TEXT)
     fresh = lambda: copy.deepcopy(stored(saved(kind), weights, compute, task))  # noqa: E731
-    base = fresh()
-    if config.refusal(base):
+    try:
+        base = fresh()
+    except BackboneError as refusal:
+        assert "Write model.weights=" in str(refusal)
+        record_property("refused", str(refusal))
+        pytest.skip("refused: the format on this family")
+    if reason := config.refusal(base):
+        record_property("refused", reason)
         pytest.skip("refused: the method on this family")
     before, merges, dtype = logits(base), weights in HALF_OR_FULL, getattr(torch, compute)
     tolerance = (2e-3 if weights == "float16" else 2e-2) * (2 if name == "dora" else 1)
+    if (kind, name) == ("MobileNetV2", "dora"):
+        tolerance *= 10  # half a unit of bfloat16 in its random weights moves its outputs by 0.42 of the largest
     Contract(attach(base, config), config, before, fresh, tmp_path, dtype, tolerance, merges=merges).check()
 
 

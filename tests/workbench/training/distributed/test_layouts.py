@@ -14,6 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import workbench
+from tests.conftest import Records, record_cell
 from tests.workbench.training.distributed import layouts
 from workbench.schema import dump_yaml
 
@@ -153,14 +154,17 @@ def require_same(run: Path, alone: Path) -> None:
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "json", pytest.param("nvme", marks=needs_disk)])
 @pytest.mark.parametrize("cell", [0, 1])
-def test_a_layout_changes_nothing(runs: Path, cell: int, layout: str) -> None:
+def test_a_layout_changes_nothing(runs: Path, cell: int, layout: str, record_property: Records) -> None:
     method, budget = cells(layout)[cell]
+    record_cell(record_property, method=method, recipe="sft", layout=layout)
     require_same(runs / f"{method} {budget} {layout}", runs / f"{method} {budget} alone")
 
 
 @pytest.mark.parametrize("layout", CUTTING)
 @pytest.mark.parametrize("over", OVER_CUT)
-def test_whatever_is_cut(runs: Path, over: str, layout: str) -> None:
+def test_whatever_is_cut(runs: Path, over: str, layout: str, record_property: Records) -> None:
+    method = {"packed": "lora", "probe": "linear-probe"}[over]
+    record_cell(record_property, method=method, recipe="sft", layout=layout)
     require_same(runs / f"{over} {layout}", runs / f"{over} alone")
 
 

@@ -1,0 +1,65 @@
+"""Every recipe of one adapter with every method: it trains, and scores what it saved, or says why it does not."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import workbench
+from tests.adapters.contract import METHOD_NAMES, section
+from tests.conftest import MINILM, Records, record_cell, save_tiny
+from workbench.errors import ConfigError
+
+SHORT = ("train.steps=2", "train.learning_rate=1e-2", "evaluate.every=null", "save.every=null", "batch.size=4")
+SHORT += ("data.held_out=0.25",)
+RECIPES = {
+    "sft": ("evaluate.answers=0", "data.limit=16", "data.max_tokens=64"),
+    "mlm": ("model.id={encoder}", "data.limit=16", "data.max_tokens=56"),
+    "prefer": ("evaluate.answers=0", "data.limit=24", "data.max_tokens=128", "data.on_bad_row=skip"),
+    "classify": ("classes.every_class=false", "data.limit=48", "data.max_tokens=32"),
+    "reward": ("data.limit=24", "data.max_tokens=128", "data.on_bad_row=skip"),
+    "embed": ("data.limit=48", "data.max_tokens=32"),
+}
+"""Recipes with settings that make a second of their quickstart."""
+METHODS_OF_RUNS = ("block-expansion", "full", "linear-probe", "lora", "prefix")
+"""Methods that meet every recipe without `-m cube`: those that differ most in what they add and save."""
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny encoder that knows a mask token."""
+    return save_tiny(tmp_path_factory.mktemp("bert"), "Bert", "MaskedLM", MINILM)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in METHODS_OF_RUNS else pytest.param(name, marks=pytest.mark.cube)
+        for name in sorted({*METHOD_NAMES, "full"})
+    ],
+)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_with_every_method(
+    recipe: str, name: str, encoder: str, tmp_path: Path, record_property: Records
+) -> None:
+    record_cell(record_property, method=name, recipe=recipe)
+    settings = section(name).model_dump(mode="json")
+    if "tokens" in settings:
+        settings["tokens"] = list(range(3, 400))  # those of a few rows
+    words = [word.format(encoder=encoder) for word in (*SHORT, *RECIPES[recipe])]
+    try:
+        run = workbench.run(
+            f"{recipe}/quickstart", [*words, f"adapter={json.dumps(settings)}"], out=tmp_path / "run", quiet=True
+        )
+    except ConfigError as refusal:
+        record_property("refused", str(refusal))
+        assert f"adapter.method={name}" in str(refusal)
+        return
+    scores = json.loads((run / "scores.json").read_text())
+    losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(map(math.isfinite, [*losses, scores["after"]["loss"]]))
+    assert scores["after"]["loss"] != scores["before"].get("loss"), "what is scored has learnt"
+    assert any((run / "adapter").iterdir())
