@@ -79,6 +79,8 @@ def assemble(docs: Path, source: Path) -> None:
         target = docs / page
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(_TABLE_ROW.sub(_plain_bars, (ROOT / page).read_text()))
+    for notebook in ROOT.glob("scripts/*/*.ipynb"):  # a file to fetch from the site
+        shutil.copyfile(notebook, docs / notebook.relative_to(ROOT))
     (docs / "reference").mkdir()
     for name, text in made.items():
         (docs / "reference" / name).write_text(text)

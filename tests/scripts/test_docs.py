@@ -32,6 +32,7 @@ def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     done = _built(site)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert all((site / "scripts" / "tutorials" / f"{page.stem}.html").is_file() for page in TUTORIALS)
+    assert (site / "scripts" / "tutorials" / "first_run.ipynb").is_file()
     settings, python = ((site / "reference" / name).read_text() for name in ("settings.html", "python.html"))
     assert [each.key for each in reference.settings() if f"<code>{each.key}</code>" not in settings] == []
     assert [name for name in adapters.__all__ if f'id="workbench.adapters.{name}"' not in python] == []
