@@ -87,7 +87,7 @@ class CommonSections(Section):
 
 
 class TrainingSections(CommonSections):
-    """Sections that a training reads. Trainers are given no more, so that none of them asks about folds, teachers or rewards."""
+    """Sections that a training reads. Trainers get no more: none of them asks about folds, teachers or rewards."""
 
     batch: BatchConfig = BatchConfig()
     train: TrainConfig = TrainConfig()

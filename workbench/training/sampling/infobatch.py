@@ -23,7 +23,8 @@ class InfoBatch(Sampler):
 
     Those that are drawn for them count more (Horvitz-Thompson), so that the mean gradient of a pass, over the tokens of
     all rows, is that of all rows in expectation. A row's loss is the mean of its tokens, and stands until the row is
-    drawn again. The first pass and those that begin after `until` of the run have all rows.
+    drawn again. The first pass has all rows, and so have those after `until` of the run, where a pass that lacks rows
+    ends at once.
 
     The paper keeps the number of passes, and with it takes fewer steps; here the number of steps stays, and a step's
     gradient is a mean over its tokens, which the paper scales up by the rows that are missing.
@@ -50,12 +51,16 @@ class InfoBatch(Sampler):
         return max(self._number, 0)
 
     def rows(self, step: int) -> Indices:
-        if self._place(step) >= len(self._row_P):
+        if self._place(step) >= len(self._row_P) or self._too_late(step):
             self._begin_pass(step)
         return self.ahead(step)
 
     def ahead(self, step: int) -> Indices:
-        return self._row_P[self._place(step) :][: self.config.batch.size]
+        return (
+            np.empty(0, dtype=np.int64)
+            if self._too_late(step)
+            else self._row_P[self._place(step) :][: self.config.batch.size]
+        )
 
     def drawn(self, rows: Indices, losses: RowLosses | None) -> Draw:
         return Draw(rows, None if self._complete else self._weight_N)
@@ -82,6 +87,10 @@ class InfoBatch(Sampler):
     def _complete(self) -> bool:
         """Whether the pass has all rows."""
         return len(self._row_P) == len(self.train)
+
+    def _too_late(self, step: int) -> bool:
+        """Whether the pass lacks rows where all are to be drawn."""
+        return not self._complete and self.share(step) >= self.section.until
 
     def _place(self, step: int) -> int:
         """Rows of the pass that come before step `step`."""

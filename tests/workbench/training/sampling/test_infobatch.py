@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -85,9 +85,19 @@ def test_the_first_pass_and_the_last_ones_are_those_without_a_sampler() -> None:
     for step in range(4):
         assert draws[step].weight_N is None
         assert draws[step].rows.tolist() == global_batch(step, rows=8, size=2, seed=3).tolist()
-    late = [number for number, each in enumerate(draws) if each.weight_N is None and number >= 10]
-    assert late and all(second == first + 1 for first, second in pairwise(late))
-    assert sorted(np.concatenate([draws[step].rows for step in late[:4]]).tolist()) == list(range(8))
+    assert all(each.weight_N is not None for each in draws[4:10])
+    assert all(each.weight_N is None for each in draws[10:]), "from half of the run on, wherever a pass stands there"
+    for first in (10, 14):
+        assert sorted(np.concatenate([each.rows for each in draws[first : first + 4]]).tolist()) == list(range(8))
+
+
+@given(rows=st.integers(3, 7), steps=st.integers(16, 60), until=st.floats(0.5, 0.9), size=st.integers(1, 3))
+def test_all_rows_are_drawn_evenly_from_until_on(rows: int, steps: int, until: float, size: int) -> None:
+    found = sampler([1] * rows, steps, size=size, by="infobatch", until=until)
+    late = [draw for step, draw in enumerate(followed(found, np.arange(rows) + 1.0, 0, steps)) if step / steps >= until]
+    times = np.bincount(np.concatenate([each.rows for each in late]), minlength=rows)
+    assert all(each.weight_N is None for each in late)
+    assert times.max() - times.min() <= 2, "a pass that lacks no row goes on, and the last one is cut"
 
 
 def test_rows_of_high_loss_are_in_every_pass_and_a_pass_is_shorter() -> None:
