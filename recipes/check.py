@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -81,6 +81,7 @@ def _inspected(config: RunConfig) -> Found:
     model = backbones.skeleton(found.config.model, task=_task(found))
     notes = [
         *found.notes,
+        *_scored_sets(found),
         *_order(found),
         *found.config.regularise.in_words(),
         *found.config.layer_drop.in_words(),
@@ -93,11 +94,12 @@ def _inspected(config: RunConfig) -> Found:
     return replace(found, blocks=_blocks(found), notes=notes)
 
 
-def _scored_sets(splits: Mapping[str, TokenizedSet | None]) -> Iterator[str]:
+def _scored_sets(found: Found) -> Iterator[str]:
     """Yield the sizes of evaluation sets that consist of several."""
-    for title, split in splits.items():
-        if split is not None and split.sources:
-            yield f"{title} rows: {', '.join(f'{name} {count:,}' for name, count in split.rows_by_source.items())}."
+    splits = found.data._asdict()
+    for name, title in {"held_out": "Held-out", "test": "Test"}.items():
+        if (rows := splits.get(name)) is not None and rows.sources:
+            yield f"{title} rows: {', '.join(f'{name} {count:,}' for name, count in rows.rows_by_source.items())}."
 
 
 def _order(found: Found) -> list[str]:
@@ -183,7 +185,6 @@ def _text(config: RunConfig) -> Inspection:
         notes=[
             *mixture.in_words(train, config, steps),
             *length_warm_up.in_words(cut),
-            *_scored_sets({"Held-out": data.held_out, "Test": data.test}),
             *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
             *(data.train.contamination.sentences if data.train.contamination else ()),
             *([data.train.cleaning.sentence] if data.train.cleaning else ()),

@@ -20,6 +20,7 @@ from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.config.select_config import SelectConfig
 from workbench.config.tasks import Task
+from workbench.data import named_sets
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
@@ -106,7 +107,7 @@ def begin(run: Run, data: ClassSplits) -> None:
     provenance.note_data(run, {name: None if split is None else split.facts() for name, split in sets.items()})
     contamination.write(data.train.contamination, run)
     baseline = target_scores.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
-    before = target_scores.scores(data.labels, baseline, data.held_out.targets_NC)
+    before = target_scores.scores_of(data.labels, baseline, data.held_out)
     files.write_json(run.path / "before.json", {"scores": before})
 
 
@@ -156,7 +157,8 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         return anatomy.hidden_size(live.backbone.config)
 
     def held_out_loss(self, live: Classifier) -> tuple[float, Mapping[str, float]]:
-        return score(live, self.data.held_out)[0]["loss"], {}
+        found, _ = score(live, self.data.held_out)
+        return found["loss"], named_sets.held_out_losses(found)
 
     def save(self, live: Classifier, folder: Path) -> None:
         classifier.save(live, folder)
@@ -188,7 +190,7 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
 def score(model: Classifier, rows: LabelledSet, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:
     """Scores of a classifier on labelled rows, and its outputs (N, C)."""
     found = row_outputs.outputs(model.model, model.outputs, rows, scoring=scoring)
-    return target_scores.scores(model.labels, found, rows.targets_NC), found
+    return target_scores.scores_of(model.labels, found, rows), found
 
 
 def predictions(model: Classifier, rows: LabelledSet, outputs_NC: Floats, *, labelled: bool) -> pd.DataFrame:

@@ -145,7 +145,8 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
     """Scores of the saved classifier on data.test where `config` names it, else on the held-out rows."""
     model = classifier.load(run, config)
     if config.data.test is not None:
-        rows = labelled_data.encode(model.reader.read(config.data.test_files[""]), model.reader, model.labels)
+        sets = labelled_data.read_each(config.data.test_files, model.reader)
+        rows = labelled_data.encode_each(sets, model.reader, model.labels)
     else:
         rows = labelled_data.load(config, model.reader).held_out
     return score(model, rows)[0]

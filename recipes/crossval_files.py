@@ -66,7 +66,7 @@ def write(
         "after": target_scores.value_scores(labels, predictions.oof_NC, data.rows.targets_NC),
     }
     if data.test is not None and predictions.test_TC is not None:
-        scores["test"] = target_scores.value_scores(labels, predictions.test_TC, data.test.targets_NC)
+        scores["test"] = target_scores.value_scores_of(labels, predictions.test_TC, data.test)
     if refit is not None:
         scores["refit"] = refit
     files.write_json(context.run.path / "scores.json", scores)

@@ -319,7 +319,7 @@ class CrossvalContext:
             return None
         temperature = combiner.fit(self.known, round_outputs.oof_MNC).temperature
         ((outputs_TC,),) = outputs(self.fold_context, [folder], [[self.data.test]])
-        return target_scores.scores(self.data.labels, outputs_TC / temperature, self.data.test.targets_NC)
+        return target_scores.scores_of(self.data.labels, outputs_TC / temperature, self.data.test)
 
     @property
     def _before(self) -> int:

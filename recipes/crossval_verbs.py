@@ -80,8 +80,9 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
             f"Out-of-fold scores stand in {run}/scores.json."
         )
     context = tta_predict.fold_context(run, config)
-    rows = labelled_data.encode(context.reader.read(config.data.test_files[""]), context.reader, context.labels)
-    return target_scores.value_scores(context.labels, tta_predict.decided(run, context, rows), rows.targets_NC)
+    sets = labelled_data.read_each(config.data.test_files, context.reader)
+    rows = labelled_data.encode_each(sets, context.reader, context.labels)
+    return target_scores.value_scores_of(context.labels, tta_predict.decided(run, context, rows), rows)
 
 
 def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Sequence[str]]:

@@ -54,9 +54,9 @@ def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, ca
     teacher_outputs = class_distillation.teacher_outputs(config, source, data, extra, run, callback)
     student = classify.ClassRun(base, run, callback, reader, data)
     student.train(_supervise(config, base, source, data, extra, teacher_outputs))
-    scores = {"teacher": target_scores.scores(data.labels, teacher_outputs.held_out_NC, data.held_out.targets_NC)}
+    scores = {"teacher": target_scores.scores_of(data.labels, teacher_outputs.held_out_NC, data.held_out)}
     if data.test is not None and teacher_outputs.test_NC is not None:
-        scores["teacher_test"] = target_scores.scores(data.labels, teacher_outputs.test_NC, data.test.targets_NC)
+        scores["teacher_test"] = target_scores.scores_of(data.labels, teacher_outputs.test_NC, data.test)
     return student.finish(scores)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config.tasks import HIDDEN, Task
+from workbench.data import named_sets
 from workbench.data.batching import MicroBatch
 from workbench.data.embedding.pair_data import PairSplits
 from workbench.data.embedding.pair_set import PairSet
@@ -71,7 +72,8 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
         return live.width
 
     def held_out_loss(self, live: Embedder) -> tuple[float, Mapping[str, float]]:
-        return embeddings.loss(live, self.data.held_out, batch=self.config.batch.size), {}
+        found = embeddings.losses(live, self.data.held_out, batch=self.config.batch.size)
+        return found["loss"], named_sets.held_out_losses(found)
 
     def save(self, live: Embedder, folder: Path) -> None:
         embedder.save(live, folder, self.config)

@@ -18,13 +18,25 @@ def load(recipe: RunConfig | Path | str, overrides: Sequence[str] = ()) -> RunCo
             raise ConfigError("Overrides go with a recipe's name or file; a RunConfig is changed with model_copy.")
         return recipe
     path = recipes.find(str(recipe))
-    return load_config(path, [*_own_data(path, overrides), *overrides])
+    return load_config(path, [*_own_data(path, overrides), *_named_sets(path, overrides), *overrides])
+
+
+def _named_sets(path: Path, overrides: Sequence[str]) -> list[str]:
+    """Overrides that put sets with names, `data.test.NAME=FILE`, in the place of a recipe's single one."""
+    given, sections = {word.partition("=")[0] for word in overrides}, read_yaml(path)
+    return [
+        f"{key}={{}}"
+        for key in ("data.held_out", "data.test")
+        if key not in given
+        and any(word.startswith(f"{key}.") for word in given)
+        and not isinstance(_value(sections, key), dict)
+    ]
 
 
 def _own_data(path: Path, overrides: Sequence[str]) -> list[str]:
     """Overrides of what a recipe says of its own rows, where others replace its training data.
 
-    Its held-out and test file measure its own task: other training data fall back to a share held out of them. Data
+    Its held-out and test files measure its own task: other training data fall back to a share held out of them. Data
     that come with the package are an example, and so are their number of rows, and rows without labels beside them.
     """
     given = {word.partition("=")[0] for word in overrides}

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench import evaluation
 from workbench.config import RunConfig, tasks
 from workbench.config.prefer_config import PreferConfig
+from workbench.data import named_sets
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import answer_signals, tokenized
 from workbench.data.text.chat import ChatEncoder
@@ -206,6 +207,7 @@ class PreferenceRun(StartedRun):
         found = self._summary("held_out", counted_S, mean_S, others_S, ruler=self.ruler)
         parts = {"held_out_preference[accuracy]": found["accuracy"]}
         parts |= {"held_out_preference[margin]": found["margin"]} if "margin" in found else {}
+        parts |= named_sets.held_out_losses(found)
         return found["loss"], parts | self._divergence(mean_S) | self._written(live)
 
     def _divergence(self, mean_S: Floats) -> dict[str, float]:
@@ -249,6 +251,14 @@ class PreferenceRun(StartedRun):
         return Scored(found | self._of_answers(written), written)
 
     def _of_answers(self, written: list[GeneratedAnswer]) -> dict[str, float]:
+        """Scores of written answers, of all and of those to the prompts of each named set."""
+        found = self._of_some(written)
+        for name in dict.fromkeys(each.source for each in written if each.source):
+            own = self._of_some([each for each in written if each.source == name])
+            found |= {named_sets.titled(score, name): value for score, value in own.items()}
+        return found
+
+    def _of_some(self, written: list[GeneratedAnswer]) -> dict[str, float]:
         """Scores of written answers, their length in tokens, and how far they repeat themselves."""
         count = [len(self.tokenizer(each.answer, add_special_tokens=False)["input_ids"]) for each in written]
         if not count:
@@ -281,12 +291,21 @@ class PreferenceRun(StartedRun):
         *,
         ruler: PreferConfig | None = None,
     ) -> dict[str, float]:
-        own = self._reference(name)
-        drift = 0.0
-        if others_S is not None:
-            assert own is not None and own.others_S is not None
-            drift = float((others_S - own.others_S).mean())
-        reference_S = None if own is None else own.counted_S
-        return preference_scores.summary(
-            ruler or self.config.prefer, self.rows[name], counted_S, mean_S, reference_S, drift=drift
-        )
+        """Scores of a split, and of each of several sets in it."""
+        rows: JudgedSet = self.rows[name]
+        read, known = AnswerNumbers(counted_S, mean_S, others_S), self._reference(name)
+
+        def judged(rows: JudgedSet, read: AnswerNumbers, known: AnswerNumbers | None) -> dict[str, float]:
+            drift = 0.0
+            if read.others_S is not None:
+                assert known is not None and known.others_S is not None
+                drift = float((read.others_S - known.others_S).mean())
+            reference_S = None if known is None else known.counted_S
+            section = ruler or self.config.prefer
+            return preference_scores.summary(section, rows, read.counted_S, read.mean_S, reference_S, drift=drift)
+
+        def of_set(own: Indices) -> dict[str, float]:
+            part = None if known is None else known.subset(own, rows.each)
+            return judged(rows.subset(own), read.subset(own, rows.each), part)
+
+        return judged(rows, read, known) | named_sets.scored(rows, of_set)

@@ -16,6 +16,7 @@ from workbench.adapters import anatomy
 from workbench.config import DataConfig, RunConfig, tasks
 from workbench.config.basic_sections import MARGIN
 from workbench.config.tasks import Task
+from workbench.data import named_sets
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
@@ -110,7 +111,7 @@ class RewardRun(SingleRun[RewardModel, JudgedSet]):
 
     def held_out_loss(self, live: RewardModel) -> tuple[float, Mapping[str, float]]:
         found, _ = score(live, self.pairs.held_out, self.config)
-        return found["loss"], {"held_out_reward[accuracy]": found["accuracy"]}
+        return found["loss"], {"held_out_reward[accuracy]": found["accuracy"]} | named_sets.held_out_losses(found)
 
     def save(self, live: RewardModel, folder: Path) -> None:
         reward_model.save(live, folder)
@@ -133,7 +134,7 @@ def score(
 ) -> tuple[dict[str, float], Floats]:
     """Scores of a reward model on pairs, and the reward of each answer (S,)."""
     reward_S = reward_scores.read(model, rows.answers, scoring=scoring)
-    return reward_scores.summary(rows, reward_S, centre=config.reward.centre), reward_S
+    return reward_scores.of_sets(rows, reward_S, centre=config.reward.centre), reward_S
 
 
 def table(model: RewardModel, rows: JudgedSet, reward_S: Floats) -> pd.DataFrame:

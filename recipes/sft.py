@@ -192,7 +192,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
 
     def held_out_loss(self, live: ExportedModel) -> tuple[float, Mapping[str, float]]:
         found = evaluation.likelihood(live.model, live.head, self.data.held_out)
-        return found.loss, {f"held_out_loss[{name}]": each for name, each in found.by_source.items()}
+        return found.loss, {f"held_out_loss[{name}]": each.loss for name, each in found.by_source.items()}
 
     def save(self, live: ExportedModel, folder: Path) -> None:
         exported.save(live.model, folder, self.tokenizer, self.template, live.stop)

@@ -21,6 +21,13 @@ def two(folder: Path) -> None:
         lines(rows, f"{name}.jsonl")(folder)
 
 
+def copied(folder: Path) -> None:
+    """The same, and a file of rows that are trained on too, in capitals."""
+    two(folder)
+    rows = [{"question": f"WHAT COMES AFTER {n}", "answer": f"IT IS {n + 1}"} for n in range(12)]
+    lines(rows, "c.jsonl")(folder)
+
+
 CASES = {
     "no rows at all": Case(CHECK, "train is required", "data.sources", two),
     "two ways": Case(f"check my.yaml {A} {B} data.train=a.jsonl", "both name training rows", "Leave one", two),
@@ -55,17 +62,35 @@ CASES = {
         two,
     ),
     "a test set of all": Case(f"{BOTH} data.held_out=b.jsonl", "data.held_out names the training file", "a share", two),
-    "named sets of labels": Case(
-        "check my.yaml recipe=classify 'data.held_out={a: a.jsonl}'",
-        "names several files",
+    "named sets of prompts": Case(
+        "check my.yaml recipe=reinforce 'data.held_out={a: a.jsonl}'",
+        "names several files, which is for recipe=sft|mlm|classify",
         "Write data.held_out=FILE",
         two,
     ),
-    "named sets, decontaminated": Case(
-        "check my.yaml data.decontaminate.action=drop 'data.test={a: a.jsonl, b: b.jsonl}'",
-        "compares one file of data.test",
-        "data.decontaminate.against",
+    "named sets of folds": Case(
+        "check my.yaml recipe=crossval 'data.held_out={a: a.jsonl}'",
+        "recipe=crossval validates on folds",
+        "leave data.held_out out",
         two,
+    ),
+    "a set named as a size": Case(
+        "check my.yaml recipe=embed embed.sizes=[8] data.test.8=a.jsonl",
+        "data.test.8: scores of a set and of embeddings of embed.sizes would have one name",
+        "Give the set another one",
+        two,
+    ),
+    "named sets, one of which is trained on": Case(
+        "check my.yaml data.decontaminate.action=refuse 'data.test={a: a.jsonl, b: rows.jsonl}'",
+        "training rows are also in rows.jsonl",
+        "data.overlap=drop",
+        two,
+    ),
+    "named sets, decontaminated": Case(
+        "check my.yaml data.decontaminate.action=refuse 'data.test={a: a.jsonl, c: c.jsonl}'",
+        "(data.test.c)",
+        "data.decontaminate.action=drop",
+        copied,
     ),
     "no set": Case("check my.yaml 'data.held_out={}'", "names no file", "a share such as", two),
     "a set without a file": Case("check my.yaml 'data.test={a: c.jsonl}'", "c.jsonl: no such file", "jsonl", two),

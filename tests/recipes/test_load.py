@@ -46,6 +46,21 @@ def test_other_training_data_leave_the_recipes_own_held_out_files(
     assert (config.data.held_out, config.data.test) == (held_out, test)
 
 
+def test_sets_with_names_take_the_place_of_a_single_one_and_stand_beside_named_ones(tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text(RECIPE)
+    words = ["data.held_out.a=a.jsonl", "data.test.a=a.jsonl", "data.test.b=b.jsonl"]
+    for more in ([], ["data.train=other.jsonl"]):
+        data = load(tmp_path / "my.yaml", [*more, *words]).data
+        assert data.held_out_files == {"a": "a.jsonl"} and data.test_files == {"a": "a.jsonl", "b": "b.jsonl"}
+    (tmp_path / "my.yaml").write_text(RECIPE.replace("mine.jsonl", "0.2").replace("last.jsonl", "{c: c.jsonl}"))
+    data = load(tmp_path / "my.yaml", words).data
+    assert data.held_out_files == {"a": "a.jsonl"} and list(data.test_files) == ["c", "a", "b"]
+    assert load(tmp_path / "my.yaml", ["data.test={a: a.jsonl}", "data.test.b=b.jsonl"]).data.test_files.keys() == {
+        "a",
+        "b",
+    }
+
+
 @pytest.mark.parametrize("name", ["crossval/pictures", "crossval/combo", "distill/ensemble"])
 def test_other_training_data_leave_a_shipped_example(name: str) -> None:
     own, other = load(name), load(name, ["data.train=mine"])

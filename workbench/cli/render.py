@@ -54,8 +54,9 @@ def outcome(run: Path) -> None:
     table, first = Table("score", title="Held-out scores"), "baseline" if classifies or recipe == "reward" else "before"
     for when in found:
         table.add_column(first if when == "before" else when, justify="right")
-    for name in found["after"]:
-        table.add_row(Text(name), *(f"{found[when].get(name, float('nan')):.4f}" for when in found))
+    names = dict.fromkeys([*found["after"], *(name for scored in found.values() for name in scored if "[" in name)])
+    for name in names:
+        table.add_row(Text(name), *(f"{scored[name]:.4f}" if name in scored else "" for scored in found.values()))
     _out.print(table)
     _swept(run)
     _searched(run)

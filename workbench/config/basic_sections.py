@@ -84,9 +84,9 @@ class DataConfig(Section):
     mix: MixConfig = MixConfig()
     held_out: Share | str | dict[str, str] = 0.05
     """Share of `train`, or of each source, that is held out (duplicates stay on one side), or a file of its own, or
-    several by name, each with a loss of its own; all of them together decide what is best."""
+    several by name, each with scores of its own, such as `accuracy[NAME]`; all of them together decide what is best."""
     test: str | dict[str, str] | None = None
-    """A file that is scored once, at the end, or several by name."""
+    """A file that is scored once, at the end, or several by name, each with scores of its own."""
     format: Literal[
         "auto",
         "messages",
@@ -267,7 +267,8 @@ class EvaluateConfig(Section):
     every: Every | None = 0.25
     """Held-out loss while training: every so many steps, or share of the run; null: only before and after."""
     answers: Annotated[int, Field(ge=0)] = 64
-    """Held-out rows that are answered (greedy decoding) and scored with token F1 and ROUGE-L, before and after.
+    """Held-out rows that are answered (greedy decoding) and scored with token F1 and ROUGE-L, before and after;
+    of several named sets or sources so many of each.
 
     Recipes sft and prefer, whose reference is the chosen answer. Recipe reinforce: held-out prompts whose answers are
     rewarded; 0: all of them.

@@ -49,6 +49,8 @@ _ONLY_FOR = {
     "reinforce": ("reinforce",),
 }
 """Sections that only some recipes read."""
+_SCORE_SETS = ("sft", "mlm", "classify", "crossval", "prefer", "reward", "embed")
+"""Recipes that score several sets, each by its name."""
 
 
 def mistakes(config: RunSections) -> Iterator[str]:
@@ -206,12 +208,12 @@ def _of_evaluation_sets(config: RunSections) -> Iterator[str]:
     for key, files in {"held_out": data.held_out, "test": data.test}.items():
         if not isinstance(files, dict):
             continue
-        if config.recipe not in ("sft", "mlm"):
-            yield f"data.{key} names several files, which is for recipe=sft|mlm. Write data.{key}=FILE."
-        if data.decontaminate.action != "off":
+        if config.recipe not in _SCORE_SETS:
+            yield f"data.{key} names several files, which is for recipe={'|'.join(_SCORE_SETS)}. Write data.{key}=FILE."
+        if config.recipe == "embed" and (sizes := {str(size) for size in config.embed.sizes} & files.keys()):
             yield (
-                f"data.decontaminate compares one file of data.{key}, and several are named. "
-                f"Write data.{key}=FILE, and the others in data.decontaminate.against."
+                f"data.{key}.{min(sizes)}: scores of a set and of embeddings of embed.sizes would have one name. "
+                "Give the set another one."
             )
 
 

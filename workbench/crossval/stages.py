@@ -166,9 +166,7 @@ class StageLog:
             "why": stage.why,
             "seconds": stage.seconds,
             "oof": target_scores.value_scores(labels, stage.predictions.oof_NC, self.data.rows.targets_NC),
-            "test": None
-            if test is None or test_TC is None
-            else target_scores.value_scores(labels, test_TC, test.targets_NC),
+            "test": None if test is None or test_TC is None else target_scores.value_scores_of(labels, test_TC, test),
             "gain": None if stage.gain is None else asdict(stage.gain),
             "facts": dict(stage.facts),
         }

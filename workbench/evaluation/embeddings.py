@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from workbench.data import named_sets
 from workbench.data.batching import Indices
 from workbench.data.embedding.pair_set import PairSet
 from workbench.data.embedding.text_units import TextUnits
@@ -65,9 +66,14 @@ def pooled(embedder: Embedder, units: TextUnits, *, scoring: ModelResults | None
     return torch.tensor([found[number] for number in range(len(units.texts))], dtype=torch.float32)
 
 
-def loss(embedder: Embedder, rows: PairSet, *, batch: int) -> float:
-    """Mean training loss of rows, in batches of so many in their order."""
-    return EmbeddingLoss(embedder).mean(rows, pooled(embedder, rows.units), size=batch)
+def losses(embedder: Embedder, rows: PairSet, *, batch: int) -> dict[str, float]:
+    """Mean training loss of rows, in batches of so many in their order, and that of each of several sets among them."""
+    own_UD = pooled(embedder, rows.units)
+
+    def mean(rows: PairSet, own_UD: Tensor) -> dict[str, float]:
+        return {"loss": EmbeddingLoss(embedder).mean(rows, own_UD, size=batch)}
+
+    return mean(rows, own_UD) | named_sets.scored(rows, lambda own: mean(*_of_set(rows, own, own_UD)))
 
 
 def score(
@@ -76,13 +82,35 @@ def score(
     """Scores of rows: `loss` first, then those of searching, or the correlation with given scores.
 
     Texts with a class look for others of it among `gallery`; anchors look for their positives among all passages of
-    their own set. Embeddings of further `embed.sizes` have their first score again, by size.
+    their own set. Embeddings of further `embed.sizes` have their first score again, by size. Each of several sets among
+    the rows has the scores that it has alone.
 
     Args:
         gallery: The training rows.
         batch: Rows that the loss compares, as in training.
     """
     own_UD = pooled(embedder, rows.units, scoring=scoring)
+    there_UD = pooled(embedder, gallery.units, scoring=scoring) if rows.form == "labelled" else None
+
+    def scores(rows: PairSet, own_UD: Tensor) -> EmbeddingScores:
+        return _scored(embedder, rows, own_UD, *((rows, own_UD) if there_UD is None else (gallery, there_UD)), batch)
+
+    whole = scores(rows, own_UD)
+    each = named_sets.scored(rows, lambda own: scores(*_of_set(rows, own, own_UD)).scores)
+    return EmbeddingScores(whole.scores | each, whole.table)
+
+
+def _of_set(rows: PairSet, own: Indices, own_UD: Tensor) -> tuple[PairSet, Tensor]:
+    """Some rows as a set of their own, with the embeddings of its texts."""
+    part = rows.subset(own)
+    alone = part.with_partners(epoch=0) if rows.form == "labelled" else part
+    return alone, own_UD[torch.from_numpy(rows.units_of(own))]
+
+
+def _scored(
+    embedder: Embedder, rows: PairSet, own_UD: Tensor, among: PairSet, there_UD: Tensor, batch: int
+) -> EmbeddingScores:
+    """`score` from embeddings of the texts of rows, and of those among which they look."""
     scores = {"loss": EmbeddingLoss(embedder).mean(rows, own_UD, size=batch)}
     if rows.form == "scored":
         for size in reversed(embedder.sizes):
@@ -91,8 +119,6 @@ def score(
         return EmbeddingScores(
             _rounded(scores), _scored_table(rows, _similarity(embedder, own_UD, rows, embedder.width))
         )
-    among = gallery if rows.form == "labelled" else rows
-    there_UD = pooled(embedder, among.units, scoring=scoring) if among is not rows else own_UD
     search, tables = _search(rows, among), []
     for size in reversed(embedder.sizes):
         found, table = _searched(embedder, rows, among, search, own_UD, there_UD, size)

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from workbench.data import named_sets
 from workbench.data.batching import Indices
-from workbench.data.text.judged_set import JudgedSet
+from workbench.data.text.judged_set import JudgedSet, answer_rows
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import class_scores
 from workbench.evaluation.result_store import ModelResults
@@ -76,6 +77,14 @@ def summary(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, fl
     return {name: round(value, 6) for name, value in found.items()}
 
 
+def of_sets(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, float]:
+    """`summary` of all rows, and of each of several sets among them."""
+    each = named_sets.scored(
+        rows, lambda own: summary(rows.subset(own), reward_S[answer_rows(own, rows.each)], centre=centre)
+    )
+    return summary(rows, reward_S, centre=centre) | each
+
+
 def calibration_error(gap_P: Floats) -> float:
     """Mean gap between confidence and accuracy of sigmoid of the difference, over equal bins of confidence."""
     p_P2 = np.stack([special.expit(gap_P), special.expit(-gap_P)], axis=1)
@@ -84,6 +93,6 @@ def calibration_error(gap_P: Floats) -> float:
 
 def baseline(rows: JudgedSet) -> dict[str, float]:
     """Scores of a model that gives all answers one reward: a fresh head says nothing to compare with."""
-    even = summary(rows, np.zeros(2 * len(rows)), centre=0.0)
+    even = of_sets(rows, np.zeros(2 * len(rows)), centre=0.0)
     wanted = ("loss", "log_loss", "brier", "longer_chosen", "accuracy")
-    return {name: even[name] for name in wanted if name in even}
+    return {name: even[name] for name in even if name.partition("[")[0] in wanted}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from workbench import losses
+from workbench.data import named_sets
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import text_overlap
@@ -36,13 +37,19 @@ class Likelihood:
     """Mean negative log-likelihood, nats per supervised token."""
     token_accuracy: float
     """Share of supervised tokens that the model finds most likely."""
-    by_source: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """The loss of each source, where there are several."""
+    by_source: Mapping[str, Likelihood] = field(default_factory=dict, hash=False)
+    """That of each source, where there are several."""
 
     @property
     def perplexity(self) -> float:
         """exp(loss); infinite where it overflows."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """By name."""
+        found = {"loss": self.loss, "perplexity": self.perplexity, "token_accuracy": self.token_accuracy}
+        return {name: round(value, 6) for name, value in found.items()}
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,8 @@ class GeneratedAnswer:
     prompt: str
     reference: str
     answer: str
+    source: str = ""
+    """Name of the set that the prompt is from, where there are several."""
 
     @property
     def f1(self) -> float:
@@ -91,8 +100,14 @@ def likelihood(
         scoring: Results of an earlier process, where this one may be stopped.
     """
     found = row_likelihoods(model, head, tokens, scoring=scoring)
-    losses, hits, counts = zip(*(found[row] for row in range(len(tokens))), strict=True)
-    return Likelihood(math.fsum(losses) / sum(counts), sum(hits) / sum(counts), _by_source(tokens, losses, counts))
+    by_source = {name: _whole(found, own.tolist()) for name, own in named_sets.rows_by_set(tokens).items()}
+    return replace(_whole(found, range(len(tokens))), by_source=by_source)
+
+
+def _whole(found: Mapping[int, tuple[float, int, int]], rows: Iterable[int]) -> Likelihood:
+    """That of some rows together."""
+    losses, hits, counts = zip(*(found[row] for row in rows), strict=True)
+    return Likelihood(math.fsum(losses) / sum(counts), sum(hits) / sum(counts))
 
 
 def row_likelihoods(
@@ -118,16 +133,6 @@ def row_likelihoods(
     return over_rows(model, tokens.lengths, compute, scoring=scoring, content=content)
 
 
-def _by_source(tokens: TokenizedSet, losses: Sequence[float], counts: Sequence[int]) -> dict[str, float]:
-    """The loss of each source that has rows, from the summed loss and the supervised tokens of each row."""
-    own = {name: np.flatnonzero(tokens.source_N == number).tolist() for number, name in enumerate(tokens.sources)}
-    return {
-        name: math.fsum(losses[row] for row in rows) / sum(counts[row] for row in rows)
-        for name, rows in own.items()
-        if len(rows)
-    }
-
-
 def answers(
     model: nn.Module,
     tokens: TokenizedSet,
@@ -137,12 +142,13 @@ def answers(
     max_new_tokens: int,
     scoring: ModelResults | None = None,
 ) -> list[GeneratedAnswer]:
-    """Greedy answers to the last supervised turn of `count` examples, evenly spaced over the set.
+    """Greedy answers to the last supervised turn of `count` examples of each set, evenly spaced over it.
 
     Examples without a prompt (plain text) have no answer to compare and are passed over.
     """
-    spaced = np.unique(np.linspace(0, len(tokens) - 1, num=min(count, len(tokens)), dtype=np.int64))
-    turns = {index: turn for index in spaced.tolist() if (turn := _last_turn(tokens[index])).start > 1}
+    sets = named_sets.rows_by_set(tokens) or {"": np.arange(len(tokens))}
+    spaced = {int(index): name for name, own in sets.items() for index in own[_spaced(len(own), count)]}
+    turns = {index: turn for index in sorted(spaced) if (turn := _last_turn(tokens[index])).start > 1}
     prompts = [turn.input_ids[: turn.prompt] for turn in turns.values()]
     written = complete(
         model,
@@ -158,16 +164,24 @@ def answers(
             prompt=_text(tokenizer, turn.input_ids[: turn.prompt]),
             reference=_text(tokenizer, turn.input_ids[turn.start : turn.stop]).strip(),
             answer=answer,
+            source=spaced[index],
         )
         for (index, turn), answer in zip(turns.items(), written, strict=True)
     ]
 
 
+def _spaced(rows: int, count: int) -> Indices:
+    """At most `count` of so many rows, evenly spaced."""
+    return np.unique(np.linspace(0, rows - 1, num=min(count, rows), dtype=np.int64))
+
+
 def summary(found: Likelihood, answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
-    """The scores by name, as scores.json holds them; answer scores only where there are answers."""
-    scores = {"loss": found.loss, "perplexity": found.perplexity, "token_accuracy": found.token_accuracy}
-    scores |= {f"loss[{name}]": loss for name, loss in found.by_source.items()}
-    return {name: round(value, 6) for name, value in scores.items()} | answer_scores(answers)
+    """The scores by name, as scores.json holds them, and those of each set; of answers only where there are any."""
+    scores = found.scores | answer_scores(answers)
+    for name, own in found.by_source.items():
+        of_set = own.scores | answer_scores([answer for answer in answers if answer.source == name])
+        scores |= {named_sets.titled(score, name): value for score, value in of_set.items()}
+    return scores
 
 
 def answer_scores(answers: Sequence[GeneratedAnswer]) -> dict[str, float]:

@@ -5,12 +5,16 @@ Legend: N rows, C outputs (classes, or 1 for a number).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 from sklearn import metrics
 
 from workbench.config.classes_config import Kind
+from workbench.data import named_sets
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import class_scores
 
@@ -27,6 +31,23 @@ def scores(labels: Labels, outputs_NC: Floats, targets_NC: OneHot) -> dict[str, 
     variance (the loss), root mean squared and mean absolute error, explained variance, rank correlation.
     """
     return _scores(labels, loss(labels, outputs_NC, targets_NC), labels.values(outputs_NC), targets_NC)
+
+
+def scores_of(labels: Labels, outputs_NC: Floats, rows: LabelledSet) -> dict[str, float]:
+    """`scores` of rows, and of each of several sets among them."""
+    return _of_sets(rows, outputs_NC, lambda own_NC, targets_NC: scores(labels, own_NC, targets_NC))
+
+
+def value_scores_of(labels: Labels, values_NC: Floats, rows: LabelledSet) -> dict[str, float]:
+    """`value_scores` of rows, and of each of several sets among them."""
+    return _of_sets(rows, values_NC, lambda own_NC, targets_NC: value_scores(labels, own_NC, targets_NC))
+
+
+def _of_sets(
+    rows: LabelledSet, found_NC: Floats, judge: Callable[[Floats, OneHot], dict[str, float]]
+) -> dict[str, float]:
+    of_each = named_sets.scored(rows, lambda own: judge(found_NC[own], rows.targets_NC[own]))
+    return judge(found_NC, rows.targets_NC) | of_each
 
 
 def value_scores(labels: Labels, values_NC: Floats, targets_NC: OneHot) -> dict[str, float]:

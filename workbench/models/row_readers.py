@@ -95,5 +95,5 @@ def _training_records(config: RunConfig, reader: PictureReader) -> Sequence[Labe
     if config.recipe != "crossval":
         return labelled_data.load(config, reader).train.records
     records = reader.read(config.data.train, limit=config.data.limit).records
-    test = set(reader.read(config.data.test_files[""]).keys if config.data.test else ())
+    test = {key for path in config.data.test_files.values() for key in reader.read(path).keys}
     return [record for record in records if record.key not in test]

@@ -136,13 +136,22 @@ def verdict(run: RunRecord) -> str:
     if main in test:
         rows = (run.manifest.get("data", {}).get("test") or {}).get("rows")
         where = f"{rows:,} test rows" if rows else "the test rows"
-        sentence += f"; {units.number(test[main])}{_interval(test)} on {where} by all adapters together"
+        sentence += (
+            f"; {units.number(test[main])}{_interval(test)} on {where}{_each(test, main)} by all adapters together"
+        )
     if main in (refit := run.scores.get("refit") or {}):
         sentence += f" and {units.number(refit[main])} by one adapter that trained on all rows"
     if main not in before:
         return f"{sentence}."
     guess = {"accuracy": "naming the likeliest class", "rmse": "naming the mean"}.get(main, "saying the same")
     return f"{sentence}. Always {guess} gives {units.number(before[main])}."
+
+
+def _each(test: Mapping[str, float], main: str) -> str:
+    """The score of each of several test sets; empty where there is one."""
+    of = {name: value for name, value in test.items() if name.startswith(f"{main}[")}
+    each = ", ".join(f"{name[len(main) + 1 : -1]} {units.number(value)}" for name, value in of.items())
+    return f" ({each})" if each else ""
 
 
 def sentences(run: RunRecord) -> list[tuple[Tone, str]]:

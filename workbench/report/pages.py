@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pandas as pd
 
@@ -34,6 +34,7 @@ from workbench.report.rendering import render
 from workbench.report.run_record import RunRecord
 from workbench.runs import files, units
 
+_T = TypeVar("_T")
 SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
     "loss": ("Loss, nats per token", "low"),
     "perplexity": ("Perplexity", "low"),
@@ -108,7 +109,8 @@ def compare(runs: Sequence[Path], out: Path) -> Comparison:
     """
     records = [run_record.read(run) for run in runs]
     names = _names(records)
-    measures = [measure for measure in _MEASURES if any(measure.value(one) is not None for one in records)]
+    measures = [*_MEASURES, *_of_sets(records)]
+    measures = [measure for measure in measures if any(measure.value(one) is not None for one in records)]
     comparison = Comparison(
         columns=("", *names),
         rows=tuple((measure.label, *map(measure.shown, records)) for measure in measures),
@@ -155,10 +157,11 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     loss = {"loss": (f"Loss, {run.unit}", "low")}
     known = SCORES if own is None else {**loss, **own, **loss}
     measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)
-    shown = [name for name in measured if not name.endswith(("_low", "_high"))]
+    shown = [name for name in measured if not name.partition("[")[0].endswith(("_low", "_high"))]
+    order = {score: place for place, score in enumerate(known)}
     rows = []
-    for name in sorted(shown, key=lambda name: list(known).index(name) if name in known else len(known)):
-        label, better = known.get(name, ("Loss, " + name[5:-1], "low") if name.startswith("loss[") else (name, None))
+    for name in sorted(shown, key=lambda name: order.get(name, order.get(name.rpartition("[")[0], len(order)))):
+        label, better = _titled(name, known)
         difference, chance = run.difference(name), run.chance(name)
         row = {when: units.number(run.scores.get(when, {}).get(name)) for when in COLUMNS}
         row |= {"label": label, "difference": "", "chance": "", "judged": ""}
@@ -169,6 +172,15 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
         row["chance"] = run.interval(name) or row["chance"]
         rows.append(row)
     return rows
+
+
+def _titled(name: str, known: Mapping[str, tuple[str, _T]]) -> tuple[str, _T | None]:
+    """Title of a score, that of one of several sets with its name, and which direction is better."""
+    score, _, of = name.rpartition("[")
+    if name in known or score not in known:
+        return known.get(name, (name, None))
+    title, better = known[score]
+    return f"{title.partition(',')[0]}, {of.removesuffix(']')}", better
 
 
 def _judged(difference: float, better: str | None) -> str:
@@ -338,6 +350,35 @@ def _score(when: str, name: str) -> Callable[[RunRecord], float | None]:
     return lambda run: run.scores.get(when, {}).get(name)
 
 
+def _of_sets(records: Sequence[RunRecord]) -> list[_Measure]:
+    """The same scores of each of several named sets."""
+    names = dict.fromkeys(name for one in records for when in ("after", "test") for name in one.scores.get(when, {}))
+    return [
+        _Measure(f"{label}, {of.removesuffix(']')}", _score(when, name), units.number, better)
+        for (when, score), (label, better) in _COMPARED.items()
+        for name in names
+        for base, _, of in [name.rpartition("[")]
+        if base == score
+    ]
+
+
+_COMPARED: dict[tuple[str, str], tuple[str, Literal["low", "high"]]] = {
+    ("after", "loss"): ("held-out loss after", "low"),
+    ("after", "f1"): ("answer F1 after", "high"),
+    ("after", "rouge_l"): ("answer ROUGE-L after", "high"),
+    ("after", "accuracy"): ("accuracy after", "high"),
+    ("after", "macro_f1"): ("macro-F1 after", "high"),
+    ("after", "micro_f1"): ("micro-F1 after", "high"),
+    ("after", "rmse"): ("root mean squared error after", "low"),
+    ("after", "ndcg@10"): ("nDCG at 10 after", "high"),
+    ("after", "spearman"): ("rank correlation after", "high"),
+    ("test", "loss"): ("test loss", "low"),
+    ("test", "accuracy"): ("test accuracy", "high"),
+    ("test", "macro_f1"): ("test macro-F1", "high"),
+    ("test", "micro_f1"): ("test micro-F1", "high"),
+    ("test", "rmse"): ("test root mean squared error", "low"),
+}
+"""Scores that runs are compared by, with label and direction."""
 _MEASURES = (
     _Measure("status", lambda run: run.manifest.get("status")),
     _Measure("model", lambda run: run.manifest.get("model", {}).get("id")),
@@ -345,20 +386,7 @@ _MEASURES = (
     _Measure("steps", lambda run: len(run.metrics), "{:,}".format),
     _Measure("tokens seen", lambda run: float(run.metrics["tokens"].sum()), units.count),
     _Measure("held-out loss before", _score("before", "loss"), units.number),
-    _Measure("held-out loss after", _score("after", "loss"), units.number, "low"),
-    _Measure("answer F1 after", _score("after", "f1"), units.number, "high"),
-    _Measure("answer ROUGE-L after", _score("after", "rouge_l"), units.number, "high"),
-    _Measure("accuracy after", _score("after", "accuracy"), units.number, "high"),
-    _Measure("macro-F1 after", _score("after", "macro_f1"), units.number, "high"),
-    _Measure("micro-F1 after", _score("after", "micro_f1"), units.number, "high"),
-    _Measure("root mean squared error after", _score("after", "rmse"), units.number, "low"),
-    _Measure("nDCG at 10 after", _score("after", "ndcg@10"), units.number, "high"),
-    _Measure("rank correlation after", _score("after", "spearman"), units.number, "high"),
-    _Measure("test loss", _score("test", "loss"), units.number, "low"),
-    _Measure("test accuracy", _score("test", "accuracy"), units.number, "high"),
-    _Measure("test macro-F1", _score("test", "macro_f1"), units.number, "high"),
-    _Measure("test micro-F1", _score("test", "micro_f1"), units.number, "high"),
-    _Measure("test root mean squared error", _score("test", "rmse"), units.number, "low"),
+    *(_Measure(label, _score(*name), units.number, better) for name, (label, better) in _COMPARED.items()),
     _Measure("trained parameters", lambda run: run.manifest.get("model", {}).get("trainable"), units.count),
     _Measure("tokens/s, median", _speed, units.count, "high"),
     _Measure("peak memory", lambda run: run.peak_bytes, units.size, "low"),

@@ -189,7 +189,8 @@ class RunRecord:
 
     def interval(self, score: str) -> str:
         """The 95 % interval of a score after training, in words; empty where it has none."""
-        low, high = (self.scores.get("after", {}).get(f"{score}_{end}") for end in ("low", "high"))
+        name, bracket, of = score.partition("[")
+        low, high = (self.scores.get("after", {}).get(f"{name}_{end}{bracket}{of}") for end in ("low", "high"))
         return "" if low is None or high is None else f"{units.number(low)} to {units.number(high)}"
 
     def _so_far(self, fact: str) -> float | None:

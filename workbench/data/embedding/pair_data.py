@@ -46,24 +46,26 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PairSplits:
     data = config.data
     train = _of_one_class(pair_records.read(data.train, data, limit=data.limit))
     _require_loss(config, train)
-    if data.own_share is None:
-        held_out = _of_one_class(pair_records.read(data.held_out_files[""], data, form=train.form))
-    else:
-        train, held_out = _split(train, share=data.own_share, seed=config.seed)
-    test = _of_one_class(pair_records.read(data.test_files[""], data, form=train.form)) if data.test else None
-    for other in (held_out, test):
-        if other is not None:
-            train = _without_overlap(train, other, drop=data.overlap == "drop")
+    held_out, test = (
+        {name: _of_one_class(pair_records.read(path, data, form=train.form)) for name, path in files.items()}
+        for files in (data.held_out_files, data.test_files)
+    )
+    if data.own_share is not None:
+        train, held_out[""] = _split(train, share=data.own_share, seed=config.seed)
+    scored = [*held_out.values(), *test.values()]
+    for other in scored:
+        train = _without_overlap(train, other, drop=data.overlap == "drop")
     if train.form == "labelled":
         train = _with_partners(train)
-        for other in (held_out, test):
+        for other in scored:
             _require_classes(train, other)
     _require_enough(config, train)
 
     def encoded(source: PairSource) -> PairSet:
         return pair_set.encode(source, tokenizer, config.embed, max_tokens=data.max_tokens, seed=config.seed)
 
-    return PairSplits(encoded(train), encoded(held_out), None if test is None else encoded(test))
+    measured = [encoded(pair_records.joined(sets)) if sets else None for sets in (held_out, test)]
+    return PairSplits(encoded(train), *measured)  # type: ignore[arg-type]
 
 
 def _require_loss(config: RunConfig, train: PairSource) -> None:
@@ -196,9 +198,9 @@ def _with_partners(train: PairSource) -> PairSource:
     return train.subset(has_N, f"{alone} rows whose class has no other text") if alone else train
 
 
-def _require_classes(train: PairSource, other: PairSource | None) -> None:
+def _require_classes(train: PairSource, other: PairSource) -> None:
     known = {record.label for record in train.records}
-    for record in () if other is None else other.records:
+    for record in other.records:
         if record.label not in known:
             raise DataError(
                 f"{record.place}: no training row has the class `{record.label}`, so no neighbour can be right. "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from workbench.config import DataConfig
 from workbench.config.embed_config import COLUMNS, NEGATIVE, NEGATIVES, Form
+from workbench.data.batching import Indices
 from workbench.data.folds.similarity import normalised
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint
 from workbench.data.text.formats import renamed
@@ -49,11 +51,31 @@ class PairSource:
     form: Form
     records: tuple[PairRecord, ...]
     skipped: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    """Names of the sets that rows are from; empty where there is one."""
+    source_N: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Number of the set of each row, where there are several."""
 
     def subset(self, keep: npt.NDArray[np.bool_], note: str | None = None) -> PairSource:
         """The rows that `keep` marks; `note` is added to `skipped`."""
         kept = tuple(itertools.compress(self.records, keep.tolist()))
         return replace(self, records=kept, skipped=(note, *self.skipped) if note else self.skipped)
+
+
+def joined(sets: Mapping[str, PairSource]) -> PairSource:
+    """The rows of several sets, which they know by name; of one that has none (``) as they are."""
+    parts = list(sets.values())
+    if sets.keys() == {""}:
+        return parts[0]
+    return replace(
+        parts[0],
+        name=" + ".join(each.name for each in parts),
+        fingerprint=hashlib.sha256("".join(each.fingerprint for each in parts).encode()).hexdigest(),
+        records=tuple(record for each in parts for record in each.records),
+        skipped=tuple(reason for each in parts for reason in each.skipped),
+        sources=tuple(sets),
+        source_N=np.repeat(np.arange(len(parts)), [len(each.records) for each in parts]),
+    )
 
 
 def read(source: str, config: DataConfig, *, limit: int | None = None, form: Form | None = None) -> PairSource:

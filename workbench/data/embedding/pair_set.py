@@ -66,6 +66,10 @@ class PairSet:
     fingerprint: str
     seed: int = 0
     skipped: tuple[str, ...] = field(default=())
+    sources: tuple[str, ...] = ()
+    """Names of the sets that rows are from; empty where there is one."""
+    source_N: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Number of the set of each row, where there are several."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -187,11 +191,15 @@ class PairSet:
         one, other = self._raw_U[self.anchor_N], self._raw_U[self.positive_N]
         return np.unique(np.concatenate([one * count + other, other * count + one]))
 
+    def units_of(self, rows: Indices) -> Indices:
+        """Different texts of rows, ascending."""
+        negatives = [self.negatives[row] for row in rows]
+        return np.unique(np.concatenate([self.anchor_N[rows], self.positive_N[rows], *negatives]))
+
     def subset(self, keep: Indices) -> PairSet:
         """The rows that `keep` indexes, with their texts alone."""
         numbers = np.arange(len(self))[keep]
-        negatives = [self.negatives[number] for number in numbers]
-        used = np.unique(np.concatenate([self.anchor_N[numbers], self.positive_N[numbers], *negatives]))
+        negatives, used = [self.negatives[number] for number in numbers], self.units_of(numbers)
         return replace(
             self,
             records=tuple(self.records[number] for number in numbers),
@@ -201,7 +209,14 @@ class PairSet:
             negatives=tuple(np.searchsorted(used, each) for each in negatives),
             class_N=self.class_N[numbers],
             score_N=self.score_N[numbers],
+            source_N=self.source_N[numbers] if self.sources else self.source_N,
         )
+
+    @property
+    def rows_by_source(self) -> dict[str, int]:
+        """Number of rows of each set; empty where there is one."""
+        counts = np.bincount(self.source_N, minlength=len(self.sources)).tolist()
+        return dict(zip(self.sources, counts, strict=True))
 
     def with_negatives(self, more: list[Indices]) -> PairSet:
         """The same rows with further negatives of each, after those that were given."""
@@ -210,8 +225,9 @@ class PairSet:
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
-        found = {"form": self.form, "texts": len(self.units.texts)}
+        found: dict[str, Any] = {"form": self.form, "texts": len(self.units.texts)}
         found |= {"classes": len(np.unique(self.class_N))} if self.form == "labelled" else {}
+        found |= {"sources": self.rows_by_source} if self.sources else {}
         return {**dataset_facts.shared(self, supervised_tokens=len(self)), **found}
 
 
@@ -240,6 +256,8 @@ def encode(
         fingerprint=source.fingerprint,
         seed=seed,
         skipped=source.skipped,
+        sources=source.sources,
+        source_N=source.source_N,
     )
     return found.with_partners(epoch=0) if labelled else found
 

@@ -19,10 +19,11 @@ from workbench.data.folds.duplicates import DuplicateClusters, DuplicateReport
 from workbench.data.folds.row_split import FoldAssignment, Groups, singletons
 from workbench.data.folds.similarity import Ints
 from workbench.data.labelled import labels
-from workbench.data.labelled.labelled_data import LabelledSet, cleaned, decontaminated, encode
+from workbench.data.labelled.labelled_data import LabelledSet, cleaned, decontaminated, encode, encode_each, read_each
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_reader import RowReader
+from workbench.data.text import contamination
 from workbench.errors import DataError
 
 Features: TypeAlias = Callable[[Sequence[RecordSource]], NDArray[np.float32]]
@@ -73,12 +74,12 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     """
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     train = reader.read(config.data.train, limit=config.data.limit, weighted=True)
-    test = reader.read(config.data.test_files[""]) if config.data.test else None
+    test = read_each(config.data.test_files, reader)
     stratification.require_labelled([record.row for record in train.records], train.labels)
     train, left_out = cleaned(train, config)
-    train, found = decontaminated(train, {"data.test": test}, config, reader)
+    train, found = decontaminated(train, contamination.evaluation_sets({}, test), config, reader)
     find = partial(_duplicates, reader=reader, config=config, features=features)
-    clean = _deduplicate(train, test, find, config)
+    clean = _deduplicate(train, list(test.values()), find, config)
     meaning = labels.fit(config.classes.kind, clean.source.labels, source=config.data.train)
     folds = stratification.make_folds(
         config.folds,
@@ -94,9 +95,9 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
         folds=folds,
         cluster_N=clean.cluster_N,
         labels=meaning,
-        test=None if test is None else encode(test, reader, meaning),
+        test=encode_each(test, reader, meaning) if test else None,
         cluster_T=clean.cluster_T,
-        unlabelled=_unlabelled(config, [train, *([test] if test else [])], reader, meaning, find),
+        unlabelled=_unlabelled(config, [train, *test.values()], reader, meaning, find),
         duplicates=clean.report,
         conflicts=clean.conflicts,
         leak=clean.leak,
@@ -137,22 +138,23 @@ def _unlabelled(
     return encode(source, reader, meaning)
 
 
-def _deduplicate(train: RecordSource, test: RecordSource | None, find: Find, config: RunConfig) -> _Deduplicated:
+def _deduplicate(train: RecordSource, test: Sequence[RecordSource], find: Find, config: RunConfig) -> _Deduplicated:
     """Drop training rows that share a cluster with test rows, then apply `duplicates.on_duplicate`."""
     weight_N = np.asarray([record.weight for record in train.records])
     if config.duplicates.on_duplicate == "ignore":
-        cluster_T = None if test is None else np.arange(len(test.records))
+        cluster_T = np.arange(sum(len(each.records) for each in test)) if test else None
         groups = singletons(train.keys)
         return _Deduplicated(train, weight_N, groups, np.arange(len(weight_N)), cluster_T, None, (), 0)
-    both = find([train, *([test] if test else [])])
+    both = find([train, *test])
     is_test = np.arange(len(both.distinct_N)) >= len(weight_N)
     clusters, cluster_T = both.subset(~is_test), both.subset(is_test).cluster_N if test else None
-    if test is not None:
+    if test:
+        named = " + ".join(each.name for each in test)
         overlap = duplicates.check_overlap(
-            both, is_test, action=config.duplicates.overlap, train=train.name, test=test.name
+            both, is_test, action=config.duplicates.overlap, train=train.name, test=named
         )
         kept_N = overlap.kept_N[: len(weight_N)]
-        note = f"{overlap.train_rows} rows in a cluster of near-duplicates with rows of {test.name}"
+        note = f"{overlap.train_rows} rows in a cluster of near-duplicates with rows of {named}"
         train, clusters, weight_N = _subset(train, clusters, weight_N, kept_N, note)
     report = duplicates.report(clusters, train.labels)
     conflicts = tuple(tuple(train.records[row].place for row in rows) for rows in report.conflicts)

@@ -5,6 +5,7 @@ Legend: N rows, B rows of a micro-batch, C outputs (classes, or 1 for a number).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,9 +19,7 @@ from workbench.config import RunConfig
 from workbench.config.curriculum_config import CurriculumConfig
 from workbench.data import dataset_facts, difficulty, selection
 from workbench.data.batching import Indices, MicroBatch, Weights
-from workbench.data.folds import stratification
-from workbench.data.folds.stratified_holdout import hold_out
-from workbench.data.labelled import labels
+from workbench.data.labelled import held_out_rows, labels
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import LabelledRecord, RecordSource
 from workbench.data.labelled.row_inputs import RowInputs
@@ -58,6 +57,10 @@ class LabelledSet:
     """Rows that `data.clean` left out."""
     difficulty: Floats | None = None
     """How hard each row is, where `data.curriculum` asks for it."""
+    sources: tuple[str, ...] = ()
+    """Names of the sets that rows are from; empty where there is one."""
+    source_N: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Number of the set of each row, where there are several."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -113,10 +116,11 @@ class LabelledSet:
             skipped=(note, *self.skipped) if note else self.skipped,
             extra_targets_NC=None if self.extra_targets_NC is None else self.extra_targets_NC[numbers],
             difficulty=None if self.difficulty is None else self.difficulty[numbers],
+            source_N=self.source_N[numbers] if self.sources else self.source_N,
         )
 
     def concatenated(self, other: LabelledSet) -> LabelledSet:
-        """These rows, followed by those of `other`."""
+        """These rows, followed by those of `other`, as one set."""
         extra = [rows.extra_targets_NC for rows in (self, other) if rows.extra_targets_NC is not None]
         assert len(extra) in (0, 2), "labels of the two sets would differ in length"
         graded = [rows.difficulty for rows in (self, other) if rows.difficulty is not None]
@@ -129,6 +133,7 @@ class LabelledSet:
             supervised=np.concatenate([self.supervised, other.supervised]),
             extra_targets_NC=np.concatenate(extra) if extra else None,
             difficulty=np.concatenate(graded) if graded else None,
+            sources=(),
         )
 
     def graded(self, curriculum: CurriculumConfig) -> LabelledSet:
@@ -183,6 +188,12 @@ class LabelledSet:
         return of_class_NC[:, of_class_NC.any(0)] if several else np.ones((len(self), 1), dtype=bool)
 
     @property
+    def rows_by_source(self) -> dict[str, int]:
+        """Number of rows of each set; empty where there is one."""
+        counts = np.bincount(self.source_N, minlength=len(self.sources)).tolist()
+        return dict(zip(self.sources, counts, strict=True))
+
+    @property
     def truncated(self) -> int:
         """Number of rows that lost a part."""
         return self.inputs.truncated
@@ -192,7 +203,8 @@ class LabelledSet:
         classes = labels.counts([each for each in self.labels if each is not None])
         found = {} if self.contamination is None else {"contamination": self.contamination.facts()}
         found |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
-        counted = {"classes": dict(sorted(classes.items()))}
+        counted: dict[str, Any] = {"classes": dict(sorted(classes.items()))}
+        counted |= {"sources": self.rows_by_source} if self.sources else {}
         return {**dataset_facts.shared(self, supervised_tokens=len(self)), **counted, **found}
 
 
@@ -209,25 +221,44 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     """Read and split; refuses data with nothing to learn or to measure."""
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     train = reader.read(config.data.train, limit=config.data.limit, weighted=True)
-    if config.data.own_share is None:
-        held_out = reader.read(config.data.held_out_files[""])
-    else:
-        train, held_out = _split(train, config, share=config.data.own_share)
+    held_out, test = (read_each(files, reader) for files in (config.data.held_out_files, config.data.test_files))
+    if config.data.own_share is not None:
+        train, held_out[""] = held_out_rows.split(train, config, share=config.data.own_share)
     train, left_out = cleaned(train, config)
-    test = reader.read(config.data.test_files[""]) if config.data.test else None
-    for other in (held_out, test):
-        if other is not None:
-            train = _without_overlap(train, other, drop=config.data.overlap == "drop")
-    train, found = decontaminated(train, {"data.held_out": held_out, "data.test": test}, config, reader)
+    for other in (*held_out.values(), *test.values()):
+        train = held_out_rows.without_overlap(train, other, drop=config.data.overlap == "drop")
+    sets = contamination.evaluation_sets(held_out, test)
+    train, found = decontaminated(train, sets, config, reader)
     meaning = labels.fit(config.classes.kind, train.labels, source=config.data.train)
-    _require_measured(meaning, train, held_out, config)
+    held_out_rows.require_measured(meaning, train, held_out, config)
     weight_N = np.asarray([record.weight for record in train.records])
     rows = replace(encode(train, reader, meaning).reweighted(weight_N), contamination=found, cleaning=left_out)
     return ClassSplits(
         train=_selected(rows, config, reader, meaning),
-        held_out=encode(held_out, reader, meaning),
-        test=None if test is None else encode(test, reader, meaning),
+        held_out=encode_each(held_out, reader, meaning),
+        test=encode_each(test, reader, meaning) if test else None,
         labels=meaning,
+    )
+
+
+def read_each(files: Mapping[str, str], reader: RowReader) -> dict[str, RecordSource]:
+    """The rows of some files by name."""
+    return {name: reader.read(path) for name, path in files.items()}
+
+
+def encode_each(sets: Mapping[str, RecordSource], reader: RowReader, meaning: Labels) -> LabelledSet:
+    """As `encode`, the rows of several sets, which they know by name; of one that has none (``) as they are."""
+    parts = [encode(source, reader, meaning) for source in sets.values()]
+    whole = functools.reduce(LabelledSet.concatenated, parts)
+    if sets.keys() == {""}:
+        return whole
+    return replace(
+        whole,
+        source=" + ".join(each.source for each in parts),
+        fingerprint=hashlib.sha256("".join(each.fingerprint for each in parts).encode()).hexdigest(),
+        skipped=tuple(reason for each in parts for reason in each.skipped),
+        sources=tuple(sets),
+        source_N=np.repeat(np.arange(len(parts)), [len(each) for each in parts]),
     )
 
 
@@ -260,7 +291,7 @@ def row_text(record: LabelledRecord) -> RowText:
 
 
 def decontaminated(
-    train: RecordSource, sets: Mapping[str, RecordSource | None], config: RunConfig, reader: RowReader
+    train: RecordSource, sets: Mapping[str, RecordSource], config: RunConfig, reader: RowReader
 ) -> tuple[RecordSource, Contamination | None]:
     """Training rows after `data.decontaminate`, and what it found; None where it is off."""
     wanted = config.data.decontaminate
@@ -269,7 +300,7 @@ def decontaminated(
     found = contamination.find(
         train.name,
         _texts(train),
-        {name: _texts(source) for name, source in sets.items() if source is not None}
+        {name: _texts(source) for name, source in sets.items()}
         | {name: _texts(reader.read(name, labelled=False)) for name in wanted.against},
         wanted,
     )
@@ -327,51 +358,3 @@ def require_every_class(train: LabelledSet, kept: LabelledSet, meaning: Labels, 
 
 def _texts(source: RecordSource) -> Iterator[TextRow]:
     return (TextRow(record.place, (" ".join(record.fields),)) for record in source.records)
-
-
-def _split(source: RecordSource, config: RunConfig, *, share: float) -> tuple[RecordSource, RecordSource]:
-    """Split off held-out rows, stratified; equal rows stay on the same side."""
-    strata = stratification.strata_of(source.labels, k=max(2, round(1 / share)))
-    held_out = hold_out(strata, groups=source.keys, share=share, seed=config.seed)
-    if not held_out.any():
-        count, different = len(source.records), len(set(source.keys))
-        equal = "" if count == different else f", of which {different} {'differs' if different == 1 else 'differ'},"
-        raise DataError(
-            f"{source.name}: {count} row(s){equal} are too few to hold out a share of {share}. "
-            "Give more rows, or a file of its own as data.held_out."
-        )
-    return source.subset(~held_out), source.subset(held_out)
-
-
-def _without_overlap(train: RecordSource, other: RecordSource, *, drop: bool) -> RecordSource:
-    """`train` without rows whose content is also in `other`: refused unless `drop`."""
-    place_of = {record.key: record.place for record in other.records}
-    keys = train.keys
-    shared_N = np.asarray([key in place_of for key in keys])
-    if not shared_N.any():
-        return train
-    if shared_N.all():
-        raise DataError(f"{train.name}: every row is also in {other.name}; nothing is left to train on.")
-    if drop:
-        return train.subset(~shared_N, f"{int(shared_N.sum())} rows that are also in {other.name}")
-    first = int(shared_N.argmax())
-    how = "" if train.records[first].digest else " but for case and punctuation"
-    raise DataError(
-        f"{int(shared_N.sum())} of {len(keys)} training rows are also in {other.name}, so its scores would be too "
-        f"good: {train.records[first].place} equals {place_of[keys[first]]}{how}.\n"
-        "  Write data.overlap=drop to leave them out of training."
-    )
-
-
-def _require_measured(meaning: Labels, train: RecordSource, held_out: RecordSource, config: RunConfig) -> None:
-    """Raise DataError where the held-out rows lack a class."""
-    if meaning.kind == "number" or not config.classes.every_class:
-        return
-    measured, trained = labels.counts(held_out.labels), labels.counts(train.labels)
-    for name in meaning.names:
-        if name not in measured:
-            raise DataError(
-                f"{held_out.name}: no held-out row has the class `{name}`, which has {trained[name]} training row(s). "
-                "Give it more distinct rows, leave it out, or write classes.every_class=false to accept a class "
-                "without a score."
-            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ FILE = "contamination.json"
 LISTED = 20
 """Matches that the manifest and the report list; contamination.json has all."""
 _TOLD = 3
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,12 @@ def joined(parts: Sequence[Contamination | None]) -> Contamination | None:
         for match in each.matches
     )
     return replace(found[0], rows=sum(each.rows for each in found), matches=tuple(matches))
+
+
+def evaluation_sets(held_out: Mapping[str, T], test: Mapping[str, T]) -> dict[str, T]:
+    """Sets of rows that are scored, each under the setting that names its file, such as `data.test.NAME`."""
+    keys = {"data.held_out": held_out, "data.test": test}
+    return {f"{key}.{name}" if name else key: rows for key, sets in keys.items() for name, rows in sets.items()}
 
 
 def named_sets(config: DataConfig) -> dict[str, Iterator[TextRow]]:

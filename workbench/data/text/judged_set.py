@@ -6,6 +6,7 @@ Legend: N labels (predicted tokens), S rows, P examples.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -83,6 +84,16 @@ class JudgedSet:
         """Predicted tokens of the shorter answer of the pair of each answer (S,); of a single answer all."""
         count_PE = self.answer_tokens.reshape(-1, self.each)
         return np.repeat(count_PE.min(1), self.each)
+
+    @property
+    def sources(self) -> Collection[str]:
+        """Names of the sets that examples are from; empty where there is one."""
+        return self.answers.sources
+
+    @property
+    def source_N(self) -> Indices:
+        """Number of the set of each example, where there are several."""
+        return self.answers.source_N[:: self.each]
 
     @property
     def good(self) -> TokenizedSet:

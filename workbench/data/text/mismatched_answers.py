@@ -6,10 +6,12 @@ import hashlib
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow
 from datasets import Dataset
 
 from workbench.config import DataConfig
+from workbench.data import named_sets
 from workbench.data.batching import Indices, Row
 from workbench.data.text import encoded_rows
 from workbench.data.text.encoded_rows import FEATURES, Emptied, EncodedChunk
@@ -49,11 +51,19 @@ def mismatched(answers: TokenizedSet, config: DataConfig, *, bos: int | None = N
 
 
 def _partners(answers: TokenizedSet) -> Indices:
-    """Number of the row whose answer each row gets."""
-    digests, count = answers.digests, len(answers)
+    """Number of the row whose answer each row gets, one of its own set where there are several."""
+    partner = np.arange(len(answers))
+    for name, own in (named_sets.rows_by_set(answers) or {"": np.arange(len(answers))}).items():
+        where = f"{answers.source}, set {name}" if name else answers.source
+        partner[own] = own[_partners_within(answers.digests[own], where)]
+    return partner
+
+
+def _partners_within(digests: npt.NDArray[np.uint64], where: str) -> Indices:
+    count = len(digests)
     if count < 2 or (digests == digests[0]).all():
         raise DataError(
-            f"{answers.source}: prefer.loss=kto compares with answers to other prompts, and these {count} row(s) have "
+            f"{where}: prefer.loss=kto compares with answers to other prompts, and these {count} row(s) have "
             "one prompt. Give rows of two prompts at least, or write prefer.loss=dpo for pairs."
         )
     partner = np.roll(np.arange(count), 1)

@@ -45,7 +45,7 @@ def load(
         scored: How held-out and test files are read; None: as the training file.
     """
     held_out, test = (
-        read_files(files, scored or config, tokenizer, template) for files in (config.held_out_files, config.test_files)
+        read_each(files, scored or config, tokenizer, template) for files in (config.held_out_files, config.test_files)
     )
     files = config.training_files
     parts = {name: _split(each, held_out, test, tokenizer, template, seed=seed) for name, each in files.items()}
@@ -54,21 +54,32 @@ def load(
     for name, other in itertools.permutations(parts, 2):
         parts[name] = parts[name]._replace(train=_without_overlap(parts[name].train, parts[other].held_out, config))
     train = joined({name: each.train for name, each in parts.items()})
-    return Splits(train, held_out or joined({name: each.held_out for name, each in parts.items()}), test)
+    measured = _together(held_out) or joined({name: each.held_out for name, each in parts.items()})
+    return Splits(train, measured, _together(test))
 
 
 def read_files(
     named: Mapping[str, str], config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: RowEncoder
 ) -> TokenizedSet | None:
     """The rows of files by name together, tokenised; of the one that has no name; None where there is no file."""
-    sets = {name: read(path, config, tokenizer, template) for name, path in named.items()}
-    return joined(sets) if len(sets) > 1 or sets.keys() - {""} else sets.get("")
+    return _together(read_each(named, config, tokenizer, template))
+
+
+def read_each(
+    named: Mapping[str, str], config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: RowEncoder
+) -> dict[str, TokenizedSet]:
+    """The rows of each of some files by name, tokenised."""
+    return {name: read(path, config, tokenizer, template) for name, path in named.items()}
+
+
+def _together(sets: Mapping[str, TokenizedSet]) -> TokenizedSet | None:
+    return joined(sets) if sets.keys() - {""} else sets.get("")
 
 
 def _split(
     config: DataConfig,
-    held_out: TokenizedSet | None,
-    test: TokenizedSet | None,
+    held_out: Mapping[str, TokenizedSet],
+    test: Mapping[str, TokenizedSet],
     tokenizer: PreTrainedTokenizerBase,
     template: RowEncoder,
     *,
@@ -77,20 +88,23 @@ def _split(
     """The rows of `config.train` without those that are scored.
 
     Args:
-        held_out: Held-out rows; None where a share of the training rows is held out.
+        held_out: Held-out rows by name; none where a share of the training rows is held out.
     """
     assert not config.streaming.on, "streamed rows are files of this machine by now"
     train = read(config.train, config, tokenizer, template, limit=config.limit, weighted=True)
-    if held_out is None:
+    if not held_out:
         assert config.own_share is not None
-        train, held_out = hold_out(train, share=config.own_share, seed=seed)
+        train, share = hold_out(train, share=config.own_share, seed=seed)
+        held_out = {"": share}
     train = _cleaned(train, config)
-    for other in (held_out, test):
-        train = train if other is None else _without_overlap(train, other, config)
+    for other in (*held_out.values(), *test.values()):
+        train = _without_overlap(train, other, config)
     train = _decontaminated(train, held_out, test, config)
     if config.select.by == "gradient":
         target_rows(config, tokenizer, template)  # what is wrong with them is told before anything trains
-    return Splits(_selected(train, config, seed=seed), held_out, test)
+    measured = _together(held_out)
+    assert measured is not None
+    return Splits(_selected(train, config, seed=seed), measured, _together(test))
 
 
 def read(
@@ -200,14 +214,16 @@ def _cleaned(train: TokenizedSet, config: DataConfig) -> TokenizedSet:
 
 
 def _decontaminated(
-    train: TokenizedSet, held_out: TokenizedSet, test: TokenizedSet | None, config: DataConfig
+    train: TokenizedSet, held_out: Mapping[str, TokenizedSet], test: Mapping[str, TokenizedSet], config: DataConfig
 ) -> TokenizedSet:
     """`train`, compared with every evaluation set as `data.decontaminate` says; its texts are read a second time."""
     wanted = config.decontaminate
     if wanted.action == "off":
         return train
-    sets = {"data.held_out": _texts(held_out, config, limit=config.limit if held_out.source == train.source else None)}
-    sets |= {} if test is None else {"data.test": _texts(test, config)}
+    sets = {
+        name: _texts(rows, config, limit=config.limit if rows.source == train.source else None)
+        for name, rows in contamination.evaluation_sets(held_out, test).items()
+    }
     sets |= contamination.named_sets(config)
     found = contamination.find(train.source, _texts(train, config, limit=config.limit), sets, wanted)
     train = replace(train, contamination=found)

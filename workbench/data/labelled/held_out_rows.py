@@ -1,0 +1,66 @@
+"""Labelled rows that are held out of training: split off stratified, without rows that also train, of every class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from workbench.config import RunConfig
+from workbench.data.folds import stratification
+from workbench.data.folds.stratified_holdout import hold_out
+from workbench.data.labelled import labels
+from workbench.data.labelled.labels import Labels
+from workbench.data.labelled.records import RecordSource
+from workbench.errors import DataError
+
+
+def split(source: RecordSource, config: RunConfig, *, share: float) -> tuple[RecordSource, RecordSource]:
+    """Split off held-out rows, stratified; equal rows stay on the same side."""
+    strata = stratification.strata_of(source.labels, k=max(2, round(1 / share)))
+    held_out = hold_out(strata, groups=source.keys, share=share, seed=config.seed)
+    if not held_out.any():
+        count, different = len(source.records), len(set(source.keys))
+        equal = "" if count == different else f", of which {different} {'differs' if different == 1 else 'differ'},"
+        raise DataError(
+            f"{source.name}: {count} row(s){equal} are too few to hold out a share of {share}. "
+            "Give more rows, or a file of its own as data.held_out."
+        )
+    return source.subset(~held_out), source.subset(held_out)
+
+
+def without_overlap(train: RecordSource, other: RecordSource, *, drop: bool) -> RecordSource:
+    """`train` without rows whose content is also in `other`: refused unless `drop`."""
+    place_of = {record.key: record.place for record in other.records}
+    keys = train.keys
+    shared_N = np.asarray([key in place_of for key in keys])
+    if not shared_N.any():
+        return train
+    if shared_N.all():
+        raise DataError(f"{train.name}: every row is also in {other.name}; nothing is left to train on.")
+    if drop:
+        return train.subset(~shared_N, f"{int(shared_N.sum())} rows that are also in {other.name}")
+    first = int(shared_N.argmax())
+    how = "" if train.records[first].digest else " but for case and punctuation"
+    raise DataError(
+        f"{int(shared_N.sum())} of {len(keys)} training rows are also in {other.name}, so its scores would be too "
+        f"good: {train.records[first].place} equals {place_of[keys[first]]}{how}.\n"
+        "  Write data.overlap=drop to leave them out of training."
+    )
+
+
+def require_measured(
+    meaning: Labels, train: RecordSource, held_out: Mapping[str, RecordSource], config: RunConfig
+) -> None:
+    """Raise DataError where the held-out rows, all sets of them together, lack a class."""
+    if meaning.kind == "number" or not config.classes.every_class:
+        return
+    measured = labels.counts([label for source in held_out.values() for label in source.labels])
+    trained, named = labels.counts(train.labels), " + ".join(source.name for source in held_out.values())
+    for name in meaning.names:
+        if name not in measured:
+            raise DataError(
+                f"{named}: no held-out row has the class `{name}`, which has {trained[name]} training row(s). "
+                "Give it more distinct rows, leave it out, or write classes.every_class=false to accept a class "
+                "without a score."
+            )

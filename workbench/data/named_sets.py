@@ -1,0 +1,51 @@
+"""Rows of several sets that have names, each of which has scores of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol
+
+import numpy as np
+
+from workbench.data.batching import Indices
+
+
+class RowsOfSets(Protocol):
+    """Rows that know which of several sets each is from."""
+
+    @property
+    def sources(self) -> Collection[str]:
+        """Names of the sets; empty where there is one."""
+
+    @property
+    def source_N(self) -> Indices:
+        """Number of the set of each row."""
+
+
+def rows_by_set(rows: RowsOfSets) -> dict[str, Indices]:
+    """Numbers of the rows of each set that has any; empty where there is one set."""
+    if not rows.sources:
+        return {}
+    found = {name: np.flatnonzero(rows.source_N == number) for number, name in enumerate(rows.sources)}
+    return {name: own for name, own in found.items() if len(own)}
+
+
+def scored(rows: RowsOfSets, scores: Callable[[Indices], Mapping[str, float]]) -> dict[str, float]:
+    """The scores of each set by their names in scores.json, such as `accuracy[SET]`; none where there is one set.
+
+    Args:
+        scores: Those of the rows of some numbers.
+    """
+    return {
+        titled(score, name): value for name, own in rows_by_set(rows).items() for score, value in scores(own).items()
+    }
+
+
+def titled(score: str, name: str) -> str:
+    """The score of a named set; of all rows where the set has no name."""
+    return f"{score}[{name}]" if name else score
+
+
+def held_out_losses(scores: Mapping[str, float]) -> dict[str, float]:
+    """The loss of each set by its name in metrics.jsonl, from scores by name."""
+    return {f"held_out_{name}": value for name, value in scores.items() if name.startswith("loss[")}
