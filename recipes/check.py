@@ -12,11 +12,11 @@ from workbench.adapters import anatomy
 from workbench.adapters.target_modules import about_experts
 from workbench.config import RunConfig, search_expansion, sweep_expansion, tasks
 from workbench.config.curriculum_config import CurriculumConfig
-from workbench.data import row_weights
+from workbench.data import mixture, row_weights
 from workbench.data.batching import Examples
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.text import length_warm_up, mixture, tokenized
+from workbench.data.text import length_warm_up, tokenized
 from workbench.data.text.quality import cleaning
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized_set import TokenizedSet

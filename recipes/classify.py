@@ -20,11 +20,11 @@ from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.config.select_config import SelectConfig
 from workbench.config.tasks import Task
-from workbench.data import named_sets
+from workbench.data import mixture, named_sets
 from workbench.data.labelled import labelled_data
-from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats
+from workbench.data.labelled.mixed_labels import drawn
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.training_rows import training_rows
 from workbench.data.text import contamination
@@ -78,7 +78,10 @@ def prepare(config: RunConfig, *, choose: Choice | None = None) -> tuple[RowRead
         data = choose(reader, labelled_data.load(config.model_copy(update={"data": every}), reader))
     else:
         data = labelled_data.load(config, reader)
-    data = data._replace(train=training_rows(data.train, config, reader))
+    together = row_readers.augmented_together(data.train, config, reader)
+    data = data._replace(train=training_rows(together, config, reader))
+    train = drawn(data.train, config)
+    mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = [data.train, data.held_out, *([data.test] if data.test else [])]
     modules = preflight.require_backbone(config, splits, classifier.task(data.labels, seed=config.seed))
     return reader, data, modules
@@ -113,7 +116,7 @@ def begin(run: Run, data: ClassSplits) -> None:
 
 def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: ClassSplits) -> FrozenProbe | None:
     """Training and held-out rows as the frozen backbone sees them, where that costs a small share of the run."""
-    steps = total_steps(config, len(data.train))
+    steps = total_steps(config, len(drawn(data.train, config)))
     visits = None if steps is None else steps * config.batch.size
     look = partial(frozen_probe.of_splits, config, reader, data.train, data.held_out)
     task = classifier.task(data.labels, seed=config.seed)
@@ -151,7 +154,7 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         objective = criterion(classes, from_numpy(train.targets_NC))
         loss = live.row_loss(objective, tap, strength=self.config.regularise.r_drop)
         reads_packed = live.token_head is not None  # an encoder's head looks at the first token of a sequence
-        return TrainingSignal(balanced(train, self.config), loss, tap=tap, reads_packed=reads_packed)
+        return TrainingSignal(drawn(train, self.config), loss, tap=tap, reads_packed=reads_packed)
 
     def width(self, live: Classifier) -> int:
         return anatomy.hidden_size(live.backbone.config)

@@ -16,9 +16,10 @@ from transformers import PreTrainedModel
 
 from workbench.adapters import stock
 from workbench.config import RunConfig
+from workbench.data import mixture
 from workbench.data.batching import MicroBatch
 from workbench.data.images.picture_rows import PictureRows
-from workbench.data.labelled import class_sampling, fold_data, labelled_data, training_rows
+from workbench.data.labelled import class_sampling, fold_data, labelled_data, mixed_labels, training_rows
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels, alike
 from workbench.data.labelled.row_reader import RowReader
@@ -84,7 +85,8 @@ def inspect(config: RunConfig) -> ClassInspection:
     reader, data, targets = prepare(config)
     task = classifier.task(data.labels, seed=config.seed)
     look = partial(frozen_probe.of_splits, config, reader, data.train, data.held_out)
-    drawn = len(class_sampling.balanced(data.train, config))
+    train = mixed_labels.drawn(data.train, config)
+    drawn, steps = len(train), total_steps(config, len(train))
     pictures = picture_checks.inspect(config, reader, data.train, data.labels)
     copies = picture_checks.near_copies(reader, data.train, {"held-out": data.held_out, "test": data.test})
     return ClassInspection(
@@ -93,8 +95,8 @@ def inspect(config: RunConfig) -> ClassInspection:
         examples=chosen_examples(data.train, reader),
         targets=targets,
         drawn=drawn,
-        steps=total_steps(config, drawn),
-        notes=[*notes(data.train, data.labels, config, pictures), *copies],
+        steps=steps,
+        notes=[*mixture.in_words(train, config, steps), *notes(data.train, data.labels, config, pictures), *copies],
         pictures=pictures,
         probe=frozen_probe.in_check(config, task, data.train.lengths, look),
     )

@@ -21,9 +21,10 @@ from workbench.config import RunConfig, tasks
 from workbench.config.regularise_config import RegulariseConfig
 from workbench.config.select_config import SelectConfig
 from workbench.config.tasks import TEXT, Task
+from workbench.data import mixture
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.row_weights import weighted
-from workbench.data.text import contamination, length_warm_up, mixture, tokenized
+from workbench.data.text import contamination, length_warm_up, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder

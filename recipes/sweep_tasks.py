@@ -16,10 +16,10 @@ from workbench.adapters import anatomy, bank
 from workbench.adapters.bank import Bank
 from workbench.config import RunConfig
 from workbench.config.member_runs import Trial
+from workbench.data import mixture
 from workbench.data.batching import Examples, Indices, MicroBatch
-from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
-from workbench.data.text import mixture
+from workbench.data.labelled.mixed_labels import drawn
 from workbench.data.text.judged_set import ROW
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.losses.criterion import criterion
@@ -207,7 +207,7 @@ class ClassTask(SweepTask):
             freezer=freezer,
             backbone=backbone,
             predict=model.outputs,
-            train=[balanced(data.train, trial.config) for trial in trials],
+            train=[drawn(data.train, trial.config) for trial in trials],
             objectives=[criterion(trial.config.classes, targets_NC) for trial in trials],
             held_out_loss=lambda rows: classify.score(model, _some(data.held_out, rows))[0]["loss"],
             save=lambda folder, adapter: classifier.save(model, folder, adapter=adapter),

@@ -44,13 +44,22 @@ CASES = {
         f"{BOTH} data.mix.by=weight data.mix.temperature=2", "mix.by=weight has none", "Leave one", two
     ),
     "cold": Case(f"{BOTH} data.mix.temperature=0.5", "data.mix.temperature", "1", two),
-    "labelled rows": Case(f"{BOTH} recipe=classify", "data.sources is for recipe=sft|mlm", "Write data.train", two),
-    "with a curriculum": Case(f"{BOTH} data.curriculum.by=length", "orders the rows of one source", "Leave one", two),
-    "with a choice": Case(
-        f"{BOTH} data.select.by=random data.select.rows=9", "rows of one source", "data.sources.NAME.limit", two
+    "folds": Case(f"{BOTH} recipe=crossval", "data.sources is for recipe=sft|mlm|classify", "Write data.train", two),
+    "classes drawn": Case(
+        f"{BOTH} recipe=classify classes.sampling=even",
+        "draws rows by their class, and data.sources by their source",
+        "classes.weights=balanced",
+        two,
     ),
-    "decontaminated shares": Case(
-        f"{BOTH} data.decontaminate.action=drop", "a share is held out of each", "Write data.held_out=FILE", two
+    "a source that is not left": Case(
+        f"{BOTH} data.test=b.jsonl data.overlap=drop", "every row is also in b.jsonl", "nothing is left", two
+    ),
+    "with a curriculum": Case(f"{BOTH} data.curriculum.by=length", "orders the rows of one source", "Leave one", two),
+    "with a choice by the backbone": Case(
+        f"{BOTH} data.select.by=perplexity data.select.rows=9", "chooses from one source", "Leave one of them out", two
+    ),
+    "a choice that leaves a source out": Case(
+        f"{BOTH} data.select.by=random data.select.rows=1", "no row of it is left", "keep more of its rows", two
     ),
     "too many passes": Case(
         f"{BOTH} data.sources.a.passes=2 train.steps=90", "data.sources.a.passes=2", "Write a lower", two

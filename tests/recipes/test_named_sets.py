@@ -222,7 +222,7 @@ def test_held_out_sets_are_followed_through_a_run_and_a_stop(
 def test_training_rows_are_compared_with_every_set(
     recipe: str, folder: Path, bert: str, stories: str, tmp_path: Path
 ) -> None:
-    """A row of each set is planted among the training rows with other case and punctuation; each is found and dropped."""
+    """A row of each set is planted in capitals among the training rows; all are found and dropped."""
     kind, column = ("asked", "question") if recipe == "sft" else ("weather", "text")
     own = read(folder / f"{kind}.jsonl")
     planted = [read(folder / f"{kind}_{name}.jsonl")[0] for name in "ab"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -80,7 +81,8 @@ class DataConfig(Section):
     """A jsonl, json, csv, parquet or txt file, a folder of them, or a hub data set id (owner/name). With format image
     also a folder of class folders, a zip archive of one or a folder inside it, or idx files."""
     sources: dict[str, SourceConfig] = Field(default_factory=dict)
-    """In place of `train`: several sources by name, mixed as `mix` says. Each has a held-out loss of its own."""
+    """In place of `train`: several sources by name, mixed as `mix` says. Each has held-out scores of its own, where a
+    share of each is held out. Recipes sft, mlm and classify."""
     mix: MixConfig = MixConfig()
     held_out: Share | str | dict[str, str] = 0.05
     """Share of `train`, or of each source, that is held out (duplicates stay on one side), or a file of its own, or
@@ -153,6 +155,10 @@ class DataConfig(Section):
         """The same for rows that count once each, such as those that are scored."""
         columns = {name: found for name, found in self.columns.items() if name != WEIGHT}
         return self if columns == self.columns else self.model_copy(update={"columns": columns})
+
+    def with_columns(self, columns: Mapping[str, str] | None) -> DataConfig:
+        """The same with other `columns`, where some are given."""
+        return self if columns is None else self.model_copy(update={"columns": dict(columns)})
 
     @property
     def held_out_files(self) -> dict[str, str]:

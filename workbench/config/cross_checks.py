@@ -49,6 +49,8 @@ _ONLY_FOR = {
     "reinforce": ("reinforce",),
 }
 """Sections that only some recipes read."""
+_MIX_SOURCES = ("sft", "mlm", "classify")
+"""Recipes that mix rows of several sources."""
 _SCORE_SETS = ("sft", "mlm", "classify", "crossval", "prefer", "reward", "embed")
 """Recipes that score several sets, each by its name."""
 
@@ -186,19 +188,17 @@ def _of_sources(config: RunSections) -> Iterator[str]:
     data = config.data
     if not data.sources:
         return
-    if config.recipe not in ("sft", "mlm"):
-        yield f"data.sources is for recipe=sft|mlm; recipe={config.recipe} reads one source. Write data.train."
+    if config.recipe not in _MIX_SOURCES:
+        yield (
+            f"data.sources is for recipe={'|'.join(_MIX_SOURCES)}; recipe={config.recipe} reads one source. "
+            "Write data.train."
+        )
     if data.curriculum.by != "none":
         yield "data.curriculum orders the rows of one source; data.sources mixes several. Leave one of them out."
-    if data.select.by != "all":
+    if config.classes.sampling not in ("auto", "none"):
         yield (
-            "data.select chooses among the rows of one source. Leave it out; data.sources.NAME.limit takes the first "
-            "rows of each."
-        )
-    if data.decontaminate.action != "off" and not isinstance(data.held_out, str):
-        yield (
-            "data.decontaminate compares the rows of all sources with one held-out file, and a share is held out of "
-            "each. Write data.held_out=FILE."
+            f"classes.sampling={config.classes.sampling} draws rows by their class, and data.sources by their source. "
+            "Leave classes.sampling out; classes.weights=balanced weighs rare classes in the loss."
         )
 
 

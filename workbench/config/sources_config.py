@@ -1,4 +1,4 @@
-"""The sections `data.sources` and `data.mix`; workbench/data/text/mixture.py carries them out."""
+"""The sections `data.sources` and `data.mix`; workbench/data/mixture.py carries them out."""
 
 from __future__ import annotations
 

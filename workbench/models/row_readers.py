@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from workbench.config import ModelConfig, RunConfig
 from workbench.data.images import picture_reader
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_reader import PictureReader, SavedFormat
+from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled import labelled_data
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.records import LabelledRecord
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.text_reader import TextReader
@@ -42,6 +45,18 @@ def of_run(run: Path, config: RunConfig) -> RowReader:
     if config.reads_pictures:
         return _pictures(config, backbones.hub_config(config.model), picture_reader.saved_format(run / "adapter"))
     return TextReader(exported.load_tokenizer(run, config), config.data, config.classes, config.duplicates)
+
+
+def augmented_together(rows: LabelledSet, config: RunConfig, reader: RowReader) -> LabelledSet:
+    """Training pictures of several sources, augmented in passes that are as long as those over all of them.
+
+    Some augmentation stops in the last passes, and a source by itself would have more of them.
+    """
+    if not config.data.sources or not isinstance(reader, PictureReader):
+        return rows
+    assert isinstance(rows.inputs, PictureRows)
+    augmenter = reader.augmenter(config.data.mix.rows or len(rows))
+    return replace(rows, inputs=replace(rows.inputs, augmenter=augmenter))
 
 
 def file(config: RunConfig) -> str:

@@ -84,14 +84,21 @@ class PictureReader:
         return None
 
     def read(
-        self, source: str, *, limit: int | None = None, labelled: bool = True, weighted: bool = False
+        self,
+        source: str,
+        *,
+        limit: int | None = None,
+        labelled: bool = True,
+        weighted: bool = False,
+        columns: Mapping[str, str] | None = None,
     ) -> RecordSource:
         """Read, decode and prepare the pictures of a folder, an archive, a table or a hub data set.
 
         Raises:
             DataError: Rows are malformed, or a column is missing.
         """
-        data = self.data if weighted else self.data.unweighted
+        named = self.data.with_columns(columns)
+        data = named if weighted else named.unweighted
 
         def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
             if labelled:
@@ -146,7 +153,8 @@ class PictureReader:
         """Values that become 0 and 255 in pictures of more than 8 bits, decided over the training rows."""
         if self.ranges is not None:
             return self.ranges
-        return _training_ranges(self.data.train, self.image.column, self.image.max_pixels, self.image.depth)
+        sources = tuple(own.train for own in self.data.training_files.values())
+        return _training_ranges(sources, self.image.column, self.image.max_pixels, self.image.depth)
 
     def size(self, record: LabelledRecord) -> tuple[int, int]:
         """Height and width of a picture as it comes."""
@@ -192,7 +200,11 @@ class PictureReader:
         if self.statistics is not None:
             return self.statistics
         if self.training is None:
-            rows: Sequence[LabelledRecord] = self._plain.read(self.data.train, limit=self.data.limit).records
+            rows: Sequence[LabelledRecord] = [
+                record
+                for own in self.data.training_files.values()
+                for record in self._plain.read(own.train, limit=own.limit, columns=own.columns).records
+            ]
         else:
             rows = self.training(self._plain)
         return picture_statistics.measure(
@@ -250,11 +262,12 @@ class PictureReader:
             key_N=np.asarray([int(digest[:14], 16) for digest in digests], dtype=np.int64),
             format=self.format,
             patches=height * width,
-            augmenter=self._augmenter(len(numbers)),
+            augmenter=self.augmenter(len(numbers)),
         )
         return RecordSource(source.name, source.fingerprint, kept, (*source.skipped, *stored.mistakes.values()), rows)
 
-    def _augmenter(self, rows: int) -> Augmenter | None:
+    def augmenter(self, rows: int) -> Augmenter | None:
+        """How so many training rows, as an epoch draws them, are augmented; None where they are not."""
         if not self.image.augment.is_on:
             return None
         return Augmenter(self.image.augment, self.seed, self.epochs(rows), self.patch)
@@ -282,9 +295,10 @@ def saved_format(folder: Path) -> SavedFormat:
 
 
 @lru_cache(maxsize=1)
-def _training_ranges(source: str, column: str, max_pixels: int, depth: Depth) -> ValueRanges:
-    """Ranges of the deep pictures of data.train."""
-    found = (row.columns[column] for row in picture_sources.read_rows(source, column) if not row.mistake)
+def _training_ranges(sources: tuple[str, ...], column: str, max_pixels: int, depth: Depth) -> ValueRanges:
+    """Ranges of the deep pictures of data.train, or of all of data.sources."""
+    rows = (row for source in sources for row in picture_sources.read_rows(source, column))
+    found = (row.columns[column] for row in rows if not row.mistake)
     deep = [file for file in found if file.may_be_deep()]
     return value_ranges.measure(deep, max_pixels=max_pixels, depth=depth, folder=cache_folder() / "value_ranges")
 

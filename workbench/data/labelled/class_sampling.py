@@ -80,10 +80,10 @@ def rare_class(rows: LabelledSet) -> int | None:
 def balances(config: RunConfig) -> bool:
     """Whether `classes.sampling: auto` balances unequal classes: labels are one class, and no other setting does.
 
-    A curriculum draws each row equally often, and a sampler by its loss.
+    A curriculum draws each row equally often, a sampler by its loss, and a mixture by its source.
     """
     classes, data = config.classes, config.data
-    ordered = data.curriculum.by != "none" or data.sampling.draws
+    ordered = data.curriculum.by != "none" or data.sampling.draws or bool(data.sources)
     chosen = classes.weights != "none" or classes.logit_adjustment > 0 or ordered
     return classes.sampling == "auto" and classes.kind == "one" and not chosen
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -50,13 +51,17 @@ def without_overlap(train: RecordSource, other: RecordSource, *, drop: bool) -> 
 
 
 def require_measured(
-    meaning: Labels, train: RecordSource, held_out: Mapping[str, RecordSource], config: RunConfig
+    meaning: Labels, train: Sequence[Any], held_out: Mapping[str, RecordSource], config: RunConfig
 ) -> None:
-    """Raise DataError where the held-out rows, all sets of them together, lack a class."""
+    """Raise DataError where the held-out rows, all sets of them together, lack a class.
+
+    Args:
+        train: The label of each training row.
+    """
     if meaning.kind == "number" or not config.classes.every_class:
         return
     measured = labels.counts([label for source in held_out.values() for label in source.labels])
-    trained, named = labels.counts(train.labels), " + ".join(source.name for source in held_out.values())
+    trained, named = labels.counts(train), " + ".join(source.name for source in held_out.values())
     for name in meaning.names:
         if name not in measured:
             raise DataError(

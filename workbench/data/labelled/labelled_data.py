@@ -220,19 +220,31 @@ class ClassSplits(NamedTuple):
 def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     """Read and split; refuses data with nothing to learn or to measure."""
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
-    train = reader.read(config.data.train, limit=config.data.limit, weighted=True)
     held_out, test = (read_each(files, reader) for files in (config.data.held_out_files, config.data.test_files))
-    if config.data.own_share is not None:
-        train, held_out[""] = held_out_rows.split(train, config, share=config.data.own_share)
-    train, left_out = cleaned(train, config)
-    for other in (*held_out.values(), *test.values()):
-        train = held_out_rows.without_overlap(train, other, drop=config.data.overlap == "drop")
+    trains, shares = {}, dict[str, RecordSource]()
+    for name, own in config.data.training_files.items():
+        trains[name] = reader.read(own.train, limit=own.limit, weighted=True, columns=own.columns)
+        if config.data.own_share is not None:
+            trains[name], shares[name] = held_out_rows.split(trains[name], config, share=config.data.own_share)
+    held_out = held_out or shares
     sets = contamination.evaluation_sets(held_out, test)
-    train, found = decontaminated(train, sets, config, reader)
-    meaning = labels.fit(config.classes.kind, train.labels, source=config.data.train)
-    held_out_rows.require_measured(meaning, train, held_out, config)
-    weight_N = np.asarray([record.weight for record in train.records])
-    rows = replace(encode(train, reader, meaning).reweighted(weight_N), contamination=found, cleaning=left_out)
+    left_out, found = list[Cleaning | None](), list[Contamination | None]()
+    for name, train in trains.items():
+        train, flagged = cleaned(train, config)
+        for other in sets.values():
+            train = held_out_rows.without_overlap(train, other, drop=config.data.overlap == "drop")
+        trains[name], matched = decontaminated(train, sets, config, reader)
+        left_out.append(flagged)
+        found.append(matched)
+    told = [label for train in trains.values() for label in train.labels]
+    meaning = labels.fit(config.classes.kind, told, source=_names(trains))
+    held_out_rows.require_measured(meaning, told, held_out, config)
+    weight_N = np.asarray([record.weight for train in trains.values() for record in train.records])
+    rows = replace(
+        encode_each(trains, reader, meaning).reweighted(weight_N),
+        contamination=contamination.joined(found),
+        cleaning=cleaning.joined(left_out),
+    )
     return ClassSplits(
         train=_selected(rows, config, reader, meaning),
         held_out=encode_each(held_out, reader, meaning),
@@ -254,7 +266,7 @@ def encode_each(sets: Mapping[str, RecordSource], reader: RowReader, meaning: La
         return whole
     return replace(
         whole,
-        source=" + ".join(each.source for each in parts),
+        source=_names(sets),
         fingerprint=hashlib.sha256("".join(each.fingerprint for each in parts).encode()).hexdigest(),
         skipped=tuple(reason for each in parts for reason in each.skipped),
         sources=tuple(sets),
@@ -275,6 +287,10 @@ def encode(source: RecordSource, reader: RowReader, meaning: Labels) -> Labelled
         fingerprint=source.fingerprint,
         skipped=source.skipped,
     )
+
+
+def _names(sets: Mapping[str, RecordSource]) -> str:
+    return " + ".join(source.name for source in sets.values())
 
 
 def cleaned(train: RecordSource, config: RunConfig) -> tuple[RecordSource, Cleaning | None]:

@@ -42,11 +42,18 @@ class RowReader(Protocol):
         """Decides how large the vocabulary is; None for pictures."""
 
     def read(
-        self, source: str, *, limit: int | None = None, labelled: bool = True, weighted: bool = False
+        self,
+        source: str,
+        *,
+        limit: int | None = None,
+        labelled: bool = True,
+        weighted: bool = False,
+        columns: Mapping[str, str] | None = None,
     ) -> RecordSource:
         """Read the rows of a file, a folder or a hub data set.
 
         Args:
+            columns: How columns are renamed; None: as `data.columns` says.
             limit: Rows to read; None for all.
             labelled: Whether every row must have a label; labels are ignored otherwise.
             weighted: Whether to read how often each counts, where `data.columns` says in which column; else once each.

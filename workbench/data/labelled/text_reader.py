@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,17 @@ class TextReader:
         return FieldTokenizer(self.tokenizer, self.classes, max_tokens=self.data.max_tokens)
 
     def read(
-        self, source: str, *, limit: int | None = None, labelled: bool = True, weighted: bool = False
+        self,
+        source: str,
+        *,
+        limit: int | None = None,
+        labelled: bool = True,
+        weighted: bool = False,
+        columns: Mapping[str, str] | None = None,
     ) -> RecordSource:
         """Read the rows of a file, a folder or a hub data set; raises what `records.read` does."""
-        return records.read(source, self.data, self.classes, limit=limit, labelled=labelled, weighted=weighted)
+        data = self.data.with_columns(columns)
+        return records.read(source, data, self.classes, limit=limit, labelled=labelled, weighted=weighted)
 
     def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:
         """The rows that another reader read, as this one reads them, without labels."""

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,18 +44,34 @@ def load(
     Args:
         scored: How held-out and test files are read; None: as the training file.
     """
+    read_as = scored or config
     held_out, test = (
-        read_each(files, scored or config, tokenizer, template) for files in (config.held_out_files, config.test_files)
+        read_each(named, read_as, tokenizer, template) for named in (config.held_out_files, config.test_files)
     )
-    files = config.training_files
-    parts = {name: _split(each, held_out, test, tokenizer, template, seed=seed) for name, each in files.items()}
-    if len(parts) == 1:
-        return next(iter(parts.values()))
-    for name, other in itertools.permutations(parts, 2):
-        parts[name] = parts[name]._replace(train=_without_overlap(parts[name].train, parts[other].held_out, config))
-    train = joined({name: each.train for name, each in parts.items()})
-    measured = _together(held_out) or joined({name: each.held_out for name, each in parts.items()})
-    return Splits(train, measured, _together(test))
+    files, trains, shares = config.training_files, dict[str, TokenizedSet](), dict[str, TokenizedSet]()
+    for name, own in files.items():
+        assert not own.streaming.on, "streamed rows are files of this machine by now"
+        trains[name] = read(own.train, own, tokenizer, template, limit=own.limit, weighted=True)
+        if own.own_share is not None:
+            trains[name], shares[name] = hold_out(trains[name], share=own.own_share, seed=seed)
+    held_out = held_out or shares
+    # A share is read, a second time, as the rows that it was a part of.
+    keys = contamination.evaluation_sets({name: files.get(name, read_as) for name in shares}, {})
+    sets = contamination.evaluation_sets(held_out, test)
+    for name, own in files.items():
+        trains[name] = _cleaned(trains[name], own)
+        for other in sets.values():
+            trains[name] = _without_overlap(trains[name], other, own)
+        texts = {
+            key: _texts(rows, keys.get(key, read_as), limit=keys[key].limit if key in keys else None)
+            for key, rows in sets.items()
+        }
+        trains[name] = _decontaminated(trains[name], texts, own)
+    if config.select.by == "gradient":
+        target_rows(config, tokenizer, template)  # what is wrong with them is told before anything trains
+    train, measured = _together(trains), _together(held_out)
+    assert train is not None and measured is not None
+    return Splits(_selected(train, trains, config, seed=seed), measured, _together(test))
 
 
 def read_files(
@@ -74,37 +90,6 @@ def read_each(
 
 def _together(sets: Mapping[str, TokenizedSet]) -> TokenizedSet | None:
     return joined(sets) if sets.keys() - {""} else sets.get("")
-
-
-def _split(
-    config: DataConfig,
-    held_out: Mapping[str, TokenizedSet],
-    test: Mapping[str, TokenizedSet],
-    tokenizer: PreTrainedTokenizerBase,
-    template: RowEncoder,
-    *,
-    seed: int,
-) -> Splits:
-    """The rows of `config.train` without those that are scored.
-
-    Args:
-        held_out: Held-out rows by name; none where a share of the training rows is held out.
-    """
-    assert not config.streaming.on, "streamed rows are files of this machine by now"
-    train = read(config.train, config, tokenizer, template, limit=config.limit, weighted=True)
-    if not held_out:
-        assert config.own_share is not None
-        train, share = hold_out(train, share=config.own_share, seed=seed)
-        held_out = {"": share}
-    train = _cleaned(train, config)
-    for other in (*held_out.values(), *test.values()):
-        train = _without_overlap(train, other, config)
-    train = _decontaminated(train, held_out, test, config)
-    if config.select.by == "gradient":
-        target_rows(config, tokenizer, template)  # what is wrong with them is told before anything trains
-    measured = _together(held_out)
-    assert measured is not None
-    return Splits(_selected(train, config, seed=seed), measured, _together(test))
 
 
 def read(
@@ -213,18 +198,12 @@ def _cleaned(train: TokenizedSet, config: DataConfig) -> TokenizedSet:
     return replace(train.subset(found.kept(places)), cleaning=found)
 
 
-def _decontaminated(
-    train: TokenizedSet, held_out: Mapping[str, TokenizedSet], test: Mapping[str, TokenizedSet], config: DataConfig
-) -> TokenizedSet:
+def _decontaminated(train: TokenizedSet, sets: Mapping[str, Iterable[TextRow]], config: DataConfig) -> TokenizedSet:
     """`train`, compared with every evaluation set as `data.decontaminate` says; its texts are read a second time."""
     wanted = config.decontaminate
     if wanted.action == "off":
         return train
-    sets = {
-        name: _texts(rows, config, limit=config.limit if rows.source == train.source else None)
-        for name, rows in contamination.evaluation_sets(held_out, test).items()
-    }
-    sets |= contamination.named_sets(config)
+    sets = {**sets, **contamination.named_sets(config)}
     found = contamination.find(train.source, _texts(train, config, limit=config.limit), sets, wanted)
     train = replace(train, contamination=found)
     if wanted.action != "drop" or not found.matches:
@@ -234,15 +213,20 @@ def _decontaminated(
     return train.subset(kept, f"{len(found.matches)} rows that hold the text of evaluation rows")
 
 
-def _selected(train: TokenizedSet, config: DataConfig, *, seed: int) -> TokenizedSet:
-    """The rows of `train` that `data.select` keeps; where it chooses by texts, these are read a second time."""
+def _selected(train: TokenizedSet, parts: Mapping[str, TokenizedSet], config: DataConfig, *, seed: int) -> TokenizedSet:
+    """The rows of `train` that `data.select` keeps; where it chooses by texts, these are read a second time.
+
+    Args:
+        parts: The rows of each source, of which `train` consists.
+    """
     if config.select.by == "all":
         return train
 
     def texts() -> Iterator[str]:
-        rows_of = (len(list(rows)) for _, rows in itertools.groupby(map(example_of, train.places())))
-        for row, count in zip(_texts(train, config, limit=config.limit), rows_of, strict=True):
-            yield from itertools.repeat(" ".join(row.texts), count)
+        for name, own in config.training_files.items():
+            rows_of = (len(list(rows)) for _, rows in itertools.groupby(map(example_of, parts[name].places())))
+            for row, count in zip(_texts(parts[name], own, limit=own.limit), rows_of, strict=True):
+                yield from itertools.repeat(" ".join(row.texts), count)
 
     kept, note = selection.selected(
         config.select, train.lengths, seed=seed, texts=texts, target=partial(contamination.texts_of, config)

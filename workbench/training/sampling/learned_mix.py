@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from workbench.config import TrainingSections
+from workbench.data import mixture
 from workbench.data.batching import Examples, Indices
-from workbench.data.text import mixture
-from workbench.data.text.mixture import Floats, MixedRows
+from workbench.data.mixture import Floats, MixedRows
 from workbench.runs.ranks import Ranks
 from workbench.training.row_losses import RowLosses, joined
 from workbench.training.sampling.sampler import Draw, Sampler

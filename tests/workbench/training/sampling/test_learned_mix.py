@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.workbench.training.sampling.samplers import Tokens, followed, of
 from workbench.config import RunConfig
 from workbench.data.batching import Indices
-from workbench.data.text.mixture import Floats, MixedRows
+from workbench.data.mixture import Floats, MixedRows
 from workbench.runs.ranks import ALONE
 from workbench.training.sampling.learned_mix import LearnedMix, reweighted, within
 from workbench.training.sampling.order import row_order

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.sources_config import MixConfig, SourceConfig
+from workbench.data import mixture, selection
 from workbench.data.batching import Examples
-from workbench.data.text import mixture, tokenized
+from workbench.data.mixture import MixedRows, counts, mixed, shares
+from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.mixture import MixedRows, counts, mixed, shares
 from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError, DataError
 from workbench.models import backbones
@@ -132,3 +133,44 @@ def test_too_many_passes_are_refused_with_those_that_would_be_made(folder: Path,
         mixture.require_passes(train, config, steps=6 * 2)
     with pytest.raises(ConfigError, match=r"nobody knows .*\n  Write train\.epochs or train\.steps"):
         mixture.require_passes(train, config, steps=None)
+
+
+def test_rows_are_compared_with_the_share_that_any_source_holds_out(folder: Path, stories: str) -> None:
+    """Rows of one source stand in another one too, in capitals: what either holds out is dropped from the other."""
+    rows = [json.loads(line) for line in (folder / "sums.jsonl").read_text().splitlines()]
+    other = [{key: value.upper().replace("?", " !") for key, value in row.items()} for row in rows]
+    (folder / "tales.jsonl").write_text("".join(json.dumps(row) + "\n" for row in other))
+    _, splits, _ = loaded(folder, stories, decontaminate={"action": "drop", "ngram": 3, "share": 1.0})
+    held = [place.replace("tales", "sums") for place in splits.held_out.places() if "notes" not in place]
+    kept = {place.replace("tales", "sums") for place in splits.train.places() if "notes" not in place}
+    assert not kept & set(held) and len(kept | set(held)) == 30, "no other row holds its text"
+    found = splits.train.contamination
+    assert found is not None and found.rows == 24 + 24 + 6
+    assert found.sets == {"data.held_out.sums": 6, "data.held_out.tales": 6, "data.held_out.notes": 1}
+    places = [*(f"sums.jsonl, row {n + 1}" for n in range(30)), *(f"tales.jsonl, row {n + 1}" for n in range(30))]
+    assert {match.train for match in found.matches} == set(places) - set(splits.train.places()) - set(
+        splits.held_out.places()
+    )
+
+
+def test_a_choice_is_made_among_the_rows_of_all_sources(folder: Path, stories: str) -> None:
+    (folder / "target.jsonl").write_text(json.dumps({"text": "tales says tales says tales"}) + "\n")
+    chosen = {"by": "importance", "target": str(folder / "target.jsonl"), "rows": 24}
+    config, splits, train = loaded(folder, stories, select=chosen)
+    _, every, _ = loaded(folder, stories)
+    wanted, _ = selection.selected(
+        config.data.select,
+        every.train.lengths,
+        seed=0,
+        texts=lambda: [text_of(place) for place in every.train.places()],
+        target=lambda _: ["tales says tales says tales"],
+    )
+    assert list(splits.train.places()) == [every.train.place(int(row)) for row in wanted]
+    kept_S = np.bincount(splits.train.source_N, minlength=3)
+    drawn = train.sample(np.arange(24), epoch=0)
+    assert np.bincount(splits.train.source_N[drawn], minlength=3).tolist() == kept_S.tolist()
+
+
+def text_of(place: str) -> str:
+    name, _, row = place.partition(".jsonl, row ")
+    return f"{name} {int(row) - 1}?\n {name} says {(int(row) - 1) ** 2}.\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +16,22 @@ import numpy.typing as npt
 from workbench.config import TrainingSections
 from workbench.config.sources_config import MixConfig, SourceConfig
 from workbench.data.batching import Examples, Indices
+from workbench.data.named_sets import RowsOfSets
 from workbench.data.resampling import ResampledRows, endless
-from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, DataError
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 
+class MixableRows(Examples, RowsOfSets, Protocol):
+    """Rows that know which of several sources each is from."""
+
+
+R = TypeVar("R", bound=MixableRows)
+
+
 @dataclass(frozen=True, eq=False)
-class MixedRows(ResampledRows[TokenizedSet]):
+class MixedRows(ResampledRows[R]):
     """Training rows of which an epoch draws those of each source as often as its chance says.
 
     The draws of a source are an endless row of shuffled passes over its rows, cut into epochs: a row comes again only
@@ -54,15 +61,26 @@ class MixedRows(ResampledRows[TokenizedSet]):
         return endless(self.members[number], first=first, count=count, seed=(self.seed, 7, number))
 
 
-def mixed(rows: TokenizedSet, config: TrainingSections) -> Examples:
+def mixed(rows: MixableRows, config: TrainingSections) -> Examples:
     """The training rows as `data.sources` and `data.mix` say; `rows` themselves where there is one source."""
+    return MixedRows[MixableRows](rows, *plan(rows, config)) if config.data.sources else rows
+
+
+def plan(rows: MixableRows, config: TrainingSections) -> tuple[Floats, int, int]:
+    """Share of the draws that each source has (S,), draws of an epoch, and the seed.
+
+    Raises:
+        DataError: A source has no row.
+    """
     sources, mix = config.data.sources, config.data.mix
-    if not sources:
-        return rows
     size_S = np.bincount(rows.source_N, minlength=len(sources))
+    if empty := [name for name, size in zip(sources, size_S, strict=True) if not size]:
+        raise DataError(
+            f"data.sources.{empty[0]}: no row of it is left to train on, after data.clean, data.overlap, "
+            "data.decontaminate and data.select.\n  Leave the source out, or keep more of its rows."
+        )
     token_S = np.bincount(rows.source_N, weights=rows.lengths, minlength=len(sources)).astype(np.float64)
-    share_S = shares(list(sources.values()), mix, size_S, token_S)
-    return MixedRows(rows, share_S, mix.rows or len(rows), config.seed)
+    return shares(list(sources.values()), mix, size_S, token_S), mix.rows or len(rows), config.seed
 
 
 def shares(sources: list[SourceConfig], mix: MixConfig, size_S: Indices, token_S: Floats) -> Floats:
@@ -105,7 +123,7 @@ def rounded(quota_S: Floats, draws: int) -> Indices:
     return count_S
 
 
-def allowed(train: MixedRows, config: TrainingSections) -> Floats:
+def allowed(train: MixedRows[Any], config: TrainingSections) -> Floats:
     """Rows of each source that its `passes` allow in the whole run; infinite where there is no limit."""
     passes_S = [math.inf if source.passes is None else source.passes for source in config.data.sources.values()]
     allowed_S: Floats = np.floor(np.asarray(passes_S) * [len(own) for own in train.members] + 1e-9)
@@ -142,7 +160,7 @@ def require_passes(train: Examples, config: TrainingSections, steps: int | None)
             )
 
 
-def _require_enough(train: MixedRows, config: TrainingSections, drawn: int) -> None:
+def _require_enough(train: MixedRows[Any], config: TrainingSections, drawn: int) -> None:
     """Raise ConfigError where all sources together may not be read as often as the run draws."""
     most = allowed(train, config).sum()
     if most < drawn:
@@ -168,7 +186,7 @@ def in_words(train: Examples, config: TrainingSections, steps: int | None) -> li
 
 
 @lru_cache(maxsize=2)
-def _table(mixture: MixedRows, epoch: int) -> Indices:
+def _table(mixture: MixedRows[Any], epoch: int) -> Indices:
     """The row of each draw (M,)."""
     before_S, count_S = counts(mixture.share_S, mixture.draws, epoch)
     return np.concatenate(

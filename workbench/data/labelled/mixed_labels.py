@@ -1,0 +1,51 @@
+"""Labelled rows as an epoch draws them: mixed from several sources, or with classes balanced.
+
+Legend: S sources, M draws of an epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from workbench.config import RunConfig
+from workbench.data import mixture
+from workbench.data.batching import Indices
+from workbench.data.labelled.class_sampling import ClassBalancedRows, balanced
+from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.labelled.repeated_rows import RepeatedRows
+from workbench.data.mixture import MixedRows
+
+
+@dataclass(frozen=True, eq=False)
+class MixedLabelledRows(MixedRows[LabelledSet], RepeatedRows):
+    """Labelled rows of several sources, drawn by the plan of `MixedRows`; a picture is augmented anew at each draw."""
+
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
+        """Numbers that the draws (of 0 to M - 1) of an epoch take: those of each source in turn."""
+        taken: Indices = _table(self, epoch)[draws]
+        return taken
+
+    @cached_property
+    def most_draws(self) -> int:
+        """Times that an epoch draws a row at most: it may begin and end within a pass over the rows of a source."""
+        most_S = np.ceil(self.share_S * self.draws).astype(np.int64) + 1  # what rounding owes is less than a row
+        return max(-(-(int(most) - 1) // len(own)) + 1 for most, own in zip(most_S, self.members, strict=True))
+
+
+def drawn(rows: LabelledSet, config: RunConfig) -> LabelledSet | ClassBalancedRows | MixedLabelledRows:
+    """The training rows as `data.sources` or `classes` ask for them."""
+    found = balanced(rows, config)
+    if not config.data.sources:
+        return found
+    assert isinstance(found, LabelledSet), "classes.sampling beside data.sources is refused"
+    return MixedLabelledRows(found, *mixture.plan(found, config))
+
+
+@lru_cache(maxsize=2)
+def _table(mixed: MixedLabelledRows, epoch: int) -> Indices:
+    """The number of each draw (M,)."""
+    row_M = MixedRows.sample(mixed, np.arange(len(mixed)), epoch=epoch)
+    return mixed.numbers(row_M, seed=mixed.seed, epoch=epoch)
