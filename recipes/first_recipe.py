@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from workbench.config import RunConfig
+from workbench.config.yaml_text import dump_yaml
 from workbench.data.images import picture_sources
 from workbench.data.rows import read_rows
 from workbench.errors import ConfigError, WorkbenchError
@@ -17,7 +18,6 @@ from workbench.recipes.inspection import Inspection
 from workbench.recipes.load import load
 from workbench.recipes.plan import solve
 from workbench.runs import files, units
-from workbench.schema import dump_yaml
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from workbench import recipes
 from workbench.config import DataConfig, RunConfig, load_config
+from workbench.config.yaml_text import read_yaml
 from workbench.errors import ConfigError
-from workbench.schema import read_yaml
 
 
 def load(recipe: RunConfig | Path | str, overrides: Sequence[str] = ()) -> RunConfig:

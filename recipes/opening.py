@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench import recipes
+from workbench.config.yaml_text import override, read_yaml
 from workbench.errors import WorkbenchError
-from workbench.schema import override, read_yaml
 
 _MEASURED = "Measured "
 """How the comment of a shipped recipe begins that tells its time."""

@@ -15,6 +15,7 @@ from transformers import TextStreamer
 from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.config.tasks import WRITING
+from workbench.config.yaml_text import override
 from workbench.data.batching import Indices
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
@@ -34,7 +35,7 @@ from workbench.recipes import (
 from workbench.recipes.sft import score
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
-from workbench.schema import override, parse
+from workbench.schema import parse
 
 _SEEN = ("size", "depth", "prepare", "augment")
 """Settings of pictures that decide what an adapter has seen."""

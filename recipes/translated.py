@@ -9,9 +9,10 @@ from typing import Any
 from workbench.config import RunConfig
 from workbench.config.foreign import axolotl, llamafactory
 from workbench.config.foreign.translation import Translation
+from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.errors import ConfigError
 from workbench.runs import files
-from workbench.schema import dump_yaml, parse, read_yaml
+from workbench.schema import parse
 
 
 def write(source: Path, out: Path) -> Translation:

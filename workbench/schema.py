@@ -1,4 +1,4 @@
-"""Typed sections from YAML and `key=value` words; every mistake of a file is reported at once."""
+"""Typed sections from plain values; every mistake of a file is reported at once."""
 
 from __future__ import annotations
 
@@ -6,23 +6,16 @@ import ast
 import difflib
 import functools
 import inspect
-import io
 import itertools
+import operator
+import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
-from ruamel.yaml import YAML
-from ruamel.yaml.composer import MaxDepthExceededError
-from ruamel.yaml.constructor import SafeConstructor
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import ScalarNode
-from ruamel.yaml.representer import SafeRepresenter
-from ruamel.yaml.scanner import Scanner, ScannerError
 
 from workbench.errors import ConfigError
 
@@ -163,78 +156,6 @@ ROOT = "the recipe"
 SectionT = TypeVar("SectionT", bound=Section)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds; raises ConfigError with the line where it is not one."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file. `workbench ls recipes` lists the shipped recipes.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path}: cannot be read as UTF-8 text ({error}). Name a YAML file, saved as UTF-8."
-        ) from None
-    try:
-        values = load_yaml(text)
-    except YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML.\n  {str(error).replace(chr(10), chr(10) + '  ')}") from None
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigError(f"{path}: expected a mapping such as `recipe: sft`, found {_shown(values)}.")
-    return values
-
-
-def load_yaml(text: str) -> Any:
-    """The value that YAML 1.2 holds; raises ruamel's YAMLError for whatever is none."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.Scanner, yaml.Constructor, yaml.max_depth = _Scanner, _Constructor, 50
-    try:
-        value = yaml.load(text)
-    except MarkedYAMLError as error:
-        error.note = None  # how a program could do without the check
-        if isinstance(error, MaxDepthExceededError):
-            error.problem = "values are nested too deeply"
-        raise
-    except ValueError as error:  # a number of more digits than Python reads
-        raise YAMLError(str(error)) from None
-    if not _is_unicode(value):
-        raise YAMLError("it holds half of a character, such as \\ud800, that UTF-8 cannot hold")
-    return value
-
-
-def dump_yaml(values: Mapping[str, Any]) -> str:
-    """`values` as YAML that `load_yaml` reads back equal."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = False
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    yaml.Representer = _Representer
-    text = io.StringIO()
-    yaml.dump(dict(values), text)
-    return text.getvalue()
-
-
-def override(values: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """`values` with every `section.key=value` word applied; the value is read as YAML."""
-    result = _copy(values)
-    for word in words:
-        key, equals, text = word.partition("=")
-        parts = key.split(".")
-        if not equals or not all(parts):
-            raise ConfigError(f"{word!r}: expected key=value, such as train.epochs=3.")
-        try:
-            value = load_yaml(text)
-        except YAMLError:
-            value = text
-        if not _is_unicode(value):
-            raise ConfigError(f"{key}: {_shown(value)} is no text that UTF-8 can hold. Write it anew.")
-        section = result
-        for part in parts[:-1]:
-            child = section.setdefault(part, {})
-            if not isinstance(child, dict):
-                raise ConfigError(f"{word!r}: `{part}` is {_shown(child)}, not a section with keys.")
-            section = child
-        section[parts[-1]] = value
-    return result
-
-
 def parse(section: type[SectionT], values: Mapping[str, Any], *, source: str) -> SectionT:
     """`values` as a section; raises one ConfigError that lists every mistake with its cure."""
     try:
@@ -265,11 +186,11 @@ def explain(section: type[Section], values: Mapping[str, Any], error: Validation
         path = _locate(item["loc"], values)
         place = ".".join(map(str, path)) or ROOT
         if item["type"] == "extra_forbidden":
-            text = "unknown key." + did_you_mean(str(path[-1]), _siblings(section, path[:-1], values))
+            text = "unknown key." + _key_meant(section, path, values)
         elif item["type"] == "missing" and isinstance(item["loc"][-1], int):
-            text = f"expected a list such as [a, b], found {_shown(item['input'])}."
+            text = f"expected a list such as [a, b], found {shown(item['input'])}."
         elif item["type"] == "too_long":
-            text = f"expected at most {item['ctx']['max_length']} items, found {_shown(item['input'])}."
+            text = f"expected at most {item['ctx']['max_length']} items, found {shown(item['input'])}."
         elif item["type"] == "missing":
             text = "is required."
         elif item["type"] == "unknown":
@@ -278,15 +199,54 @@ def explain(section: type[Section], values: Mapping[str, Any], error: Validation
             text = str(item["ctx"]["error"])
         elif item["type"] in ("too_short", "string_too_short"):
             unit = "item" if item["type"] == "too_short" else "character"
-            text = f"expected at least {item['ctx']['min_length']} {unit}, found {_shown(item['input'])}."
+            text = f"expected at least {item['ctx']['min_length']} {unit}, found {shown(item['input'])}."
         elif item["type"] in ("model_type", "model_attributes_type"):
-            first = _siblings(section, path, values)[0]
-            text = f"expected keys of its own, such as {place}.{first}, found {_shown(item['input'])}."
+            first = next(iter(_at(section, path, values).model_fields))
+            text = f"expected keys of its own, such as {place}.{first}, found {shown(item['input'])}."
         else:
             text = item["msg"].replace("Input should be", "expected").split(", unable to parse")[0]
-            text = f"{text.replace('a valid tuple', 'a list such as [a, b]')}, found {_shown(item['input'])}."
+            text = f"{text.replace('a valid tuple', 'a list such as [a, b]')}, found {shown(item['input'])}."
         found.setdefault(place, []).append(text)
+    for section_place, text in _without_space(values):
+        if below := [place for place in found if f"{place}.".startswith(f"{section_place}.")]:
+            found = {place: texts for place, texts in found.items() if place not in below} | {section_place: [text]}
     return [(place, _merged(texts)) for place, texts in found.items()]
+
+
+def _without_space(values: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield place and cure of mappings with `{name:value}`, which YAML reads as the name of nothing."""
+    joined = {}
+    for key, value in values.items() if isinstance(values, Mapping) else ():
+        name, colon, rest = str(key).partition(":")
+        if colon and rest and value is None:
+            joined[name] = rest
+        yield from _without_space(value, f"{place}.{key}" if place else str(key))
+    if joined:
+        pairs = ", ".join(f"{name}: {rest}" for name, rest in joined.items())
+        yield place, f"a space belongs after each colon, else there is no value. Write {{{pairs}}}."
+
+
+def _key_meant(section: type[Section], path: Sequence[int | str], values: Any) -> str:
+    """' Did you mean `x`?': the keys of that name in sections below, the highest first, and the nearest beside it."""
+    beside, own = _at(section, path[:-1], values), functools.reduce(operator.getitem, path[:-1], values)
+    near = did_you_mean(str(path[-1]), list(beside.model_fields))
+    within = sorted(_named_below(beside, str(path[-1]), own), key=len)[:2]
+    if not within:
+        return near
+    named = [f"`{'.'.join(map(str, [*path[:-1], *below]))}`" for below in within]
+    return f" Did you mean {' or '.join([*named, *re.findall('mean (.*)[?]', near)])}?"
+
+
+def _named_below(section: type[Section], key: str, values: Any) -> Iterator[tuple[str, ...]]:
+    """Yield the path of each key of that name in the sections below a section that has `values`."""
+    for name, field in section.model_fields.items():
+        own = values.get(name) if isinstance(values, dict) else None
+        several = getattr(field.annotation, "__origin__", None) in (dict, list, tuple)
+        for choice in () if several else _choices(field.annotation):
+            if issubclass(choice, Section):
+                below = choice.section_for(own)
+                yield from [(name, key)] if key in below.model_fields else []
+                yield from ((name, *path) for path in _named_below(below, key, own))
 
 
 def _merged(texts: list[str]) -> str:
@@ -311,8 +271,8 @@ def _locate(loc: tuple[int | str, ...], values: Any) -> list[int | str]:
     return path
 
 
-def _siblings(section: type[Section], path: Sequence[int | str], values: Any) -> list[str]:
-    """Keys that may stand in the section at `path` of the file."""
+def _at(section: type[Section], path: Sequence[int | str], values: Any) -> type[Section]:
+    """The section at `path` of the file."""
     for part in path:
         if isinstance(part, int):  # an item of a list
             values = values[part]
@@ -321,7 +281,7 @@ def _siblings(section: type[Section], path: Sequence[int | str], values: Any) ->
         values = values.get(part) if isinstance(values, dict) else None
         (section,) = [c for c in _choices(section.model_fields[part].annotation) if issubclass(c, Section)]
         section = section.section_for(values)
-    return list(section.model_fields)
+    return section
 
 
 def families(section: type[Section], place: str = "") -> dict[str, type[Tagged]]:
@@ -345,51 +305,7 @@ def _choices(annotation: Any) -> list[type]:
     return [choice for part in parts for choice in _choices(part)]
 
 
-def _copy(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in values.items()}
-
-
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """The beginning of a value, for messages."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _is_unicode(value: Any) -> bool:
-    """Whether all text in a value can be written as UTF-8."""
-    if isinstance(value, str):
-        return not any("\ud800" <= letter <= "\udfff" for letter in value)
-    if isinstance(value, Mapping):
-        return all(_is_unicode(key) and _is_unicode(each) for key, each in value.items())
-    return not isinstance(value, (list, tuple)) or all(map(_is_unicode, value))
-
-
-class _Scanner(Scanner):
-    """Refuses what no setting needs: an alias may hold itself, a tag asks for Python's objects."""
-
-    def _refuse(self) -> None:
-        mark = self.reader.get_mark()
-        text = f"{self.reader.peek()} begins an anchor, an alias, a tag or a directive: write the value, or quote it"
-        raise ScannerError(None, None, text, mark)
-
-    fetch_anchor = fetch_alias = fetch_tag = fetch_directive = _refuse
-
-
-class _Constructor(SafeConstructor):
-    """Reads dates as text: no setting is one."""
-
-
-_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
-
-
-class _Representer(SafeRepresenter):
-    """Writes no aliases, and escapes what ruamel.yaml does not read back where it is quoted, such as U+0085."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_str(self, data: str) -> ScalarNode:
-        style = None if data.isprintable() else '"'
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
-
-
-_Representer.add_representer(str, _Representer.represent_str)

@@ -31,8 +31,8 @@ from equal_compute import Arm, Control
 from standing import Wanted
 
 from workbench import recipes
+from workbench.config.yaml_text import read_yaml
 from workbench.data import starter
-from workbench.schema import read_yaml
 
 FAULTS = ("answer_repeats_prompt", "refusal", "empty_turn", "broken_characters", "symbols")
 RULES = (*FAULTS, "exact_duplicate", "near_duplicate")

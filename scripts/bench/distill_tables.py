@@ -27,9 +27,9 @@ import pandas as pd
 import standing
 from standing import Spread, Wanted
 
+from workbench.config.yaml_text import load_yaml, read_yaml
 from workbench.data import starter
 from workbench.data.rows import RawRow, read_rows
-from workbench.schema import load_yaml, read_yaml
 
 LOSSES = ("forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation")
 LABELS = "labels alone"

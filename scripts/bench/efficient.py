@@ -27,8 +27,8 @@ from equal_compute import Arm, Control
 from standing import Wanted
 
 from workbench import recipes
+from workbench.config.yaml_text import read_yaml
 from workbench.data import starter
-from workbench.schema import read_yaml
 
 LENGTHS = (0.5, 1.0, 2.5)
 """Steps of the runs of the control, as multiples of its own."""

@@ -12,7 +12,7 @@ from typing import Any
 import measuring
 from measuring import WARM_UP
 
-from workbench.schema import dump_yaml, load_yaml
+from workbench.config.yaml_text import dump_yaml, load_yaml
 
 HERE = Path(__file__).parent
 ROWS = HERE / "gsm8k_256.jsonl"

@@ -18,9 +18,9 @@ from standing import Wanted
 
 from workbench import recipes
 from workbench.cli.console import Terminal
+from workbench.config.yaml_text import read_yaml
 from workbench.recipes import rate_finder
 from workbench.recipes.load import load
-from workbench.schema import read_yaml
 
 LOWEST, HIGHEST, COUNT = 5e-4, 3.2e-2, 7
 SHARED = ["evaluate.every=0.99", "evaluate.answers=0", "evaluate.probe=0", "save.every=null"]

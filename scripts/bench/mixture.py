@@ -24,8 +24,8 @@ import standing
 from standing import Wanted
 
 from workbench import recipes
+from workbench.config.yaml_text import read_yaml
 from workbench.data import starter
-from workbench.schema import read_yaml
 
 SOURCES = ("sums", "tales", "noise")
 SUMS, NOISE = 1_000, 500

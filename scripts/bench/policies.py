@@ -30,9 +30,9 @@ from standing import Spread, Wanted
 
 from workbench import recipes
 from workbench.config import RunConfig
+from workbench.config.yaml_text import read_yaml
 from workbench.models import backbones
 from workbench.recipes.load import load
-from workbench.schema import read_yaml
 
 NONE = "none"
 POLICIES = (NONE, "static", "gradual", "freezeout", "autofreeze", "lisa", "egeria", "smartfrz")

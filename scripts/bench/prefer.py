@@ -25,8 +25,8 @@ from typing import Any
 import gsm8k
 import measuring
 
+from workbench.config.yaml_text import dump_yaml
 from workbench.data import starter
-from workbench.schema import dump_yaml
 
 LOSSES = ("dpo", "kto", "orpo")
 STEPS = 10

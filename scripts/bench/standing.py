@@ -24,7 +24,7 @@ import numpy.typing as npt
 from measuring import Usage
 from scipy import stats
 
-from workbench.schema import dump_yaml
+from workbench.config.yaml_text import dump_yaml
 
 
 @dataclass(frozen=True)

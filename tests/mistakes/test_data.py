@@ -19,8 +19,10 @@ CLASSIFY = "recipe=classify data.train=t.jsonl evaluate.answers=64"
 CROSSVAL = "recipe=crossval data.train=t.jsonl data.held_out=0.05 evaluate.answers=64"
 CASES = {
     "no such rule": Case("check my.yaml data.clean=[refusals]", "no such rule `refusals`", "Did you mean `refusal`?"),
-    "no such rule, all told": Case("run my.yaml data.clean=[quality]", "no such rule `quality`", "Rules: gopher_words"),
-    "a rule that only reports": Case("check my.yaml data.clean=[perplexity]", "no such rule `perplexity`", "Rules:"),
+    "no such rule, all told": Case(
+        "run my.yaml data.clean=[quality]", "no such rule `quality`", "Known: answer_repeats_prompt"
+    ),
+    "a rule that only reports": Case("check my.yaml data.clean=[perplexity]", "no such rule `perplexity`", "Known:"),
     "twice": Case("check my.yaml data.clean=[refusal,symbols,refusal]", "refusal appears twice", "Name each rule once"),
     "a word": Case("check my.yaml data.clean=refusal", "data.clean", "found 'refusal'"),
     "a switch": Case("check my.yaml data.clean=true", "data.clean", "found True"),

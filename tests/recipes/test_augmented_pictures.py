@@ -34,7 +34,8 @@ def test_rows_are_augmented_in_training_only_and_mixed_with_soft_labels(vit: str
 
 def load_config(vit: str, drawings: Path, words: list[str]) -> Any:
     from workbench.config import RunConfig
-    from workbench.schema import override, parse
+    from workbench.config.yaml_text import override
+    from workbench.schema import parse
 
     values = {
         "recipe": "classify",

@@ -18,6 +18,7 @@ from tests.stopping import stop_after
 from workbench import recipes
 from workbench.cli.console import Terminal
 from workbench.config import RunConfig
+from workbench.config.yaml_text import dump_yaml
 from workbench.data import starter
 from workbench.errors import Stopped
 from workbench.models import exported
@@ -25,7 +26,6 @@ from workbench.recipes import distill_verbs
 from workbench.recipes.load import load
 from workbench.recipes.serve import evaluate
 from workbench.runs import run_directory
-from workbench.schema import dump_yaml
 
 FULL = {"method": "full"}
 LORA = {"method": "lora", "rank": 4, "alpha": 8}

@@ -11,11 +11,11 @@ import pytest
 import workbench
 from tests.vision_backbones import save_vision
 from tests.workbench.evaluation.picture_sets import write_pictures
+from workbench.config.yaml_text import dump_yaml
 from workbench.recipes.check import check
 from workbench.recipes.classify_verbs import ClassInspection
 from workbench.recipes.load import load
 from workbench.report.run_record import RunRecord, read
-from workbench.schema import dump_yaml
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import pytest
 import workbench
 from tests.vision_backbones import save_vision
 from tests.workbench.evaluation.picture_sets import write_pictures
+from workbench.config.yaml_text import dump_yaml
 from workbench.report.run_record import read
-from workbench.schema import dump_yaml
 
 CLASSES = ("<b>circle", "square")
 

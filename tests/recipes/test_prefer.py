@@ -17,11 +17,11 @@ from transformers import AutoModelForCausalLM
 
 import workbench
 from tests.stopping import stop_after
+from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.data.text.judged_set import ROW, TOKEN
 from workbench.errors import ConfigError, Stopped
 from workbench.recipes import CONFIGS, prefer, serve, start_adapter
 from workbench.recipes.load import load
-from workbench.schema import dump_yaml, read_yaml
 
 BETA = 0.3
 RECIPE = """

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import MINILM, save_tiny, write_questions
 from tests.recipes.weather import weather, write
-from workbench.schema import dump_yaml
+from workbench.config.yaml_text import dump_yaml
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from tests.workbench.config.foreign import test_axolotl, test_llamafactory
 from workbench.cli.verbs import app
+from workbench.config.yaml_text import dump_yaml
 from workbench.errors import ConfigError
 from workbench.recipes import translated
 from workbench.recipes.check import check
 from workbench.recipes.load import load
-from workbench.schema import dump_yaml
 
 ROWS = "starter/fairytaleqa_train.jsonl"
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from workbench import recipes
 from workbench.config import RunConfig, load_config
+from workbench.config.yaml_text import dump_yaml, load_yaml, override, read_yaml
 from workbench.errors import ConfigError
-from workbench.schema import dump_yaml, load_yaml, override, parse, read_yaml
+from workbench.schema import parse
 
 GOOD = {"recipe": "sft", "data": {"train": "rows.jsonl"}}
 
@@ -42,6 +40,15 @@ def test_every_mistake_is_reported_at_once() -> None:
         (["evaluate.patience=3"], "write save.ship=best as well"),
         (["save.ship=best", "evaluate.every=null"], "write evaluate.every=0.1"),
         (["train.learning_rate=.nan"], "train.learning_rate: expected a finite number"),
+        (
+            ["data.columns={weight:w}"],
+            "data.columns: a space belongs after each colon, else there is no value. Write {w",
+        ),
+        (["data.test={a:x.jsonl,b:y.jsonl}"], "data.test: a space belongs after each colon"),
+        (["adapter={method:lora}"], "Write {method: lora}."),
+        (["data.against=[x.jsonl]"], "data.against: unknown key. Did you mean `data.decontaminate.against`?"),
+        (["data.column=n"], "Did you mean `data.curriculum.column` or `columns`?"),
+        (["rank=4"], "Did you mean `adapter.rank`"),
     ],
 )
 def test_mistakes_say_what_to_write(words: list[str], expected: str) -> None:
@@ -50,6 +57,21 @@ def test_mistakes_say_what_to_write(words: list[str], expected: str) -> None:
         parse(RunConfig, values, source="my.yaml")
     assert expected in str(caught.value)
     assert str(caught.value).count("loar") <= 1, "told once"
+
+
+def test_no_list_of_what_is_known_is_told_twice() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(RunConfig, override(GOOD, ["data.clean=[c4]"]), source="my.yaml")
+    assert str(caught.value).count("c4_javascript") == 1
+
+
+def test_keys_below_a_value_need_the_value_to_go_first() -> None:
+    values = override(GOOD, ["data.held_out=null", "data.held_out.a=x.jsonl", "data.held_out.b=y.jsonl"])
+    assert values["data"]["held_out"] == {"a": "x.jsonl", "b": "y.jsonl"}
+    with pytest.raises(
+        ConfigError, match=r"`data\.held_out` is 0\.1, not a section .* Write data\.held_out=null before"
+    ):
+        override(GOOD, ["data.held_out=0.1", "data.held_out.a=x.jsonl"])
 
 
 def test_overrides_win_and_leave_the_input_alone() -> None:
@@ -104,24 +126,6 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
 def test_a_written_configuration_reads_back_equal() -> None:
     config = parse(RunConfig, override(GOOD, ["evaluate.every=0.1", "adapter.targets=[q_proj]"]), source="x")
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
-
-
-texts = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
-    ["no", "~", "1e5", "1e-05", "2026-01-01", "2026-13-45", "=", "<<", "010", "1:30", "1_000", "a: b", "*a", "!!int 1"]
-)
-leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
-trees = st.recursive(leaves, lambda each: st.lists(each, max_size=4) | st.dictionaries(texts, each, max_size=4))
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.dictionaries(texts, trees, max_size=4))
-def test_what_is_written_as_yaml_reads_back_equal(values: dict[str, Any]) -> None:
-    assert load_yaml(dump_yaml(values)) == values
-
-
-def test_lists_that_are_one_object_are_written_twice() -> None:
-    one = ["a"]
-    assert load_yaml(dump_yaml({"b": one, "c": one})) == {"b": one, "c": one}
 
 
 @pytest.mark.parametrize("name", recipes.shipped())

@@ -210,9 +210,7 @@ class DataConfig(Section):
     def _known_rules(cls, rules: tuple[str, ...]) -> tuple[str, ...]:
         for rule in rules:
             if rule not in CLEAN_RULES:
-                raise ValueError(
-                    f"no such rule `{rule}`.{did_you_mean(rule, CLEAN_RULES)} Rules: {', '.join(CLEAN_RULES)}."
-                )
+                raise ValueError(f"no such rule `{rule}`.{did_you_mean(rule, CLEAN_RULES)}")
         twice = sorted({rule for rule in rules if rules.count(rule) > 1})
         if twice:
             raise ValueError(f"{', '.join(twice)} appears twice. Name each rule once.")

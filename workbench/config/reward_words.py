@@ -9,8 +9,9 @@ from typing import Any
 from ruamel.yaml.error import YAMLError
 
 from workbench.config.rewards_config import KINDS, RewardSource
+from workbench.config.yaml_text import load_yaml
 from workbench.errors import ConfigError
-from workbench.schema import did_you_mean, load_yaml, parse
+from workbench.schema import did_you_mean, parse
 
 _WITHOUT_SETTINGS = ("number", "unit_tests")
 """Kinds of which every setting has a default."""

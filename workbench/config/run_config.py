@@ -12,7 +12,8 @@ from workbench.config.distill_expansion import as_plain_run
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.run_sections import RunSections
 from workbench.config.sweep_expansion import trials
-from workbench.schema import override, parse, read_yaml
+from workbench.config.yaml_text import override, read_yaml
+from workbench.schema import parse
 
 
 class RunConfig(RunSections):

@@ -27,9 +27,10 @@ from workbench.adapters.export_form import as_shipped
 from workbench.config import ModelConfig, plugins, tasks
 from workbench.config.cross_checks import unable
 from workbench.config.tasks import TEXT, Task
+from workbench.config.yaml_text import override
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.models import backbones
-from workbench.schema import Section, did_you_mean, override, parse
+from workbench.schema import Section, did_you_mean, parse
 
 
 class AdapterSize(NamedTuple):

@@ -21,12 +21,13 @@ import psutil
 import torch
 
 from workbench.config import RunConfig, sweep_expansion
+from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
 from workbench.runs import files, trust
 from workbench.runs.deadline import Deadline
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.trust import Trust
-from workbench.schema import dump_yaml, parse, read_yaml
+from workbench.schema import parse
 
 _LOCK_TRIES = 10
 """A page that looks whether a run lives holds its lock for a moment."""

@@ -14,9 +14,9 @@ from workbench.cli import reference_table
 from workbench.config import RunConfig, reference
 from workbench.config.freeze_config import POLICIES
 from workbench.config.reference import SettingReference
+from workbench.config.yaml_text import load_yaml, read_yaml
 from workbench.errors import ConfigError
 from workbench.recipes.load import load
-from workbench.schema import load_yaml, read_yaml
 
 
 @pytest.fixture(scope="module")

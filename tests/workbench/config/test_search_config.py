@@ -9,8 +9,9 @@ import pytest
 from workbench.config import RunConfig, search_expansion
 from workbench.config.search_config import Range
 from workbench.config.sweep_expansion import shipped_values
+from workbench.config.yaml_text import override
 from workbench.errors import ConfigError
-from workbench.schema import override, parse
+from workbench.schema import parse
 
 RATE = {"low": 1e-4, "high": 1e-2, "log": True}
 BASE: dict[str, Any] = {

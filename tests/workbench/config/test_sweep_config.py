@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from workbench.config import RunConfig, sweep_expansion
+from workbench.config.yaml_text import override
 from workbench.errors import ConfigError
-from workbench.schema import override, parse
+from workbench.schema import parse
 
 BASE: dict[str, Any] = {
     "recipe": "sweep",

@@ -12,10 +12,10 @@ import pytest
 
 from workbench import report
 from workbench.config.classes_config import ClassesConfig
+from workbench.config.yaml_text import dump_yaml
 from workbench.report.class_section import WIDEST, classified, never_predicted
 from workbench.report.findings import findings
 from workbench.report.run_record import read
-from workbench.schema import dump_yaml
 
 
 def make(

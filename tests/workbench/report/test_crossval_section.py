@@ -16,12 +16,12 @@ from scipy import special
 
 from workbench import report
 from workbench.cli import render
+from workbench.config.yaml_text import dump_yaml
 from workbench.evaluation.class_scores import calibration_error
 from workbench.report import reliability
 from workbench.report.crossval_section import CONFLICTS, crossvalidated
 from workbench.report.findings import findings, verdict
 from workbench.report.run_record import read
-from workbench.schema import dump_yaml
 
 NAMES = ("card", "loan & <b>", "fee")
 ROWS, FOLDS, STEPS = 60, 3, 8

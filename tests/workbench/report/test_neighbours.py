@@ -13,10 +13,10 @@ from tests.workbench.report.test_class_section import make
 from tests.workbench.report.test_picture_section import jpeg, place, predictions, section, stored
 from tests.workbench.report.test_picture_section import make as make_pictured
 from workbench import report
+from workbench.config.yaml_text import dump_yaml
 from workbench.evaluation import label_issues
 from workbench.report.class_section import SUSPECTS, classified
 from workbench.report.run_record import read
-from workbench.schema import dump_yaml
 
 PROBE = {"train": 40, "others": 20, "compared": 40, "rows": 90, "neighbours": 0.5, "linear": 0.625}
 

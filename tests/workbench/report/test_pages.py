@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from workbench import report
+from workbench.config.yaml_text import dump_yaml
 from workbench.errors import ConfigError
-from workbench.schema import dump_yaml
 
 CONFIG = {
     "recipe": "sft",

@@ -16,11 +16,11 @@ from PIL import Image
 
 from tests.workbench.report.test_pages import Page, metrics
 from workbench import report
+from workbench.config.yaml_text import dump_yaml
 from workbench.evaluation import dynamics
 from workbench.report import picture_section
 from workbench.report.picture_section import PictureSection, pictured
 from workbench.report.run_record import read
-from workbench.schema import dump_yaml
 
 HOSTILE = ['a"><script>alert(1)</script>', "'b' onload=x", "<c>&amp;"]
 """Classes; file names hold them too."""

@@ -16,6 +16,7 @@ from workbench import report
 from workbench.adapters import METHODS
 from workbench.config import RunConfig
 from workbench.config.distill_config import TeacherConfig
+from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.distillation import teacher_sources
 from workbench.errors import ConfigError, ResumeError
 from workbench.recipes import serve
@@ -24,7 +25,6 @@ from workbench.recipes.export import export
 from workbench.recipes.merge import merge
 from workbench.runs import run_directory
 from workbench.runs.trust import Trust
-from workbench.schema import dump_yaml, read_yaml
 
 METHOD = """
 from typing import ClassVar, Literal

@@ -12,10 +12,11 @@ from workbench import recipes
 from workbench.cli.ui.run_folder import flat
 from workbench.config import reference
 from workbench.config.reference import SettingReference
+from workbench.config.yaml_text import read_yaml
 from workbench.errors import ConfigError
 from workbench.recipes.load import load
 from workbench.runs import trust
-from workbench.schema import ROOT, read_yaml
+from workbench.schema import ROOT
 
 _OPEN = re.compile(r"^(a whole number|a number|text|a list of|a path|keys of its own|any value|null$|keys and values)")
 """Values of a setting that are no words to choose among."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from workbench.cli.ui.metric_files import MetricFiles, last_rows
+from workbench.config.yaml_text import read_yaml
 from workbench.errors import WorkbenchError
 from workbench.runs import files, trust
-from workbench.schema import read_yaml
 
 RECENT = 20
 """Steps whose mean time tells how long the others will take."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
+from workbench.config.yaml_text import dump_yaml, load_yaml
 from workbench.data import starter
 from workbench.errors import WorkbenchError
 from workbench.runs import files, units
-from workbench.schema import dump_yaml, load_yaml
 
 UNKNOWN = "unknown"
 LIBRARIES = {"peft": "peft", "gguf": "gguf", "ollama": "gguf", "onnx": "onnx"}

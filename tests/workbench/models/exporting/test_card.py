@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
+from workbench.config.yaml_text import load_yaml
 from workbench.models.exporting import card
 from workbench.models.exporting.card import CardFacts
-from workbench.schema import load_yaml
 
 VALUES: dict[str, Any] = {
     "recipe": "classify",

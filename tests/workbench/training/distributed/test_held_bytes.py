@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.workbench.training.distributed import layouts
+from workbench.config.yaml_text import dump_yaml
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
-from workbench.schema import dump_yaml
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
+from workbench.config.yaml_text import dump_yaml
 from workbench.evaluation import result_store
-from workbench.schema import dump_yaml
 
 STEPS = 150
 GONE = 30.0

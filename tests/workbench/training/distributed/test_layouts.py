@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import workbench
 from tests.conftest import Records, record_cell
 from tests.workbench.training.distributed import layouts
-from workbench.schema import dump_yaml
+from workbench.config.yaml_text import dump_yaml
 
 pytestmark = pytest.mark.slow
 

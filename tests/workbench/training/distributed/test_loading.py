@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from tests.workbench.training.distributed import layouts
-from workbench.schema import dump_yaml
+from workbench.config.yaml_text import dump_yaml
 
 pytestmark = pytest.mark.slow
 

@@ -23,8 +23,9 @@ from transformers import optimization
 
 from workbench.config import RunConfig
 from workbench.config.schedule_config import ScheduleConfig
+from workbench.config.yaml_text import override
 from workbench.errors import ConfigError
-from workbench.schema import override, parse
+from workbench.schema import parse
 from workbench.training.optim.schedules import drop_due, factor, falls_from, moments
 
 FALLING: dict[str, dict[str, Any]] = {

@@ -1,0 +1,27 @@
+"""YAML text: what is written reads back equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.config.yaml_text import dump_yaml, load_yaml
+
+texts = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(
+    ["no", "~", "1e5", "1e-05", "2026-01-01", "2026-13-45", "=", "<<", "010", "1:30", "1_000", "a: b", "*a", "!!int 1"]
+)
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
+trees = st.recursive(leaves, lambda each: st.lists(each, max_size=4) | st.dictionaries(texts, each, max_size=4))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(texts, trees, max_size=4))
+def test_what_is_written_as_yaml_reads_back_equal(values: dict[str, Any]) -> None:
+    assert load_yaml(dump_yaml(values)) == values
+
+
+def test_lists_that_are_one_object_are_written_twice() -> None:
+    one = ["a"]
+    assert load_yaml(dump_yaml({"b": one, "c": one})) == {"b": one, "c": one}
