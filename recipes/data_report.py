@@ -46,7 +46,7 @@ class DataReport(NamedTuple):
 
     config: RunConfig
     found: list[Findings]
-    """Training rows first, then held-out and test rows where the recipe names files of them."""
+    """Training rows of each source first, then held-out and test rows where the recipe names files of them."""
     page: Path
     flags: Path
 
@@ -92,14 +92,23 @@ def _plain(config: RunConfig) -> RunConfig:
     return plain if teacher is None else plain.model_copy(update={"model": teacher.model})
 
 
-def _sources(config: RunConfig) -> Iterator[tuple[str, DataConfig]]:
-    """Title of each file that the recipe names, and the settings that read it as training rows."""
+class _Source(NamedTuple):
+    """A file that a recipe names."""
+
+    title: str
+    config: DataConfig
+    """Settings that read it as training rows."""
+    trains: bool
+
+
+def _sources(config: RunConfig) -> Iterator[_Source]:
+    """Yield each file that the recipe names."""
     data = config.data
     for name, own in data.training_files.items():
-        yield _titled("Train", name), own
+        yield _Source(_titled("Train", name), own, True)
     for title, named in {"Held-out": data.held_out_files, "Test": data.test_files}.items():
         for name, path in named.items():
-            yield _titled(title, name), data.model_copy(update={"train": path, "limit": None})
+            yield _Source(_titled(title, name), data.model_copy(update={"train": path, "limit": None}), False)
 
 
 def _titled(title: str, name: str) -> str:
@@ -110,10 +119,10 @@ def _text(config: RunConfig, size: SampleSize | None) -> list[SourceRows]:
     tokenizer = backbones.tokenizer(config.model)
     template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
     sources = list(_sources(config))
-    read = [_encoded(own, template, title) for title, own in sources]
+    read = [_encoded(each, template) for each in sources]
     if size is None:
         return read
-    found, note = row_perplexities.measure(config, sources, tokenizer, template, size)
+    found, note = row_perplexities.measure(config, [each[:2] for each in sources], tokenizer, template, size)
     read[0] = replace(read[0], notes=(note,) if note else ())
     return [replace(each, perplexities=_numbered(each, found.get(each.title, {}))) for each in read]
 
@@ -123,8 +132,9 @@ def _numbered(read: SourceRows, by_place: Mapping[str, float]) -> dict[int, floa
     return {number: by_place[row.place] for number, row in enumerate(read.rows) if row.place in by_place}
 
 
-def _encoded(config: DataConfig, template: Encoder, title: str) -> SourceRows:
+def _encoded(source: _Source, template: Encoder) -> SourceRows:
     """Rows with the tokens of their longest sequence; those that have nothing to learn are unreadable."""
+    config = source.config
     skipped: list[str] = []
     rows: list[RowText] = []
     tokens: list[int] = []
@@ -137,42 +147,50 @@ def _encoded(config: DataConfig, template: Encoder, title: str) -> SourceRows:
             continue
         rows.append(row_texts.of_example(example))
         tokens.append(max(lengths, default=0))
-    return SourceRows(title, config.train, rows, np.asarray(tokens, dtype=np.int64), unreadable=tuple(skipped))
+    tokens_N = np.asarray(tokens, dtype=np.int64)
+    return SourceRows(source.title, config.train, rows, tokens_N, source.trains, unreadable=tuple(skipped))
 
 
 def _labelled(config: RunConfig) -> list[SourceRows]:
     reader = row_readers.of_backbone(config)
-    sources = {
-        title: reader.read(own.train, limit=own.limit)
-        for title, own in _sources(config)
-        if title != "Held-out" or config.recipe == "classify"
-    }
-    clusters = _clusters(config, reader, list(sources.values()))
-    pairs = zip(sources.items(), clusters, strict=True)
-    return [_records(config, reader, title, source, found) for (title, source), found in pairs]
+    named = [each for each in _sources(config) if each.title != "Held-out" or config.recipe == "classify"]
+    sources = [reader.read(each.config.train, limit=each.config.limit) for each in named]
+    clusters = _clusters(config, reader, named, sources)
+    found = zip(named, sources, clusters, strict=True)
+    return [_records(config, reader, each, source, own) for each, source, own in found]
 
 
 def _clusters(
-    config: RunConfig, reader: RowReader, sources: Sequence[RecordSource]
+    config: RunConfig, reader: RowReader, named: Sequence[_Source], sources: Sequence[RecordSource]
 ) -> Sequence[DuplicateClusters | None]:
-    """Duplicates among the rows of each source; pictures are compared with those of all sources."""
+    """Duplicates among the rows of all training sources, and of each other one; among pictures of all sources."""
+    count = len(sources)
     if isinstance(reader, TextReader):
-        return [reader.duplicates([each]) if config.recipe == "crossval" else None for each in sources]
-    together = reader.duplicates(sources)
-    source_N = np.repeat(np.arange(len(sources)), [len(each.records) for each in sources])
-    return [together.subset(source_N == number) for number in range(len(sources))]
+        if config.recipe != "crossval":
+            return [None] * count
+        count = sum(each.trains for each in named)  # which stand first
+    groups = [sources[:count], *([each] for each in sources[count:])]
+    return [found for group in groups for found in _compared(reader, group)]
+
+
+def _compared(reader: RowReader, group: Sequence[RecordSource]) -> list[DuplicateClusters]:
+    """Duplicates among the rows of several sources, of each source."""
+    together = reader.duplicates(group)
+    source_N = np.repeat(np.arange(len(group)), [len(each.records) for each in group])
+    return [together.subset(source_N == number) for number in range(len(group))]
 
 
 def _records(
-    config: RunConfig, reader: RowReader, title: str, source: RecordSource, clusters: DuplicateClusters | None
+    config: RunConfig, reader: RowReader, named: _Source, source: RecordSource, clusters: DuplicateClusters | None
 ) -> SourceRows:
     numeric = config.classes.kind == "number"
     is_text = isinstance(reader, TextReader)
     return SourceRows(
-        title,
+        named.title,
         source.name,
         [labelled_data.row_text(record) if is_text else RowText(record.place, "") for record in source.records],
         _lengths(reader, source) if isinstance(reader, TextReader) else None,
+        named.trains,
         labels=None if numeric else [_names(record.label) for record in source.records],
         numbers=[float(label) for label in source.labels] if numeric else None,
         unreadable=source.skipped,

@@ -117,6 +117,24 @@ def test_perplexities_are_of_a_sample_or_of_all_rows_and_by_file(stories: str, m
     assert "Perplexities were not measured" in Path("large/data.html").read_text()
 
 
+def test_rows_of_several_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaked = {"question": "Who?", "answer": "Nobody."}
+    _write("more.jsonl", [FINE[2], {"question": "Where is it?", "answer": "Over there."}, leaked])
+    words = ["data.train=null", "data.sources={numbers: {path: rows.jsonl}, places: {path: more.jsonl}}"]
+    words += ["data.held_out={seen: other.jsonl}", "data.overlap=drop", "--perplexity", "off"]
+    _finish(monkeypatch, "data", "my.yaml", *words)
+    table = pd.read_parquet("data-report/flags.parquet").set_index("rule")
+    found = [tuple(line) for line in table.loc[["also_in_evaluation"], ["split", "row", "note"]].to_numpy()]
+    assert found == [
+        ("Train: numbers", "rows.jsonl, row 2", "other.jsonl, row 1 (Held-out: seen)"),
+        ("Train: places", "more.jsonl, row 3", "other.jsonl, row 2 (Held-out: seen)"),
+    ]
+    repeated = table.loc[["exact_duplicate"]]
+    assert repeated["split"].tolist() == ["Train: numbers", "Train: places"]
+    assert repeated["note"].tolist()[1] == "rows.jsonl, row 4 (Train: numbers)"
+    assert "of 19 training rows" in Path("data-report/data.html").read_text()
+
+
 @pytest.mark.parametrize("recipe", ["classify", "crossval"])
 def test_labelled_rows(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["one", "two", "three", "four", "five", "six"]

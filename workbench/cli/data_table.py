@@ -22,7 +22,8 @@ def show(report: DataReport) -> None:
         lengths.add_row(*map(Text, row))
     if lengths.row_count:
         _out.print(lengths)
-    flagged = Table("flagged by", *(each.read.title.lower() for each in found), "share")
+    flagged = Table("flagged by", *(each.read.title for each in found), "share")
+    flagged.columns[0].no_wrap = True
     for column in flagged.columns[1:]:
         column.justify = "right"
     for rule in data_page.rules(found):

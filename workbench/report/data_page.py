@@ -30,6 +30,8 @@ Floats = NDArray[np.float64]
 class FlaggedRow(NamedTuple):
     """A row that a rule flags, on the page."""
 
+    title: str
+    """The source that it is of."""
     place: str
     value: str
     note: str
@@ -48,15 +50,17 @@ class RuleRows(NamedTuple):
     """Share of the training rows."""
     cleans: bool
     """Whether `data.clean` knows it."""
+    trained: str
+    """Training rows in all."""
     rows: tuple[FlaggedRow, ...]
 
 
 class CountTable(NamedTuple):
-    """Counts of names in each source, and a bar of the first source's share."""
+    """Counts of names in each source, and a bar of the share among training rows."""
 
     title: str
     rows: tuple[tuple[str, tuple[str, ...], float], ...]
-    """Name, counts, and the first source's share of its largest count in per cent."""
+    """Name, counts, and the training rows as a share of their largest count in per cent."""
 
     @property
     def long(self) -> bool:
@@ -73,6 +77,7 @@ def page(name: str, config: DataConfig, found: Sequence[Findings]) -> str:
         notes=[note for each in found for note in each.notes],
         tiles=_tiles(found, config),
         titles=[each.read.title for each in found],
+        sourced=sum(each.read.trains for each in found) > 1,
         sources=[(each.read.title, each.read.source, f"{len(each.read.rows):,}") for each in found],
         held_out=_held_out(config),
         lengths=length_rows(found, config),
@@ -87,17 +92,18 @@ def page(name: str, config: DataConfig, found: Sequence[Findings]) -> str:
 
 def verdict(found: Sequence[Findings]) -> str:
     """How many training rows are flagged, and how many by rules that may not be meant for them."""
-    train, rows = found[0], max(1, len(found[0].read.rows))
-    own = {flag.place for flag in train.flags if survey.origin(flag.rule) == "workbench"}
-    documents = {flag.place for flag in train.flags} - own
-    sentence = f"{len(own):,} of {len(train.read.rows):,} training rows ({units.percent(len(own) / rows)}) are flagged"
+    train = survey.training(found)
+    rows = len(train.read.rows)
+    own = {(flag.row, flag.place) for flag in train.flags if survey.origin(flag.rule) == "workbench"}
+    documents = {(flag.row, flag.place) for flag in train.flags} - own
+    sentence = f"{len(own):,} of {rows:,} training rows ({units.percent(len(own) / max(1, rows))}) are flagged"
     more = f"; {len(documents):,} others only by rules that were made for web documents" if documents else ""
     return f"{sentence}{more}."
 
 
 def rules(found: Sequence[Findings]) -> list[RuleRows]:
     """Every rule that flags a row, its own rules first, then by how many training rows it flags."""
-    flags: dict[str, list[tuple[Findings, Flag]]] = {}
+    train, flags = survey.training(found), dict[str, list[tuple[Findings, Flag]]]()
     for each in found:
         for flag in each.flags:
             flags.setdefault(flag.rule, []).append((each, flag))
@@ -107,13 +113,14 @@ def rules(found: Sequence[Findings]) -> list[RuleRows]:
             says=survey.describe(rule),
             origin=survey.origin(rule),
             counts=tuple(f"{each.counts[rule]:,}" for each in found),
-            share=units.percent(found[0].counts[rule] / max(1, len(found[0].read.rows))),
+            share=units.percent(train.counts[rule] / max(1, len(train.read.rows))),
             cleans=rule in CLEAN_RULES,
+            trained=f"{train.counts[rule]:,}",
             rows=tuple(_row(*pair) for pair in _spread(pairs)),
         )
         for rule, pairs in flags.items()
     ]
-    return sorted(named, key=lambda each: (each.origin != "workbench", each.origin, -found[0].counts[each.name]))
+    return sorted(named, key=lambda each: (each.origin != "workbench", each.origin, -train.counts[each.name]))
 
 
 def _grouped(flagging: Sequence[RuleRows]) -> list[tuple[str, list[RuleRows]]]:
@@ -146,7 +153,8 @@ def _quantiles(values_N: Floats) -> tuple[str, ...]:
 
 def _tiles(found: Sequence[Findings], config: DataConfig) -> list[tuple[str, str, str]]:
     """Label, value and small print of the numbers that a person asks for first."""
-    train, counts = found[0], found[0].counts
+    train = survey.training(found)
+    counts = train.counts
     total = max(1, len(train.read.rows))
     repeated = counts["exact_duplicate"] + counts["near_duplicate"]
     unreadable = f"{counts['unreadable']:,} more cannot be read" if counts["unreadable"] else ""
@@ -228,27 +236,29 @@ def _numbers(found: Findings) -> Floats:
 
 
 def _tables(found: Sequence[Findings]) -> list[CountTable]:
+    train = survey.training(found)
     labels = "Labels" if found[0].read.labels is not None else "Answers that come again and again"
-    return [
-        _counted("Languages of rows", [_named_languages(each.languages) for each in found]),
-        _counted("Scripts of letters", [each.scripts for each in found]),
-        _counted("Files", [each.files for each in found]),
-        _counted(labels, [each.classes for each in found]),
-    ]
+    measures: dict[str, Callable[[Findings], Mapping[str, int]]] = {
+        "Languages of rows": lambda each: _named_languages(each.languages),
+        "Scripts of letters": lambda each: each.scripts,
+        "Files": lambda each: each.files,
+        labels: lambda each: each.classes,
+    }
+    return [_counted(title, list(map(of, found)), of(train)) for title, of in measures.items()]
 
 
 def _named_languages(languages: Mapping[str, int]) -> dict[str, int]:
     return {name or "too short to tell": count for name, count in languages.items()}
 
 
-def _counted(title: str, counts: Sequence[Mapping[str, int]]) -> CountTable:
-    """The names of all sources, the most frequent of the first one first."""
-    names = sorted({name for each in counts for name in each}, key=lambda name: (-counts[0].get(name, 0), name))
-    most = max(counts[0].values(), default=1)
+def _counted(title: str, counts: Sequence[Mapping[str, int]], train: Mapping[str, int]) -> CountTable:
+    """The names of all sources, the most frequent among training rows first."""
+    names = sorted({name for each in counts for name in each}, key=lambda name: (-train.get(name, 0), name))
+    most = max(train.values(), default=1)
     return CountTable(
         title,
         tuple(
-            (name, tuple(f"{each.get(name, 0):,}" for each in counts), 100 * counts[0].get(name, 0) / most)
+            (name, tuple(f"{each.get(name, 0):,}" for each in counts), 100 * train.get(name, 0) / most)
             for name in names
         ),
     )
@@ -264,4 +274,4 @@ def _row(found: Findings, flag: Flag) -> FlaggedRow:
     text = found.read.rows[flag.row].text if flag.row >= 0 else ""
     whole = flag.value == round(flag.value)
     value = "" if flag.value == 1 else f"{flag.value:,.0f}" if whole else units.number(flag.value)
-    return FlaggedRow(flag.place, value, flag.note, ends(text))
+    return FlaggedRow(found.read.title, flag.place, value, flag.note, ends(text))

@@ -35,8 +35,8 @@ def _found(texts: list[str], **more: object) -> list[Findings]:
         for at, text in enumerate(texts, start=1)
     ]
     tokens = np.asarray([len(text.split()) for text in texts])
-    train = SourceRows("Train", "<b>rows</b>.jsonl", rows, tokens, **more)  # type: ignore[arg-type]
-    return survey.examine([train, SourceRows("Test", "test.jsonl", rows[:1], tokens[:1])])
+    train = SourceRows("Train", "<b>rows</b>.jsonl", rows, tokens, True, **more)  # type: ignore[arg-type]
+    return survey.examine([train, SourceRows("Test", "test.jsonl", rows[:1], tokens[:1], False)])
 
 
 @pytest.fixture
@@ -86,7 +86,25 @@ def test_lengths_say_what_is_cut() -> None:
 
 def test_pictures_have_no_words() -> None:
     rows = [RowText(f"{at}.png", "") for at in range(3)]
-    found = survey.examine([SourceRows("Train", "pictures", rows, None, labels=[("a",)] * 3)])
+    found = survey.examine([SourceRows("Train", "pictures", rows, None, True, labels=[("a",)] * 3)])
     page = data_page.page("vision", CONFIG, found)
     assert "Languages" not in page and "all pictures are brought to one size" in page
     assert data_page.verdict(found) == "0 of 3 training rows (0 %) are flagged."
+
+
+def test_shares_are_of_the_rows_of_all_training_sources() -> None:
+    def source(title: str, texts: list[str], *, trains: bool) -> SourceRows:
+        rows = [RowText(f"rows.jsonl, row {at}", text) for at, text in enumerate(texts)]  # both files have one name
+        return SourceRows(title, "rows.jsonl", rows, np.asarray([9] * len(texts)), trains)
+
+    read = [source("Train: a", ["{", "cat"], trains=True), source("Train: b", ["{ {", "dog", "Cat."], trains=True)]
+    found = survey.examine([*read, source("Held-out", ["{ one"], trains=False)])
+    assert data_page.verdict(found).startswith("3 of 5 training rows (60 %) are flagged; 2 others")
+    brackets, repeated = (
+        next(each for each in data_page.rules(found) if each.name == name)
+        for name in ("c4_curly_brackets", "exact_duplicate")
+    )
+    assert (brackets.trained, brackets.counts, brackets.share) == ("2", ("1", "1", "1"), "40 %")
+    assert [(row.title, row.note) for row in repeated.rows] == [("Train: b", "rows.jsonl, row 1 (Train: a)")]
+    page = data_page.page("mixed", CONFIG, found)
+    assert "Train: b · rows.jsonl, row 2" in page and "40 % of the training rows; Train: a 1; Train: b 1" in page

@@ -5,10 +5,13 @@ Legend: N rows.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from workbench.config.clean_rules import DUPLICATE_RULES
 from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.folds.similarity import normalised
@@ -55,20 +58,38 @@ def by_rows(rows: Iterable[RowText], names: Sequence[str]) -> list[Flag]:
     ]
 
 
-def by_comparison(rows: Sequence[RowText], names: Sequence[str], near: Near = near_duplicates) -> list[Flag]:
+def by_comparison(
+    rows: Sequence[RowText], names: Sequence[str], near: Near = near_duplicates, titles: Sequence[str] = ()
+) -> list[Flag]:
     """Flags by the rules among `names` that compare a row with the others.
+
+    Args:
+        titles: See `repeats`.
 
     Raises:
         DataError: As `near_duplicates`, where they are looked for.
     """
     flags = _other_languages(rows) if "other_language" in names else []
+    if not set(DUPLICATE_RULES) & set(names):
+        return flags
+    exact = repeats("exact_duplicate", rows, [normalised(row.text) for row in rows], titles)
     if "exact_duplicate" in names:
-        flags += repeats("exact_duplicate", rows, [normalised(row.text) for row in rows])
+        flags += exact
     if "near_duplicate" in names:
-        exact = {flag.row for flag in repeats("exact_duplicate", rows, [normalised(row.text) for row in rows])}
+        known = {flag.row for flag in exact}
         clusters = near_keys(rows, near([row.text for row in rows]))
-        flags += [flag for flag in repeats("near_duplicate", rows, clusters) if flag.row not in exact]
+        flags += [flag for flag in repeats("near_duplicate", rows, clusters, titles) if flag.row not in known]
     return flags
+
+
+def apart(flags: Iterable[Flag], sizes: Sequence[int]) -> list[list[Flag]]:
+    """The flags of each of several sets of rows, which stand one after another and have these sizes."""
+    ends = list(itertools.accumulate(sizes))
+    found: list[list[Flag]] = [[] for _ in sizes]
+    for flag in flags:
+        number = bisect.bisect_right(ends, flag.row)
+        found[number].append(flag._replace(row=flag.row - ends[number] + sizes[number]))
+    return found
 
 
 def near_keys(rows: Sequence[RowText], clusters: DuplicateClusters) -> list[tuple[int, int]]:
@@ -93,11 +114,21 @@ def _other_languages(rows: Sequence[RowText]) -> list[Flag]:
     ]
 
 
-def repeats(rule: str, rows: Sequence[RowText], keys: Sequence[object]) -> list[Flag]:
-    """Flags on all rows but the first of each key."""
+def repeats(rule: str, rows: Sequence[RowText], keys: Sequence[object], titles: Sequence[str] = ()) -> list[Flag]:
+    """Flags on all rows but the first of each key.
+
+    Args:
+        titles: The set that each row is of, which a note names where the first row is of another one.
+    """
     first: dict[object, int] = {}
     return [
-        Flag(number, row.place, rule, 1.0, rows[first[key]].place)
+        Flag(number, row.place, rule, 1.0, _elsewhere(number, first[key], rows, titles))
         for number, (row, key) in enumerate(zip(rows, keys, strict=True))
         if first.setdefault(key, number) != number
     ]
+
+
+def _elsewhere(row: int, first: int, rows: Sequence[RowText], titles: Sequence[str]) -> str:
+    """Place of a row's first occurrence."""
+    place = rows[first].place
+    return f"{place} ({titles[first]})" if titles and titles[first] != titles[row] else place

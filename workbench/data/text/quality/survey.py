@@ -5,6 +5,7 @@ Legend: N rows.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,11 +41,13 @@ class SourceRows:
     """The rows of one source, as they were read."""
 
     title: str
-    """Train, Held-out or Test."""
+    """Train, Held-out or Test, with its name where there are several, such as `Train: stories`."""
     source: str
     rows: Sequence[RowText]
     tokens_N: Indices | None
     """Tokens of each row before it is cut; None for pictures."""
+    trains: bool
+    """Whether they are learnt, or evaluated by."""
     labels: Sequence[tuple[str, ...]] | None = None
     """Classes of each row; None where rows have none."""
     numbers: Sequence[float] | None = None
@@ -52,7 +55,8 @@ class SourceRows:
     unreadable: tuple[str, ...] = ()
     """Place and reason of each row that is left out."""
     clusters: DuplicateClusters | None = None
-    """Duplicates by the recipe's own measure; None where texts are compared to flagging.NEAR."""
+    """Duplicates by the recipe's own measure, numbered together for all training sources, for pictures for all sources;
+    None where texts are compared to flagging.NEAR."""
     perplexities: Mapping[int, float] = field(default_factory=dict)
     """Perplexity of some rows, by their number, by the backbone."""
     notes: tuple[str, ...] = ()
@@ -97,47 +101,87 @@ def origin(rule: str) -> str:
 
 
 def examine(read: Sequence[SourceRows]) -> list[Findings]:
-    """Judge the rows of all sources of a recipe, training rows first."""
-    found = [_examined(each) for each in read]
-    evaluation: dict[str, str] = {}
-    for each in read[1:]:
-        for row in each.rows:
-            evaluation.setdefault(normalised(row.text), row.place)
-    if read[0].tokens_N is None:
-        found[0] = replace(found[0], flags=(*found[0].flags, *_in_evaluation(read)))
-    elif evaluation:
-        shared = [
-            Flag(number, row.place, "also_in_evaluation", 1.0, evaluation[key])
-            for number, row in enumerate(read[0].rows)
-            if (key := normalised(row.text)) in evaluation
-        ]
-        found[0] = replace(found[0], flags=(*found[0].flags, *shared))
-    return found
+    """Judge the rows of all sources of a recipe; duplicates are looked for among all that train."""
+    train, others = [each for each in read if each.trains], [each for each in read if not each.trains]
+    flags, notes = _in_evaluation(train, others), {}
+    for group in [train, *([each] for each in others)]:
+        found, notes[group[0].title] = _compared(group)
+        for each, own in zip(group, flagging.apart(found, [len(each.rows) for each in group]), strict=True):
+            flags[each.title] = [*own, *flags.get(each.title, [])]
+    return [_examined(each, flags[each.title], notes.get(each.title, ())) for each in read]
 
 
-def _examined(read: SourceRows) -> Findings:
-    flags, notes = [_unreadable(reason) for reason in read.unreadable], list(read.notes)
-    rows = read.rows
-    clusters = read.clusters
-    files = Counter(row.place.rpartition(", row ")[0] or row.place for row in rows)
+def training(found: Sequence[Findings]) -> Findings:
+    """Findings on all training rows as those of one source."""
+    parts = [each for each in found if each.read.trains]
+    if len(parts) == 1:
+        return parts[0]
+    read = [each.read for each in parts]
+    tokens = [each.tokens_N for each in read if each.tokens_N is not None]
+    starts = itertools.accumulate((len(each.rows) for each in read), initial=0)
+    return Findings(
+        SourceRows(
+            "Train",
+            " + ".join(each.source for each in read),
+            [row for each in read for row in each.rows],
+            np.concatenate(tokens) if len(tokens) == len(read) else None,
+            trains=True,
+        ),
+        tuple(
+            flag if flag.row < 0 else flag._replace(row=start + flag.row)
+            for start, each in zip(starts, parts, strict=False)
+            for flag in each.flags
+        ),
+        _added([each.languages for each in parts]),
+        _added([each.scripts for each in parts]),
+        _added([each.files for each in parts]),
+        _added([each.classes for each in parts]),
+    )
+
+
+def _added(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total.most_common())
+
+
+def _examined(read: SourceRows, compared: Sequence[Flag], notes: tuple[str, ...]) -> Findings:
+    """What is found in a source by itself, and `compared` with others."""
+    flags, rows, notes = [_unreadable(reason) for reason in read.unreadable], read.rows, (*read.notes, *notes)
+    files = _pooled(Counter(row.place.rpartition(", row ")[0] or row.place for row in rows))
     if read.tokens_N is None:  # pictures have no words
-        flags += _repeated(rows, clusters)
-        return Findings(read, (*flags, *_conflicts(read, clusters)), {}, {}, _pooled(files), _classes(read))
+        return Findings(read, (*flags, *compared), {}, {}, files, _classes(read), notes)
     flags += flagging.by_rows(rows, list(RULES))
-    flags += flagging.by_comparison(rows, ["other_language", "exact_duplicate"])
-    try:
-        clusters = flagging.near_duplicates([row.text for row in rows]) if clusters is None else clusters
-        found = clusters
-        flags += flagging.by_comparison(rows, ["near_duplicate"], near=lambda _: found)
-    except DataError as error:
-        notes.append(f"Near-duplicates of {read.source} were not counted: {error}")
-    flags += _conflicts(read, clusters)
-    flags += _unlikely(read)
+    flags += flagging.by_comparison(rows, ["other_language"])
+    flags += [*compared, *_unlikely(read)]
     scripts: Counter[str] = Counter()
     for row in rows:
         scripts.update(row.scripts)
     languages = Counter(row.language for row in rows)
-    return Findings(read, tuple(flags), languages, scripts, _pooled(files), _classes(read), tuple(notes))
+    return Findings(read, tuple(flags), languages, scripts, files, _classes(read), notes)
+
+
+def _compared(group: Sequence[SourceRows]) -> tuple[list[Flag], tuple[str, ...]]:
+    """Flags on duplicates among the rows of all sources of a group, one after another, and why there may be none."""
+    rows = [row for each in group for row in each.rows]
+    titles = [each.title for each in group for _ in each.rows]
+    clusters = _together([each.clusters for each in group])
+    if group[0].tokens_N is None:
+        return [*_repeated(rows, titles, clusters), *_conflicts(group, rows, clusters)], ()
+    flags = flagging.by_comparison(rows, ["exact_duplicate"], titles=titles)
+    try:
+        found = clusters = flagging.near_duplicates([row.text for row in rows]) if clusters is None else clusters
+    except DataError as error:
+        return flags, (f"Near-duplicates of {' + '.join(each.source for each in group)} were not counted: {error}",)
+    flags += flagging.by_comparison(rows, ["near_duplicate"], near=lambda _: found, titles=titles)
+    return [*flags, *_conflicts(group, rows, clusters)], ()
+
+
+def _together(parts: Sequence[DuplicateClusters | None]) -> DuplicateClusters | None:
+    """Clusters of several sources that are numbered together."""
+    known = [each for each in parts if each is not None]
+    return replace(known[0], distinct_N=np.concatenate([each.distinct_N for each in known])) if known else None
 
 
 def _unreadable(reason: str) -> Flag:
@@ -145,42 +189,48 @@ def _unreadable(reason: str) -> Flag:
     return Flag(-1, place, "unreadable", 1.0, why)
 
 
-def _repeated(rows: Sequence[RowText], clusters: DuplicateClusters | None) -> list[Flag]:
+def _repeated(rows: Sequence[RowText], titles: Sequence[str], clusters: DuplicateClusters | None) -> list[Flag]:
     """Pictures of which all pixels are those of an earlier one, and those that are like an earlier one."""
     if clusters is None:
         return []
-    equal = flagging.repeats("exact_duplicate", rows, clusters.distinct_N.tolist())
+    equal = flagging.repeats("exact_duplicate", rows, clusters.distinct_N.tolist(), titles)
     known = {flag.row for flag in equal}
-    near = flagging.repeats("near_duplicate", rows, clusters.cluster_N.tolist())
+    near = flagging.repeats("near_duplicate", rows, clusters.cluster_N.tolist(), titles)
     return [*equal, *(flag for flag in near if flag.row not in known)]
 
 
-def _in_evaluation(read: Sequence[SourceRows]) -> list[Flag]:
-    """Training pictures that are like one to evaluate by; clusters of all sources are numbered together."""
-    place_of: dict[int, str] = {}
-    for each in read[1:]:
-        if each.clusters is not None:
-            for cluster, row in zip(each.clusters.cluster_N.tolist(), each.rows, strict=True):
-                place_of.setdefault(cluster, row.place)
-    train = read[0]
-    clusters = [] if train.clusters is None else train.clusters.cluster_N.tolist()
-    return [
-        Flag(number, train.rows[number].place, "also_in_evaluation", 1.0, place_of[cluster])
-        for number, cluster in enumerate(clusters)
-        if cluster in place_of
-    ]
+def _in_evaluation(train: Sequence[SourceRows], others: Sequence[SourceRows]) -> dict[str, list[Flag]]:
+    """Flags on the rows of each training source that equal, or as pictures are like, one to evaluate by."""
+    place_of: dict[object, str] = {}
+    for each in others:
+        for key, row in zip(_keys(each), each.rows, strict=False):
+            place_of.setdefault(key, f"{row.place} ({each.title})")
+    return {
+        each.title: [
+            Flag(number, row.place, "also_in_evaluation", 1.0, place_of[key])
+            for number, (key, row) in enumerate(zip(_keys(each), each.rows, strict=False))
+            if key in place_of
+        ]
+        for each in train
+    }
 
 
-def _conflicts(read: SourceRows, clusters: DuplicateClusters | None) -> list[Flag]:
+def _keys(read: SourceRows) -> Sequence[object]:
+    """Equal for texts that are equal but for case and punctuation, and for pictures that are alike; none if unknown."""
+    if read.tokens_N is not None:
+        return [normalised(row.text) for row in read.rows]
+    return [] if read.clusters is None else read.clusters.cluster_N.tolist()
+
+
+def _conflicts(group: Sequence[SourceRows], rows: Sequence[RowText], clusters: DuplicateClusters | None) -> list[Flag]:
     """Rows of clusters of duplicates that have different labels."""
-    if read.labels is None or clusters is None:
+    labels = [label for each in group for label in each.labels or ()]
+    if clusters is None or len(labels) < len(rows):
         return []
     flags = []
-    for numbers in duplicates.report(clusters, read.labels).conflicts:
-        labels = [f"{', '.join(read.labels[number])} ({read.rows[number].place})" for number in numbers[:4]]
-        flags += [
-            Flag(number, read.rows[number].place, "conflicting_label", 1.0, "; ".join(labels)) for number in numbers
-        ]
+    for numbers in duplicates.report(clusters, labels).conflicts:
+        told = "; ".join(f"{', '.join(labels[number])} ({rows[number].place})" for number in numbers[:4])
+        flags += [Flag(number, rows[number].place, "conflicting_label", 1.0, told) for number in numbers]
     return flags
 
 
