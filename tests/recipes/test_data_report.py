@@ -204,6 +204,15 @@ def test_held_out_rows_are_chosen_before_rows_are_dropped() -> None:
     assert set(plain.train.places()) - set(clean.train.places()) == clean.train.cleaning.places
 
 
+def test_rows_that_an_earlier_source_has_are_cleaned() -> None:
+    _write("more.jsonl", [FINE[2], {"question": "Where is it?", "answer": "Over there."}, FINE[5]])
+    words = ["data.train=null", "data.sources={numbers: {path: rows.jsonl}, places: {path: more.jsonl}}"]
+    words += ["data.held_out=other.jsonl", "data.overlap=drop", "data.clean=[exact_duplicate]"]
+    train = check(load("my.yaml", words)).data.train
+    assert train.rows_by_source == {"numbers": 14, "places": 1} and "more.jsonl, row 2" in train.places()
+    assert train.cleaning is not None and train.cleaning.counts == {"exact_duplicate": 3}
+
+
 @pytest.mark.parametrize("recipe", ["classify", "crossval"])
 def test_labelled_rows_are_cleaned(recipe: str) -> None:
     rows = [{"text": f"The {name} said {n}.", "label": name} for n in range(8) for name in ("cat", "dog")]

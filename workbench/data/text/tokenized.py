@@ -58,8 +58,8 @@ def load(
     # A share is read, a second time, as the rows that it was a part of.
     keys = contamination.evaluation_sets({name: files.get(name, read_as) for name in shares}, {})
     sets = contamination.evaluation_sets(held_out, test)
+    trains = _cleaned(trains, files)
     for name, own in files.items():
-        trains[name] = _cleaned(trains[name], own)
         for other in sets.values():
             trains[name] = _without_overlap(trains[name], other, own)
         texts = {
@@ -189,13 +189,26 @@ def _without_overlap(train: TokenizedSet, held_out: TokenizedSet, config: DataCo
     )
 
 
-def _cleaned(train: TokenizedSet, config: DataConfig) -> TokenizedSet:
-    """`train` without the rows that `data.clean` flags. Held-out rows are chosen before: other rules, same scores."""
-    if not config.clean:
-        return train
-    places = [example_of(place) for place in train.places()]
-    found = cleaning.find(train.source, cleaning.texts(train.source, places, config, limit=config.limit), config.clean)
-    return replace(train.subset(found.kept(places)), cleaning=found)
+def _cleaned(train: Mapping[str, TokenizedSet], files: Mapping[str, DataConfig]) -> dict[str, TokenizedSet]:
+    """Training rows of each source without those that `data.clean` flags, duplicates in an earlier source included.
+
+    Held-out rows are chosen before: other rules, same scores.
+    """
+    (rules,) = {config.clean for config in files.values()}
+    if not rules:
+        return dict(train)
+    places = {name: [example_of(place) for place in each.places()] for name, each in train.items()}
+    found = cleaning.find_in_sources(
+        {
+            config.train: cleaning.texts(config.train, places[name], config, limit=config.limit)
+            for name, config in files.items()
+        },
+        rules,
+    )
+    return {
+        name: replace(each.subset(own.kept(places[name])), cleaning=own)
+        for (name, each), own in zip(train.items(), found, strict=True)
+    }
 
 
 def _decontaminated(train: TokenizedSet, sets: Mapping[str, Iterable[TextRow]], config: DataConfig) -> TokenizedSet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.config import DataConfig
-from workbench.config.clean_rules import ANSWER_RULES
+from workbench.config.clean_rules import ANSWER_RULES, DUPLICATE_RULES
 from workbench.data import starter
 from workbench.data.text import formats
 from workbench.data.text.quality import flagging, row_texts
@@ -94,16 +94,30 @@ def outlook(rows: Iterable[RowText]) -> list[str]:
     ]
 
 
-def find(name: str, rows: Iterable[RowText], rules: Sequence[str]) -> Cleaning:
+def find_in_sources(sources: Mapping[str, Iterable[RowText]], rules: Sequence[str]) -> list[Cleaning]:
+    """Judge the training rows of several files: of duplicates in any of them the first stays; else as `find`."""
+    if len(sources) == 1 or not set(DUPLICATE_RULES) & set(rules):
+        return [find(name, rows, rules) for name, rows in sources.items()]
+    held = [list(rows) for rows in sources.values()]
+    repeats = flagging.by_comparison([row for rows in held for row in rows], list(set(DUPLICATE_RULES) & set(rules)))
+    apart = flagging.apart(repeats, [len(rows) for rows in held])
+    return [find(name, rows, rules, repeats=own) for name, rows, own in zip(sources, held, apart, strict=True)]
+
+
+def find(
+    name: str, rows: Iterable[RowText], rules: Sequence[str], *, repeats: Sequence[Flag] | None = None
+) -> Cleaning:
     """Judge training rows, read once in their order; only rules that compare rows hold them all in memory.
 
     Args:
         name: The training file, for messages.
         rules: Names of rules, as `data.clean` has them.
+        repeats: Flags of its rules on duplicates; None: they are looked for among these rows.
 
     Raises:
         DataError: A rule asks about answers and no row has one, or no row would be left.
     """
+    compared = [rule for rule in rules if rule in SET_RULES and (repeats is None or rule not in DUPLICATE_RULES)]
     counted, answered = 0, False
 
     def judged() -> Iterator[RowText]:
@@ -113,11 +127,12 @@ def find(name: str, rows: Iterable[RowText], rules: Sequence[str]) -> Cleaning:
             answered = answered or bool(row.exchanges)
             yield row
 
-    if any(rule in SET_RULES for rule in rules):
+    if compared:
         held = list(judged())
-        flags = flagging.by_rows(held, rules) + flagging.by_comparison(held, rules)
+        flags = flagging.by_rows(held, rules) + flagging.by_comparison(held, compared)
     else:
         flags = flagging.by_rows(judged(), rules)
+    flags += repeats or []
     asking = [rule for rule in rules if rule in ANSWER_RULES]
     if asking and not answered:
         raise DataError(

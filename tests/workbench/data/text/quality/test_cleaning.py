@@ -26,6 +26,48 @@ def test_a_row_goes_where_any_rule_flags_it(wrong: list[set[str]], rules: set[st
     assert found.rows == len(rows)
 
 
+@given(st.lists(st.lists(st.sampled_from("abcd"), min_size=1), min_size=1, max_size=3), st.booleans())
+def test_of_duplicates_in_several_sources_the_first_stays(letters: list[list[str]], lower: bool) -> None:
+    texts = [[f"unique {number}", *own] for number, own in enumerate(letters)]
+    sources = {
+        f"s{number}": [
+            RowText(f"row {at}", text if lower else text.title(), exchanges=(Exchange(text, text),))
+            for at, text in enumerate(own)
+        ]
+        for number, own in enumerate(texts)
+    }
+    found = cleaning.find_in_sources(sources, ["exact_duplicate", "refusal"])
+    kept = [
+        [row.text.lower() for row, stays in zip(rows, own.kept([row.place for row in rows]), strict=True) if stays]
+        for rows, own in zip(sources.values(), found, strict=True)
+    ]
+    every = [text for own in texts for text in own]
+    assert [text for own in kept for text in own] == list(dict.fromkeys(every))
+    assert sum(own.counts["exact_duplicate"] for own in found) == len(every) - len(set(every))
+    assert [own.rows for own in found] == [len(own) for own in texts]
+
+
+def test_a_language_is_common_within_a_source_and_duplicates_are_sought_beyond_it() -> None:
+    english = "The quick brown fox jumps over the lazy dog near the river bank. "
+    german = "Der schnelle braune Fuchs springt heute gerne ueber den faulen Hund am Ufer. "
+    sources = {
+        "a": [RowText(f"a{at}", f"{english * 3}{word}") for at, word in enumerate(("One thing.", "Quite another!"))],
+        "b": [
+            RowText("b0", german * 3),
+            RowText("b1", f"{german * 3}Zwei."),
+            RowText("b2", f"{english * 3}One thing."),
+        ],
+    }
+    rules = ["other_language", "exact_duplicate", "near_duplicate"]
+    a, b = cleaning.find_in_sources(sources, rules)
+    assert a.counts["other_language"] == 0 and b.counts == {
+        "other_language": 1,
+        "exact_duplicate": 1,
+        "near_duplicate": 1,
+    }
+    assert b.places == {"b1", "b2"}
+
+
 def test_it_says_how_many_by_which_rule() -> None:
     rows = [RowText("a", "{ javascript"), RowText("b", "{"), RowText("c", "fine")]
     found = cleaning.find("x", rows, ["c4_javascript", "c4_curly_brackets"])
