@@ -224,12 +224,13 @@ def _perplexity_table(found: list[Findings]) -> pd.DataFrame:
 
 
 def _table(found: list[Findings]) -> pd.DataFrame:
-    """A line for each flag: which rows it is of, file and row, rule, value, note."""
+    """A line for each flag: which rows it is of, file and row, rule, value, note, and the text of the row, cut."""
     columns: Mapping[str, list[object]] = {
         "split": [each.read.title for each in found for _ in each.flags],
         "row": [flag.place for each in found for flag in each.flags],
         "rule": [flag.rule for each in found for flag in each.flags],
         "value": [flag.value for each in found for flag in each.flags],
         "note": [flag.note for each in found for flag in each.flags],
+        "text": [each.text(flag)[: data_page.KEPT] for each in found for flag in each.flags],
     }
     return pd.DataFrame(columns)

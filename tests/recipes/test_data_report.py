@@ -68,7 +68,7 @@ def _finish(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
 
 def _flags(folder: str = "data-report") -> dict[str, list[str]]:
     table = pd.read_parquet(f"{folder}/flags.parquet")
-    assert list(table.columns) == ["split", "row", "rule", "value", "note"]
+    assert list(table.columns) == ["split", "row", "rule", "value", "note", "text"]
     own = table[~table["rule"].str.startswith(("gopher_", "c4_"))]
     return {str(rule): rows["row"].tolist() for rule, rows in own.groupby("rule")}
 
@@ -84,10 +84,20 @@ def test_rows_of_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert found["empty_turn"] == ["rows.jsonl, row 15"] and found["unreadable"] == ["rows.jsonl, row 17"]
     said = " ".join(capsys.readouterr().out.split())
     assert "of 16 training rows" in said and "data-report/data.html" in said
+    texts = pd.read_parquet("data-report/flags.parquet").set_index("rule")["text"]
+    assert texts["also_in_evaluation"] == "\n".join(REFUSED.values()) and texts["unreadable"] == ""
     page = Path("data-report/data.html").read_text()
     assert "&lt;script&gt;alert(1)" in page and "<script" not in page
     assert "Perplexity of a row by the backbone" in page
     assert "Train: the 8 most surprising rows" in page and "Held-out: the 1 least surprising rows" in page
+
+
+def test_texts_of_flags_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    _write("rows.jsonl", [{"question": "Why?", "answer": "{ " * 700}, FINE[0], FINE[1]])
+    _finish(monkeypatch, "data", "my.yaml", "--perplexity", "off")
+    flags = pd.read_parquet("data-report/flags.parquet").set_index("rule")
+    assert flags["text"]["c4_curly_brackets"] == ("Why?\n" + "{ " * 700)[:1000]
+    assert "the first 1,000 characters of their texts" in Path("data-report/data.html").read_text()
 
 
 def test_perplexities_are_of_a_sample_or_of_all_rows_and_by_file(stories: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ from workbench.runs import units
 
 SHOWN = 12
 """Rows of a rule that the page shows, from all over the file."""
+KEPT = 1000
+"""Characters of the text of a row in flags.parquet."""
 LISTED = 12
 """Lines of a table that are not folded away."""
 BINS = 40
@@ -50,6 +52,8 @@ class RuleRows(NamedTuple):
     """Share of the training rows."""
     cleans: bool
     """Whether `data.clean` knows it."""
+    flagged: int
+    """Rows of all sources."""
     trained: str
     """Training rows in all."""
     rows: tuple[FlaggedRow, ...]
@@ -87,6 +91,7 @@ def page(name: str, config: DataConfig, found: Sequence[Findings]) -> str:
         tables=[table for table in _tables(found) if table.rows],
         rules=[(heading, group) for heading, group in _grouped(rules(found)) if group],
         shown=SHOWN,
+        kept=f"{KEPT:,}",
     )
 
 
@@ -115,6 +120,7 @@ def rules(found: Sequence[Findings]) -> list[RuleRows]:
             counts=tuple(f"{each.counts[rule]:,}" for each in found),
             share=units.percent(train.counts[rule] / max(1, len(train.read.rows))),
             cleans=rule in CLEAN_RULES,
+            flagged=len(pairs),
             trained=f"{train.counts[rule]:,}",
             rows=tuple(_row(*pair) for pair in _spread(pairs)),
         )
@@ -271,7 +277,6 @@ def _spread(pairs: Sequence[tuple[Findings, Flag]]) -> list[tuple[Findings, Flag
 
 
 def _row(found: Findings, flag: Flag) -> FlaggedRow:
-    text = found.read.rows[flag.row].text if flag.row >= 0 else ""
     whole = flag.value == round(flag.value)
     value = "" if flag.value == 1 else f"{flag.value:,.0f}" if whole else units.number(flag.value)
-    return FlaggedRow(found.read.title, flag.place, value, flag.note, ends(text))
+    return FlaggedRow(found.read.title, flag.place, value, flag.note, ends(found.text(flag)))

@@ -78,6 +78,13 @@ def test_rows_of_a_rule_are_few_and_from_all_over() -> None:
     assert [row.place[-3:] for row in rule.rows[1:-1]] == sorted({row.place[-3:] for row in rule.rows[1:-1]})
 
 
+def test_a_rule_says_where_the_rest_of_its_rows_is() -> None:
+    page = data_page.page("r", CONFIG, _found([f"{{ {at}" for at in range(500)]))
+    assert "12 of 501 rows, from all over the files; the others are the lines of flags.parquet" in page
+    few = data_page.page("r", CONFIG, _found([f"{{ {at}" for at in range(5)]))
+    assert "the others are the lines" not in few
+
+
 def test_lengths_say_what_is_cut() -> None:
     tokens, characters, *_ = data_page.length_rows(_found(["word " * at for at in range(1, 11)]), CONFIG)
     assert tokens[:2] == ("Train", "tokens") and tokens[2] == "55" and tokens[-2:] == ("10", "2 (20 %)")

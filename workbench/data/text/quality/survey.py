@@ -85,6 +85,10 @@ class Findings:
         """Rows that each rule flags."""
         return Counter(flag.rule for flag in self.flags)
 
+    def text(self, flag: Flag) -> str:
+        """The text of a flagged row; empty where it cannot be read, or is a picture."""
+        return self.read.rows[flag.row].text if flag.row >= 0 else ""
+
     def cut(self, most: int) -> int:
         """Rows of more than `most` tokens."""
         return 0 if self.read.tokens_N is None else int((self.read.tokens_N > most).sum())
