@@ -21,8 +21,9 @@ from workbench.data.labelled.labels import Label
 from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.text_reader import TextReader
-from workbench.data.text import formats
+from workbench.data.text import formats, prompts
 from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.prompt_encoder import PromptEncoder
 from workbench.data.text.quality import row_texts, survey
 from workbench.data.text.quality.row_texts import RowText
 from workbench.data.text.quality.survey import Findings, SourceRows
@@ -38,7 +39,7 @@ from workbench.runs import files
 
 PAGE, FLAGS, PERPLEXITIES = "data.html", "flags.parquet", "perplexity.parquet"
 
-Encoder = ChatEncoder | MlmEncoder
+Encoder = ChatEncoder | MlmEncoder | PromptEncoder
 
 
 class DataReport(NamedTuple):
@@ -117,7 +118,8 @@ def _titled(title: str, name: str) -> str:
 
 def _text(config: RunConfig, size: SampleSize | None) -> list[SourceRows]:
     tokenizer = backbones.tokenizer(config.model)
-    template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
+    base = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
+    template = PromptEncoder(base, config.data.columns) if config.recipe == "reinforce" else base
     sources = list(_sources(config))
     read = [_encoded(each, template) for each in sources]
     if size is None:
@@ -138,14 +140,23 @@ def _encoded(source: _Source, template: Encoder) -> SourceRows:
     skipped: list[str] = []
     rows: list[RowText] = []
     tokens: list[int] = []
-    for example in formats.read(starter.resolve(config.train), config, skipped=skipped, limit=config.limit):
+    examples = formats.read(
+        starter.resolve(config.train),
+        config,
+        skipped=skipped,
+        limit=config.limit,
+        conversion=template.conversion,
+        reader=template.reader,
+    )
+    for example in examples:
         try:
             parts = template.expanded(example, loss_on=config.loss_on)
             lengths = [len(template.encode(part, loss_on=config.loss_on).input_ids) for part in parts]
         except DataError as error:
             skipped.append(str(error))
             continue
-        rows.append(row_texts.of_example(example))
+        said = prompts.without_answer(example) if isinstance(template, PromptEncoder) else example
+        rows.append(row_texts.of_example(said))
         tokens.append(max(lengths, default=0))
     tokens_N = np.asarray(tokens, dtype=np.int64)
     return SourceRows(source.title, config.train, rows, tokens_N, source.trains, unreadable=tuple(skipped))

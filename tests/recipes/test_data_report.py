@@ -15,7 +15,9 @@ from PIL import Image
 
 from tests.conftest import MINILM
 from tests.workbench.data.images.pictures import photograph
+from workbench import recipes
 from workbench.cli.verbs import main
+from workbench.config.yaml_text import read_yaml
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.models import backbones
@@ -255,3 +257,23 @@ def test_encoders_and_encoder_decoders(encoder_decoder: str, monkeypatch: pytest
     words = [f"model.id={MINILM}", "recipe=mlm", "data.train=texts.jsonl", "data.held_out=0.2"]
     _finish(monkeypatch, "data", "my.yaml", *words, "--out", "mlm")
     assert _flags("mlm")["exact_duplicate"] == ["texts.jsonl, row 10"]
+
+
+def test_prompts_that_a_run_answers_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [{"prompt": f"How many are {n} and {n}?", "sum": str(2 * n)} for n in range(9)]
+    _write("rows.jsonl", [*asked, {"prompt": "HOW many are 3 and 3", "sum": "6"}, {"prompt": "", "sum": "1"}])
+    words = ["recipe=reinforce", "rewards=[{kind: number, answer: sum}]", "data.held_out=0.2"]
+    _finish(monkeypatch, "data", "my.yaml", *words)
+    assert _flags() == {"exact_duplicate": ["rows.jsonl, row 10"], "unreadable": ["rows.jsonl, row 11"]}
+    assert "of 10 training rows" in Path("data-report/data.html").read_text()
+
+
+SHIPPED = [
+    name for name in recipes.shipped() if str(read_yaml(recipes.find(name))["model"]["id"]).startswith("starter")
+]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_recipes_whose_model_is_shipped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _finish(monkeypatch, "data", name, "data.limit=20", "--perplexity", "off")
+    assert "training rows" in Path("data-report/data.html").read_text() and Path("data-report/flags.parquet").exists()
