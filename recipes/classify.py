@@ -145,6 +145,9 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
     def task(self) -> Task:
         return classifier.task(self.data.labels, seed=self.config.seed)
 
+    def text(self, row: int) -> str:
+        return "" if self.config.reads_pictures else self.reader.describe(self.data.train.records[row])
+
     def assemble(self, model: nn.Module, backbone: Backbone) -> Classifier:
         return classifier.classification_model(model, backbone.model, self.reader, self.data.labels)
 

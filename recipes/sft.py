@@ -153,6 +153,9 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     def new_token_ids(self) -> Sequence[int]:
         return [self.tokenizer.get_vocab()[token] for token in self.config.model.new_tokens]
 
+    def text(self, row: int) -> str:
+        return str(self.tokenizer.decode(self.data.train[row].input_ids, skip_special_tokens=True)).strip()
+
     def score_before(self, backbone: Backbone) -> bool:
         run = self.run
         if run.ranks.agreed((run.path / "before.json").exists()) or not self.placement.scores:

@@ -86,7 +86,7 @@ class SingleRun(ABC, Generic[M, R]):
         if trainer.visits is not None:
             visits = trainer.visits.visits()
             if run.ranks.first:
-                dynamics.write(run.path, visits, trainer.train)
+                dynamics.write(run.path, visits, trainer.train, self.text)
         with trainer.final_values():
             if run.ranks.first:
                 self.save(live, run.adapter)
@@ -231,6 +231,10 @@ class SingleRun(ABC, Generic[M, R]):
     def new_token_ids(self) -> Sequence[int]:
         """Tokens whose embeddings train."""
         return ()
+
+    def text(self, row: int) -> str:
+        """A training row in words; empty where it has none."""
+        return ""
 
     def score_before(self, backbone: Backbone) -> bool:
         """Whether the backbone was scored as it came, once in a run, and so cut by processes that share weights."""

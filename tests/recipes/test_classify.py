@@ -103,6 +103,9 @@ def test_classes_are_learnt_and_the_report_shows_them(taught: Path) -> None:
     for shown in ("Accuracy", "Confusion", "Baseline", "nats per row", "taken for"):
         assert shown in page
     assert "nats per token" not in page and "Answers" not in page
+    told = pd.read_parquet(taught / "dynamics.parquet").dropna(subset=["text"]).set_index("row")["text"]
+    rows = {f"taught.jsonl, row {number}": each["text"] for number, each in enumerate(weather(90), start=1)}
+    assert len(told) == 12 and all(text == rows[str(row)] and text[:100] in page for row, text in told.items())
 
 
 def test_same_curve_for_any_micro_batch(train: Train, taught: Path) -> None:

@@ -63,6 +63,12 @@ def test_each_source_has_its_loss_in_every_evaluation_and_the_whole_is_their_mea
     assert np.ptp(share) < 1e-3 and 0.5 < share.mean() < 0.95
     page = (taught / "report.html").read_text()
     assert "Loss, tales" in page and "held-out loss, tales" in page
+    told = pd.read_parquet(taught / "dynamics.parquet").dropna(subset=["text"])
+    assert len(told) == 12
+    for row, text in zip(told["row"], told["text"], strict=True):
+        name, number = row.split(".jsonl, row ")
+        question = f"{name} {int(number) - 1}?"
+        assert question in text and question in page
 
 
 def test_a_stopped_run_in_small_micro_batches_goes_on_to_the_same_losses(

@@ -9,8 +9,9 @@ Legend: N rows, V visits.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +29,19 @@ HARDEST = 12
 Floats = npt.NDArray[np.float64]
 
 
-def write(folder: Path, visits: Visits, train: Examples) -> None:
-    """Write dynamics.parquet into a run directory: `table` with the place of each row."""
+def write(folder: Path, visits: Visits, train: Examples, text: Callable[[int], str] | None = None) -> None:
+    """Write dynamics.parquet into a run directory: `table` with the place of each row.
+
+    Args:
+        text: Tells a row in words; a column has those of the hardest ones. None where nobody asks, or there are none.
+    """
     if isinstance(train, RepeatedRows):
         visits = visits._replace(row=train.row_of(visits.row.astype(np.int64)).astype(np.int32))
     found = table(visits)
-    found.insert(0, "row", [train.place(int(number)) for number in found.pop("number")])
+    number_N = found.pop("number").astype(int)
+    found.insert(0, "row", [train.place(number) for number in number_N])
+    if text is not None:
+        found["text"] = number_N[hardest(found).index].map(text)
     _write(folder, found)
 
 
@@ -70,6 +78,8 @@ def table(visits: Visits) -> pd.DataFrame:
 def write_combined(folder: Path, members: Sequence[Path], out_of_fold: pd.DataFrame) -> None:
     """Write dynamics.parquet of several adapters that trained on overlapping rows: means, and forgetting added up.
 
+    Of `losses` the first is the mean of the first visits by the adapters, and so on.
+
     Where rows have classes, the column right_out_of_fold is the share of the repeats in which what was said out of fold
     of a row is its label.
 
@@ -84,11 +94,21 @@ def write_combined(folder: Path, members: Sequence[Path], out_of_fold: pd.DataFr
     grouped = every.groupby("row", sort=False)
     means = grouped[["first_loss", "last_loss", "confidence", "variability", "correctness"]].mean()
     sums = grouped[["visits", "forgotten"]].sum()
-    whole = sums.join(means).assign(adapters=grouped.size())
+    whole = sums.join(means).assign(adapters=grouped.size(), losses=_mean_losses(every))
     if class_names(out_of_fold):
         right = pd.Series(ranked(out_of_fold).right_N, index=out_of_fold["row"]).groupby(level=0).mean()
         whole = whole.assign(right_out_of_fold=right.reindex(whole.index))
     _write(folder, whole.reset_index())
+
+
+def _mean_losses(every: pd.DataFrame) -> pd.Series[Any]:
+    """For each row, the mean loss of each of its visits over the adapters that have so many."""
+    code_M, rows = pd.factorize(every["row"])
+    count_M = every["losses"].map(len).to_numpy()
+    visit_V = np.concatenate([np.arange(count) for count in count_M])
+    mean = pd.Series(np.concatenate(every["losses"].tolist())).groupby([np.repeat(code_M, count_M), visit_V]).mean()
+    ends = mean.groupby(level=0).size().cumsum()
+    return pd.Series(np.split(mean.to_numpy(), ends[:-1]), index=rows)
 
 
 def never_learned(found: pd.DataFrame) -> pd.DataFrame:

@@ -9,14 +9,17 @@ import pandas as pd
 
 from workbench.evaluation import dynamics
 from workbench.evaluation.prediction_table import class_names
+from workbench.report.perplexity_section import ends
 from workbench.report.plots import Axis, Plot, Series, draw
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
+BARS = 30
+"""Most bars of a histogram."""
 DRAWN = 900
 """Rows that the map has room for."""
-LONGEST = 160
-"""Characters of the text of a row."""
+LONGEST = 120
+"""Characters that are shown of the beginning of a row, and of its end."""
 _BANDS = (("never right", 0.0, 0.0), ("sometimes right", 1e-9, 1 - 1e-9), ("always right", 1.0, 1.0))
 _NO_FOLD = "no fold learns"
 """Name of the rows of the first band that are wrong out of fold too."""
@@ -52,7 +55,7 @@ def observed(run: RunRecord) -> DynamicsSection | None:
         return None
     return DynamicsSection(
         sentence=sentence(found, several="adapters" in found),
-        plots=[_map(found), *_doubts(run)],
+        plots=[_map(found), *_course(found), *_forgetting(found), *_doubts(run)],
         hardest=_rows(run, dynamics.hardest(found)),
         unlearnable=_rows(run, dynamics.unlearnable(found).head(dynamics.HARDEST)),
     )
@@ -63,7 +66,7 @@ def _rows(run: RunRecord, shown: pd.DataFrame) -> list[HardRow]:
     return [
         HardRow(
             row=line.row,
-            text=_beginning(texts.get(line.row, "")),
+            text=ends(texts.get(line.row, ""), LONGEST),
             confidence=f"{line.confidence:.3f}",
             correctness=units.percent(line.correctness),
             forgotten=f"{line.forgotten:,}",
@@ -113,6 +116,43 @@ def _map(found: pd.DataFrame) -> Plot:
     )
 
 
+def _course(found: pd.DataFrame) -> list[Plot]:
+    """Losses of the rows from visit to visit, of the half or more that has so many."""
+    counts = found["losses"].map(len) if "losses" in found else pd.Series([0])
+    visits = int(counts.quantile(0.5, interpolation="lower"))
+    if visits < 2:
+        return []
+    loss_NV = np.stack([losses[:visits] for losses in found.loc[counts >= visits, "losses"]]).astype(np.float64)
+    low_V, median_V, high_V = np.quantile(loss_NV, [0.25, 0.5, 0.75], axis=0)
+    x = np.arange(1, visits + 1, dtype=np.float64)
+    series = [Series("quartiles", x, low_V, "faint"), Series("quartiles", x, high_V, "faint")]
+    caption = f"Median and quartiles of {len(loss_NV):,} rows, in nats."
+    return [
+        draw(
+            "Loss of rows from visit to visit",
+            [*series, Series("median", x, median_V)],
+            x=Axis("visit", "count"),
+            y=Axis("loss", from_zero=True),
+            caption=caption,
+        ).once_each()
+    ]
+
+
+def _forgetting(found: pd.DataFrame) -> list[Plot]:
+    """How often rows were forgotten; nothing where none was."""
+    events = found.loc[found["forgotten"] > 0, "forgotten"].to_numpy()
+    if not len(events):
+        return []
+    edges = np.arange(0.5, events.max() + 1) if events.max() <= BARS else np.linspace(0.5, events.max() + 0.5, BARS)
+    bars = Series("rows", edges, np.histogram(events, edges)[0].astype(np.float64), "bars")
+    caption = (
+        f"Right at a visit and wrong at the next (Toneva et al. 2019): never of {len(found) - len(events):,} rows."
+    )
+    return [
+        draw("Forgetting events", [bars], x=Axis("times forgotten", "count"), y=Axis("rows", "count"), caption=caption)
+    ]
+
+
 def _doubts(run: RunRecord) -> list[Plot]:
     """Probability of each row's own label out of fold, with that of the suspected ones before it."""
     found = run.labelled
@@ -136,9 +176,6 @@ def _doubts(run: RunRecord) -> list[Plot]:
 
 def _texts(run: RunRecord) -> dict[str, str]:
     """Texts of rows by their places, where the run directory has them."""
-    found = run.labelled if run.crossvalidates else pd.DataFrame()
-    return dict(zip(found["row"], found["text"], strict=True)) if "text" in found else {}
-
-
-def _beginning(text: str) -> str:
-    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
+    found = run.labelled if run.crossvalidates else run.dynamics
+    told = found.dropna(subset=["text"]) if "text" in found else pd.DataFrame({"row": [], "text": []})
+    return dict(zip(told["row"], told["text"], strict=True))

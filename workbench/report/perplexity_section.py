@@ -61,6 +61,6 @@ def _row(found: Findings, number: int) -> SurprisingRow:
     return SurprisingRow(row.place, units.number(found.read.perplexities[number]), ends(row.text))
 
 
-def ends(text: str) -> str:
-    """The beginning and the end of a long text: prompts stand first, answers last."""
-    return text if len(text) <= 2 * LONGEST else f"{text[:LONGEST].rstrip()} … {text[-LONGEST:].lstrip()}"
+def ends(text: str, longest: int = LONGEST) -> str:
+    """The beginning and the end of a long text, of `longest` characters each: prompts stand first, answers last."""
+    return text if len(text) <= 2 * longest else f"{text[:longest].rstrip()} … {text[-longest:].lstrip()}"

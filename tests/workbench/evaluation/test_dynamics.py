@@ -74,8 +74,22 @@ def test_several_adapters_are_one_table(visits: Visits, tmp_path: Path) -> None:
         assert line["adapters"] == times and line["visits"] == times * one.at[row, "visits"]
         assert line["confidence"] == pytest.approx(one.at[row, "confidence"])
         assert line["forgotten"] == times * one.at[row, "forgotten"]
+    halves = [pd.read_parquet(tmp_path / str(number) / "dynamics.parquet").set_index("row") for number in (0, 1)]
+    for row, losses in both["losses"].items():
+        own = [half.at[row, "losses"] for half in halves if row in half.index]
+        wanted = [np.mean([each[at] for each in own if len(each) > at]) for at in range(max(map(len, own)))]
+        np.testing.assert_allclose(losses, wanted, rtol=1e-6)
     told = both["right_out_of_fold"].reindex(["rows:1", "rows:2", "rows:3"])
     assert told.fillna(-1).tolist() == [0.5, 0, -1], "of two repeats; the last row was asked in none"
+
+
+def test_the_hardest_rows_are_told_in_words(visits: Visits, tmp_path: Path) -> None:
+    places: Any = Places()
+    dynamics.write(tmp_path, visits, places, lambda row: f"text {row + 1}")
+    found = pd.read_parquet(tmp_path / "dynamics.parquet")
+    told = found.dropna(subset=["text"])
+    assert set(told["row"]) == set(dynamics.hardest(found)["row"]) and len(told) == dynamics.HARDEST
+    assert [text.split()[1] for text in told["text"]] == [row.split(":")[1] for row in told["row"]]
 
 
 def test_rows_that_nobody_learns() -> None:

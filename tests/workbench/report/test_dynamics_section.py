@@ -48,7 +48,8 @@ def test_rows_are_counted_and_the_hardest_come_first(found: pd.DataFrame) -> Non
     )
     shown = [float(row.confidence) for row in section.hardest]
     assert shown == sorted(shown) and shown[0] == 0 and len(shown) == dynamics.HARDEST
-    (plot,) = section.plots
+    plot, forgetting = section.plots
+    assert forgetting.title == "Forgetting events" and "never of 30 rows" in forgetting.caption
     assert "<path" in plot.svg and [one.label for one in plot.legend] == [name for name, *_ in dynamics_section._BANDS]
 
 
@@ -58,8 +59,30 @@ def test_labels_in_doubt_are_drawn_where_rows_were_cross_validated(found: pd.Dat
     table = table.assign(predicted=table["label"], p_a=p[:, 0], p_b=p[:, 1])
     run = record(config={"recipe": "crossval"}, dynamics=found, out_of_fold=table, suspects=table.head(3))
     section = dynamics_section.observed(run)
-    assert section is not None and len(section.plots) == 2
-    assert section.plots[1].caption.startswith("3 of 40 labels") and section.hardest[0].text
+    assert section is not None and len(section.plots) == 3
+    assert section.plots[-1].caption.startswith("3 of 40 labels") and section.hardest[0].text
+
+
+def test_hard_rows_are_told_in_words_where_they_were_written(found: pd.DataFrame) -> None:
+    hardest = dynamics.hardest(found).index
+    told = found.assign(text=pd.Series([f"Why {at}? " * 40 + "So." for at in range(len(hardest))], index=hardest))
+    section = dynamics_section.observed(record(config={"recipe": "sft"}, dynamics=told))
+    assert section is not None
+    assert [row.text.partition("?")[0] for row in section.hardest] == [f"Why {at}" for at in range(len(hardest))]
+    assert section.hardest[0].text.endswith("So.") and len(section.hardest[0].text) < 250
+
+
+def test_losses_are_drawn_from_visit_to_visit(found: pd.DataFrame) -> None:
+    rng = np.random.default_rng(3)
+    losses = [rng.random(3 if number % 4 else 1).astype(np.float32) for number in range(40)]
+    section = dynamics_section.observed(record(dynamics=found.assign(losses=losses)))
+    assert section is not None
+    (course,) = [plot for plot in section.plots if plot.title.startswith("Loss of rows")]
+    median = next(each for each in course.legend if each.label == "median")
+    np.testing.assert_allclose(median.y, np.median([each for each in losses if len(each) == 3], axis=0), rtol=1e-6)
+    assert median.x.tolist() == [1, 2, 3] and [each.label for each in course.legend] == ["quartiles", "median"]
+    once = dynamics_section.observed(record(dynamics=found.assign(losses=[each[:1] for each in losses])))
+    assert once is not None and not [plot for plot in once.plots if plot.title.startswith("Loss of rows")]
 
 
 def test_rows_that_no_fold_can_learn_are_counted_drawn_and_listed(found: pd.DataFrame) -> None:
