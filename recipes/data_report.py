@@ -119,14 +119,22 @@ def _titled(title: str, name: str) -> str:
 def _text(config: RunConfig, size: SampleSize | None) -> list[SourceRows]:
     tokenizer = backbones.tokenizer(config.model)
     base = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
-    template = PromptEncoder(base, config.data.columns) if config.recipe == "reinforce" else base
+    template = _as_learnt(base, config)
     sources = list(_sources(config))
     read = [_encoded(each, template) for each in sources]
     if size is None:
         return read
-    found, note = row_perplexities.measure(config, [each[:2] for each in sources], tokenizer, template, size)
+    found, note = row_perplexities.measure(config, [each[:2] for each in sources], tokenizer, base, size)
     read[0] = replace(read[0], notes=(note,) if note else ())
     return [replace(each, perplexities=_numbered(each, found.get(each.title, {}))) for each in read]
+
+
+def _as_learnt(base: ChatEncoder | MlmEncoder, config: RunConfig) -> Encoder:
+    """The encoder of the rows of a recipe that learns prompts."""
+    if config.recipe != "reinforce":
+        return base
+    assert isinstance(base, ChatEncoder)
+    return PromptEncoder(base, config.data.columns)
 
 
 def _numbered(read: SourceRows, by_place: Mapping[str, float]) -> dict[int, float]:

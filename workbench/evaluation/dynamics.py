@@ -87,7 +87,8 @@ def write_combined(folder: Path, members: Sequence[Path], out_of_fold: pd.DataFr
         members: Folders of the adapters; those without such a file are left out.
         out_of_fold: As out_of_fold.parquet.
     """
-    found = [pd.read_parquet(member / FILE) for member in members if (member / FILE).exists()]
+    tables = [pd.read_parquet(member / FILE) for member in members if (member / FILE).exists()]
+    found = [each for each in tables if len(each)]
     if not found:
         return
     every = pd.concat(found, ignore_index=True)
