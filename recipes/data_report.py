@@ -15,6 +15,7 @@ from workbench.config import DataConfig, RunConfig, distill_expansion, search_ex
 from workbench.config.distill_config import TEACHER
 from workbench.data import starter
 from workbench.data.batching import Indices
+from workbench.data.embedding import pair_records
 from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.labelled import labelled_data, labels
 from workbench.data.labelled.labels import Label
@@ -23,6 +24,7 @@ from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.text_reader import TextReader
 from workbench.data.text import formats, prompts
 from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.prompt_encoder import PromptEncoder
 from workbench.data.text.quality import row_texts, survey
 from workbench.data.text.quality.row_texts import RowText
@@ -39,7 +41,7 @@ from workbench.runs import files
 
 PAGE, FLAGS, PERPLEXITIES = "data.html", "flags.parquet", "perplexity.parquet"
 
-Encoder = ChatEncoder | MlmEncoder | PromptEncoder
+Encoder = ChatEncoder | MlmEncoder | PromptEncoder | JudgedEncoder
 
 
 class DataReport(NamedTuple):
@@ -71,7 +73,8 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "au
     size = row_perplexities.sample_size(perplexity, config)
     files.require_writable(out / PAGE)
     lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_row": "skip"})})
-    read = _labelled(lenient) if config.recipe in ("classify", "crossval") else _text(lenient, size)
+    readers = {"classify": _labelled, "crossval": _labelled, "embed": _embedded}
+    read = readers[config.recipe](lenient) if config.recipe in readers else _text(lenient, size)
     report = DataReport(config, survey.examine(read), out / PAGE, out / FLAGS)
     _write(_table(report.found), report.flags)
     if any(each.read.perplexities for each in report.found):
@@ -130,11 +133,11 @@ def _text(config: RunConfig, size: SampleSize | None) -> list[SourceRows]:
 
 
 def _as_learnt(base: ChatEncoder | MlmEncoder, config: RunConfig) -> Encoder:
-    """The encoder of the rows of a recipe that learns prompts."""
-    if config.recipe != "reinforce":
+    """The encoder of the rows of a recipe, which may learn from prompts alone, or from answers that are compared."""
+    if config.recipe not in ("reinforce", "prefer", "reward"):
         return base
     assert isinstance(base, ChatEncoder)
-    return PromptEncoder(base, config.data.columns)
+    return PromptEncoder(base, config.data.columns) if config.recipe == "reinforce" else JudgedEncoder(base)
 
 
 def _numbered(read: SourceRows, by_place: Mapping[str, float]) -> dict[int, float]:
@@ -168,6 +171,29 @@ def _encoded(source: _Source, template: Encoder) -> SourceRows:
         tokens.append(max(lengths, default=0))
     tokens_N = np.asarray(tokens, dtype=np.int64)
     return SourceRows(source.title, config.train, rows, tokens_N, source.trains, unreadable=tuple(skipped))
+
+
+def _embedded(config: RunConfig) -> list[SourceRows]:
+    """Rows of texts that are compared, with the tokens of the longest."""
+    tokenizer, found = backbones.tokenizer(config.model), []
+    for title, own, trains in _sources(config):
+        source = pair_records.read(own.train, own, limit=own.limit)
+        records = source.records
+        ids = iter(tokenizer([text for record in records for text in record.texts], verbose=False)["input_ids"])
+        tokens_N = [max(len(next(ids)) for _ in record.texts) for record in records]
+        found.append(
+            SourceRows(
+                title,
+                source.name,
+                [row_texts.of_texts(record.place, record.texts) for record in records],
+                np.asarray(tokens_N, dtype=np.int64),
+                trains,
+                labels=[(record.label,) for record in records] if source.form == "labelled" else None,
+                numbers=[record.score for record in records] if source.form == "scored" else None,
+                unreadable=source.skipped,
+            )
+        )
+    return found
 
 
 def _labelled(config: RunConfig) -> list[SourceRows]:

@@ -80,7 +80,12 @@ def inspect(config: RunConfig) -> EmbedInspection:
         examples=[(train.place(row), _rendered(train, row, tokenizer.decode)) for row in chosen],
         targets=targets,
         steps=total_steps(config, len(train)),
-        notes=[_form(train, config), *known_share(train, config), *(f"Left out: {each}" for each in train.skipped[:5])],
+        notes=[
+            _form(train, config),
+            *known_share(train, config),
+            *(f"Left out: {each}" for each in train.skipped[:5]),
+            *([train.cleaning.sentence] if train.cleaning else ()),
+        ],
     )
 
 

@@ -39,6 +39,7 @@ def inspect(config: RunConfig) -> Inspection:
             *_sizes(pairs.train, pairs.held_out),
             *_lengths(train),
             *(f"Left out: {reason}" for reason in train.answers.skipped[:5]),
+            *([train.answers.cleaning.sentence] if train.answers.cleaning else ()),
             *preference_reference.in_words(config, tokenizer),
         ],
     )

@@ -41,7 +41,11 @@ def inspect(config: RunConfig) -> Inspection:
         examples=examples,
         targets=targets,
         steps=total_steps(config, len(train)),
-        notes=[*_lengths(train), *(f"Left out: {reason}" for reason in train.answers.skipped[:5])],
+        notes=[
+            *_lengths(train),
+            *(f"Left out: {reason}" for reason in train.answers.skipped[:5]),
+            *([train.answers.cleaning.sentence] if train.answers.cleaning else ()),
+        ],
     )
 
 

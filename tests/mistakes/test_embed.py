@@ -34,6 +34,11 @@ def first(rows: list[dict[str, Any]], **columns: Any) -> list[dict[str, Any]]:
 
 CASES = {
     # Rows.
+    "answers among texts": Case(
+        "data.clean=refusal judges answers to prompts, and recipe=embed reads texts",
+        "Leave it out of data.clean",
+        "data.clean=[refusal]",
+    ),
     "unknown columns": Case(
         "rows.jsonl: its columns are `q`, `a`", "data.columns='{anchor: NAME", rows=[{"q": "a", "a": "b"}]
     ),

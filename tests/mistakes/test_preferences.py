@@ -197,7 +197,6 @@ OF_SETTINGS = {
     "prefer.loss=ipo 'data.columns={margin: m}'": ("data.columns.margin is for prefer.loss=dpo|hinge", "Leave it out"),
     "data.format=messages": ("data.format=messages judges no answers", "leave it out"),
     "data.loss_on=all": ("nothing else carries loss", "leave data.loss_on out"),
-    "data.clean=[refusal]": ("data.clean is for rows of one answer", "Leave data.clean out"),
     "data.select.by=random data.select.rows=4": ("data.select", "Leave data.select out"),
     "data.curriculum.by=length": ("data.curriculum is for rows of one answer", "Leave data.curriculum out"),
     "data.sampling.by=tilted": ("data.sampling is for rows of one answer", "Leave data.sampling out"),

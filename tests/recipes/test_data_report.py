@@ -23,6 +23,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.models import backbones
 from workbench.recipes import row_perplexities
 from workbench.recipes.check import check
+from workbench.recipes.embed_verbs import EmbedInspection
 from workbench.recipes.load import load
 
 FINE = [{"question": f"How many are {n} and {n}?", "answer": f"They are {2 * n}."} for n in range(12)]
@@ -266,6 +267,46 @@ def test_prompts_that_a_run_answers_itself(monkeypatch: pytest.MonkeyPatch) -> N
     _finish(monkeypatch, "data", "my.yaml", *words)
     assert _flags() == {"exact_duplicate": ["rows.jsonl, row 10"], "unreadable": ["rows.jsonl, row 11"]}
     assert "of 10 training rows" in Path("data-report/data.html").read_text()
+
+
+PAIRS = [{"prompt": f"How many are {n} and {n}?", "chosen": f"{2 * n}.", "rejected": f"{n}, no?"} for n in range(12)]
+
+
+@pytest.mark.parametrize("recipe", ["prefer", "reward"])
+def test_compared_answers_are_reported_and_cleaned(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    declined = {**PAIRS[3], "rejected": REFUSED["answer"]}
+    other = {**PAIRS[4], "rejected": "I would say that they are nine."}
+    chosen = {"prompt": "Where is it?", "chosen": REFUSED["answer"], "rejected": "There."}
+    _write("rows.jsonl", [*PAIRS, declined, other, chosen, {**PAIRS[5], "prompt": "how MANY are 5 and  5?"}])
+    words = [f"recipe={recipe}", "data.held_out=other.jsonl"]
+    _write("other.jsonl", [{"prompt": "Who?", "chosen": "He.", "rejected": "She."}] * 2)
+    _finish(monkeypatch, "data", "my.yaml", *words)
+    found = _flags()
+    assert found["refusal"] == ["rows.jsonl, row 13", "rows.jsonl, row 15"]
+    assert found["exact_duplicate"] == ["rows.jsonl, row 16", "other.jsonl, row 2"], "whole rows, not chosen answers"
+    inspected = check(load("my.yaml", [*words, "data.clean=[refusal,exact_duplicate]"]))
+    train = inspected.data.train
+    assert [place.removesuffix(", answer 1 of 2") for place in train.places()][::2] == [
+        f"rows.jsonl, row {number}" for number in (*range(1, 13), 14)
+    ]
+    assert train.cleaning is not None and train.cleaning.rows == 16 and len(train) == 26
+    assert any(note.startswith("data.clean left 3 of 16 training rows out: refusal 2") for note in inspected.notes)
+
+
+def test_texts_that_are_compared_are_reported_and_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"anchor": f"Where is house {n}?", "positive": f"House {n} is over there."} for n in range(12)]
+    _write("rows.jsonl", [*rows, {**rows[3], "negative": "{ }"}, {**rows[4], "positive": "house 4 IS over there"}])
+    _write("other.jsonl", [{"anchor": "Who?", "positive": "He."}] * 2)
+    words = ["recipe=embed", "data.held_out=other.jsonl", "evaluate={every: null}"]
+    _finish(monkeypatch, "data", "my.yaml", *words)
+    assert _flags()["exact_duplicate"] == ["rows.jsonl, row 14", "other.jsonl, row 2"]
+    table = pd.read_parquet("data-report/flags.parquet")
+    assert table.loc[table["rule"] == "c4_curly_brackets", "row"].tolist() == ["rows.jsonl, row 13"]
+    inspected = check(load("my.yaml", [*words, "data.clean=[c4_curly_brackets,exact_duplicate]"]))
+    assert isinstance(inspected, EmbedInspection) and inspected.data.train.cleaning is not None
+    assert [record.place for record in inspected.data.train.records] == [f"rows.jsonl, row {n}" for n in range(1, 13)]
+    assert inspected.data.train.facts()["cleaning"]["left_out"] == 2
+    assert any(note.startswith("data.clean left 2 of 14") for note in inspected.notes)
 
 
 SHIPPED = [

@@ -247,7 +247,7 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
     if config.recipe == "mlm" and (config.model.chat_template is not None or config.data.loss_on != "assistant"):
         yield "recipe=mlm reads text as it is: leave model.chat_template and data.loss_on out."
     answers = [rule for rule in config.data.clean if rule in ANSWER_RULES]
-    if config.recipe in ("mlm", "classify", "crossval") and answers and not config.reads_pictures:
+    if config.recipe in ("mlm", "classify", "crossval", "embed") and answers and not config.reads_pictures:
         yield (
             f"data.clean={', '.join(answers)} judges answers to prompts, and recipe={config.recipe} reads texts "
             "without any. Leave it out of data.clean."

@@ -8,7 +8,7 @@ from workbench.config.run_sections import RunSections
 
 _OF_TEXT = ("format", "truncate", "loss_on")
 """Keys of `data` for text that is written."""
-_OF_ROWS = ("sampling", "curriculum", "augment", "length_warm_up", "clean", "decontaminate", "select")
+_OF_ROWS = ("sampling", "curriculum", "augment", "length_warm_up", "decontaminate", "select")
 """Keys of `data` that choose, order or rewrite rows one by one."""
 
 

@@ -29,7 +29,6 @@ def _of_rows(config: RunSections) -> Iterator[str]:
     if data.loss_on != "assistant":
         yield "recipe=prefer compares answers, and nothing else carries loss: leave data.loss_on out."
     unread: dict[str, Any] = {
-        "data.clean": data.clean,
         "data.decontaminate": data.decontaminate.action != "off",
         "data.select": data.select.by != "all",
         "data.sampling": data.sampling.by != "all",

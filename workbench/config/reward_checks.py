@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from workbench.config.run_sections import RunSections
 
-_OF_ROWS = ("clean", "decontaminate", "select", "sampling", "curriculum", "length_warm_up", "augment")
+_OF_ROWS = ("decontaminate", "select", "sampling", "curriculum", "length_warm_up", "augment")
 """Keys of `data` that are for rows of one answer."""
 
 

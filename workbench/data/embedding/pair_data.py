@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -9,13 +10,15 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from transformers import PreTrainedTokenizerBase
 
-from workbench.config import RunConfig
+from workbench.config import DataConfig, RunConfig
 from workbench.config.embed_config import LOSSES, Form
 from workbench.data.embedding import pair_records, pair_set, text_units
 from workbench.data.embedding.pair_records import PairSource
 from workbench.data.embedding.pair_set import PairSet
 from workbench.data.folds.similarity import normalised
 from workbench.data.folds.stratified_holdout import hold_out
+from workbench.data.text.quality import cleaning, row_texts
+from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import ConfigError, DataError
 
 LEAST_ROWS = 2
@@ -52,6 +55,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PairSplits:
     )
     if data.own_share is not None:
         train, held_out[""] = _split(train, share=data.own_share, seed=config.seed)
+    train, left_out = _cleaned(train, data)
     scored = [*held_out.values(), *test.values()]
     for other in scored:
         train = _without_overlap(train, other, drop=data.overlap == "drop")
@@ -65,7 +69,16 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PairSplits:
         return pair_set.encode(source, tokenizer, config.embed, max_tokens=data.max_tokens, seed=config.seed)
 
     measured = [encoded(pair_records.joined(sets)) if sets else None for sets in (held_out, test)]
-    return PairSplits(encoded(train), *measured)  # type: ignore[arg-type]
+    return PairSplits(replace(encoded(train), cleaning=left_out), *measured)  # type: ignore[arg-type]
+
+
+def _cleaned(train: PairSource, data: DataConfig) -> tuple[PairSource, Cleaning | None]:
+    """Training rows without those of which `data.clean` flags a text, and what it found; None where it has no rule."""
+    if not data.clean:
+        return train, None
+    rows = [row_texts.of_texts(record.place, record.texts) for record in train.records]
+    found = cleaning.find(train.name, rows, data.clean)
+    return train.subset(found.kept([record.place for record in train.records])), found
 
 
 def _require_loss(config: RunConfig, train: PairSource) -> None:

@@ -20,6 +20,7 @@ from workbench.data.batching import Indices, MicroBatch
 from workbench.data.embedding import text_units
 from workbench.data.embedding.pair_records import PairRecord, PairSource
 from workbench.data.embedding.text_units import TextUnits
+from workbench.data.text.quality.cleaning import Cleaning
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -70,6 +71,8 @@ class PairSet:
     """Names of the sets that rows are from; empty where there is one."""
     source_N: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Number of the set of each row, where there are several."""
+    cleaning: Cleaning | None = None
+    """Rows that `data.clean` left out."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -228,6 +231,7 @@ class PairSet:
         found: dict[str, Any] = {"form": self.form, "texts": len(self.units.texts)}
         found |= {"classes": len(np.unique(self.class_N))} if self.form == "labelled" else {}
         found |= {"sources": self.rows_by_source} if self.sources else {}
+        found |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
         return {**dataset_facts.shared(self, supervised_tokens=len(self)), **found}
 
 

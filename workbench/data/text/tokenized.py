@@ -58,7 +58,7 @@ def load(
     # A share is read, a second time, as the rows that it was a part of.
     keys = contamination.evaluation_sets({name: files.get(name, read_as) for name in shares}, {})
     sets = contamination.evaluation_sets(held_out, test)
-    trains = _cleaned(trains, files)
+    trains = _cleaned(trains, files, template)
     for name, own in files.items():
         for other in sets.values():
             trains[name] = _without_overlap(trains[name], other, own)
@@ -189,7 +189,9 @@ def _without_overlap(train: TokenizedSet, held_out: TokenizedSet, config: DataCo
     )
 
 
-def _cleaned(train: Mapping[str, TokenizedSet], files: Mapping[str, DataConfig]) -> dict[str, TokenizedSet]:
+def _cleaned(
+    train: Mapping[str, TokenizedSet], files: Mapping[str, DataConfig], template: RowEncoder
+) -> dict[str, TokenizedSet]:
     """Training rows of each source without those that `data.clean` flags, duplicates in an earlier source included.
 
     Held-out rows are chosen before: other rules, same scores.
@@ -200,7 +202,9 @@ def _cleaned(train: Mapping[str, TokenizedSet], files: Mapping[str, DataConfig])
     places = {name: [example_of(place) for place in each.places()] for name, each in train.items()}
     found = cleaning.find_in_sources(
         {
-            config.train: cleaning.texts(config.train, places[name], config, limit=config.limit)
+            config.train: cleaning.texts(
+                config.train, places[name], config, limit=config.limit, conversion=template.conversion
+            )
             for name, config in files.items()
         },
         rules,

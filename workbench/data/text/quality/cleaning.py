@@ -15,6 +15,7 @@ from workbench.config import DataConfig
 from workbench.config.clean_rules import ANSWER_RULES, DUPLICATE_RULES
 from workbench.data import starter
 from workbench.data.text import formats
+from workbench.data.text.formats import Conversion
 from workbench.data.text.quality import flagging, row_texts
 from workbench.data.text.quality.flagging import Flag
 from workbench.data.text.quality.row_texts import RowText
@@ -68,10 +69,21 @@ def joined(parts: Sequence[Cleaning | None]) -> Cleaning | None:
     return Cleaning(sum(each.rows for each in found), counts, tuple(flag for each in found for flag in each.flags))
 
 
-def texts(source: str, places: Iterable[str], config: DataConfig, *, limit: int | None = None) -> Iterator[RowText]:
-    """The texts of the rows of a file that stand at `places`, read a second time, as far as they go."""
+def texts(
+    source: str,
+    places: Iterable[str],
+    config: DataConfig,
+    *,
+    limit: int | None = None,
+    conversion: Conversion | None = None,
+) -> Iterator[RowText]:
+    """The texts of the rows of a file that stand at `places`, read a second time, as far as they go.
+
+    Args:
+        conversion: See `formats.read`.
+    """
     wanted = set(places)
-    for example in formats.read(starter.resolve(source), config, skipped=[], limit=limit):
+    for example in formats.read(starter.resolve(source), config, skipped=[], limit=limit, conversion=conversion):
         if example.place in wanted:
             yield row_texts.of_example(example)
             wanted.remove(example.place)

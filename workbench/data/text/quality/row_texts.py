@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -28,12 +30,25 @@ class RowText:
         text: All that users and assistants say, or the raw text; no system prompt.
         turns: Turns of a conversation but those that only call tools; empty for raw text.
         exchanges: Answers with their prompts; empty where a row has no answers.
+        sides: The row with each answer, or each text, that it compares with others; else itself.
     """
 
     def __init__(
-        self, place: str, text: str, *, turns: tuple[str, ...] = (), exchanges: tuple[Exchange, ...] = ()
+        self,
+        place: str,
+        text: str,
+        *,
+        turns: tuple[str, ...] = (),
+        exchanges: tuple[Exchange, ...] = (),
+        sides: tuple[RowText, ...] = (),
     ) -> None:
         self.place, self.text, self.turns, self.exchanges = place, text, turns, exchanges
+        self._sides = sides
+
+    @property
+    def sides(self) -> tuple[RowText, ...]:
+        """See the class; not kept, as a row that holds itself is freed late."""
+        return self._sides or (self,)
 
     @cached_property
     def words(self) -> list[str]:
@@ -94,8 +109,22 @@ def _paragraphs(text: str) -> list[str]:
     return [part for part in map(str.strip, re.split(r"\n\s*\n", text)) if part]
 
 
+def of_texts(place: str, texts: Sequence[str]) -> RowText:
+    """A row of texts that are compared."""
+    return RowText(place, "\n".join(texts), sides=tuple(RowText(place, text) for text in texts))
+
+
+def _compared(chosen: RowText, rejected: RowText) -> RowText:
+    """A row of two answers to one prompt, which stands in its text once."""
+    other = rejected.exchanges[-1:]
+    text = "\n".join([chosen.text, *([each.answer for each in other] or [rejected.text])])
+    return RowText(chosen.place, text, exchanges=(*other, *chosen.exchanges), sides=(chosen, rejected))
+
+
 def of_example(example: Example) -> RowText:
-    """A row that a language model learns."""
+    """A row that a language model learns, or of answers that are compared."""
+    if example.rejected is not None:
+        return _compared(of_example(replace(example, rejected=None)), of_example(example.rejected))
     if not example.messages:
         pieces = [text for text, _ in example.text]
         asked = "".join(text for text, loss in example.text if not loss)

@@ -29,9 +29,9 @@ class Rule:
     most: float = math.inf
 
     def value(self, row: RowText) -> float | None:
-        """The measured value of a row that is flagged; None for one that is not."""
-        value = self.measure(row)
-        return None if value is None or self.least <= value <= self.most else value
+        """The measured value of a row that is flagged, by any of its sides; None for one that is not."""
+        values = map(self.measure, row.sides)
+        return next((each for each in values if each is not None and not self.least <= each <= self.most), None)
 
 
 def _gopher(name: str, says: str, measure: Callable[[RowText], float | None], least: float, most: float) -> Rule:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from workbench.data.text.formats import Example
 from workbench.data.text.quality import row_texts
 from workbench.data.text.quality.row_texts import Exchange, RowText
@@ -29,6 +31,19 @@ def test_raw_texts() -> None:
     assert row_texts.of_example(Example("p", text=(("all of it", True),))).exchanges == ()
     asked = row_texts.of_example(Example("p", text=(("2 + 2 = ", False), ("4", True))))
     assert asked.text == "2 + 2 = 4" and asked.exchanges == (Exchange("2 + 2 = ", "4"),)
+
+
+def test_compared_answers_are_sides_of_one_row() -> None:
+    chosen, rejected = (_chat(("user", "A"), ("assistant", answer)) for answer in ("Good.", "Bad."))
+    raw, other = (Example("p", text=(("A\n", False), (answer, True))) for answer in ("Good.", "Bad."))
+    for pair in (replace(chosen, rejected=rejected), replace(raw, rejected=other)):
+        row = row_texts.of_example(pair)
+        assert row.text == "A\nGood.\nBad." and [side.text for side in row.sides] == ["A\nGood.", "A\nBad."]
+        assert row.exchanges[-1].answer == "Good.", "the answer that is learnt"
+        assert row.asked_and_answered == "A\nBad.\nA\nGood."
+    assert [side.text for side in row_texts.of_texts("p", ("x", "y", "z")).sides] == ["x", "y", "z"]
+    single = RowText("p", "x")
+    assert single.sides == (single,)
 
 
 def test_the_question_of_a_passage_stands_last() -> None:

@@ -31,6 +31,12 @@ def test_prose_is_not_flagged() -> None:
     assert not _flagged(PROSE)
 
 
+def test_a_row_is_flagged_by_any_of_its_sides_and_not_for_what_they_share() -> None:
+    shared = "\n".join(f"Line {number} of what both answers begin with." for number in range(4))
+    row = RowText("", f"{shared}\n{shared}", sides=(RowText("", shared), RowText("", f"{shared} {{")))
+    assert RULES["c4_curly_brackets"].value(row) == 1 and RULES["gopher_duplicate_lines"].value(row) is None
+
+
 def _words(count: int) -> str:
     return " ".join(f"wort{number}" for number in range(count))
 
