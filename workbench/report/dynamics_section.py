@@ -55,7 +55,7 @@ def observed(run: RunRecord) -> DynamicsSection | None:
         return None
     return DynamicsSection(
         sentence=sentence(found, several="adapters" in found),
-        plots=[_map(found), *_course(found), *_forgetting(found), *_doubts(run)],
+        plots=[_map(found), *_losses_by_visit(found), *_forgetting(found), *_doubts(run)],
         hardest=_rows(run, dynamics.hardest(found)),
         unlearnable=_rows(run, dynamics.unlearnable(found).head(dynamics.HARDEST)),
     )
@@ -116,7 +116,7 @@ def _map(found: pd.DataFrame) -> Plot:
     )
 
 
-def _course(found: pd.DataFrame) -> list[Plot]:
+def _losses_by_visit(found: pd.DataFrame) -> list[Plot]:
     """Losses of the rows from visit to visit, of the half or more that has so many."""
     counts = found["losses"].map(len) if "losses" in found else pd.Series([0])
     visits = int(counts.quantile(0.5, interpolation="lower"))

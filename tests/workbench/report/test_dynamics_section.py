@@ -77,10 +77,10 @@ def test_losses_are_drawn_from_visit_to_visit(found: pd.DataFrame) -> None:
     losses = [rng.random(3 if number % 4 else 1).astype(np.float32) for number in range(40)]
     section = dynamics_section.observed(record(dynamics=found.assign(losses=losses)))
     assert section is not None
-    (course,) = [plot for plot in section.plots if plot.title.startswith("Loss of rows")]
-    median = next(each for each in course.legend if each.label == "median")
+    (drawn,) = [plot for plot in section.plots if plot.title.startswith("Loss of rows")]
+    median = next(each for each in drawn.legend if each.label == "median")
     np.testing.assert_allclose(median.y, np.median([each for each in losses if len(each) == 3], axis=0), rtol=1e-6)
-    assert median.x.tolist() == [1, 2, 3] and [each.label for each in course.legend] == ["quartiles", "median"]
+    assert median.x.tolist() == [1, 2, 3] and [each.label for each in drawn.legend] == ["quartiles", "median"]
     once = dynamics_section.observed(record(dynamics=found.assign(losses=[each[:1] for each in losses])))
     assert once is not None and not [plot for plot in once.plots if plot.title.startswith("Loss of rows")]
 

@@ -151,7 +151,7 @@ def _added(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _examined(read: SourceRows, compared: Sequence[Flag], notes: tuple[str, ...]) -> Findings:
-    """What is found in a source by itself, and `compared` with others."""
+    """Findings in a source by itself, and those `compared` with others."""
     flags, rows, notes = [_unreadable(reason) for reason in read.unreadable], read.rows, (*read.notes, *notes)
     files = _pooled(Counter(row.place.rpartition(", row ")[0] or row.place for row in rows))
     if read.tokens_N is None:  # pictures have no words
