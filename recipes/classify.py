@@ -156,8 +156,7 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         tap = LabelTap(class_losses(classes.kind))
         objective = criterion(classes, from_numpy(train.targets_NC))
         loss = live.row_loss(objective, tap, strength=self.config.regularise.r_drop)
-        reads_packed = live.token_head is not None  # an encoder's head looks at the first token of a sequence
-        return TrainingSignal(drawn(train, self.config), loss, tap=tap, reads_packed=reads_packed)
+        return TrainingSignal(drawn(train, self.config), loss, tap=tap, reads_packed=live.reads_packed)
 
     def width(self, live: Classifier) -> int:
         return anatomy.hidden_size(live.backbone.config)

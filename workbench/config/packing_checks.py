@@ -71,6 +71,11 @@ def unpackable(config: TrainingSections) -> Iterator[tuple[str, str]]:
         yield "does not go with regularise.r_drop, which lays padded rows twice", "leave that out"
     if config.token_drop.is_on:
         yield "does not go with token_drop, which drops tokens of padded rows", "leave that out"
+    if config.grow.is_on and config.recipe == "classify":
+        yield (
+            "does not go with grow, for which another block is the last one before the head at first",
+            "leave that out",
+        )
     if config.train.compile:
         yield (
             "does not go with train.compile, which would compile again for each combination of lengths",

@@ -47,6 +47,11 @@ class Classifier:
     token_head: str | None
     """The module that gives outputs to each token, of which a row's last real one counts; None for an encoder's."""
 
+    @property
+    def reads_packed(self) -> bool:
+        """Whether it finds the outputs of packed rows: an encoder's head looks at the first token of a sequence."""
+        return self.token_head is not None or first_token.reads_packed(self.backbone)
+
     def outputs(self, batch: MicroBatch) -> Tensor:
         """Logits, or standardised numbers (B, C).
 

@@ -1,7 +1,8 @@
 """The last block of an encoder, computed for the first token alone where a classification head reads nothing else.
 
 Attention has to see all tokens. What comes after it in the last block, about two thirds of the block's products, looks
-at each token by itself, so that all but the first are computed for nobody.
+at each token by itself, so that all but the first are computed for nobody. In the same place the first tokens of packed
+rows become rows of one token, so that the head finds them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,31 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
 
-_narrowed: WeakKeyDictionary[PreTrainedModel, RemovableHandle | None] = WeakKeyDictionary()
-"""Backbones with what takes the narrowing back; None where every token is needed."""
+
+class _FirstTokens:
+    """Hook of the last block's attention: passes the first token of each row (B, 1, D) on, and no other.
+
+    Of packed rows (1, T, D), `row_starts` says where each begins; from here on they are rows of one token.
+    """
+
+    def __init__(self) -> None:
+        self.narrows_padded = True
+
+    def __call__(self, module: nn.Module, inputs: object, settings: Mapping[str, Any], output: Any) -> Any:
+        """The hidden states, by themselves or leading a tuple."""
+        if not isinstance(output, Tensor):
+            return (self(module, inputs, settings, output[0]), *output[1:])
+        if (starts := settings.get("row_starts")) is not None:
+            return output[0, starts[:-1]][:, None]
+        return output[:, :1] if self.narrows_padded else output
+
+
+_narrowed: WeakKeyDictionary[PreTrainedModel, _FirstTokens | None] = WeakKeyDictionary()
+"""Backbones with what narrows them; None where every token was needed before that."""
 
 
 def narrow(model: nn.Module, backbone: PreTrainedModel, inputs: Mapping[str, Tensor]) -> None:
@@ -42,7 +61,7 @@ def narrow(model: nn.Module, backbone: PreTrainedModel, inputs: Mapping[str, Ten
             attention.register_forward_hook(lambda *_: calls.append(0)),
             block.register_forward_hook(lambda *given: shapes.append(_hidden(given[-1]).shape)),
         ]
-        handle = attention.register_forward_hook(_first)
+        handle = attention.register_forward_hook(narrowing := _FirstTokens(), with_kwargs=True)
         found = model(**inputs).logits
     for each in handles:
         each.remove()
@@ -50,22 +69,21 @@ def narrow(model: nn.Module, backbone: PreTrainedModel, inputs: Mapping[str, Ten
     alone = len(calls) == 2 and [shape[1] for shape in shapes] == [1]
     rounding = max(1e-3, 8 * torch.finfo(wanted.dtype).eps)
     if alone and torch.allclose(found, wanted, rtol=rounding, atol=rounding * float(wanted.abs().max())):
-        _narrowed[backbone] = handle
+        _narrowed[backbone] = narrowing
     else:
         handle.remove()
 
 
 def widen(backbone: PreTrainedModel) -> None:
-    """From now on the last block gives every token: somebody reads them."""
-    handle = _narrowed.get(backbone)
-    if handle is not None:
-        handle.remove()
-    _narrowed[backbone] = None
+    """From now on the last block gives every token of padded rows: somebody reads them."""
+    narrowing = _narrowed.setdefault(backbone, None)
+    if narrowing is not None:
+        narrowing.narrows_padded = False
 
 
-def _first(_: nn.Module, __: object, output: Any) -> Any:
-    """The first token of hidden states (B, L, D), by themselves or leading a tuple."""
-    return output[:, :1] if isinstance(output, Tensor) else (output[0][:, :1], *output[1:])
+def reads_packed(backbone: PreTrainedModel) -> bool:
+    """Whether a classification head finds the first token of each of packed rows."""
+    return _narrowed.get(backbone) is not None
 
 
 def _hidden(output: Any) -> Tensor:

@@ -37,8 +37,6 @@ OLDEST = (8, 0)
 
 FAMILIES = ("bert", "gemma", "gpt2", "granite", "llama", "mistral", "qwen2", "qwen3")
 """Architectures by transformers' `model_type` of which tests show that packed rows compute what each computes alone."""
-ENCODERS = ("bert",)
-"""Those of them whose classification head reads the first token of a padded row."""
 
 
 def register() -> None:

@@ -65,7 +65,7 @@ def refusal(backbone: PretrainedConfig, *, longest: int, reads_packed: bool) -> 
         reads_packed: See `TrainingSignal`; not where a teacher is read, which `batch.packing=true` does not come to.
     """
     if not reads_packed:
-        return "the head of an encoder's classes reads the first token of each padded row"
+        return "the loss reads padded rows"
     return packed_attention.refusal(backbone, longest=longest)
 
 

@@ -17,7 +17,7 @@ from workbench.data.batching import Examples, Indices
 from workbench.data.text import text_checks
 from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
-from workbench.models import backbones, packed_attention
+from workbench.models import backbones
 from workbench.training import capacity, layer_drop, packing, prefix_sharing, progressive_stacking, token_drop
 from workbench.training.distributed import sequence
 from workbench.training.freezing.layer_map import LayerMap, stack
@@ -72,9 +72,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     for key, require in (("packing", packing.require), ("shared_prefix", prefix_sharing.require)):
         if getattr(config.batch, key) is not True:
             continue
-        first_token = task.head == "classes" and model.config.model_type in packed_attention.ENCODERS
-        longest = int(splits[0].lengths.max())
-        require(packing.refusal(model.config, longest=longest, reads_packed=not first_token))
+        require(packing.refusal(model.config, longest=int(splits[0].lengths.max()), reads_packed=True))
     sequence.require(config, model.config, longest=int(splits[0].lengths.max()))
     adapters.require_fit(model, config.adapter)
     require_recomputable(config, model)

@@ -8,7 +8,9 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from tests.conftest import MINILM, tiny
-from workbench.models import first_token
+from workbench.data.arrangement import PACKED
+from workbench.data.batching import MicroBatch
+from workbench.models import first_token, packed_attention
 from workbench.planning.flop_counter import Operations
 
 ENCODERS = ("Bert", "Roberta", "Electra", "DebertaV2", "MPNet")
@@ -75,3 +77,22 @@ def test_who_reads_every_token_has_them() -> None:
     assert model(**_rows(5), output_hidden_states=True).hidden_states[-1].shape[1] == 5
     first_token.narrow(model, model, _rows(3, 6))
     assert _outputs(model)[2] == many, "it stays wide"
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_packed_rows_have_the_outputs_and_gradients_of_padded_ones(wide: bool) -> None:
+    packed_attention.register()
+    model, lengths = _model("Bert"), (9, 4, 7)
+    wanted, grads, _ = _outputs(model)
+    first_token.narrow(model, model, _rows(3, 6))
+    if wide:
+        first_token.widen(model)
+    assert first_token.reads_packed(model)
+    padded = MicroBatch(_rows(*lengths), torch.tensor([8, 12, 24]), torch.zeros(3), sum(lengths))
+    model.zero_grad()
+    logits = model(**PACKED.lay(padded).inputs).logits
+    (logits**2).sum().backward()
+    torch.testing.assert_close(logits.detach(), wanted)
+    for name, each in model.named_parameters():
+        if name in grads and "position_embeddings" not in name:
+            torch.testing.assert_close(each.grad, grads[name], msg=name)

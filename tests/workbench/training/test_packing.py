@@ -30,6 +30,7 @@ train: {{steps: 6, learning_rate: 2.0e-3}}
 evaluate: {{every: 4, answers: 0}}
 save: {{every: 3}}
 """
+OF_AN_ENCODER = ("recipe=classify", "model.id={classifier}", "data.train={labelled}", "evaluate.every=null")
 WAYS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "recomputed": ("train.checkpointing=true", "adapter.dropout=0.3"),
@@ -40,6 +41,16 @@ WAYS: dict[str, tuple[str, ...]] = {
     "frozen layers": ("freeze.policy=egeria", "freeze.every=2", "freeze.cache=off"),
     "masked words": ("recipe=mlm", "model.id={encoder}", "data.train={texts}"),
     "classes of a causal model": ("recipe=classify", "data.train={labelled}", "evaluate.every=null"),
+    "classes of an encoder": (
+        "recipe=classify",
+        "model.id={classifier}",
+        "data.train={labelled}",
+        "evaluate.every=null",
+    ),
+    "a probe of an encoder": (
+        *("recipe=classify", "model.id={classifier}", "data.train={labelled}", "evaluate.every=null"),
+        "adapter={method: linear-probe}",
+    ),
 }
 
 
@@ -52,8 +63,10 @@ def folder(tmp_path: Path, questions: Path) -> dict[str, str]:
     labelled.write_text(
         "".join(json.dumps({"text": text, "label": ["odd", "even"][len(text) % 2]}) + "\n" for text in said)
     )
-    save_tiny(tmp_path / "encoder", "Bert", "MaskedLM", MINILM)
-    return {"encoder": str(tmp_path / "encoder"), "texts": str(texts), "labelled": str(labelled)}
+    for name, head in {"encoder": "MaskedLM", "classifier": "SequenceClassification"}.items():
+        save_tiny(tmp_path / name, "Bert", head, MINILM)
+    encoders = {name: str(tmp_path / name) for name in ("encoder", "classifier")}
+    return {**encoders, "texts": str(texts), "labelled": str(labelled)}
 
 
 @pytest.fixture

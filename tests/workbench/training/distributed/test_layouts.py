@@ -43,10 +43,20 @@ OVER_CUT = {
     "probe": ["adapter={method: linear-probe}"],
 }
 """What is trained besides where weights are cut: over 4-bit ones, and over blocks that are frozen for good."""
-SAMPLED = {"infobatch": ["ddp"], "selective": ["ddp", "zero3"], "learned mix": ["ddp"]}
-"""Rows drawn by losses that other processes have measured."""
-MIXED = ["data.train=null", "data.mix.by=learned", "data.mix.every=2"]
-MIXED += [f"data.sources.{name}.path={{}}/{name}.jsonl" for name in ("rows", "more")]
+SAMPLED = {
+    **{by: ["ddp"] for by in ("infobatch", "importance", "learned mix", "self-paced", "gradient")},
+    "selective": ["ddp", "zero3"],
+}
+"""Rows drawn, ordered or chosen by losses or gradients that other processes have measured."""
+CHOSEN = {
+    "learned mix": [
+        *["data.train=null", "data.mix.by=learned", "data.mix.every=2"],
+        *[f"data.sources.{name}.path={{}}/{name}.jsonl" for name in ("rows", "more")],
+    ],
+    "self-paced": ["data.curriculum={by: self_paced, start: 0.3}"],
+    "gradient": ["data.select={by: gradient, rows: 40, warm_up: 0.25}", "data.select.target={}/more.jsonl"],
+}
+"""How those are asked for that data.sampling does not name."""
 RESUMED = {
     "zero2 to ddp": ("zero2", "ddp"),
     "ddp to zero3": ("ddp", "zero3"),
@@ -99,7 +109,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
         workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{over} alone", quiet=True)
         jobs += [(f"{over} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in CUTTING]
     for by, names in SAMPLED.items():
-        chosen = [word.format(folder) for word in MIXED] if by == "learned mix" else [f"data.sampling.by={by}"]
+        own = CHOSEN.get(by, [f"data.sampling.by={by}"])
+        chosen = [word.replace("{}", str(folder)) for word in own]
         words = [f"adapter={METHODS['lora']}", *chosen, "batch.size=15"]
         workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{by} alone", quiet=True)
         jobs += [(f"{by} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in names]
