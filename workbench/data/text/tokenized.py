@@ -201,12 +201,13 @@ def _cleaned(
         return dict(train)
     places = {name: [example_of(place) for place in each.places()] for name, each in train.items()}
     found = cleaning.find_in_sources(
-        {
-            config.train: cleaning.texts(
-                config.train, places[name], config, limit=config.limit, conversion=template.conversion
+        [
+            (
+                config.train,
+                cleaning.texts(config.train, places[name], config, limit=config.limit, conversion=template.conversion),
             )
             for name, config in files.items()
-        },
+        ],
         rules,
     )
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,14 +106,17 @@ def outlook(rows: Iterable[RowText]) -> list[str]:
     ]
 
 
-def find_in_sources(sources: Mapping[str, Iterable[RowText]], rules: Sequence[str]) -> list[Cleaning]:
-    """Judge the training rows of several files: of duplicates in any of them the first stays; else as `find`."""
+def find_in_sources(sources: Sequence[tuple[str, Iterable[RowText]]], rules: Sequence[str]) -> list[Cleaning]:
+    """Judge the training rows of several files, each with its name: of duplicates in any of them the first stays.
+
+    Otherwise as `find`.
+    """
     if len(sources) == 1 or not set(DUPLICATE_RULES) & set(rules):
-        return [find(name, rows, rules) for name, rows in sources.items()]
-    held = [list(rows) for rows in sources.values()]
+        return [find(name, rows, rules) for name, rows in sources]
+    held = [list(rows) for _, rows in sources]
     repeats = flagging.by_comparison([row for rows in held for row in rows], list(set(DUPLICATE_RULES) & set(rules)))
     apart = flagging.apart(repeats, [len(rows) for rows in held])
-    return [find(name, rows, rules, repeats=own) for name, rows, own in zip(sources, held, apart, strict=True)]
+    return [find(name, rows, rules, repeats=own) for (name, _), rows, own in zip(sources, held, apart, strict=True)]
 
 
 def find(

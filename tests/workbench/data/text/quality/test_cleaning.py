@@ -36,7 +36,7 @@ def test_of_duplicates_in_several_sources_the_first_stays(letters: list[list[str
         ]
         for number, own in enumerate(texts)
     }
-    found = cleaning.find_in_sources(sources, ["exact_duplicate", "refusal"])
+    found = cleaning.find_in_sources(list(sources.items()), ["exact_duplicate", "refusal"])
     kept = [
         [row.text.lower() for row, stays in zip(rows, own.kept([row.place for row in rows]), strict=True) if stays]
         for rows, own in zip(sources.values(), found, strict=True)
@@ -59,7 +59,7 @@ def test_a_language_is_common_within_a_source_and_duplicates_are_sought_beyond_i
         ],
     }
     rules = ["other_language", "exact_duplicate", "near_duplicate"]
-    a, b = cleaning.find_in_sources(sources, rules)
+    a, b = cleaning.find_in_sources(list(sources.items()), rules)
     assert a.counts["other_language"] == 0 and b.counts == {
         "other_language": 1,
         "exact_duplicate": 1,
