@@ -21,7 +21,8 @@ from workbench.data.images.decoding import Pixels
 from workbench.data.images.picture_reader import PictureReader
 from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.labelled.records import LabelledRecord, RecordSource
+from workbench.data.labelled.record_table import LabelledRecord
+from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import DataError
 from workbench.evaluation import dynamics, saliency

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from workbench.config import RunConfig
 from workbench.config.classes_config import ClassesConfig, Kind
 from workbench.config.distill_config import DistillConfig
+from workbench.data.labelled.encoded_texts import EncodedTexts, FieldTokens
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.labelled.records import LabelledRecord
-from workbench.data.labelled.text_fields import FieldTokens
+from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.token_rows import TokenRows
 from workbench.data.rows import RawRow
 from workbench.distillation.soft_labels import examples, soft_criterion, with_teacher
@@ -124,7 +124,7 @@ def test_settings_follow_the_run() -> None:
 def rows(classes: list[int], *, name: str = "rows") -> LabelledSet:
     return LabelledSet(
         records=tuple(LabelledRecord(RawRow(f"{name} {n}"), ("",), None) for n in range(len(classes))),
-        inputs=TokenRows(tuple(FieldTokens(np.arange(2, 5 + n % 4), False) for n in range(len(classes)))),
+        inputs=TokenRows(EncodedTexts.of(FieldTokens(np.arange(2, 5 + n % 4), False) for n in range(len(classes)))),
         targets_NC=np.asarray([[float(each == c) for c in range(C)] for each in classes], dtype=np.float32),
         supervised=np.ones(len(classes)),
         source=name,

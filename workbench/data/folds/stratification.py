@@ -73,7 +73,8 @@ def strata_of(labels: Sequence[Label], *, k: int) -> Strata:
         )
     if numbers:
         return bin_numbers(numbers, min_rows=k)
-    return [_classes(label) for label in labels]
+    classes = {label: _classes(label) for label in set(labels)}
+    return [classes[label] for label in labels]
 
 
 def column_values(rows: Sequence[RawRow], name: str, *, key: str) -> list[str]:

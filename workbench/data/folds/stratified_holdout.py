@@ -1,17 +1,23 @@
-"""A stratified held-out share of grouped rows."""
+"""A stratified held-out share of grouped rows.
+
+Shapes: N rows, G groups, C classes, P pairs of a group and a class that it has.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.data.folds.row_split import Class, Groups, Strata
+from workbench.data.folds.row_split import Class, Strata
+from workbench.data.folds.similarity import Ints
 
 
-def hold_out(strata: Strata, *, groups: Groups, share: float, seed: int) -> NDArray[np.bool_]:
+def hold_out(strata: Strata, *, groups: Iterable[str], share: float, seed: int) -> NDArray[np.bool_]:
     """True for the rows (N,) that are held out: about `share` of each class, at least one row, and never all.
 
     For each class, rarest first, whole groups are taken in the order of a hash of seed and name until the class has its
@@ -25,22 +31,63 @@ def hold_out(strata: Strata, *, groups: Groups, share: float, seed: int) -> NDAr
     """
     strata = [classes or ("",) for classes in strata]
     total = Counter(name for classes in strata for name in classes)
-    counts: dict[str, Counter[Class]] = defaultdict(Counter)
-    for classes, group in zip(strata, groups, strict=True):
-        counts[group].update(classes)
-    order = sorted(counts, key=lambda group: blake2b(f"{seed} {group}".encode(), digest_size=16).digest())
-    target = {name: max(1, round(share * count)) for name, count in total.items()}
-    taken: Counter[Class] = Counter()
-    held_out: set[str] = set()
-    for name in sorted(total, key=lambda name: (total[name], str(name))):
-        for strict in (True, False):  # at first no class may exceed its share, then only `name` may not
+    names = sorted(total, key=lambda name: (total[name], str(name)))
+    group_N = _numbers(f"{seed} {group}" for group in groups)
+    counts = _Counts.of(strata, group_N, names)
+    target_C = [max(1, round(share * total[name])) for name in names]
+    taken_C, held_out_G = [0] * len(names), np.zeros(int(group_N.max(initial=-1)) + 1, dtype=bool)
+    for number in range(len(names)):
+        order = counts.groups_with(number)
+        for strict in (True, False):  # at first no class may exceed its share, then only this one may not
             for group in order:
-                if taken[name] >= target[name]:
+                if taken_C[number] >= target_C[number]:
                     break
-                own = counts[group]
-                after = {c: taken[c] + own[c] for c in own}
-                exceeds = any(after[c] > target[c] and taken[c] for c in own if strict or c == name)
-                if own[name] and group not in held_out and not exceeds and all(after[c] < total[c] for c in own):
-                    held_out.add(group)
-                    taken.update(own)
-    return np.asarray([group in held_out for group in groups])
+                after = {c: taken_C[c] + own for c, own in counts.of_group(group)}
+                exceeds = any(after[c] > target_C[c] and taken_C[c] for c in after if strict or c == number)
+                if not held_out_G[group] and not exceeds and all(after[c] < total[names[c]] for c in after):
+                    held_out_G[group] = True
+                    for c, count in after.items():
+                        taken_C[c] = count
+    held_out_N: NDArray[np.bool_] = held_out_G[group_N]
+    return held_out_N
+
+
+class _Counts(NamedTuple):
+    """Rows of each class in each group that has it: pairs of both, sorted by group."""
+
+    group_P: Ints
+    class_P: Ints
+    rows_P: Ints
+
+    @classmethod
+    def of(cls, strata: Strata, group_N: Ints, names: Sequence[Class]) -> _Counts:
+        """Count rows; classes are numbered as `names` is."""
+        number = {name: index for index, name in enumerate(names)}
+        class_P = np.fromiter((number[name] for classes in strata for name in classes), dtype=np.int64)
+        repeats_N = np.fromiter(map(len, strata), dtype=np.int64, count=len(group_N))
+        pairs_P, rows_P = np.unique(np.repeat(group_N, repeats_N) * len(names) + class_P, return_counts=True)
+        return cls(*np.divmod(pairs_P, max(1, len(names))), rows_P)
+
+    def groups_with(self, number: int) -> list[int]:
+        """Groups that have a class."""
+        found: list[int] = self.group_P[self.class_P == number].tolist()
+        return found
+
+    def of_group(self, group: int) -> Iterator[tuple[int, int]]:
+        """The classes of a group, each with its rows."""
+        part = slice(*np.searchsorted(self.group_P, [group, group + 1]))
+        return zip(self.class_P[part].tolist(), self.rows_P[part].tolist(), strict=True)
+
+
+def _numbers(names: Iterable[str]) -> Ints:
+    """Number of each name in the order of the hashes of all, of which 16 bytes are kept, and not the names."""
+    hashes = bytearray()
+    for name in names:
+        hashes += blake2b(name.encode(), digest_size=16).digest()
+    high_N, low_N = np.frombuffer(hashes, dtype=">u8").reshape(-1, 2).T.astype(np.uint64)
+    order = np.lexsort((low_N, high_N))
+    high_N, low_N = high_N[order], low_N[order]
+    new_N = (high_N[1:] != high_N[:-1]) | (low_N[1:] != low_N[:-1])
+    number_N = np.empty(len(order), dtype=np.int64)
+    number_N[order[:1]], number_N[order[1:]] = 0, np.cumsum(new_N)
+    return number_N

@@ -37,7 +37,8 @@ from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_rows import Augmenter, PictureRows
 from workbench.data.images.preparation import PictureStatistics
 from workbench.data.labelled import records
-from workbench.data.labelled.records import LabelledRecord, RecordSource
+from workbench.data.labelled.record_table import LabelledRecord
+from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_inputs import RowInputs
 from workbench.data.labelled.row_reader import NamedColumns, RowReader
 from workbench.data.rows import MAX_MISTAKES, RawRow, convert_rows
@@ -253,7 +254,8 @@ class PictureReader:
         else:
             digests = [_digest(stored.pixels[number]) for number in numbers]
         kept = tuple(
-            source.records[number]._replace(digest=digest) for number, digest in zip(numbers, digests, strict=True)
+            source.records[number]._replace(digest=digest)
+            for number, digest in zip(numbers.tolist(), digests, strict=True)
         )
         height, width = -(-self.format.height // self.patch), -(-self.format.width // self.patch)
         rows = PictureRows(

@@ -14,7 +14,8 @@ import numpy as np
 
 from workbench.config.text_augment_config import NOISY, OperatorName, TextAugmentConfig
 from workbench.data.batching import Indices
-from workbench.data.labelled.text_fields import FieldTokenizer, FieldTokens
+from workbench.data.labelled.encoded_texts import EncodedTexts
+from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.data.text import rewriting
 
 Fields: TypeAlias = tuple[str, ...]
@@ -60,15 +61,15 @@ class AugmentedTexts:
     config: TextAugmentConfig
     seed: int
     encoder: FieldTokenizer
-    _known: dict[int, tuple[FieldTokens, ...]] = field(default_factory=dict)
+    _known: dict[int, EncodedTexts] = field(default_factory=dict)
     """Tokens of the last passes."""
 
-    def tokens(self, epoch: int) -> tuple[FieldTokens, ...]:
+    def tokens(self, epoch: int) -> EncodedTexts:
         """Tokens of each row in a pass."""
         if epoch not in self._known:
             while len(self._known) >= KEPT:
                 del self._known[min(self._known)]
-            self._known[epoch] = tuple(self.encoder.encode(self.rewritten(epoch), self.places))
+            self._known[epoch] = self.encoder.encode(self.rewritten(epoch), self.places)
         return self._known[epoch]
 
     def rewritten(self, epoch: int) -> list[Fields]:

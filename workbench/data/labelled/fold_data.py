@@ -21,6 +21,7 @@ from workbench.data.folds.similarity import Ints
 from workbench.data.labelled import labels
 from workbench.data.labelled.labelled_data import LabelledSet, cleaned, decontaminated, encode, encode_each, read_each
 from workbench.data.labelled.labels import Labels
+from workbench.data.labelled.record_table import RawRows
 from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.text import contamination
@@ -75,7 +76,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     train = reader.read(config.data.train, limit=config.data.limit, weighted=True)
     test = read_each(config.data.test_files, reader)
-    stratification.require_labelled([record.row for record in train.records], train.labels)
+    stratification.require_labelled(RawRows(train.records), train.labels)
     train, left_out = cleaned(train, config)
     train, found = decontaminated(train, contamination.evaluation_sets({}, test), config, reader)
     find = partial(_duplicates, reader=reader, config=config, features=features)
@@ -83,7 +84,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     meaning = labels.fit(config.classes.kind, clean.source.labels, source=config.data.train)
     folds = stratification.make_folds(
         config.folds,
-        [record.row for record in clean.source.records],
+        RawRows(clean.source.records),
         clean.source.labels,
         clusters=clean.groups,
         seed=config.seed,

@@ -19,7 +19,7 @@ from workbench.errors import DataError
 def split(source: RecordSource, config: RunConfig, *, share: float) -> tuple[RecordSource, RecordSource]:
     """Split off held-out rows, stratified; equal rows stay on the same side."""
     strata = stratification.strata_of(source.labels, k=max(2, round(1 / share)))
-    held_out = hold_out(strata, groups=source.keys, share=share, seed=config.seed)
+    held_out = hold_out(strata, groups=(record.key for record in source.records), share=share, seed=config.seed)
     if not held_out.any():
         count, different = len(source.records), len(set(source.keys))
         equal = "" if count == different else f", of which {different} {'differs' if different == 1 else 'differ'},"
@@ -33,19 +33,18 @@ def split(source: RecordSource, config: RunConfig, *, share: float) -> tuple[Rec
 def without_overlap(train: RecordSource, other: RecordSource, *, drop: bool) -> RecordSource:
     """`train` without rows whose content is also in `other`: refused unless `drop`."""
     place_of = {record.key: record.place for record in other.records}
-    keys = train.keys
-    shared_N = np.asarray([key in place_of for key in keys])
+    shared_N = np.asarray([record.key in place_of for record in train.records])
     if not shared_N.any():
         return train
     if shared_N.all():
         raise DataError(f"{train.name}: every row is also in {other.name}; nothing is left to train on.")
     if drop:
         return train.subset(~shared_N, f"{int(shared_N.sum())} rows that are also in {other.name}")
-    first = int(shared_N.argmax())
-    how = "" if train.records[first].digest else " but for case and punctuation"
+    first = train.records[int(shared_N.argmax())]
+    how = "" if first.digest else " but for case and punctuation"
     raise DataError(
-        f"{int(shared_N.sum())} of {len(keys)} training rows are also in {other.name}, so its scores would be too "
-        f"good: {train.records[first].place} equals {place_of[keys[first]]}{how}.\n"
+        f"{int(shared_N.sum())} of {len(shared_N)} training rows are also in {other.name}, so its scores would be too "
+        f"good: {first.place} equals {place_of[first.key]}{how}.\n"
         "  Write data.overlap=drop to leave them out of training."
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,9 +19,10 @@ from workbench.config import RunConfig
 from workbench.config.curriculum_config import CurriculumConfig
 from workbench.data import dataset_facts, difficulty, selection
 from workbench.data.batching import Indices, MicroBatch, Weights
-from workbench.data.labelled import held_out_rows, labels
+from workbench.data.labelled import held_out_rows, labels, record_table
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.records import LabelledRecord, RecordSource
+from workbench.data.labelled.record_table import LabelledRecord
+from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_inputs import RowInputs
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.text import contamination
@@ -39,7 +40,7 @@ Targets = npt.NDArray[np.float32]
 class LabelledSet:
     """Rows with their targets, which may be probabilities, and their weights in the loss."""
 
-    records: tuple[LabelledRecord, ...]
+    records: Sequence[LabelledRecord]
     inputs: RowInputs
     targets_NC: Targets
     """Zeros where a row has no label."""
@@ -109,7 +110,7 @@ class LabelledSet:
         numbers = np.arange(len(self))[keep]
         return replace(
             self,
-            records=tuple(self.records[number] for number in numbers),
+            records=record_table.taken(self.records, numbers),
             inputs=self.inputs.take(numbers),
             targets_NC=self.targets_NC[numbers],
             supervised=self.supervised[numbers],
@@ -127,7 +128,7 @@ class LabelledSet:
         assert len(graded) in (0, 2), "rows without a difficulty would have no place in an order"
         return replace(
             self,
-            records=(*self.records, *other.records),
+            records=record_table.joined(self.records, other.records),
             inputs=self.inputs.concatenated(other.inputs),
             targets_NC=np.concatenate([self.targets_NC, other.targets_NC]),
             supervised=np.concatenate([self.supervised, other.supervised]),
@@ -178,7 +179,7 @@ class LabelledSet:
     @property
     def labels(self) -> list[labels.Label | None]:
         """The label of each row, as read."""
-        return [record.label for record in self.records]
+        return record_table.labels_of(self.records)
 
     @property
     def of_class_NG(self) -> npt.NDArray[np.bool_]:
@@ -276,13 +277,12 @@ def encode_each(sets: Mapping[str, RecordSource], reader: RowReader, meaning: La
 
 def encode(source: RecordSource, reader: RowReader, meaning: Labels) -> LabelledSet:
     """Convert rows to inputs, and their labels to targets, each of weight 1; an unknown class is refused."""
-    places = [record.place for record in source.records]
-    labels.require_known(meaning, source.labels, places)
+    labels.require_known(meaning, source.labels, (record.place for record in source.records))
     return LabelledSet(
         records=source.records,
         inputs=reader.inputs(source),
         targets_NC=meaning.targets(source.labels),
-        supervised=np.ones(len(places)),
+        supervised=np.ones(len(source.records)),
         source=source.name,
         fingerprint=source.fingerprint,
         skipped=source.skipped,

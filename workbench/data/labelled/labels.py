@@ -117,7 +117,7 @@ def fit(kind: Kind, labels: Sequence[Label], *, source: str) -> Labels:
     return Labels(kind, tuple(sorted(found, key=int if integers else str)))
 
 
-def require_known(labels: Labels, found: Sequence[Label | None], places: Sequence[str]) -> None:
+def require_known(labels: Labels, found: Sequence[Label | None], places: Iterable[str]) -> None:
     """Raise DataError where a row has a class that no training row has."""
     known = set(labels.names)
     if labels.kind == "number":

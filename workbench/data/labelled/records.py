@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,37 +14,13 @@ from workbench.config import DataConfig
 from workbench.config.basic_sections import WEIGHT
 from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
 from workbench.data import row_weights
-from workbench.data.folds.similarity import normalised
-from workbench.data.labelled import labels
-from workbench.data.labelled.labels import Label
+from workbench.data.labelled import labels, record_table
+from workbench.data.labelled.record_table import LabelledRecord, RecordTable
 from workbench.data.labelled.row_inputs import RowInputs
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint
 from workbench.data.text.formats import renamed
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
-
-
-class LabelledRecord(NamedTuple):
-    """One row."""
-
-    row: RawRow
-    """The row as it was read, with all its columns."""
-    fields: tuple[str, ...]
-    """The text of each column of the template."""
-    label: Label | None = None
-    weight: float = 1.0
-    digest: str = ""
-    """Digest of the pixels of a picture; empty for text."""
-
-    @property
-    def place(self) -> str:
-        """File and row."""
-        return self.row.place
-
-    @property
-    def key(self) -> str:
-        """Equal for rows with the same content: the text but for case and punctuation, or the digest of a picture."""
-        return self.digest or normalised("\n".join(self.fields))
 
 
 @dataclass(frozen=True)
@@ -54,7 +29,8 @@ class RecordSource:
 
     name: str
     fingerprint: str
-    records: tuple[LabelledRecord, ...]
+    records: Sequence[LabelledRecord]
+    """Texts stand in a `RecordTable`."""
     skipped: tuple[str, ...] = ()
     inputs: RowInputs | None = None
     """The rows as a model reads them, where that is known as soon as they are read, as pixels are."""
@@ -62,7 +38,7 @@ class RecordSource:
     @property
     def labels(self) -> list[Any]:
         """The label of each row."""
-        return [record.label for record in self.records]
+        return record_table.labels_of(self.records)
 
     @property
     def keys(self) -> list[str]:
@@ -71,8 +47,9 @@ class RecordSource:
 
     def subset(self, keep: npt.NDArray[np.bool_], note: str | None = None) -> RecordSource:
         """The rows that `keep` marks."""
-        kept = tuple(itertools.compress(self.records, keep.tolist()))
-        inputs = None if self.inputs is None else self.inputs.take(np.flatnonzero(keep))
+        numbers = np.flatnonzero(keep)
+        kept = record_table.taken(self.records, numbers)
+        inputs = None if self.inputs is None else self.inputs.take(numbers)
         return replace(self, records=kept, inputs=inputs, skipped=(note, *self.skipped) if note else self.skipped)
 
 
@@ -103,7 +80,8 @@ def read(
 
     skipped: list[str] = []
     records = convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped, limit=limit)
-    return RecordSource(source, fingerprint(source), tuple(records), tuple(skipped))
+    table = RecordTable.of(records)  # read before what was skipped is known
+    return RecordSource(source, fingerprint(source), table, tuple(skipped))
 
 
 def _require_columns(source: str, row: RawRow, config: DataConfig, classes: ClassesConfig, *, labelled: bool) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.folds.duplicates import DuplicateClusters
-from workbench.data.labelled.records import LabelledRecord, RecordSource
+from workbench.data.labelled.record_table import LabelledRecord
+from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_inputs import RowInputs
 from workbench.data.rows import RawRow
 

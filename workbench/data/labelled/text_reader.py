@@ -16,7 +16,8 @@ from workbench.config.folds_config import DuplicatesConfig
 from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.labelled import records
-from workbench.data.labelled.records import LabelledRecord, RecordSource
+from workbench.data.labelled.record_table import LabelledRecord, RecordTable
+from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_inputs import RowInputs
 from workbench.data.labelled.row_reader import NamedColumns, RowReader
 from workbench.data.labelled.text_fields import FieldTokenizer
@@ -62,14 +63,16 @@ class TextReader:
 
     def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:
         """The rows that another reader read, as this one reads them, without labels."""
-        fields = [tuple(_text(columns.get(name), row.place, name) for name in self.columns) for row, columns in rows]
-        read = tuple(LabelledRecord(each.row, texts) for each, texts in zip(rows, fields, strict=True))
-        return RecordSource(source, fingerprint, read)
+        read = (
+            LabelledRecord(row, tuple(_text(columns.get(name), row.place, name) for name in self.columns))
+            for row, columns in rows
+        )
+        return RecordSource(source, fingerprint, RecordTable.of(read))
 
     def inputs(self, source: RecordSource) -> TokenRows:
         """Tokens of each row."""
-        places = [record.place for record in source.records]
-        return TokenRows(tuple(self.encoder.encode([record.fields for record in source.records], places)))
+        fields, places = (record.fields for record in source.records), (record.place for record in source.records)
+        return TokenRows(self.encoder.encode(fields, places))
 
     def describe(self, record: LabelledRecord) -> str:
         """The whole text of a row."""

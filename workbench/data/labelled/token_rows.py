@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,27 +15,27 @@ import torch
 
 from workbench.data.batching import Indices, encoder_inputs
 from workbench.data.labelled.augmented_texts import AugmentedTexts
+from workbench.data.labelled.encoded_texts import EncodedTexts
 from workbench.data.labelled.row_inputs import ModelInputs
-from workbench.data.labelled.text_fields import FieldTokens
 
 
 @dataclass(frozen=True, eq=False)
 class TokenRows:
     """Tokenised rows; see `RowInputs`."""
 
-    encoded: tuple[FieldTokens, ...]
+    encoded: EncodedTexts
     augmented: AugmentedTexts | None = None
     """The same rows as training rewrites them; None: it reads them as they are."""
 
-    @cached_property
+    @property
     def lengths(self) -> Indices:
         """Tokens of each row."""
-        return np.asarray([len(each.input_ids) for each in self.encoded], dtype=np.int64)
+        return self.encoded.length_N
 
     @property
     def truncated(self) -> int:
         """Number of rows that were truncated to data.max_tokens."""
-        return sum(each.truncated for each in self.encoded)
+        return int(self.encoded.truncated_N.sum())
 
     @property
     def redrawn(self) -> bool:
@@ -58,13 +57,13 @@ class TokenRows:
     def take(self, indices: Indices) -> TokenRows:
         """The rows `indices`."""
         augmented = None if self.augmented is None else self.augmented.take(indices)
-        return TokenRows(tuple(self.encoded[index] for index in indices), augmented)
+        return TokenRows(self.encoded.take(indices), augmented)
 
     def concatenated(self, other: TokenRows) -> TokenRows:
         """These rows, followed by those of `other`, both of which are rewritten or neither."""
         assert (self.augmented is None) == (other.augmented is None)
         both = self.augmented and other.augmented and self.augmented.concatenated(other.augmented)
-        return TokenRows((*self.encoded, *other.encoded), both)
+        return TokenRows(self.encoded.concatenated(other.encoded), both)
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
         """The tokens of each row."""

@@ -15,7 +15,7 @@ from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
 from workbench.config.tta_config import MIN_CHANGED_SHARE, NOISY, WINDOWS, TtaConfig, ViewName
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.records import LabelledRecord
+from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.data.labelled.text_reader import TextReader
@@ -56,11 +56,11 @@ class TextView:
         encoder = FieldTokenizer(reader.tokenizer, self.classes, max_tokens=reader.data.max_tokens)
         try:
             tokens = encoder.encode(
-                [self.texts(record) for record in rows.records], [each.place for each in rows.records]
+                (self.texts(record) for record in rows.records), (each.place for each in rows.records)
             )
         except DataError as error:
             raise DataError(f"tta, view {self.name}: {error}") from None
-        return replace(rows, inputs=TokenRows(tuple(tokens)))
+        return replace(rows, inputs=TokenRows(tokens))
 
     def why_useless(self, rows: LabelledSet, changed: int) -> str:
         """Why this view changes so few rows."""

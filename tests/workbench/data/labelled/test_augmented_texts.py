@@ -74,11 +74,11 @@ def test_rows_are_the_same_wherever_they_stand(rows: AugmentedTexts) -> None:
         whole, part = rows.tokens(epoch), rows.take(chosen).tokens(epoch)
         joined = rows.take(chosen).concatenated(rows.take(chosen[:1])).tokens(epoch)
         assert [each.input_ids.tolist() for each in part] == [whole[row].input_ids.tolist() for row in chosen]
-        assert [each.input_ids.tolist() for each in joined[3:]] == [whole[7].input_ids.tolist()]
+        assert [each.input_ids.tolist() for each in list(joined)[3:]] == [whole[7].input_ids.tolist()]
 
 
 def test_a_pass_has_the_tokens_of_its_texts_cut_as_all_are(rows: AugmentedTexts) -> None:
-    plain = TokenRows(tuple(rows.encoder.encode(rows.texts, rows.places)), rows)
+    plain = TokenRows(rows.encoder.encode(rows.texts, rows.places), rows)
     seen = plain.rewritten(epoch=1, progress=0.5)
     wanted = rows.encoder.encode([rewritten(text, rows.config, seed=0, epoch=1) for text in TEXTS], rows.places)
     assert [each.tolist() for each in seen.arrays()] == [each.input_ids.tolist() for each in wanted]
@@ -90,7 +90,7 @@ def test_a_pass_has_the_tokens_of_its_texts_cut_as_all_are(rows: AugmentedTexts)
 
 
 def test_without_operators_rows_are_themselves(rows: AugmentedTexts) -> None:
-    plain = TokenRows(tuple(rows.encoder.encode(rows.texts, rows.places)))
+    plain = TokenRows(rows.encoder.encode(rows.texts, rows.places))
     assert plain.rewritten(epoch=3, progress=0.5) is plain
     assert not TextAugmentConfig().is_on and set(NOISY) < set(ALL)
     never = replace(rows, config=config(probability=1e-9), _known={})

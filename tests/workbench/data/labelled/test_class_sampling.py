@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from workbench.config import RunConfig
 from workbench.data.batching import Weights
 from workbench.data.labelled.class_sampling import ClassBalancedRows, balanced
+from workbench.data.labelled.encoded_texts import EncodedTexts, FieldTokens
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.labelled.records import LabelledRecord
-from workbench.data.labelled.text_fields import FieldTokens
+from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.token_rows import TokenRows
 from workbench.data.rows import RawRow
 
@@ -27,7 +27,7 @@ def config(**classes: Any) -> RunConfig:
 def labelled(classes: list[int], *, weights: Weights | None = None) -> LabelledSet:
     return LabelledSet(
         records=tuple(LabelledRecord(RawRow(f"row {n + 1}"), ("",), str(each)) for n, each in enumerate(classes)),
-        inputs=TokenRows(tuple(FieldTokens(np.arange(3 + n % 4), False) for n in range(len(classes)))),
+        inputs=TokenRows(EncodedTexts.of(FieldTokens(np.arange(3 + n % 4), False) for n in range(len(classes)))),
         targets_NC=np.eye(max(classes) + 1, dtype=np.float32)[classes],
         supervised=np.ones(len(classes)) if weights is None else weights,
         source="rows",

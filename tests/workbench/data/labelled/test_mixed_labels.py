@@ -77,7 +77,7 @@ def test_an_epoch_has_its_counts_and_no_row_comes_twice_before_all_others_of_its
 
 def labelled(sizes: dict[str, int]) -> LabelledSet:
     """Rows that have a source and a length, and nothing to read."""
-    from workbench.data.labelled.records import LabelledRecord
+    from workbench.data.labelled.record_table import LabelledRecord
     from workbench.data.labelled.token_rows import TokenRows
     from workbench.data.rows import RawRow
 

@@ -16,10 +16,11 @@ from workbench.config import RunConfig
 from workbench.config.classes_config import ClassesConfig
 from workbench.config.tta_config import TtaConfig
 from workbench.data.labelled import labelled_data
+from workbench.data.labelled.encoded_texts import EncodedTexts
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
-from workbench.data.labelled.records import LabelledRecord, RecordSource
-from workbench.data.labelled.text_fields import FieldTokens
+from workbench.data.labelled.record_table import LabelledRecord
+from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.text_reader import TextReader
 from workbench.data.labelled.token_rows import TokenRows
 from workbench.data.rows import RawRow
@@ -55,13 +56,18 @@ def reader(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> TextReader:
 
 def tokens(
     view: TextView, records: list[LabelledRecord], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int
-) -> tuple[FieldTokens, ...]:
+) -> EncodedTexts:
     """Tokens of rows in a view."""
     config = RunConfig.model_validate(
         {"recipe": "classify", "data": {"train": "rows.csv", "max_tokens": max_tokens}, "classes": view.classes}
     )
     rows = LabelledSet(
-        tuple(records), TokenRows(()), np.zeros((len(records), 2)), np.ones(len(records)), "rows.csv", "0"
+        tuple(records),
+        TokenRows(EncodedTexts.of(())),
+        np.zeros((len(records), 2)),
+        np.ones(len(records)),
+        "rows.csv",
+        "0",
     )
     seen = view.rows(rows, reader(config, tokenizer)).inputs
     assert isinstance(seen, TokenRows)

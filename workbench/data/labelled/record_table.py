@@ -1,0 +1,159 @@
+"""Labelled rows, and many of them in little memory.
+
+Legend: N rows.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.data.batching import Indices
+from workbench.data.folds.similarity import normalised
+from workbench.data.labelled.labels import Floats, Label
+from workbench.data.rows import RawRow
+
+Objects = npt.NDArray[np.object_]
+
+
+class LabelledRecord(NamedTuple):
+    """One row."""
+
+    row: RawRow
+    """The row as it was read, with all its columns."""
+    fields: tuple[str, ...]
+    """The text of each column of the template."""
+    label: Label | None = None
+    weight: float = 1.0
+    digest: str = ""
+    """Digest of the pixels of a picture; empty for text."""
+
+    @property
+    def place(self) -> str:
+        """File and row."""
+        return self.row.place
+
+    @property
+    def key(self) -> str:
+        """Equal for rows with the same content: the text but for case and punctuation, or the digest of a picture."""
+        return self.digest or normalised("\n".join(self.fields))
+
+
+@dataclass(frozen=True, eq=False)
+class RecordTable(Sequence[LabelledRecord]):
+    """Records that are made again whenever one is asked for: 100 bytes each beside their text, where objects take 800.
+
+    Place, cells and fields of a row are a pickle in one long buffer, in which a text that is both a cell and a field
+    stands once. Unlike an Arrow table it gives back what was read, to the type: a null that a row has, a key that it
+    lacks, integers of any size. Rows that were taken from others share the buffer with them.
+    """
+
+    buffer: npt.NDArray[np.uint8]
+    start_N: Indices
+    end_N: Indices
+    names_N: Objects
+    """Names of the columns of each row; rows with the same ones share them."""
+    labels_N: Objects
+    weight_N: Floats
+
+    @classmethod
+    def of(cls, records: Iterable[LabelledRecord]) -> RecordTable:
+        """Copy records, of which no two have to be in memory together."""
+        buffer, ends, weights = bytearray(), [], []
+        names: list[tuple[str, ...]] = []
+        labels: list[Label | None] = []
+        known: dict[Any, Any] = {}
+        for record in records:
+            assert not record.row.mistake, "a malformed row is no record"
+            columns = record.row.columns
+            buffer += pickle.dumps((record.row.place, *columns.values(), record.fields, record.digest), protocol=5)
+            ends.append(len(buffer))
+            # Equal labels and names are kept once; a number stays as it is, since 0.0 equals -0.0.
+            label = record.label
+            labels.append(label if isinstance(label, float) else known.setdefault(label, label))
+            names.append(known.setdefault(named := tuple(columns), named))
+            weights.append(record.weight)
+        end_N = np.asarray(ends, dtype=np.int64)
+        return cls(
+            np.frombuffer(buffer, dtype=np.uint8),
+            np.concatenate([end_N[:1] * 0, end_N[:-1]]),
+            end_N,
+            np.fromiter(names, dtype=object, count=len(names)),
+            np.fromiter(labels, dtype=object, count=len(labels)),
+            np.asarray(weights, dtype=np.float64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.end_N)
+
+    @overload
+    def __getitem__(self, index: int) -> LabelledRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> RecordTable: ...
+    def __getitem__(self, index: int | slice) -> LabelledRecord | RecordTable:
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        place, *cells, fields, digest = pickle.loads(self.buffer[self.start_N[index] : self.end_N[index]])
+        row = RawRow(place, dict(zip(self.names_N[index], cells, strict=True)))
+        return LabelledRecord(row, fields, self.labels_N[index], float(self.weight_N[index]), digest)
+
+    def take(self, indices: Indices) -> RecordTable:
+        """The rows `indices`."""
+        return RecordTable(
+            self.buffer,
+            self.start_N[indices],
+            self.end_N[indices],
+            self.names_N[indices],
+            self.labels_N[indices],
+            self.weight_N[indices],
+        )
+
+    def concatenated(self, other: RecordTable) -> RecordTable:
+        """These rows, followed by those of `other`."""
+        return RecordTable(
+            np.concatenate([self.buffer, other.buffer]),
+            np.concatenate([self.start_N, len(self.buffer) + other.start_N]),
+            np.concatenate([self.end_N, len(self.buffer) + other.end_N]),
+            np.concatenate([self.names_N, other.names_N]),
+            np.concatenate([self.labels_N, other.labels_N]),
+            np.concatenate([self.weight_N, other.weight_N]),
+        )
+
+
+class RawRows(Sequence[RawRow]):
+    """The rows of records as they were read, each made when it is asked for."""
+
+    def __init__(self, records: Sequence[LabelledRecord]) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> RawRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> RawRows: ...
+    def __getitem__(self, index: int | slice) -> RawRow | RawRows:
+        return RawRows(self._records[index]) if isinstance(index, slice) else self._records[index].row
+
+
+def taken(records: Sequence[LabelledRecord], indices: Indices) -> Sequence[LabelledRecord]:
+    """The rows `indices`."""
+    return records.take(indices) if isinstance(records, RecordTable) else tuple(records[index] for index in indices)
+
+
+def joined(first: Sequence[LabelledRecord], second: Sequence[LabelledRecord]) -> Sequence[LabelledRecord]:
+    """The rows of both."""
+    if isinstance(first, RecordTable) and isinstance(second, RecordTable):
+        return first.concatenated(second)
+    return (*first, *second)
+
+
+def labels_of(records: Sequence[LabelledRecord]) -> list[Any]:
+    """The label of each row."""
+    return records.labels_N.tolist() if isinstance(records, RecordTable) else [record.label for record in records]
