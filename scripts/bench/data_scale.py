@@ -1,6 +1,7 @@
 """Data of any size: tokens a second against `datasets.map`, memory and time to the first step, near-duplicates.
 
     python scripts/bench/data_scale.py [--rows 5000000] [--texts 1000000] [--rate-rows 20000] [--only rate]
+    python scripts/bench/data_scale.py --only labelled --labelled 1000000
 
 Rows are made from the words of the shipped stories, or of --words FILE: each word follows the one before it as often as
 it does there, and every twentieth row is an earlier one with a word changed. Tokenising is pinned to one core, counted
@@ -12,6 +13,7 @@ always finds. Imports do not count. Memory is the most that was resident, mapped
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import re
@@ -46,6 +48,7 @@ def main(arguments: argparse.Namespace) -> None:
     parts: dict[str, Callable[[argparse.Namespace, Path], None]] = {
         "rate": _rate,
         "memory": _memory,
+        "labelled": _labelled,
         "duplicates": _duplicates,
     }
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
@@ -79,25 +82,40 @@ def _memory(arguments: argparse.Namespace, folder: Path) -> None:
     held = _written(folder / "held.jsonl", _rows(arguments.words, 100, length=9, seed=1), "text")
     settings = f"data.train={rows} data.held_out={held} data.format=text data.overlap=drop train.steps=3 batch.size=8"
     for cache in ("cold", "warm"):
-        out, began = folder / cache, time.monotonic()
-        environment = os.environ | {"WORKBENCH_CACHE": str(folder / "cache")}
-        command = f"-m workbench.cli run sft/quickstart {settings} evaluate.answers=0 --out {out}".split()
-        with (folder / f"{cache}.log").open("w") as log:
-            process = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log, env=environment)
-            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                if (out / "metrics.jsonl").exists():
-                    break
-                time.sleep(0.05)
-            took_s = time.monotonic() - began
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)  # reaped here, where Popen does not see it
-        if status:
-            sys.exit((folder / f"{cache}.log").read_text()[-4000:])
-        print(
-            f"{arguments.rows:,} rows, {cache} cache: first step after {took_s:.1f} s, at most "
-            f"{usage.ru_maxrss * 1024 / 1e9:.2f} GB resident",
-            flush=True,
-        )
+        out = folder / cache
+        command = f"run sft/quickstart {settings} evaluate.answers=0 --out {out}"
+        took_s, peak = _command(command, folder, until=out / "metrics.jsonl")
+        print(f"{arguments.rows:,} rows, {cache} cache: first step after {took_s:.1f} s, at most {peak}", flush=True)
+
+
+def _labelled(arguments: argparse.Namespace, folder: Path) -> None:
+    """Time and peak memory of a check of labelled rows, and of a run over them."""
+    rows = _classes(folder / "rows.csv", _rows(arguments.words, arguments.labelled, length=9))
+    held = _classes(folder / "held.csv", _rows(arguments.words, 200, length=10, seed=1))
+    settings = f"classify/quickstart data.train={rows} data.held_out={held} data.overlap=drop train.steps=3"
+    took_s, peak = _command(f"check {settings}", folder)
+    print(f"{arguments.labelled:,} labelled rows: check in {took_s:.1f} s, at most {peak}", flush=True)
+    out = folder / "run"
+    took_s, peak = _command(f"run {settings} --out {out}", folder, until=out / "metrics.jsonl")
+    print(f"the same, run: first step after {took_s:.1f} s, at most {peak}", flush=True)
+
+
+def _command(command: str, folder: Path, *, until: Path | None = None) -> tuple[float, str]:
+    """Seconds that a command takes, up to when a file is there where one is named, and its peak memory in words."""
+    environment, began = os.environ | {"WORKBENCH_CACHE": str(folder / "cache")}, time.monotonic()
+    with (folder / "log").open("w") as log:
+        whole = [sys.executable, "-m", "workbench.cli", *command.split()]
+        process = subprocess.Popen(whole, stdout=log, stderr=log, env=environment)
+        while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if until is not None and until.exists():
+                break
+            time.sleep(0.05)
+        took_s = time.monotonic() - began
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)  # reaped here, where Popen does not see it
+    if status:
+        sys.exit((folder / "log").read_text()[-4000:])
+    return took_s, f"{usage.ru_maxrss * 1024 / 1e9:.2f} GB resident"
 
 
 def _duplicates(arguments: argparse.Namespace, folder: Path) -> None:
@@ -215,15 +233,25 @@ def _written(path: Path, rows: Iterator[str], kind: str) -> Path:
     return path
 
 
+def _classes(path: Path, rows: Iterator[str]) -> Path:
+    """The rows as a csv file, with 20 classes in turn."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        writer.writerows((row, f"class {number % 20}") for number, row in enumerate(rows))
+    return path
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000, help="short rows of the run")
+    parser.add_argument("--labelled", type=int, default=50_000, help="labelled rows of the check and of a run")
     parser.add_argument("--texts", type=int, default=50_000, help="texts among which near-duplicates are found")
     parser.add_argument("--rate-rows", type=int, default=5_000, help="rows that are tokenised on one core")
     parser.add_argument("--pairs", type=int, default=2, help="runs of each side of the rate")
     parser.add_argument("--kinds", nargs="+", choices=("text", "chat"), default=["text", "chat"], help="of the rate")
     parser.add_argument("--words", type=Path, default=starter.FOLDER / "fairytaleqa_train.jsonl")
-    parser.add_argument("--only", choices=("rate", "memory", "duplicates"))
+    parser.add_argument("--only", choices=("rate", "memory", "labelled", "duplicates"))
     parser.add_argument("--folder", type=Path, help="where files of the benchmark stand, instead of the temporary ones")
     parser.add_argument("--task", nargs="+", help=argparse.SUPPRESS)
     chosen = parser.parse_args()

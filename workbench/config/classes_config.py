@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from string import Formatter
 from typing import Annotated, Literal, NamedTuple
 
@@ -102,9 +103,9 @@ class ClassesConfig(Section):
         return self.text or _TEXTS.get(self.kind, "{text}")
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> tuple[Piece, ...]:
         """The template taken apart."""
-        return [Piece(literal, name) for literal, name, *_ in Formatter().parse(self.template)]
+        return _taken_apart(self.template)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -128,6 +129,12 @@ def rarest(counts: Sequence[int]) -> int | None:
     """Index of the class with the fewest rows, where that is less than a quarter of its equal share; else None."""
     fewest = min(range(len(counts)), key=counts.__getitem__)
     return fewest if counts[fewest] < RARE * sum(counts) / len(counts) else None
+
+
+@lru_cache
+def _taken_apart(template: str) -> tuple[Piece, ...]:
+    # Asked for by every row, several times.
+    return tuple(Piece(literal, name) for literal, name, *_ in Formatter().parse(template))
 
 
 def checked_template(text: str) -> str:

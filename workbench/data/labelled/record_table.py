@@ -98,7 +98,7 @@ class RecordTable(Sequence[LabelledRecord]):
     def __getitem__(self, index: int | slice) -> LabelledRecord | RecordTable:
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
-        place, *cells, fields, digest = pickle.loads(self.buffer[self.start_N[index] : self.end_N[index]])
+        place, *cells, fields, digest = pickle.loads(self.buffer[self.start_N[index] : self.end_N[index]].data)
         row = RawRow(place, dict(zip(self.names_N[index], cells, strict=True)))
         return LabelledRecord(row, fields, self.labels_N[index], float(self.weight_N[index]), digest)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from hashlib import blake2b
 
 import numpy as np
 from hypothesis import given, settings
@@ -51,3 +52,39 @@ def test_rows_with_several_classes_or_none() -> None:
     held = hold_out(strata, groups=[str(n) for n in range(60)], share=0.25, seed=0)
     classes = Counter(each for n in np.flatnonzero(held) for each in strata[n] or ("none",))
     assert 5 <= classes["a"] <= 7 and 5 <= classes["b"] <= 7 and classes["none"] == 6
+
+
+@settings(deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.frozensets(st.sampled_from(["a", "b", 3, "3"])).map(tuple), st.integers(0, 30))),
+    share=st.sampled_from([0.01, 0.1, 0.3, 0.9]),
+    seed=st.integers(0, 3),
+)
+def test_equals_taking_groups_by_name(rows: list[tuple[tuple[str | int, ...], int]], share: float, seed: int) -> None:
+    strata, groups = [classes for classes, _ in rows], [f"group {group}" for _, group in rows]
+    found = hold_out(strata, groups=iter(groups), share=share, seed=seed)
+    assert found.tolist() == [group in _taken(strata, groups, share, seed) for group in groups]
+
+
+def _taken(strata: list[tuple[str | int, ...]], groups: list[str], share: float, seed: int) -> set[str]:
+    """The names of the groups that are held out, of which all are looked at for each class."""
+    total = Counter(name for classes in strata for name in classes or ("",))
+    counts = {group: Counter[str | int]() for group in groups}
+    for classes, group in zip(strata, groups, strict=True):
+        counts[group].update(classes or ("",))
+    order = sorted(counts, key=lambda group: blake2b(f"{seed} {group}".encode(), digest_size=16).digest())
+    target = {name: max(1, round(share * count)) for name, count in total.items()}
+    taken: Counter[str | int] = Counter()
+    held_out: set[str] = set()
+    for name in sorted(total, key=lambda name: (total[name], str(name))):
+        for strict in (True, False):
+            for group in order:
+                if taken[name] >= target[name]:
+                    break
+                own = counts[group]
+                after = {each: taken[each] + own[each] for each in own}
+                above = any(after[each] > target[each] and taken[each] for each in own if strict or each == name)
+                if own[name] and group not in held_out and not above and all(after[c] < total[c] for c in own):
+                    held_out.add(group)
+                    taken.update(own)
+    return held_out

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from tests.conftest import MINILM, STORIES
 from workbench.config.classes_config import ClassesConfig
-from workbench.data.labelled.text_fields import FieldTokenizer, allocate
+from workbench.data.labelled.text_fields import ROWS, FieldTokenizer, allocate
 from workbench.data.starter import FOLDER
 from workbench.errors import DataError
 
@@ -60,6 +60,17 @@ def test_a_long_row_keeps_the_template_and_some_of_each_column(
     assert all(token in rest for token in written.input_ids.tolist()), "tokens left out, none changed or moved"
     text = tokenizer.decode(written.input_ids, skip_special_tokens=True).lower()
     assert re.search(r"title ?:.*body ?:.*end of it ?\.", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("count", [0, 1, ROWS - 1, ROWS, ROWS + 1])
+def test_rows_that_are_tokenised_together_do_not_matter(count: int) -> None:
+    writer = FieldTokenizer(TOKENIZERS["starter"], ClassesConfig(), max_tokens=8)
+    texts = [f"card {'number ' * (n % 9)}{n}" for n in range(count)]
+    found = writer.encode(((text,) for text in texts), map(str, range(count)))
+    assert len(found) == count and found.truncated_N.any() == (count > 9)
+    for row in {0, count // 2, count - 1} if count else ():
+        (alone,) = writer.encode([(texts[row],)], [""])
+        assert found[row].input_ids.tolist() == alone.input_ids.tolist() and found[row].truncated == alone.truncated
 
 
 @pytest.mark.parametrize("name", sorted(TOKENIZERS))
