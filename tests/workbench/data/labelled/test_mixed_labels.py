@@ -77,6 +77,7 @@ def test_an_epoch_has_its_counts_and_no_row_comes_twice_before_all_others_of_its
 
 def labelled(sizes: dict[str, int]) -> LabelledSet:
     """Rows that have a source and a length, and nothing to read."""
+    from workbench.data.labelled.encoded_texts import EncodedTexts
     from workbench.data.labelled.record_table import LabelledRecord
     from workbench.data.labelled.token_rows import TokenRows
     from workbench.data.rows import RawRow
@@ -85,7 +86,7 @@ def labelled(sizes: dict[str, int]) -> LabelledSet:
     records = tuple(LabelledRecord(RawRow(f"row {n}", {}), ("a",)) for n in range(total))
     return LabelledSet(
         records=records,
-        inputs=TokenRows(()),
+        inputs=TokenRows(EncodedTexts.of(())),
         targets_NC=np.zeros((total, 2), dtype=np.float32),
         supervised=np.ones(total),
         source="here",
