@@ -8,7 +8,7 @@ intents, each seed on others; with a share of wrong labels, each is drawn evenly
 rightly labelled, are the target of by=importance, which reads no labels, and of by=gradient. Every arm takes as many
 steps as the control; at equal compute it is compared with a control that trains for as long. Accuracy is on test rows,
 whose labels are right. Runs stand below --out, in this process one after another; what is finished is not run again.
-`label_noise.py` has data.drop_suspects.
+--arms runs some of the arms alone, by a part of their names. `label_noise.py` has data.drop_suspects.
 """
 
 from __future__ import annotations
@@ -62,7 +62,12 @@ def main() -> None:
         control, arms = _found(arguments, data, noise)
         report[title] = {"control": control.lengths, "arms": arms}
         rows = equal_compute.table(
-            control, arms, references={SIMILAR: CHOICE, ALIGNED: CHOICE}, score="accuracy", sign=1, digits=1
+            control,
+            arms,
+            references={name: CHOICE for name in (SIMILAR, ALIGNED) if {name, CHOICE} <= set(arms)},
+            score="accuracy",
+            sign=1,
+            digits=1,
         )
         print(f"\n{title}, {arguments.steps} steps of {arguments.batch} rows\n")
         print(standing.markdown(rows), flush=True)
@@ -79,7 +84,11 @@ def _found(arguments: argparse.Namespace, data: str, noise: float) -> tuple[Cont
         )
 
     control = Control({length: arm(f"every row {length:g}") for length in LENGTHS})
-    return control, {name: arm(name) for name in ARMS}
+    return control, {name: arm(name) for name in _wanted_arms(arguments)}
+
+
+def _wanted_arms(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    return {name: own for name, own in ARMS.items() if any(part in name for part in arguments.arms or [""])}
 
 
 def _runs(arguments: argparse.Namespace, data: str, noise: float, seed: int) -> Iterator[tuple[str, Wanted]]:
@@ -90,7 +99,7 @@ def _runs(arguments: argparse.Namespace, data: str, noise: float, seed: int) -> 
     for length in LENGTHS:
         words = [f"train.steps={round(length * arguments.steps)}", *arguments.overrides]
         yield _name(data, noise, seed, f"every row {length:g}"), Wanted(recipe, words)
-    for name, own in ARMS.items():
+    for name, own in _wanted_arms(arguments).items():
         words = [f"train.steps={arguments.steps}", *arguments.overrides, *(word.format(folder=folder) for word in own)]
         yield _name(data, noise, seed, name), Wanted(recipe, words)
 
@@ -172,6 +181,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tested", type=int, default=500)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sets", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--arms", action="append", help="part of the names of arms to run; all without it")
     parser.add_argument("--out", type=Path, default=Path("runs/label_methods"))
     parser.add_argument("--json", type=Path)
     return parser.parse_intermixed_args()
