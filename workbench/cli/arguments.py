@@ -23,3 +23,18 @@ def byte_size(text: str, *, option: str) -> int:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError:
         raise ConfigError(f"{option} {text}: expected a size such as 24GB or 500MiB.") from None
+
+
+def _show_versions(asked: bool) -> None:
+    """One line, from the metadata of what is installed: importing torch takes seconds."""
+    if asked:
+        from importlib import metadata
+
+        names = ("peft-workbench", "torch", "transformers", "peft")
+        typer.echo(", ".join(f"{name} {metadata.version(name)}" for name in names))
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_show_versions, help="Versions, and no more.")
+]

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from workbench.cli import answering_verbs, init_verb, shipping_verbs
-from workbench.cli.arguments import Overrides, Recipe, RunFolder, Trusted, byte_size
+from workbench.cli.arguments import Overrides, Recipe, RunFolder, Trusted, Version, byte_size
 from workbench.cli.ui.verb import ui
 from workbench.errors import ConfigError, Stopped, WorkbenchError
 
@@ -24,22 +24,9 @@ app = typer.Typer(
 )
 
 
-def _show_versions(asked: bool) -> None:
-    """One line, from the metadata of what is installed: importing torch takes seconds."""
-    if asked:
-        from importlib import metadata
-
-        names = ("peft-workbench", "torch", "transformers", "peft")
-        typer.echo(", ".join(f"{name} {metadata.version(name)}" for name in names))
-        raise typer.Exit
-
-
 @app.callback()
 def start(
-    version: Annotated[
-        bool,
-        typer.Option("--version", is_eager=True, callback=_show_versions, help="Print versions and end."),
-    ] = False,
+    version: Version = False,
 ) -> None:
     """Fine-tune pretrained Hugging Face backbones, and know the truth about the result."""
 
