@@ -46,6 +46,8 @@ class _Now:
     """The rows that compute now. Backward passes run in threads of their own, and replay layers there."""
 
     keys_B: Tensor | None = None
+    whole_B: Tensor | None = None
+    """Of packed rows a key of each, where `keys_B` has those of their tokens."""
     lengths_B: Tensor | None = None
     step: int = 0
 
@@ -57,10 +59,12 @@ _NOW = _Now()
 def drawing(draws: Sequence[RowDraw], device: torch.device) -> Iterator[None]:
     """Inside, the rows of the batch are these, in this order; the backward pass belongs inside too."""
     keys_B = np.concatenate([_keys(draw) for draw in draws])
+    before = _NOW.keys_B, _NOW.whole_B, _NOW.lengths_B, _NOW.step
+    _NOW.whole_B = None
     if draws[0].packed:
         assert len(draws) == 1 and draws[0].lengths is not None, "packed rows are of one training"
+        _NOW.whole_B = _sent(keys_B, device)
         keys_B = _token_keys(keys_B, draws[0].lengths)
-    before = _NOW.keys_B, _NOW.lengths_B, _NOW.step
     _NOW.keys_B = _sent(keys_B, device)
     known = [draw.lengths for draw in draws if draw.lengths is not None]
     _NOW.lengths_B = _sent(np.concatenate(known), device) if known else None
@@ -68,7 +72,7 @@ def drawing(draws: Sequence[RowDraw], device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        _NOW.keys_B, _NOW.lengths_B, _NOW.step = before
+        _NOW.keys_B, _NOW.whole_B, _NOW.lengths_B, _NOW.step = before
 
 
 def _sent(values: npt.NDArray[np.int64], device: torch.device) -> Tensor:
@@ -120,6 +124,8 @@ class RowDropout(nn.Dropout):
         if not self.training or not self.p:
             return x
         keys_B = row_keys()
+        if _NOW.whole_B is not None and x.shape[:-1] == (len(_NOW.whole_B), 1):
+            keys_B = _NOW.whole_B  # of packed rows the first tokens alone, as rows of one token
         if keys_B is None or len(x) % len(keys_B):
             return super().forward(x)
         assert keys_B.ndim == 1 or x.numel() == keys_B.shape[1] * x.shape[-1], "tokens are not those of packed rows"

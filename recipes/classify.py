@@ -156,7 +156,8 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         tap = LabelTap(class_losses(classes.kind))
         objective = criterion(classes, from_numpy(train.targets_NC))
         loss = live.row_loss(objective, tap, strength=self.config.regularise.r_drop)
-        return TrainingSignal(drawn(train, self.config), loss, tap=tap, reads_packed=live.reads_packed)
+        alike = live.token_head is not None or not self.config.adapter.facts.draws  # rows of one token draw otherwise
+        return TrainingSignal(drawn(train, self.config), loss, tap=tap, reads_packed=live.reads_packed and alike)
 
     def width(self, live: Classifier) -> int:
         return anatomy.hidden_size(live.backbone.config)

@@ -23,7 +23,7 @@ PLACEHOLDER = "key=value"
 def known_keys() -> re.Pattern[str]:
     """Matches the key of any setting."""
     keys = (re.escape(each.key.replace("[]", "")).replace("NAME", r"[^.]+") for each in reference.settings())
-    return re.compile("|".join(keys))
+    return re.compile("|".join([*keys, r"data\.(test|held_out)\.[^.]+"]))  # either of one file or of several by name
 
 
 @cache

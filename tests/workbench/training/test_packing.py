@@ -47,6 +47,7 @@ WAYS: dict[str, tuple[str, ...]] = {
         "data.train={labelled}",
         "evaluate.every=null",
     ),
+    "classes of an encoder with dropout": (*OF_AN_ENCODER, "adapter.dropout=0.3"),
     "a probe of an encoder": (
         *("recipe=classify", "model.id={classifier}", "data.train={labelled}", "evaluate.every=null"),
         "adapter={method: linear-probe}",
