@@ -47,7 +47,7 @@ class _Now:
 
     keys_B: Tensor | None = None
     whole_B: Tensor | None = None
-    """Of packed rows a key of each, where `keys_B` has those of their tokens."""
+    """A key of each of packed rows, where `keys_B` has those of their tokens."""
     lengths_B: Tensor | None = None
     step: int = 0
 
