@@ -199,7 +199,7 @@ def _embedded(config: RunConfig) -> list[SourceRows]:
 def _labelled(config: RunConfig) -> list[SourceRows]:
     reader = row_readers.of_backbone(config)
     named = [each for each in _sources(config) if each.title != "Held-out" or config.recipe == "classify"]
-    sources = [reader.read(each.config.train, limit=each.config.limit) for each in named]
+    sources = [reader.read(each.config.train, limit=each.config.limit, columns=each.config.columns) for each in named]
     clusters = _clusters(config, reader, named, sources)
     found = zip(named, sources, clusters, strict=True)
     return [_records(config, reader, each, source, own) for each, source, own in found]

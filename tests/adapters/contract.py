@@ -143,7 +143,7 @@ class Contract:
     def check(self) -> None:
         start = logits(self.model)
         if not self.config.facts.starts_elsewhere:
-            self.close(start, self.before, 10 if self.config.method in MULTIPLIES else 1)
+            self.close(start, self.before, 2 if self.config.method in MULTIPLIES else 1)
         self.learns()
         after = logits(self.model)
         self.close(logits(self.model, rows=slice(0, 1)), after[:1], 10)

@@ -72,8 +72,9 @@ def test_every_method_on_every_family(family: str, name: str, tmp_path: Path, re
         assert str(caught.value) == f"adapter.method={name}: {reason}"
         assert any(word in reason for word in ("Write", "Take", "Use")), "a refusal names a cure"
         return
-    before = logits(base)
-    Contract(attach(base, config), config, before, lambda: copy.deepcopy(bare(family)), tmp_path).check()
+    before, fresh = logits(base), lambda: copy.deepcopy(bare(family))
+    deep = 5 if (family, name) == ("MobileNetV2", "hra") else 1  # it multiplies the weights of 52 layers in a row
+    Contract(attach(base, config), config, before, fresh, tmp_path, tolerance=deep * 1e-6).check()
 
 
 ONES = [pytest.param(name, marks=pytest.mark.cube) if name in LIGHT else name for name in METHOD_NAMES]

@@ -25,9 +25,7 @@ app = typer.Typer(
 
 
 @app.callback()
-def start(
-    version: Version = False,
-) -> None:
+def start(version: Version = False) -> None:
     """Fine-tune pretrained Hugging Face backbones, and know the truth about the result."""
 
 

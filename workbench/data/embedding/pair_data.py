@@ -17,6 +17,7 @@ from workbench.data.embedding.pair_records import PairSource
 from workbench.data.embedding.pair_set import PairSet
 from workbench.data.folds.similarity import normalised
 from workbench.data.folds.stratified_holdout import hold_out
+from workbench.data.overlap import without_overlap
 from workbench.data.text.quality import cleaning, row_texts
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import ConfigError, DataError
@@ -58,7 +59,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PairSplits:
     train, left_out = _cleaned(train, data)
     scored = [*held_out.values(), *test.values()]
     for other in scored:
-        train = _without_overlap(train, other, drop=data.overlap == "drop")
+        train = without_overlap(train, other, drop=data.overlap == "drop", but=" but for case and punctuation")
     if train.form == "labelled":
         train = _with_partners(train)
         for other in scored:
@@ -148,24 +149,6 @@ def _groups(source: PairSource) -> list[str]:
     for own, number in sorted(zip(texts, group[: len(texts)].tolist(), strict=True)):
         first.setdefault(number, own[0])
     return [first[number] for number in group[: len(texts)].tolist()]
-
-
-def _without_overlap(train: PairSource, other: PairSource, *, drop: bool) -> PairSource:
-    """`train` without rows that are also in `other`: refused unless `drop`."""
-    place_of = {record.key: record.place for record in other.records}
-    shared_N = np.asarray([record.key in place_of for record in train.records])
-    if not shared_N.any():
-        return train
-    if shared_N.all():
-        raise DataError(f"{train.name}: every row is also in {other.name}; nothing is left to train on.")
-    if drop:
-        return train.subset(~shared_N, f"{int(shared_N.sum())} rows that are also in {other.name}")
-    first = train.records[int(shared_N.argmax())]
-    raise DataError(
-        f"{int(shared_N.sum())} of {len(shared_N)} training rows are also in {other.name}, so its scores would be too "
-        f"good: {first.place} equals {place_of[first.key]} but for case and punctuation.\n"
-        "  Write data.overlap=drop to leave them out of training."
-    )
 
 
 def _of_one_class(source: PairSource) -> PairSource:

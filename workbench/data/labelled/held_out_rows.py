@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from workbench.config import RunConfig
+from workbench.data import overlap
 from workbench.data.folds import stratification
 from workbench.data.folds.stratified_holdout import hold_out
 from workbench.data.labelled import labels
@@ -31,22 +30,9 @@ def split(source: RecordSource, config: RunConfig, *, share: float) -> tuple[Rec
 
 
 def without_overlap(train: RecordSource, other: RecordSource, *, drop: bool) -> RecordSource:
-    """`train` without rows whose content is also in `other`: refused unless `drop`."""
-    place_of = {record.key: record.place for record in other.records}
-    shared_N = np.asarray([record.key in place_of for record in train.records])
-    if not shared_N.any():
-        return train
-    if shared_N.all():
-        raise DataError(f"{train.name}: every row is also in {other.name}; nothing is left to train on.")
-    if drop:
-        return train.subset(~shared_N, f"{int(shared_N.sum())} rows that are also in {other.name}")
-    first = train.records[int(shared_N.argmax())]
-    how = "" if first.digest else " but for case and punctuation"
-    raise DataError(
-        f"{int(shared_N.sum())} of {len(shared_N)} training rows are also in {other.name}, so its scores would be too "
-        f"good: {first.place} equals {place_of[first.key]}{how}.\n"
-        "  Write data.overlap=drop to leave them out of training."
-    )
+    """`train` without rows whose content is also in `other`; raises what `overlap.without_overlap` does."""
+    but = "" if train.records[0].digest else " but for case and punctuation"  # pictures are equal whole
+    return overlap.without_overlap(train, other, drop=drop, but=but)
 
 
 def require_measured(

@@ -229,13 +229,12 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
             trains[name], shares[name] = held_out_rows.split(trains[name], config, share=config.data.own_share)
     held_out = held_out or shares
     sets = contamination.evaluation_sets(held_out, test)
-    left_out, found = list[Cleaning | None](), list[Contamination | None]()
+    trains, left_out = cleaned(trains, config)
+    found = list[Contamination | None]()
     for name, train in trains.items():
-        train, flagged = cleaned(train, config)
         for other in sets.values():
             train = held_out_rows.without_overlap(train, other, drop=config.data.overlap == "drop")
         trains[name], matched = decontaminated(train, sets, config, reader)
-        left_out.append(flagged)
         found.append(matched)
     told = [label for train in trains.values() for label in train.labels]
     meaning = labels.fit(config.classes.kind, told, source=_names(trains))
@@ -244,7 +243,7 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     rows = replace(
         encode_each(trains, reader, meaning).reweighted(weight_N),
         contamination=contamination.joined(found),
-        cleaning=cleaning.joined(left_out),
+        cleaning=left_out,
     )
     return ClassSplits(
         train=_selected(rows, config, reader, meaning),
@@ -293,12 +292,19 @@ def _names(sets: Mapping[str, RecordSource]) -> str:
     return " + ".join(source.name for source in sets.values())
 
 
-def cleaned(train: RecordSource, config: RunConfig) -> tuple[RecordSource, Cleaning | None]:
-    """Training rows without those that `data.clean` flags, and what it found; None where it names no rule."""
+def cleaned(trains: Mapping[str, RecordSource], config: RunConfig) -> tuple[dict[str, RecordSource], Cleaning | None]:
+    """Training rows of each source without those that `data.clean` flags, duplicates in an earlier source included.
+
+    And what it found; None where it names no rule.
+    """
     if not config.data.clean:
-        return train, None
-    found = cleaning.find(train.name, map(row_text, train.records), config.data.clean)
-    return train.subset(found.kept([record.place for record in train.records])), found
+        return dict(trains), None
+    read = [(train.name, map(row_text, train.records)) for train in trains.values()]
+    found = cleaning.find_in_sources(read, config.data.clean)
+    return {
+        name: train.subset(own.kept([record.place for record in train.records]))
+        for (name, train), own in zip(trains.items(), found, strict=True)
+    }, cleaning.joined(found)
 
 
 def row_text(record: LabelledRecord) -> RowText:

@@ -115,6 +115,16 @@ def test_rows_of_one_source_that_another_holds_out_are_refused_or_dropped(folder
     assert not texts[0] & texts[1]
 
 
+def test_a_row_that_two_sources_have_stays_in_the_first(folder: Path, stories: str) -> None:
+    copied = (folder / "news.jsonl").read_text().splitlines(keepends=True)[:5]
+    (folder / "web.jsonl").write_text("".join([*copied, (folder / "web.jsonl").read_text()]))
+    held = folder / "held.jsonl"
+    write(held, [{"text": "not one of them", "label": "odd"}, {"text": "nor this", "label": "even"}])
+    _, splits = loaded(folder, stories, held_out=str(held), clean=["exact_duplicate"])
+    assert np.bincount(splits.train.source_N).tolist() == list(SIZES.values())
+    assert splits.train.cleaning is not None and len(splits.train.cleaning.places) == 5
+
+
 def test_rows_are_compared_with_the_share_that_any_source_holds_out_and_with_every_test_set(
     folder: Path, stories: str
 ) -> None:
