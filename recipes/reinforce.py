@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.text_checks import require_ends
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.errors import ConfigError
-from workbench.evaluation import rewards
+from workbench.evaluation import GeneratedAnswer, rewards
 from workbench.evaluation.result_store import ModelResults, stored_results
 from workbench.evaluation.rewards.row_judge import RowJudge
 from workbench.evaluation.sampling import AnswerSampler
@@ -165,6 +165,15 @@ class ReinforceRun(StartedRun):
         mean = float(np.mean([each.reward for each in answers]))
         return -mean, {"held_out_reward[mean]": mean}
 
+    def sampled(self, live: ExportedModel) -> Sequence[GeneratedAnswer]:
+        if not self.answers_samples:
+            return ()
+        rows, judge = self.data.held_out, self._judge(self.data.held_out)
+        order = np.random.default_rng(self.config.seed).permutation(len(rows))[: self.config.evaluate.samples]
+        prompts, written = self._written(live, rows, order, None)
+        pairs = zip(order, prompts, written, strict=True)
+        return [GeneratedAnswer(rows.place(int(row)), judge.text(prompt), "", text) for row, prompt, text in pairs]
+
     def score(self, model: ExportedModel, rows: TokenizedSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
             answers, named = self._answered(model, rows, scoring)
@@ -183,12 +192,7 @@ class ReinforceRun(StartedRun):
         """Greedy answers to `evaluate.answers` prompts, evenly spaced, and their rewards by name."""
         count = min(self.config.evaluate.answers or len(rows), len(rows))
         chosen: Indices = np.unique(np.linspace(0, len(rows) - 1, num=count, dtype=np.int64))
-        prompts = [rows[int(row)].input_ids[:-1] for row in chosen]
-        stop = model.stop or evaluation.stop_tokens(self.tokenizer, self.data.train)
-        most = self.config.reinforce.max_new_tokens
-        written = evaluation.complete(
-            model.model, prompts, self.tokenizer, stop=stop, max_new_tokens=most, scoring=scoring
-        )
+        prompts, written = self._written(model, rows, chosen, scoring)
         judge = self._judge(rows)
         named = judge.of_texts(rows.rows[chosen].tolist(), written)
         answers = [
@@ -196,6 +200,18 @@ class ReinforceRun(StartedRun):
             for row, prompt, text, reward in zip(chosen, prompts, written, judge.total(named), strict=True)
         ]
         return answers, named
+
+    def _written(
+        self, model: ExportedModel, rows: TokenizedSet, chosen: Indices, scoring: ModelResults | None
+    ) -> tuple[list[Indices], list[str]]:
+        """Chosen prompts, and greedy answers to them."""
+        prompts = [rows[int(row)].input_ids[:-1] for row in chosen]
+        stop = model.stop or evaluation.stop_tokens(self.tokenizer, self.data.train)
+        most = self.config.reinforce.max_new_tokens
+        written = evaluation.complete(
+            model.model, prompts, self.tokenizer, stop=stop, max_new_tokens=most, scoring=scoring
+        )
+        return prompts, written
 
     def write_predictions(self, model: ExportedModel, outputs: Any, before: Mapping[str, Any]) -> None:
         start = before["answers"]

@@ -7,12 +7,14 @@ Recipe sft teaches a causal or sequence-to-sequence model to answer, mlm an enco
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -197,6 +199,27 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     def held_out_loss(self, live: ExportedModel) -> tuple[float, Mapping[str, float]]:
         found = evaluation.likelihood(live.model, live.head, self.data.held_out)
         return found.loss, {f"held_out_loss[{name}]": each.loss for name, each in found.by_source.items()}
+
+    def sampled(self, live: ExportedModel) -> Sequence[GeneratedAnswer]:
+        if not self.answers_samples:
+            return ()
+        config, rows = self.config, self.data.held_out
+        chosen = evaluation.drawn_prompts(rows, config.evaluate.samples, seed=config.seed)
+        with self.uncompiled():
+            return list(
+                evaluation.answers_to(
+                    live.model, rows, chosen, self.tokenizer, max_new_tokens=config.evaluate.max_new_tokens
+                ).values()
+            )
+
+    @property
+    def answers_samples(self) -> bool:
+        """Whether the model that trains writes text, and each device has all of it."""
+        return self.task is TEXT and self.placement.keeps_weights and self.config.evaluate.samples > 0
+
+    def uncompiled(self) -> AbstractContextManager[object]:
+        """Inside it, blocks that are compiled compute as they would not: each length of a text would be compiled."""
+        return torch.compiler.set_stance("force_eager") if self.config.train.compile else nullcontext()
 
     def save(self, live: ExportedModel, folder: Path) -> None:
         exported.save(live.model, folder, self.tokenizer, self.template, live.stop)

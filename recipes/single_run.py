@@ -19,16 +19,18 @@ from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.config.tasks import Task
 from workbench.data.batching import Examples, Indices, first_rows
-from workbench.evaluation import dynamics
+from workbench.evaluation import GeneratedAnswer, dynamics
+from workbench.evaluation.answer_samples import AnswerSamples
 from workbench.evaluation.result_store import ModelResults, stored_results
 from workbench.models import backbones, model_summary
 from workbench.models.backbones import Backbone, Loader
-from workbench.runs import deadline, files
+from workbench.runs import deadline, evaluation_request, files
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.placement import Placement
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
+from workbench.training.freezing.layer_log import LayerLog
 from workbench.training.signal import ProgressClock, TrainingSignal
 from workbench.training.trainer import Trainer
 
@@ -80,9 +82,14 @@ class SingleRun(ABC, Generic[M, R]):
         Args:
             supervise: What the model learns from; by default the labels of its rows.
         """
-        run = self.run
-        live, trainer = self.begun(self.placement.unread(self.backbone, self.score_before), supervise)
+        run, samples = self.run, AnswerSamples(self.run, self.sampled)
+        live, trainer = self.begun(self.placement.unread(self.backbone, self.score_before), supervise, samples)
+        if run.ranks.first:
+            LayerLog(run, trainer.freezer)
+            if self.config.evaluate.every is not None and not any(run.checkpoints.glob("step-*")):
+                samples.begin(live)
         trainer.work()
+        evaluation_request.withdrawn(run.path)  # of a step that does not come: what is saved is scored now
         if trainer.visits is not None:
             visits = trainer.visits.visits()
             if run.ranks.first:
@@ -92,11 +99,14 @@ class SingleRun(ABC, Generic[M, R]):
                 self.save(live, run.adapter)
         run.ranks.wait()
 
-    def begun(self, backbone: Backbone, supervise: Supervise[M] | None = None) -> tuple[M, Trainer]:
+    def begun(
+        self, backbone: Backbone, supervise: Supervise[M] | None = None, samples: AnswerSamples[M] | None = None
+    ) -> tuple[M, Trainer]:
         """The frozen backbone under a trainable adapter, and its training before the first step.
 
         Args:
             supervise: See `train`.
+            samples: Keeps what the model answers at each evaluation.
         """
         config = self.config
         layers = freezing.layers_of(backbone.model, config)
@@ -112,23 +122,28 @@ class SingleRun(ABC, Generic[M, R]):
         self.run.note(model=model_summary.model(config, backbone, model))
         live = self.assemble(model, backbone)
         self.plan_time(live)
-        return live, self.trainer(backbone, freezer, live, supervise)
+        return live, self.trainer(backbone, freezer, live, supervise, samples)
 
-    def trainer(self, backbone: Backbone, freezer: Freezer, live: M, supervise: Supervise[M] | None = None) -> Trainer:
-        """The training of a backbone with a fresh adapter, not begun.
-
-        Args:
-            supervise: See `train`.
-        """
+    def trainer(
+        self,
+        backbone: Backbone,
+        freezer: Freezer,
+        live: M,
+        supervise: Supervise[M] | None = None,
+        samples: AnswerSamples[M] | None = None,
+    ) -> Trainer:
+        """The training of a backbone with a fresh adapter, not begun; arguments as in `begun`."""
         clock, parts = ProgressClock(), dict[str, float]()
 
         def held_out_loss() -> float:
             with self.run.deadline.phase("evaluation"):
                 loss, found = self.held_out_loss(live)
             parts.update(found)
+            if samples is not None and self.run.ranks.first:
+                samples.take(live, step=trainer.member.progress.step)
             return loss
 
-        return Trainer(
+        trainer = Trainer(
             model=freezer.model,
             signal=(supervise or self.supervise)(live, backbone, clock),
             freezer=freezer,
@@ -142,6 +157,7 @@ class SingleRun(ABC, Generic[M, R]):
             callback=self.callback,
             clock=clock,
         )
+        return trainer
 
     def finish(self, more: Mapping[str, Any] | None = None) -> Scores:
         """Score what was saved: reload it, do not trust the live one.
@@ -255,6 +271,10 @@ class SingleRun(ABC, Generic[M, R]):
     @abstractmethod
     def held_out_loss(self, live: M) -> tuple[float, Mapping[str, float]]:
         """Mean loss of the held-out rows, and further figures by their names in metrics.jsonl."""
+
+    def sampled(self, live: M) -> Sequence[GeneratedAnswer]:
+        """Answers of the model that trains to a few held-out prompts, always the same ones; empty where it writes none."""
+        return ()
 
     @abstractmethod
     def save(self, live: M, folder: Path) -> None:

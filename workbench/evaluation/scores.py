@@ -9,6 +9,7 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -148,7 +149,22 @@ def answers(
     """
     sets = named_sets.rows_by_set(tokens) or {"": np.arange(len(tokens))}
     spaced = {int(index): name for name, own in sets.items() for index in own[_spaced(len(own), count)]}
-    turns = {index: turn for index in sorted(spaced) if (turn := _last_turn(tokens[index])).start > 1}
+    rows = sorted(spaced)
+    found = answers_to(model, tokens, rows, tokenizer, max_new_tokens=max_new_tokens, scoring=scoring)
+    return [replace(answer, source=spaced[row]) for row, answer in found.items()]
+
+
+def answers_to(
+    model: nn.Module,
+    tokens: TokenizedSet,
+    rows: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_new_tokens: int,
+    scoring: ModelResults | None = None,
+) -> dict[int, GeneratedAnswer]:
+    """Greedy answers to the last supervised turn of those of these rows that have a prompt, in their order."""
+    turns = {row: turn for row in rows if (turn := _last_turn(tokens[row])).start > 1}
     prompts = [turn.input_ids[: turn.prompt] for turn in turns.values()]
     written = complete(
         model,
@@ -158,16 +174,21 @@ def answers(
         max_new_tokens=max_new_tokens,
         scoring=scoring,
     )
-    return [
-        GeneratedAnswer(
-            place=tokens.place(index),
+    return {
+        row: GeneratedAnswer(
+            place=tokens.place(row),
             prompt=_text(tokenizer, turn.input_ids[: turn.prompt]),
             reference=_text(tokenizer, turn.input_ids[turn.start : turn.stop]).strip(),
             answer=answer,
-            source=spaced[index],
         )
-        for (index, turn), answer in zip(turns.items(), written, strict=True)
-    ]
+        for (row, turn), answer in zip(turns.items(), written, strict=True)
+    }
+
+
+def drawn_prompts(tokens: TokenizedSet, count: int, *, seed: int) -> list[int]:
+    """Numbers of `count` rows that have a prompt, or of all that have one: the first of the order that `seed` draws."""
+    order = np.random.default_rng(seed).permutation(len(tokens)) if count else ()
+    return list(islice((int(row) for row in order if _last_turn(tokens[int(row)]).start > 1), count))
 
 
 def _spaced(rows: int, count: int) -> Indices:

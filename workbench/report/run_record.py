@@ -143,10 +143,12 @@ class RunRecord:
 
     @property
     def best_step(self) -> tuple[int, float] | None:
-        """Step and value of the lowest held-out loss measured while training."""
-        if self.held_out.empty:
+        """Step and value of the lowest held-out loss measured while training, but where a person asked for it."""
+        found = self.held_out
+        found = found[found["asked"].isna()] if "asked" in found else found
+        if found.empty:
             return None
-        row = self.held_out.loc[self.held_out["held_out_loss"].idxmin()]
+        row = found.loc[found["held_out_loss"].idxmin()]
         return int(row["step"]), float(row["held_out_loss"])
 
     @property

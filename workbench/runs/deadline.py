@@ -203,11 +203,11 @@ class Deadline:
         """
         return bool(self._agreed(self._fits)) if self.limited else True
 
-    def affords(self, name: str) -> bool:
-        """Whether an interruption of training takes no more than half of the time that is left for training."""
+    def affords(self, *names: str) -> bool:
+        """Whether interruptions of training take no more than half of the time that is left for training."""
         if not self.limited:
             return True
-        cost = self._seconds(name) * sum(pause.units for pause in self._plan.pauses if pause.name == name)
+        cost = sum(self._seconds(pause.name) * pause.units for pause in self._plan.pauses if pause.name in names)
         rest = self.rest
         return bool(self._agreed(cost < min(rest / 2, rest - self._longest)))
 
@@ -320,13 +320,15 @@ def plan(config: RunConfig, *, held_out: int, test: int, peers: int = 1) -> Time
     evaluations = peers * (1.0 if config.average.method == "none" else 2.0)
     after = {
         "evaluation": (0.0 if config.evaluate.every is None else evaluations) + (peers if peers > 1 else 0),
+        "samples": 0.0 if config.evaluate.every is None else 1.0,
         "checkpoint": 3.0,  # one that may stand before the last step, its own, and the adapter's
         "load": 1.0,
         "scoring": 1 + test / held_out,
         "answers": 1.0 + (test > 0),
         "report": 2.0,
     }
-    pauses = [Pause("evaluation", config.evaluate.every, evaluations), Pause("checkpoint", config.save.every)]
+    every = config.evaluate.every
+    pauses = [Pause("evaluation", every, evaluations), Pause("samples", every), Pause("checkpoint", config.save.every)]
     return TimePlan(after, pauses, steady=config.freeze.policy == "none")
 
 

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch
 from workbench.config import RunConfig, sweep_expansion
 from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
-from workbench.runs import files, trust
+from workbench.runs import evaluation_request, files, trust
 from workbench.runs.deadline import Deadline
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.trust import Trust
@@ -33,6 +33,8 @@ _LOCK_TRIES = 10
 """A page that looks whether a run lives holds its lock for a moment."""
 FREE = ("batch.tokens_per_device", "batch.packing", "trackers", "save.keep", "budget.time")
 """Settings that may change when a run is resumed, besides section `distributed`."""
+STEPPED = ("metrics.jsonl", "samples.jsonl", "layers.jsonl")
+"""Files in which each line is of a step, and which a resumed run goes on from its checkpoint with."""
 _UNKNOWN = re.compile("unknown (method|policy)")
 """Message about an adapter or policy that a plugin may define."""
 PACKAGES = ("peft-workbench", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "datasets", "safetensors")
@@ -118,16 +120,33 @@ class Run:
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
+    def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append lines to one of STEPPED; each has a `step`."""
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        with (self.path / name).open("a", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+
+    def evaluation_asked(self) -> bool:
+        """Whether a person has asked for an evaluation since the last call.
+
+        The same in all processes that train together, which all have to call this.
+        """
+        return self.ranks.agreed(self.ranks.first and evaluation_request.withdrawn(self.path))
+
     def rewind(self, step: int) -> None:
-        """Drop the metrics of steps after `step`, which will be done again."""
-        path = self.path / "metrics.jsonl"
+        """Drop what STEPPED say of steps after `step`, which will be done again."""
+        for name in STEPPED:
+            if (self.path / name).exists():
+                self._rewind(self.path / name, step)
+
+    def _rewind(self, path: Path, step: int) -> None:
         kept = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
-                record = json.loads(line)
+                found = json.loads(line)["step"]
             except json.JSONDecodeError:  # the last line of a killed process may be half written
                 break
-            if record["step"] <= step:
+            if found <= step:
                 kept.append(line)
         files.write_bytes(path, "".join(line + "\n" for line in kept).encode())
 
@@ -169,11 +188,12 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
         lock.close()
         raise
     if not resume:
-        for stale in ("metrics.jsonl", "before.json", "report.html", "clock.json", "scored_rows.json"):
+        for stale in (*STEPPED, "before.json", "report.html", "clock.json", "scored_rows.json"):
             (path / stale).unlink(missing_ok=True)
         text = dump_yaml(config.model_dump(mode="json"))
         run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
         files.write_bytes(path / "config.yaml", text.encode())
+    evaluation_request.withdrawn(path)
     run.before = {name: run.manifest.get(name) for name in ("status", "reason")}
     run.note(status="running", reason=None, versions=versions(), git_commit=git_commit(), hardware=hardware())
     return run

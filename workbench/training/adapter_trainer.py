@@ -26,7 +26,6 @@ from workbench.training.freezing.state_eviction import EvictedStates
 from workbench.training.limits import limits
 from workbench.training.loss_guard import LossGuard, comparable
 from workbench.training.optim import optimizer_states, optimizers, schedules, weight_averaging
-from workbench.training.optim.weight_averaging import WeightAverage
 from workbench.training.optimizer_step import LocalStep
 from workbench.training.reference_losses import ReferenceLosses
 from workbench.training.sampling.order import row_order
@@ -50,6 +49,8 @@ class TrainTask:
     """Further figures of the last call of `held_out_loss`, by their names in metrics.jsonl."""
     reference: ReferenceLosses | None = None
     """Losses that `data.sampling.by=tokens` compares with."""
+    evaluation_asked: Callable[[], bool] = lambda: False
+    """Whether a person asked for an evaluation since the last step; the same in all processes."""
 
 
 class AdapterTrainer:
@@ -218,19 +219,23 @@ class AdapterTrainer:
         }
 
     def finish_step(self, record: dict[str, Any], *, began: float) -> dict[str, Any]:
-        """After a step: evaluate where it is due, and log; returns the record with the held-out loss.
+        """After a step: evaluate where it is due or asked for, and log; returns the record with the held-out loss.
 
+        What a person asked for is marked there, and decides neither which values are best nor when training ends.
         `began` is `time.monotonic` of the start, moved forward by the time between processes.
         """
         self._end_in_time()
         if self._average is not None:
             self._average.update(self.progress.step, before=self._before, after=self.progress.share)
-        if self._is_due(self.task.config.evaluate.every) and self._affords_evaluation():
-            record = {**record, **self._evaluate()}
+        asked, due = self.task.evaluation_asked(), self._is_due(self.task.config.evaluate.every)
+        if (due or asked) and self._affords_evaluation():
+            losses, parts = self._held_out()
+            if due:
+                self._judge(losses)
+            record = {**record, **losses, **parts, **({} if due else {"asked": 1})}
             self._end_in_time()
         self.progress = replace(self.progress, elapsed_s=round(time.monotonic() - began, 3))
-        record = {**record, "elapsed_s": self.progress.elapsed_s}
-        self.task.run.log(record)
+        self.task.run.log(record := {**record, "elapsed_s": self.progress.elapsed_s})
         return record
 
     def judged(self, held_out_loss: Callable[[], float]) -> float:
@@ -323,7 +328,7 @@ class AdapterTrainer:
 
     def _affords_evaluation(self) -> bool:
         """Whether there is time to evaluate and to train on; after the last step always."""
-        return self.progress.share >= 1 or self._deadline.affords("evaluation")
+        return self.progress.share >= 1 or self._deadline.affords("evaluation", "samples")
 
     @property
     def _deadline(self) -> Deadline:
@@ -348,14 +353,18 @@ class AdapterTrainer:
             group["lr"] = rate * group["rate_factor"] * own
         return rate
 
-    def _evaluate(self) -> dict[str, float]:
-        """Held-out loss of the present values and of their average; the lower one decides which is best."""
+    def _held_out(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Held-out loss of the present values and of their average, and its parts, by their names in metrics.jsonl."""
         losses, average = {"held_out_loss": self.judged(self.task.held_out_loss)}, self._average
         parts = dict(self.task.held_out_parts)
         if average is not None and average.ready:
-            with self._averaged(average):
+            with average.applied(self._refresh):
                 losses["averaged_held_out_loss"] = self.task.held_out_loss()
-        loss = min(losses.values())
+        return losses, parts
+
+    def _judge(self, losses: Mapping[str, float]) -> None:
+        """Let the lower one decide which values are best, and whether to go on."""
+        loss, average = min(losses.values()), self._average
         averaged, step = loss < losses["held_out_loss"], self.progress.step
         self.progress = self.progress.evaluated(loss, averaged=averaged, schedule=self.task.config.schedule)
         if self.progress.best_step == step:
@@ -363,17 +372,6 @@ class AdapterTrainer:
                 values = average.values() if average is not None and averaged else self._optimizer_step.values()
                 if self.task.run.ranks.first:
                     checkpoints.write(self.task.run.best, {"trainable": values}, self.progress)
-        return {**losses, **parts}
-
-    @contextmanager
-    def _averaged(self, average: WeightAverage) -> Iterator[None]:
-        """Load the average into the computing weights inside the block."""
-        try:
-            with average.applied():
-                self._refresh()
-                yield
-        finally:
-            self._refresh()
 
     def _state(self) -> checkpoints.Tensors:
         tensors: dict[str, Mapping[str, Tensor]] = {

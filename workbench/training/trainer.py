@@ -88,9 +88,8 @@ class Trainer:
         self.masters: MasterWeights | Sharded
         self.forward: Loss
         whole = Trainable(self.model, self.loss, self.config, self.compute, self.ranks, auxiliary)
-        if (
-            shared := self.placement.shared(whole, sample=lambda: self.train.batch(np.arange(1)).to(self.device))
-        ) is not None:
+        shared = self.placement.shared(whole, sample=lambda: self.train.batch(np.arange(1)).to(self.device))
+        if shared is not None:
             self.masters, self.forward = shared, shared.forward
         else:
             frozen = [name for name, layer in self.freezer.layers.items() if not self.freezer.plan.trains[layer]]
@@ -112,9 +111,8 @@ class Trainer:
         """Collates the next micro-batch in a thread, during `work`."""
         self.tokens = 0
         """Tokens in one forward pass, padding included if there is any; known after `prepare`."""
-        task = TrainTask(
-            self.train, self._held_out_loss, self.config, self.run, self.held_out_parts, self.signal.reference
-        )
+        more = (self.held_out_parts, self.signal.reference, self.run.evaluation_asked)
+        task = TrainTask(self.train, self._held_out_loss, self.config, self.run, *more)
         self.member = AdapterTrainer(task, trained(self.masters, self.freezer), hooks=self._hooks())
         self.drawn = sampling.Draw(np.arange(0))
         """Rows and weights of the present step, where a sampler draws them."""

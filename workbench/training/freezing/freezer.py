@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from torch import nn
@@ -16,6 +16,7 @@ from workbench.config import TrainingSections
 from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, Observation
 from workbench.errors import ConfigError
 from workbench.training.freezing.layer_map import LayerMap, survey
+from workbench.training.freezing.layer_parts import survey_parts
 
 _GRAIN = 0.01
 """Resolution of `Freezer.lasts`, as a share of the run."""
@@ -48,6 +49,10 @@ class Freezer:
         self.seen: tuple[Observation, ...] = ()
         self.frozen: frozenset[str] = frozenset()
         """Names of the parameters that the method lets train and the policy does not, now."""
+        self.parts = survey_parts(model, backbone, layers)
+        """The parts of each layer, and how many of their values the method lets train."""
+        self.heard: Callable[[int, Sequence[bool]], None] = lambda step, trains: None
+        """Hears before each step, counted from 1, which layers train, where the policy is no fixed one."""
         self._now = Moment(0, 0.0, seed)
         self.plan = policy.plan(self._now, blocks=len(self.blocks))
         if policy.fixed:
@@ -83,6 +88,7 @@ class Freezer:
             self._now = Moment(step, share, self._seed, self.seen)
             self.plan = self.policy.plan(self._now, blocks=len(self.blocks))
             self._apply()
+            self.heard(step + 1, self.plan.trains)
 
     def _apply(self) -> None:
         self.frozen = frozenset(name for name, layer in self.layers.items() if not self.plan.trains[layer])

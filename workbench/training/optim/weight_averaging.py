@@ -10,7 +10,7 @@ backbone included, and has neither LAWA nor an EMA that warms up.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -85,18 +85,21 @@ class WeightAverage:
         return mean
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def applied(self, refresh: Callable[[], None] = lambda: None) -> Iterator[None]:
         """The parameters hold the average inside the block, and afterwards the bits that they held before.
 
-        Whatever computes with copies of the parameters has to copy them anew inside, and again afterwards.
+        Args:
+            refresh: Called when the parameters have changed: copies them to where they compute.
         """
         assert self.ready
         own = self._copies()
         try:
             self._set(self.values())
+            refresh()
             yield
         finally:
             self._set(own)
+            refresh()
 
     def state(self) -> Values:
         """State for a checkpoint: the number of samples so far (0-d, int64), and the values that are kept."""

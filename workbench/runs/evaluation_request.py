@@ -1,0 +1,53 @@
+"""Requests to evaluate a run that trains, at the end of its present step: a file in its directory.
+
+A file reaches a run that a page started, one in a terminal, and one of several processes alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.errors import ConfigError
+
+FILE = "evaluate.now"
+"""In a run directory, from the request until the step has ended."""
+_ALONE = ("sft", "mlm", "prefer", "reinforce", "distill", "classify", "embed", "reward")
+"""Recipes that train one adapter."""
+
+
+def ask(path: Path, config: Mapping[str, Any]) -> None:
+    """Ask the run at `path` to evaluate.
+
+    Args:
+        config: Values of its config.yaml.
+
+    Raises:
+        ConfigError: It trains several adapters.
+    """
+    if reason := refusal(config):
+        raise ConfigError(reason)
+    (path / FILE).touch()
+
+
+def refusal(config: Mapping[str, Any]) -> str | None:
+    """Why a run of this configuration cannot be asked; None where it can."""
+    recipe, distill = config.get("recipe"), config.get("distill")
+    if recipe in _ALONE and not (isinstance(distill, Mapping) and distill.get("peers")):
+        return None
+    return f"{recipe} trains several adapters, which are evaluated as evaluate.every says. Ask a run of one adapter."
+
+
+def is_open(path: Path) -> bool:
+    """Whether the run at `path` was asked and has not evaluated since."""
+    return (path / FILE).exists()
+
+
+def withdrawn(path: Path) -> bool:
+    """Take a request back; whether there was one."""
+    try:
+        (path / FILE).unlink()
+    except OSError:  # none, or one that this process may not remove: it would evaluate after every step
+        return False
+    return True
