@@ -273,7 +273,7 @@ class SingleRun(ABC, Generic[M, R]):
         """Mean loss of the held-out rows, and further figures by their names in metrics.jsonl."""
 
     def sampled(self, live: M) -> Sequence[GeneratedAnswer]:
-        """Answers of the model that trains to a few held-out prompts, always the same ones; empty where it writes none."""
+        """Answers of the model that trains to a few held-out prompts, always the same; empty where it writes none."""
         return ()
 
     @abstractmethod

@@ -82,6 +82,9 @@ def test_killed_at_random_moments(
     steps, losses = ([[record[key] for record in run] for run in records] for key in ("step", "loss"))
     assert steps[0] == steps[1] == list(range(1, total + 1))
     assert losses[0] == losses[1]
+    for name in ("samples.jsonl", "layers.jsonl"):
+        found = [(run / name).read_bytes() if (run / name).exists() else b"" for run in (straight, broken)]
+        assert found[0] == found[1], name
     for file in (
         Path("adapter/adapter_model.safetensors"),
         Path(f"checkpoints/step-{total:08d}/trainable.safetensors"),

@@ -66,6 +66,7 @@ class EventSource:
         found.append(self._changed("jobs", [asdict(job) for job in self.queue.jobs]))
         found.append(self._changed("trouble", self.queue.trouble))
         found += [self._rows(run, curve) for run, curve in self.watched.curves]
+        found += [self._files(run) for run in dict.fromkeys(run for run, _ in self.watched.curves)]
         if self.watched.log is not None:
             found.append(self._log(self.queue.log(self.watched.log)))
         return [event for event in found if event]
@@ -92,6 +93,13 @@ class EventSource:
         self.positions[key] = file.position
         rows = {"run": run, "curve": curve, "goes_on": goes_on, "columns": columns}
         return self._event("rows", json.dumps(rows, ensure_ascii=False))
+
+    def _files(self, run: str) -> str:
+        """What a run has besides metrics, where that has changed."""
+        if self.runs.run(run) is None:
+            return ""
+        marks = self.runs.marks(run)
+        return self._changed(f"files {run}", {"run": run, **marks}) if marks or f"files {run}" in self._sent else ""
 
     def _log(self, path: Path) -> str:
         try:

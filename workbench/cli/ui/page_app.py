@@ -25,6 +25,7 @@ from workbench.cli.ui.job_queue import JobQueue
 from workbench.cli.ui.run_chat import Chat
 from workbench.cli.ui.run_folder import RunFolder
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.runs import evaluation_request
 
 STATIC = Path(__file__).parent / "static"
 _REPORT = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"
@@ -53,6 +54,8 @@ class Page:
             Route("/api/events", self._events),
             Route("/api/runs/{name}", self._run),
             Route("/api/runs/{name}/tables/{table}", self._table),
+            Route("/api/runs/{name}/samples", self._samples),
+            Route("/api/runs/{name}/layers", self._layers),
             Route("/api/differences", self._differences),
             Route("/api/settings", self._settings),
             Route("/api/recipes", self._recipes),
@@ -157,6 +160,15 @@ class Page:
             raise HTTPException(404, f"{name} has no {table}.parquet.")
         return JSONResponse(found)
 
+    async def _samples(self, request: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(self._runs.samples, self._named(request)))
+
+    async def _layers(self, request: Request) -> Response:
+        try:
+            return JSONResponse(await asyncio.to_thread(self._runs.layers, self._named(request)))
+        except WorkbenchError as error:
+            raise HTTPException(422, str(error)) from None
+
     async def _differences(self, request: Request) -> Response:
         names = request.query_params.getlist("run")
         if missing := [name for name in names if self._runs.run(name) is None]:
@@ -227,6 +239,9 @@ class Page:
 
     async def _evaluate(self, request: Request) -> Response:
         name = self._named(request)
+        if (await asyncio.to_thread(self._runs.summary, name))["status"] == "running":
+            evaluation_request.ask(self._runs.path / name, self._runs.config(name))
+            return JSONResponse({"asked": True})
         if not (self._runs.path / name / "adapter").is_dir():
             raise ConfigError(f"{name} has no adapter yet.")
         return JSONResponse({"job": self._queue.add("evaluate", [str(self._runs.path / name)], run=name).number})

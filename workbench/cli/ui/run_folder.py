@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.cli.ui import step_files
 from workbench.cli.ui.metric_files import MetricFiles, last_rows
 from workbench.config.yaml_text import read_yaml
 from workbench.errors import WorkbenchError
-from workbench.runs import files, trust
+from workbench.runs import evaluation_request, files, trust
 
+_WRITING = ("sft", "prefer", "reinforce")
+"""Recipes whose models answer prompts."""
 RECENT = 20
 """Steps whose mean time tells how long the others will take."""
 
@@ -98,6 +101,7 @@ class RunFolder:
             "after": _number(_part(scores, "after").get("loss")),
             "report": (path / "report.html").is_file(),
             "adapter": (path / "adapter").is_dir(),
+            "refuses_request": evaluation_request.refusal(values),
             "resumable": status in ("stopped", "interrupted", "failed") and any(path.rglob("checkpoints/step-*")),
             **progress,
         }
@@ -135,7 +139,22 @@ class RunFolder:
             "config": text.read_text(encoding="utf-8", errors="replace") if text.is_file() else "",
             "code": trust.code(self.config(name)),
             "tables": sorted(each.stem for each in path.glob("*.parquet")),
+            "no_samples": _no_samples(self.config(name)),
         }
+
+    def samples(self, name: str) -> list[Facts]:
+        """The sample answers of a run."""
+        return step_files.samples(self.path / name)
+
+    def layers(self, name: str) -> Facts:
+        """Which layers of a run train, and trained when."""
+        return step_files.layers(self.path / name, files.read_json(self.path / name / "manifest.json"))
+
+    def marks(self, name: str) -> Facts:
+        """What has to change before a page asks for these again, and whether the run is asked to evaluate."""
+        path = self.path / name
+        asked = {"asked": True} if evaluation_request.is_open(path) else {}
+        return {**step_files.marks(path), **asked}
 
     def differences(self, names: Sequence[str]) -> list[tuple[str, list[str]]]:
         """Settings that are not the same in all of some runs, with their value in each."""
@@ -204,6 +223,18 @@ def _changed(path: Path) -> tuple[tuple[int, int] | None, ...]:
         except OSError:
             found.append(None)
     return tuple(found)
+
+
+def _no_samples(values: Mapping[str, Any]) -> str | None:
+    """Why a run whose model writes text has no sample answers, and what to write; None for another."""
+    evaluate = _part(values, "evaluate")
+    if values.get("recipe") not in _WRITING or "samples" not in evaluate:
+        return None
+    if evaluate["samples"] == 0:
+        return "evaluate.samples=3 has the model answer three held-out prompts at each evaluation."
+    if evaluate.get("every") is None:
+        return "Held-out prompts are answered at each evaluation, and evaluate.every=null asks for none."
+    return None
 
 
 def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,29 @@ def make_run(folder: Path, name: str, *, steps: int, status: str = "done", text:
     pd.DataFrame(answers).to_parquet(path / "predictions.parquet")
     log(path, 1, steps)
     return path
+
+
+def write_samples(path: Path, *, steps: Sequence[int], prompts: Sequence[str], name: str = "a.jsonl, row") -> None:
+    """Append the sample answers of some steps."""
+    with (path / "samples.jsonl").open("a") as file:
+        for step in steps:
+            for number, prompt in enumerate(prompts, start=1):
+                own = {"step": step, "row": f"{name} {number}", "prompt": prompt, "reference": "right"}
+                file.write(json.dumps({**own, "answer": f"answer of step {step} to {prompt}"}) + "\n")
+
+
+def write_layers(path: Path, *, changes: Sequence[tuple[int, str]], kinds: Sequence[str] = ("q", "k", "v")) -> None:
+    """Write which of some layers train from which steps on; of a block, q trains."""
+    blocks = [
+        {"name": f"block {number}", "layer": number, "parts": {kind: 512 * (kind == kinds[0]) for kind in kinds}}
+        for number in range(1, len(changes[0][1]) - 1)
+    ]
+    outside = [{"name": "before the blocks", "layer": 0, "parts": {"embedding": 0}}]
+    after = [{"name": "after the blocks", "layer": len(blocks) + 1, "parts": {"norm": 0, "head": 64}}]
+    (first, trains), *others = changes
+    lines = [{"step": first, "trains": trains, "layers": [*outside, *blocks, *after]}]
+    lines += [{"step": step, "trains": now} for step, now in others]
+    (path / "layers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.workbench.cli.ui.made_runs import HOSTILE, log, make_run, served
+from tests.workbench.cli.ui.made_runs import HOSTILE, log, make_run, row, served, write_layers, write_samples
+from workbench.runs import evaluation_request
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the extra `browser`")
 CHROMIUM = next(
@@ -116,6 +117,72 @@ def test_hostile_rows_are_text(chromium: Any, page: Any, folder: Path) -> None:
         report.close()
 
 
+def test_sample_answers_come_while_a_run_trains(page: Any, folder: Path) -> None:
+    path = make_run(folder, "living", steps=40, status="running")
+    write_samples(path, steps=range(0, 140, 20), prompts=["What is it?", HOSTILE + " why " * 200], name=HOSTILE)
+    with (path / "run.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with served(folder) as address:
+            _open(page, address, "#/run/living")
+            page.wait_for_selector(".sample")
+            shown = page.locator(".sample").first
+            assert shown.locator("dt").all_inner_texts() == [
+                *(f"step {n}" for n in (120, 100, 80, 60)),
+                "before",
+                "reference",
+            ]
+            assert shown.locator("dd").first.inner_text() == "answer of step 120 to What is it?"
+            assert shown.locator("h3").inner_text() == f"{HOSTILE} 1"
+            shown.get_by_role("button", name="All 7 steps").click()
+            assert shown.locator("dt").all_inner_texts()[3:6] == ["step 60", "step 40", "step 20"]
+            write_samples(path, steps=[140], prompts=["What is it?", HOSTILE], name=HOSTILE)
+            _until(page, "document.querySelector('.sample dt').textContent === 'step 140'")
+            assert len(shown.locator("dt").all_inner_texts()) == 9  # it stays open
+            assert page.query_selector("main script, main img") is None and page.title() != "executed"
+
+
+def test_layers_that_train_are_shown_and_change_with_the_run(page: Any, folder: Path) -> None:
+    path = make_run(folder, "living", steps=40, status="running")
+    write_layers(path, changes=[(0, "111111"), (21, "010001")], kinds=("q", HOSTILE, "k"))
+    with (path / "run.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with served(folder) as address:
+            _open(page, address, "#/run/living")
+            page.wait_for_selector("table.parts")
+            rows = page.locator("table.parts tbody tr").all_inner_texts()
+            assert [row.split("\t")[0] for row in rows] == [
+                "before the blocks",
+                "block 1",
+                "blocks 2 to 4",
+                "after the blocks",
+            ]
+            assert page.locator("td.trains").all_inner_texts() == ["512", "64"]
+            assert page.locator("td.waits").all_inner_texts() == ["512 each, frozen now"]
+            assert "since step 21" in page.inner_text("section[aria-label='Layers that train']")
+            assert page.locator("svg.strip rect").count() == 5  # nothing before the blocks ever trains
+            assert page.query_selector("main script, main img") is None
+            with (path / "layers.jsonl").open("a") as file:
+                file.write('{"step": 41, "trains": "001001"}\n')
+            _until(page, "document.querySelectorAll('.strip rect').length === 6")
+            assert page.locator("table.parts tbody th").all_inner_texts()[2:4] == ["block 2", "blocks 3 to 4"]
+
+
+def test_evaluate_now_asks_the_run_that_trains(page: Any, folder: Path) -> None:
+    path = make_run(folder, "living", steps=41, status="running")
+    with (path / "run.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with served(folder) as address:
+            _open(page, address, "#/run/living")
+            page.get_by_role("button", name="Evaluate now").click()
+            page.wait_for_selector("button:has-text('Evaluates after this step'):disabled")
+            assert evaluation_request.withdrawn(path)  # as the run does, which then logs what it found
+            with (path / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({**row(42), "held_out_loss": 7.25, "asked": 1}) + "\n")
+            page.wait_for_selector("button:has-text('Evaluate now'):not(:disabled)")
+            _until(page, "document.querySelector('.plot').ariaLabel.includes(' 7.25')")
+            assert page.locator("h3", has_text="asked").count() == 0  # the mark is no curve
+
+
 def test_a_hundred_thousand_steps_are_drawn_in_a_second(page: Any, folder: Path) -> None:
     make_run(folder, "long", steps=100_000)
     with served(folder) as address:
@@ -150,6 +217,8 @@ def test_a_form_says_what_is_wrong_at_the_field_and_shows_the_mask(page: Any, fo
 
 
 def test_it_is_used_with_a_keyboard_and_fits_a_telephone(chromium: Any, folder: Path) -> None:
+    write_samples(folder / "first", steps=[0, 20], prompts=["a_long_word_" * 30, HOSTILE])
+    write_layers(folder / "first", changes=[(0, "1" * 14), (9, "1" + "10" * 6 + "1")])
     with served(folder) as address:
         page = chromium.new_page(viewport={"width": 400, "height": 800}, color_scheme="dark")
         page.set_default_timeout(60_000)

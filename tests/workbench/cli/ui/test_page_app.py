@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.workbench.cli.ui.made_runs import HOSTILE, TOKEN, log, make_run
+from tests.workbench.cli.ui.made_runs import HOSTILE, TOKEN, log, make_run, write_layers, write_samples
 from workbench.cli.ui.events import EventSource, Watched
 from workbench.cli.ui.guards import Access
 from workbench.cli.ui.job_queue import JobQueue
 from workbench.cli.ui.page_app import STATIC, Page
 from workbench.cli.ui.run_folder import RunFolder
 from workbench.errors import ConfigError
+from workbench.runs import evaluation_request
 
 PERMITTED = {"Authorization": f"Bearer {TOKEN}"}
 WRITING = ["form/mistakes", "form/check", "form/plan", "form/start", "runs/first/resume", "runs/first/evaluate"]
@@ -73,6 +74,59 @@ def test_a_run_whose_process_was_killed_is_interrupted(folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         found = RunFolder(folder).summary("third")
     assert found["status"] == "running" and found["left_s"] == pytest.approx((200 - 30) * 0.5)
+
+
+def test_a_run_that_trains_is_asked_and_one_that_has_ended_gets_a_job(client: TestClient, folder: Path) -> None:
+    path = make_run(folder, "living", steps=30, status="running")
+    with (path / "run.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert client.post("/api/runs/living/evaluate", headers=PERMITTED).json() == {"asked": True}
+        assert evaluation_request.is_open(path)
+        (path / "config.yaml").write_text("recipe: crossval\n")
+        evaluation_request.withdrawn(path)
+        refused = client.post("/api/runs/living/evaluate", headers=PERMITTED)
+        assert refused.status_code == 422 and "evaluate.every" in refused.json()["error"]
+        assert client.get("/api/runs/living").json()["refuses_request"] == refused.json()["error"]
+    assert not evaluation_request.is_open(path)
+    ended = client.post("/api/runs/living/evaluate", headers=PERMITTED)
+    assert ended.status_code == 422 and "no adapter yet" in ended.json()["error"]
+
+
+def test_samples_and_layers_are_read_again_where_they_have_changed(folder: Path, events: Any) -> None:
+    source = events([("first", "")])
+    assert "files" not in [event for event, *_ in _read(source.news())]
+    write_samples(folder / "first", steps=[0], prompts=[HOSTILE])
+    write_layers(folder / "first", changes=[(0, "111")])
+    ((event, data, _),) = _read(source.news())
+    assert event == "files" and set(data) == {"run", "samples", "layers"}
+    assert source.news() == []
+    evaluation_request.ask(folder / "first", {"recipe": "sft"})
+    ((_, data, _),) = _read(source.news())
+    assert data["asked"]
+
+
+def test_samples_and_layers_have_addresses(client: TestClient, folder: Path) -> None:
+    write_samples(folder / "first", steps=[0], prompts=[HOSTILE])
+    write_layers(folder / "first", changes=[(0, "111")])
+    assert client.get("/api/runs/first/samples").json()[0]["prompt"] == HOSTILE
+    assert client.get("/api/runs/first/layers").json()["changes"] == [[0, "111"]]
+    assert client.get("/api/runs/none/samples").status_code == client.get("/api/runs/none/layers").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "says"),
+    [
+        ("{every: 0.25, samples: 0}", "evaluate.samples=3"),
+        ("{every: null, samples: 3}", "evaluate.every=null"),
+        ("{every: 0.25, samples: 3}", None),
+        ("{every: 0.25}", None),
+    ],
+)
+def test_a_run_without_sample_answers_says_what_to_write(folder: Path, evaluate: str, says: str | None) -> None:
+    with (folder / "first" / "config.yaml").open("a") as file:
+        file.write(f"evaluate: {evaluate}\n")
+    found = RunFolder(folder).page("first")["no_samples"]
+    assert found is None if says is None else says in found
 
 
 def test_a_list_reads_again_only_what_has_changed(folder: Path) -> None:

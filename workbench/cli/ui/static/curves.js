@@ -4,7 +4,7 @@
 import { h } from "./dom.js";
 import { bytes, count, duration, number } from "./units.js";
 
-const HIDDEN = ["step", "tokens", "tokens_seen", "supervised_tokens", "elapsed_s", "loss_low", "loss_high", "held_out_loss"];
+const HIDDEN = ["step", "tokens", "tokens_seen", "supervised_tokens", "elapsed_s", "loss_low", "loss_high", "held_out_loss", "asked"];
 const ORDER = ["loss", "learning_rate", "grad_norm", "tokens_per_second", "peak_bytes"];
 const TITLES = { loss: "Loss", learning_rate: "Learning rate", grad_norm: "Gradient norm", tokens_per_second: "Tokens a second", peak_bytes: "Peak memory", data_wait: "Share of a step that waits for data" };
 const WHOLE = [...Array(9).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));

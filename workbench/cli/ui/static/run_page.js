@@ -2,7 +2,9 @@
 
 import { Curve, Plots } from "./curves.js";
 import { facts, fill, h, say, status, table } from "./dom.js";
+import { Layers } from "./layers.js";
 import { progress } from "./runs_page.js";
+import { Samples } from "./samples.js";
 import { get, post, unlocked } from "./server.js";
 import { bytes, count, duration, number, when } from "./units.js";
 
@@ -16,11 +18,14 @@ export async function runPage(name) {
   const plots = new Plots([...curves.values()]);
   const top = h("div");
   const rest = h("div");
+  const samples = new Samples(run.no_samples);
+  const layers = new Layers();
   let jobs = [];
+  let marks = {};
   let now = run;
 
-  function act(label, path, disabled, done, kind = null) {
-    return h("button", { type: "button", class: kind, disabled: disabled || !unlocked(), title: unlocked() ? null : "needs the token",
+  function act(label, path, disabled, done, kind = null, why = null) {
+    return h("button", { type: "button", class: kind, disabled: Boolean(disabled) || !unlocked(), title: why ?? (unlocked() ? null : "needs the token"),
       onclick: async () => { try { const answer = await post(path); say(done); if (answer.job) location.hash = `#/jobs/${answer.job}`; } catch (error) { say(error.message); } } }, label);
   }
 
@@ -41,6 +46,7 @@ export async function runPage(name) {
         run.report || now.report ? h("a", { class: "button", href: `/runs/${encodeURIComponent(name)}/report.html?ticket=${run.ticket}`, target: "_blank", rel: "noopener" }, "Report") : "",
         job ? act("Stop and save", `/api/jobs/${job.number}/stop`, job.state === "stopping", "Asked to stop: it saves a checkpoint first.") : "",
         job ? h("a", { class: "button", href: `#/jobs/${job.number}` }, "Log") : "",
+        now.status === "running" ? act(marks.asked ? "Evaluates after this step" : "Evaluate now", `${all}/evaluate`, marks.asked || now.refuses_request, "Asked: the run evaluates at the end of this step, and goes on as if nobody had asked.", null, now.refuses_request) : "",
         now.resumable && !job ? act("Resume", `${all}/resume`, false, "Resumes when its turn comes.", "main") : "",
         now.adapter && now.status === "done" && !job ? act("Evaluate now", `${all}/evaluate`, false, "Scores the saved adapter when its turn comes.") : "",
         now.adapter && now.status === "done" ? h("a", { class: "button", href: `#/chat?run=${encodeURIComponent(name)}` }, "Chat") : "",
@@ -60,10 +66,19 @@ export async function runPage(name) {
       h("details", {}, h("summary", {}, "manifest.json"), h("pre", { class: "card", tabindex: "0" }, JSON.stringify(found.facts, null, 2))));
   }
 
+  async function seen(found) {
+    const before = marks;
+    marks = found;
+    if (before.asked !== marks.asked) head();
+    const all = `/api/runs/${encodeURIComponent(name)}`;
+    if (before.samples !== marks.samples) samples.show(await get(`${all}/samples`));
+    if (before.layers !== marks.layers) layers.show(await get(`${all}/layers`), now.step);
+  }
+
   head();
   await below();
   return {
-    element: h("div", {}, top, plots.element,
+    element: h("div", {}, top, plots.element, samples.element, layers.element,
       run.curves.length > MOST ? h("p", { class: "soft" }, `${run.curves.length - MOST} more adapters are in the report.`) : "", rest),
     title: name,
     watch: watched(shownCurves.map((curve) => [name, curve])),
@@ -72,11 +87,13 @@ export async function runPage(name) {
         const found = data.find((each) => each.name === name);
         if (!found) return;
         const ended = found.status !== now.status;
+        if (found.step !== now.step) layers.reach(found.step);
         now = found;
         head();
         if (ended) below().catch((error) => say(error.message));
       } else if (event === "jobs") { jobs = data; head(); }
       else if (event === "rows") { curves.get(data.curve)?.add(data); plots.soon(); }
+      else if (event === "files") seen(data).catch((error) => say(error.message));
       else if (event === "fault") say(data.error);
     },
     shown() { plots.draw(); },
