@@ -31,10 +31,10 @@ def test_both_evaluate_and_go_on(tmp_path: Path, stories: str, questions: Path) 
     recipe.write_text(RECIPE.format(model=stories, train=questions))
     usual, asked = _trained(recipe, tmp_path / "usual"), _trained(recipe, tmp_path / "asked", "ask")
     assert [line["loss"] for line in usual] == [line["loss"] for line in asked]
-    assert [line["step"] for line in usual if "held_out_loss" in line] == [4]
-    assert [line["step"] for line in asked if "held_out_loss" in line] == [3, 4]
+    assert [line["step"] for line in usual if "held_out_loss" in line] == [4, 5]
+    assert [line["step"] for line in asked if "held_out_loss" in line] == [3, 4, 5]
     steps = [json.loads(line)["step"] for line in (tmp_path / "asked" / "samples.jsonl").read_text().splitlines()]
-    assert steps == [0] * 3 + [3] * 3 + [4] * 3
+    assert steps == [0] * 3 + [3] * 3 + [4] * 3 + [5] * 3
 
 
 def _trained(recipe: Path, out: Path, *words: str) -> list[dict[str, Any]]:

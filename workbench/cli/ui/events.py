@@ -95,7 +95,7 @@ class EventSource:
         return self._event("rows", json.dumps(rows, ensure_ascii=False))
 
     def _files(self, run: str) -> str:
-        """What a run has besides metrics, where that has changed."""
+        """A run's files besides metrics, where they have changed."""
         if self.runs.run(run) is None:
             return ""
         marks = self.runs.marks(run)

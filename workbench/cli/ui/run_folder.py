@@ -151,7 +151,7 @@ class RunFolder:
         return step_files.layers(self.path / name, files.read_json(self.path / name / "manifest.json"))
 
     def marks(self, name: str) -> Facts:
-        """What has to change before a page asks for these again, and whether the run is asked to evaluate."""
+        """Sizes of these files, by which a page knows that they changed, and whether an evaluation is asked for."""
         path = self.path / name
         asked = {"asked": True} if evaluation_request.is_open(path) else {}
         return {**step_files.marks(path), **asked}

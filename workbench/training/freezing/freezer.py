@@ -51,7 +51,7 @@ class Freezer:
         """Names of the parameters that the method lets train and the policy does not, now."""
         self.parts = survey_parts(model, backbone, layers)
         """The parts of each layer, and how many of their values the method lets train."""
-        self.heard: Callable[[int, Sequence[bool]], None] = lambda step, trains: None
+        self.on_plan: Callable[[int, Sequence[bool]], None] = lambda step, trains: None
         """Hears before each step, counted from 1, which layers train, where the policy is no fixed one."""
         self._now = Moment(0, 0.0, seed)
         self.plan = policy.plan(self._now, blocks=len(self.blocks))
@@ -88,7 +88,7 @@ class Freezer:
             self._now = Moment(step, share, self._seed, self.seen)
             self.plan = self.policy.plan(self._now, blocks=len(self.blocks))
             self._apply()
-            self.heard(step + 1, self.plan.trains)
+            self.on_plan(step + 1, self.plan.trains)
 
     def _apply(self) -> None:
         self.frozen = frozenset(name for name, layer in self.layers.items() if not self.plan.trains[layer])

@@ -24,14 +24,14 @@ class LayerLog:
         """Layers that trained last, as they are written; None until the first step of this process."""
         if not (run.path / FILE).exists():
             self._begin()
-        freezer.heard = self._hear
+        freezer.on_plan = self._log
 
     def _begin(self) -> str:
         trains, parts = _written(self._freezer.plan.trains), [asdict(each) for each in self._freezer.parts]
         self._run.append(FILE, [{"step": 0, "trains": trains, "layers": parts}])
         return trains
 
-    def _hear(self, step: int, trains: Sequence[bool]) -> None:
+    def _log(self, step: int, trains: Sequence[bool]) -> None:
         """Before a step, counted from 1."""
         now = _written(trains)
         if self._last is None:
