@@ -29,6 +29,8 @@ COLUMNS = (
 """Keys of a line of metrics.jsonl; `tokens` and `supervised_tokens` are those of that step alone."""
 OPENED = "open_share"
 """Key of the share of the rows that a curriculum has opened, where there is one."""
+ASKED = "asked"
+"""Key that marks an evaluation that a person asked for."""
 _ADDED = ["tokens", "supervised_tokens"]
 _HIGHEST = ["peak_bytes", "elapsed_s"]
 
@@ -145,7 +147,7 @@ class RunRecord:
     def best_step(self) -> tuple[int, float] | None:
         """Step and value of the lowest held-out loss measured while training, but where a person asked for it."""
         found = self.held_out
-        found = found[found["asked"].isna()] if "asked" in found else found
+        found = found[found[ASKED].isna()] if ASKED in found else found
         if found.empty:
             return None
         row = found.loc[found["held_out_loss"].idxmin()]
@@ -296,5 +298,5 @@ def _metrics(path: Path) -> pd.DataFrame:
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     # A live run may be in the middle of its last line: only what ends in a line break is whole.
     rows = files.json_lines(text[: text.rfind("\n") + 1])
-    named = dict.fromkeys(name for row in rows for name in row if "[" in name or name == OPENED)
+    named = dict.fromkeys(name for row in rows for name in row if "[" in name or name in (OPENED, ASKED))
     return pd.DataFrame(rows).reindex(columns=[*COLUMNS, *named]).astype(float)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.workbench.runs.simulated_run import Job, Machine, begun, go
 from workbench.config import RunConfig
+from workbench.config.basic_sections import EvaluateConfig
 from workbench.config.budget_config import BudgetConfig
 from workbench.errors import ConfigError, FileError, Stopped
 from workbench.runs import deadline
@@ -45,6 +46,29 @@ jobs = st.builds(
     steps=st.lists(st.floats(0.3, 1.5), min_size=4, max_size=4).map(tuple),
     every=st.sampled_from([None, 0.1, 0.25, 0.5, 10]),
 )
+
+
+def test_sample_answers_are_counted_as_evaluations_are() -> None:
+    """At each evaluation and once more at the end; what both cost together must leave half of the time for training."""
+    values = {"recipe": "sft", "model": {"id": "m"}, "data": {"train": "t.jsonl"}, "budget": {"time": "100s"}}
+    config = RunConfig.model_validate({**values, "evaluate": {"every": 0.25}})
+    found = deadline.plan(config, held_out=10, test=0)
+    assert [(pause.every, pause.units) for pause in found.pauses if pause.name == "samples"] == [(0.25, 1.0)]
+    assert found.after["samples"] == 1.0
+    never = deadline.plan(config.model_copy(update={"evaluate": EvaluateConfig(every=None)}), held_out=10, test=0)
+    assert never.after["samples"] == 0.0
+    now = [0.0]
+    clock = Deadline(100.0, clock=lambda: now[0])
+    clock.plan(found._replace(after={}))
+    for name, seconds in (("evaluation", 30.0), ("samples", 0.0)):
+        with clock.phase(name):
+            now[0] += seconds
+    assert clock.affords("evaluation", "samples")
+    now[0] = 0.0
+    with clock.phase("samples"):
+        now[0] += 10.0
+    now[0] = 30.0
+    assert clock.affords("evaluation") and not clock.affords("evaluation", "samples")
 
 
 @given(machine=changing(), job=jobs, limit=st.sampled_from([90.0, 120.0, 300.0]))
