@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from workbench.runs import files
 from workbench.runs.run_directory import Run
@@ -22,7 +23,7 @@ class LayerLog:
         self._run, self._freezer = run, freezer
         self._last: str | None = None
         """Layers that trained last, as they are written; None until the first step of this process."""
-        if not (run.path / FILE).exists():
+        if not _has_table(run.path / FILE):
             self._begin()
         freezer.on_plan = self._log
 
@@ -40,6 +41,16 @@ class LayerLog:
         if now != self._last:
             self._run.append(FILE, [{"step": step, "trains": now}])
             self._last = now
+
+
+def _has_table(path: Path) -> bool:
+    """Whether the first line is whole; a process may have been killed while it wrote that."""
+    if path.exists():
+        with path.open("rb") as file:
+            if file.readline().endswith(b"\n"):
+                return True
+        path.unlink()
+    return False
 
 
 def _written(trains: Sequence[bool]) -> str:

@@ -58,6 +58,14 @@ def test_a_resumed_run_goes_on_where_its_checkpoint_is(run: Callable[..., Path])
     assert (resumed / "layers.jsonl").read_bytes() == text
 
 
+def test_a_table_that_was_half_written_is_written_again(run: Callable[..., Path]) -> None:
+    path = run("freeze={policy: none}", "train.steps=2")
+    text = (path / "layers.jsonl").read_bytes()
+    shutil.rmtree(path / "adapter")
+    (path / "layers.jsonl").write_bytes(text[:50])
+    assert (run("freeze={policy: none}", "train.steps=2", resume=True) / "layers.jsonl").read_bytes() == text
+
+
 def test_without_a_policy_there_is_one_line(run: Callable[..., Path]) -> None:
     (line,) = _lines(run("freeze={policy: none}", "train.steps=2"))
     assert set(line["trains"]) == {"1"} and line["step"] == 0
