@@ -214,8 +214,8 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
 
     @property
     def answers_samples(self) -> bool:
-        """Whether the model that trains writes text, and each device has all of it."""
-        return self.task is TEXT and self.placement.keeps_weights and self.config.evaluate.samples > 0
+        """Whether the model that trains writes text, and the first process, which alone lets it, has all of it."""
+        return self.task is TEXT and not self.placement.cuts_weights and self.config.evaluate.samples > 0
 
     def uncompiled(self) -> AbstractContextManager[object]:
         """Inside it, blocks that are compiled compute as they would not: each length of a text would be compiled."""

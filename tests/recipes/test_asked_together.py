@@ -22,17 +22,23 @@ batch: {{size: 8}}
 train: {{steps: 5, learning_rate: 1.0e-2}}
 evaluate: {{every: 4, answers: 0, max_new_tokens: 4}}
 save: {{every: null}}
+distributed: {layout}
 """
 
 
 @pytest.mark.slow
-def test_both_evaluate_and_go_on(tmp_path: Path, stories: str, questions: Path) -> None:
+@pytest.mark.parametrize("layout", ["{}", "{engine: fsdp2, zero: 3}"])
+def test_both_evaluate_and_go_on(layout: str, tmp_path: Path, stories: str, questions: Path) -> None:
+    """Where they share weights none of them could answer alone, and there are no sample answers."""
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.format(model=stories, train=questions))
+    recipe.write_text(RECIPE.format(model=stories, train=questions, layout=layout))
     usual, asked = _trained(recipe, tmp_path / "usual"), _trained(recipe, tmp_path / "asked", "ask")
     assert [line["loss"] for line in usual] == [line["loss"] for line in asked]
     assert [line["step"] for line in usual if "held_out_loss" in line] == [4, 5]
     assert [line["step"] for line in asked if "held_out_loss" in line] == [3, 4, 5]
+    if layout != "{}":
+        assert not (tmp_path / "asked" / "samples.jsonl").exists()
+        return
     steps = [json.loads(line)["step"] for line in (tmp_path / "asked" / "samples.jsonl").read_text().splitlines()]
     assert steps == [0] * 3 + [3] * 3 + [4] * 3 + [5] * 3
 

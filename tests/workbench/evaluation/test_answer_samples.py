@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+import workbench
 from tests.conftest import trains
 from workbench import evaluation
 from workbench.errors import Stopped
@@ -141,6 +142,26 @@ def test_an_evaluation_that_is_asked_for_changes_nothing_else(name: str, run: Ca
         del state["progress"]["elapsed_s"]
     assert states[0] == states[1]  # neither the best step nor the patience heard of it
     assert not evaluation_request.is_open(path)
+
+
+RECIPES: dict[str, tuple[str, ...]] = {
+    "prefer/quickstart": ("evaluate.answers=2",),
+    "reinforce/quickstart": (
+        "evaluate={every: 1, answers: 2, samples: 2}",
+        "reinforce={max_new_tokens: 4, answers: 2, beta: 0}",
+    ),
+    "distill/quickstart": ("evaluate.answers=2", "distill.teacher.id=starter"),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_other_recipes_answer_too(name: str, tmp_path: Path) -> None:
+    words = ["train.epochs=null", "train.steps=2", "batch.size=4", "data.limit=24", "evaluate.every=1"]
+    words += ["evaluate.max_new_tokens=4", "evaluate.samples=2", "save.every=null", *RECIPES[name]]
+    lines = _lines(workbench.run(name, words, out=tmp_path / "run", quiet=True))
+    assert [line["step"] for line in lines] == [0, 0, 1, 1, 2, 2]
+    assert all(line["prompt"] and line["row"] for line in lines)
+    assert all(bool(line["reference"]) == (name != "reinforce/quickstart") for line in lines)
 
 
 def test_a_request_of_a_process_that_ended_is_forgotten(run: Callable[..., Path]) -> None:
