@@ -47,11 +47,11 @@ class Bank:
             head.routing = self._routing
 
     @contextmanager
-    def route(self, rows: Sequence[MemberRows], *, length: int) -> Iterator[None]:
+    def route(self, rows: Sequence[MemberRows], *, length: int | None) -> Iterator[None]:
         """Inside, a batch's rows belong to these members, in this order; the backward pass belongs inside too.
 
         Args:
-            length: Tokens of each row, padding included; of no account for pictures.
+            length: Tokens of each row, padding included; of no account for pictures. None: rows are packed.
         """
         self._routing.set(rows, length=length)
         try:

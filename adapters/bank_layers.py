@@ -32,6 +32,8 @@ class MemberRows(NamedTuple):
 
     member: str
     many: int
+    tokens: int = 0
+    """Of all of them, where rows are packed."""
 
 
 class Routing:
@@ -39,17 +41,22 @@ class Routing:
 
     def __init__(self, *, pictures: bool) -> None:
         self._rows: tuple[MemberRows, ...] = ()
-        self._length = 1
+        self._length: int | None = 1
         self._pictures = pictures
         """Whether rows are pictures: their patches stand together in any number, in windows, fewer in each stage."""
 
-    def set(self, rows: Sequence[MemberRows], *, length: int) -> None:
-        """The rows of the next batches, in their order, of `length` tokens each."""
+    def set(self, rows: Sequence[MemberRows], *, length: int | None) -> None:
+        """The rows of the next batches, in their order, of `length` tokens each; None: packed into one sequence."""
         self._rows, self._length = tuple(rows), length
 
     def set_all(self, member: str) -> None:
         """All rows of the next batches are one member's, however many there are."""
         self._rows, self._length = (MemberRows(member, -1),), 1
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the rows lie one after another in one sequence."""
+        return self._length is None
 
     @property
     def count(self) -> int:
@@ -67,18 +74,40 @@ class Routing:
         if self._rows[0].many < 0:
             yield self._rows[0].member, slice(0, len(x))
             return
-        rows = sum(each.many for each in self._rows)
+        rows = self.count
         tokens, rest = divmod(len(x), rows)
         if rest or not (self._pictures or tokens in (1, self._length)):
-            raise BackboneError(
-                f"A layer sees {len(x)} tokens of {rows} rows with {self._length} tokens each: it chooses among "
-                "tokens, as experts do, and a bank cannot tell whose they are. Leave it out of adapter.targets, or "
-                "write folds.together=false or sweep.together=false."
-            )
+            raise self._unknown(len(x))
         start = 0
-        for member, many in self._rows:
-            yield member, slice(start, start + many * tokens)
-            start += many * tokens
+        for each in self._rows:
+            stop = start + each.many * tokens
+            yield each.member, slice(start, stop)
+            start = stop
+
+    def token_slices(self, x: Tensor) -> Iterator[tuple[str, slice]]:
+        """Each member, and which of all tokens of `x` (..., I) are its rows'. Raises as `slices` does."""
+        tokens = x[..., 0].numel()
+        if not self.is_packed:
+            per = tokens // len(x)  # in one element of the first dimension
+            for member, where in self.slices(x):
+                yield member, slice(where.start * per, where.stop * per)
+            return
+        of_rows = tokens == self.count  # where only the first token of each goes on
+        if not of_rows and tokens != sum(each.tokens for each in self._rows):
+            raise self._unknown(tokens)
+        start = 0
+        for each in self._rows:
+            stop = start + (each.many if of_rows else each.tokens)
+            yield each.member, slice(start, stop)
+            start = stop
+
+    def _unknown(self, tokens: int) -> BackboneError:
+        known = f"with {self._length} tokens each" if self._length else f"of {sum(each.tokens for each in self._rows)}"
+        return BackboneError(
+            f"A layer sees {tokens} tokens of {self.count} rows {known}: it chooses among tokens, as experts do, and "
+            "a bank cannot tell whose they are. Leave it out of adapter.targets, or write folds.together=false or "
+            "sweep.together=false."
+        )
 
 
 class RoutedLora(nn.Module, LoraLayer):
@@ -87,16 +116,10 @@ class RoutedLora(nn.Module, LoraLayer):
     routing: Routing
 
     def forward(self, x: Tensor) -> Tensor:
-        per = x[:1].numel() // x.shape[-1]  # tokens in one element of the first dimension
+        tokens = x[..., 0].numel()
         parts = [
-            _Part(
-                slice(where.start * per, where.stop * per),
-                self.scaling[member],
-                self.r[member],
-                (member,),
-                _dropout(self, member, where, len(x)),
-            )
-            for member, where in self.routing.slices(x)
+            _Part(where, self.scaling[member], self.r[member], (member,), _dropout(self, member, where, tokens))
+            for member, where in self.routing.token_slices(x)
             if member in self.lora_A and where.stop > where.start
         ]
         parts = _together(parts)
@@ -114,8 +137,10 @@ def _dropout(layer: Any, member: str, where: slice, many: int) -> Callable[[Tens
     dropout = layer.lora_dropout[member]
     if not isinstance(dropout, RowDropout) or not dropout.training:
         return None
-    keys_B = row_keys()
+    keys_B = row_keys(many)
     assert keys_B is not None, "a bank with dropout trains inside `drawing`"
+    if keys_B.ndim == 2:  # of packed rows, one for each token
+        return partial(dropout.drop, keys_B=keys_B[:, where])
     keys_B = keys_B.repeat(max(1, layer.routing.count // len(keys_B)))  # all members may read the same rows
     tokens = many // len(keys_B)  # of a row, in the first dimension
     return partial(dropout.drop, keys_B=keys_B[where.start // tokens : where.stop // tokens])
@@ -146,6 +171,9 @@ class RoutedHead(ModulesToSaveWrapper):
     routing: Routing
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.routing.is_packed and x.ndim > 2 and len(x) == 1:  # one sequence (1, T, ...), which a head of tokens reads
+            parts = [self.modules_to_save[member](x[:, where]) for member, where in self.routing.token_slices(x)]
+            return torch.cat(parts, dim=1)
         return torch.cat([self.modules_to_save[member](x[where]) for member, where in self.routing.slices(x)])
 
 

@@ -58,15 +58,16 @@ _NOW = _Now()
 @contextmanager
 def drawing(draws: Sequence[RowDraw], device: torch.device) -> Iterator[None]:
     """Inside, the rows of the batch are these, in this order; the backward pass belongs inside too."""
-    keys_B = np.concatenate([_keys(draw) for draw in draws])
+    each = [_keys(draw) for draw in draws]
+    keys_B = np.concatenate(each)
+    known = [draw.lengths for draw in draws if draw.lengths is not None]
     before = _NOW.keys_B, _NOW.whole_B, _NOW.lengths_B, _NOW.step
     _NOW.whole_B = None
     if draws[0].packed:
-        assert len(draws) == 1 and draws[0].lengths is not None, "packed rows are of one training"
         _NOW.whole_B = _sent(keys_B, device)
-        keys_B = _token_keys(keys_B, draws[0].lengths)
+        # Those of each training count from its own first token, as a member of a bank sees its tokens alone.
+        keys_B = np.concatenate([_token_keys(*pair) for pair in zip(each, known, strict=True)], axis=1)
     _NOW.keys_B = _sent(keys_B, device)
-    known = [draw.lengths for draw in draws if draw.lengths is not None]
     _NOW.lengths_B = _sent(np.concatenate(known), device) if known else None
     _NOW.step = int(_keys(draws[0]._replace(rows=np.array([-1])))[0])
     try:
@@ -81,13 +82,17 @@ def _sent(values: npt.NDArray[np.int64], device: torch.device) -> Tensor:
     return here if device.type == "cpu" else here.pin_memory().to(device, non_blocking=True)
 
 
-def row_keys() -> Tensor | None:
+def row_keys(tokens: int | None = None) -> Tensor | None:
     """A key (B,) of each row that computes now; None outside of `drawing`.
 
     Packed rows are one sequence, with a key for each of its tokens (1, T): `row_hash` gives each token the numbers
-    that it has in a row of its own.
+    that it has in a row of its own. Those of each training in the batch are told from its first token on.
+
+    Args:
+        tokens: That a layer sees of all rows. Where these are the first tokens of packed rows alone, the keys are
+            those of rows (B,).
     """
-    return _NOW.keys_B
+    return _NOW.whole_B if _NOW.whole_B is not None and tokens == len(_NOW.whole_B) else _NOW.keys_B
 
 
 def row_lengths() -> Tensor | None:
@@ -123,9 +128,7 @@ class RowDropout(nn.Dropout):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.p:
             return x
-        keys_B = row_keys()
-        if _NOW.whole_B is not None and x.shape[:-1] == (len(_NOW.whole_B), 1):
-            keys_B = _NOW.whole_B  # of packed rows the first tokens alone, as rows of one token
+        keys_B = row_keys(x.shape[0] if x.shape[1:-1] == (1,) else None)
         if keys_B is None or len(x) % len(keys_B):
             return super().forward(x)
         assert keys_B.ndim == 1 or x.numel() == keys_B.shape[1] * x.shape[-1], "tokens are not those of packed rows"

@@ -156,8 +156,8 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         tap = LabelTap(class_losses(classes.kind))
         objective = criterion(classes, from_numpy(train.targets_NC))
         loss = live.row_loss(objective, tap, strength=self.config.regularise.r_drop)
-        alike = live.token_head is not None or not self.config.adapter.facts.draws  # rows of one token draw otherwise
-        return TrainingSignal(drawn(train, self.config), loss, tap=tap, reads_packed=live.reads_packed and alike)
+        packed = live.reads_packed(self.config.adapter)
+        return TrainingSignal(drawn(train, self.config), loss, tap=tap, reads_packed=packed)
 
     def width(self, live: Classifier) -> int:
         return anatomy.hidden_size(live.backbone.config)

@@ -144,6 +144,7 @@ def training(task: SweepTask, entries: Sequence[SweepMember], callback: Callback
         compute=loaded.backbone.compute,
         tokens=tokens,
         callback=progress,
+        reads_packed=loaded.reads_packed,
     )
     return SweepTraining(trainer, loaded, progress)
 
@@ -163,7 +164,8 @@ def together(task: SweepTask, run: Run, entries: Sequence[SweepMember], callback
     for member, entry in zip(members, entries, strict=True):
         if trainer.members[member].error is not None:
             continue
-        entry.run.note(batch={"tokens_per_device": trainer.tokens, "steps": trainer.members[member].total})
+        facts = trainer.arrangement.facts()
+        entry.run.note(batch=dict(tokens_per_device=trainer.tokens, steps=trainer.members[member].total, **facts))
         with trainer.final_values(member):
             loaded.save(entry.run.adapter, partial(loaded.bank.save, member))
 

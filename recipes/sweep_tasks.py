@@ -49,6 +49,8 @@ class SweepBank:
     backbone: Backbone
     predict: Callable[[MicroBatch], Tensor]
     """Inside the bank's `route`: what the objectives want of each label."""
+    reads_packed: bool
+    """Whether it finds them in rows that are packed into one sequence."""
     train: list[Examples]
     objectives: list[Objective]
     held_out_loss: Callable[[Indices | None], float]
@@ -130,6 +132,7 @@ class TextTask(SweepTask):
             freezer=freezer,
             backbone=backbone,
             predict=lambda batch: head.hidden(together.model, batch.inputs).flatten(0, 1)[batch.positions_N],
+            reads_packed=True,
             train=[mixture.mixed(text.data.train, trial.config) for trial in trials],
             objectives=[objective] * len(trials),
             held_out_loss=lambda rows: (
@@ -173,6 +176,7 @@ class PreferenceTask(SweepTask):
             freezer=freezer,
             backbone=backbone,
             predict=lambda batch: head.hidden(together.model, batch.inputs).flatten(0, 1)[batch.positions_N],
+            reads_packed=True,
             train=[judged.pairs.train] * len(trials),
             objectives=[objective(trial) for trial in trials],
             held_out_loss=lambda rows: (judged if rows is None else judged.on_held_out(rows)).held_out_loss(live)[0],
@@ -207,6 +211,7 @@ class ClassTask(SweepTask):
             freezer=freezer,
             backbone=backbone,
             predict=model.outputs,
+            reads_packed=all(model.reads_packed(trial.config.adapter) for trial in trials),
             train=[drawn(data.train, trial.config) for trial in trials],
             objectives=[criterion(trial.config.classes, targets_NC) for trial in trials],
             held_out_loss=lambda rows: classify.score(model, _some(data.held_out, rows))[0]["loss"],

@@ -164,7 +164,11 @@ def _config(arguments: argparse.Namespace) -> RunConfig:
                 "max_tokens": arguments.max_tokens,
                 "columns": {"label": arguments.label},
             },
-            "batch": {"size": arguments.batch, "tokens_per_device": arguments.tokens or "auto"},
+            "batch": {
+                "size": arguments.batch,
+                "tokens_per_device": arguments.tokens or "auto",
+                "packing": {"true": True, "false": False}.get(arguments.packing, "auto"),
+            },
             "train": {"epochs": arguments.epochs, "learning_rate": arguments.lr},
             "freeze": {"policy": "static", "layers": arguments.freeze, "cache": "memory"} if arguments.freeze else {},
             "evaluate": {"every": None},
@@ -193,6 +197,7 @@ def _bank(job: Job, callback: Silent) -> Done:
         compute=job.backbone.compute,
         tokens=max(capacity.tokens_per_device(fold.config, fold.train, device, width=job.width) for fold in job.folds),
         callback=callback,
+        reads_packed=model.reads_packed(job.folds[0].config.adapter),
     )
     watch, right = Watch(), 0.0
     with watch:
@@ -217,7 +222,9 @@ def _one_after_another(job: Job, callback: Silent) -> Done:
         model = job.classifier(attached)
         fit = Trainer(
             model=attached,
-            signal=TrainingSignal(fold.train, model.row_loss(fold.objective)),
+            signal=TrainingSignal(
+                fold.train, model.row_loss(fold.objective), reads_packed=model.reads_packed(fold.config.adapter)
+            ),
             freezer=freezer,
             held_out=[],
             width=job.width,
@@ -261,6 +268,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, default=1)
     parser.add_argument("--batch", type=int, default=32, help="rows of a step of a fold")
     parser.add_argument("--tokens", type=int, help="of a micro-batch, padding included; by default as the workbench")
+    parser.add_argument("--packing", choices=("auto", "true", "false"), default="auto")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--freeze", type=float, help="share of the blocks that do not train, computed once for a row")
     parser.add_argument("--weights", choices=("float32", "bfloat16", "nf4"), default="float32")

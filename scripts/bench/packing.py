@@ -63,7 +63,7 @@ def measure(model: LlamaForCausalLM, name: str, lengths: Indices, sizes: list[in
         f"{size} tokens {median(taken[PADDED, size]):.3f} / {median(taken[PACKED, size]):.3f} s"
         for size in dict.fromkeys(size for _, size in ways)
     )
-    padding = packing.padding(lengths, batch=len(lengths), tokens=best[PADDED][1], seed=0)
+    padding = packing.padding([lengths], tokens=best[PADDED][1])
     auto = "packs" if packing.pays(padding, compute=model.dtype) else "pads"
     print(
         f"{name}: {lengths.sum()} tokens, padding {padding:.1%}; padded / packed: {each}; tokens/s at the best "

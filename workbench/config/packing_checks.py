@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from workbench.config.run_sections import RunSections, TrainingSections
 
-ABLE = ("sft", "mlm", "prefer", "classify")
+ABLE = ("sft", "mlm", "prefer", "classify", "crossval")
 """Recipes that can pack rows."""
+OF_MEMBERS = ("sweep", "search")
+"""Recipes whose members are runs of other recipes, each of which is checked by itself."""
 
 
 def mistakes(config: RunSections) -> Iterator[str]:
@@ -49,7 +51,7 @@ def unpackable(config: TrainingSections) -> Iterator[tuple[str, str]]:
 
     A sentence about `batch.packing=true` ends with the reason.
     """
-    if config.recipe not in ABLE:
+    if config.recipe not in ABLE + OF_MEMBERS:
         yield f"is for recipe={'|'.join(ABLE)}, and recipe={config.recipe} trains on padded rows", ""
     if config.reads_pictures:
         yield "packs rows of text, and pictures have no padding", ""

@@ -261,7 +261,9 @@ def fold_bank(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], ca
         tokens=_tokens(run, train_tasks, model),
         callback=progress,
         label_losses=class_losses(context.labels.kind),
+        reads_packed=model.reads_packed(context.config.adapter),
     )
+    run.note(batch={**run.manifest["batch"], **trainer.arrangement.facts()})
     return FoldBank(trainer, model, train_tasks, progress)
 
 
@@ -301,7 +303,9 @@ def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callb
         loss = model.row_loss(_objective(context.config, each), tap, strength=strength)
         fit = Trainer(
             model=attached,
-            signal=TrainingSignal(task.train, loss, tap=tap),
+            signal=TrainingSignal(
+                task.train, loss, tap=tap, reads_packed=model.reads_packed(context.config.adapter)
+            ),
             freezer=freezer,
             held_out=context.rows,
             kept=context.kept,

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.data.batching import Indices, MicroBatch, micro_batches
+from workbench.data.arrangement import PADDED, Arrangement
+from workbench.data.batching import Indices, MicroBatch
 
 
 class OwnerRows(NamedTuple):
@@ -25,9 +26,14 @@ class OwnerRows(NamedTuple):
 
 
 def mixed_batches(
-    batches: Sequence[Indices], lengths: Sequence[Indices], *, tokens: int, padded: bool = True
+    batches: Sequence[Indices],
+    lengths: Sequence[Indices],
+    *,
+    tokens: int,
+    arrangement: Arrangement = PADDED,
+    padded: bool = True,
 ) -> Iterator[list[OwnerRows]]:
-    """The owners' batches together, cut like one batch: rows x longest row <= `tokens`, longest first.
+    """The owners' batches together, cut like one batch into micro-batches of at most `tokens`, longest first.
 
     In a micro-batch the rows of an owner stand together, owners in order. Rows of like length meet whoever owns them,
     so that there is less padding than in micro-batches of one owner each.
@@ -35,13 +41,14 @@ def mixed_batches(
     Args:
         batches: Row indices of each owner's global batch.
         lengths: Tokens of each owner's rows.
+        arrangement: How the rows of a micro-batch lie in it.
         padded: Whether rows can be padded; pictures cannot, and those of different sizes stay apart.
     """
     owners = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
     rows = np.concatenate(batches)
     pooled = np.concatenate([length[batch] for batch, length in zip(batches, lengths, strict=True)])
     sizes = [np.arange(len(rows))] if padded else [np.flatnonzero(pooled == each) for each in np.unique(pooled)[::-1]]
-    for chosen in itertools.chain.from_iterable(micro_batches(each, pooled, tokens=tokens) for each in sizes):
+    for chosen in itertools.chain.from_iterable(arrangement.cut(each, pooled, tokens=tokens) for each in sizes):
         yield [OwnerRows(int(owner), rows[chosen[owners[chosen] == owner]]) for owner in np.unique(owners[chosen])]
 
 
@@ -51,6 +58,8 @@ class JoinedRows(NamedTuple):
     batch: MicroBatch
     labels: list[int]
     """Number of labels of each owner's rows."""
+    numbered: list[tuple[Indices, Indices | None]]
+    """See `MicroBatch.numbered`, of each owner's rows."""
 
     def pinned(self) -> JoinedRows:
         """The same in memory from which an accelerator copies while it computes."""
@@ -62,6 +71,7 @@ def join(batches: Sequence[MicroBatch]) -> MicroBatch:
     counts = [len(next(iter(batch.inputs.values()))) for batch in batches]
     length = max(map(padded_length, batches))
     starts = np.cumsum([0, *counts[:-1]])
+    known = [batch.lengths_B for batch in batches if batch.lengths_B is not None] or None
     return MicroBatch(
         inputs={name: _padded([batch.inputs[name] for batch in batches]) for name in batches[0].inputs},
         positions_N=torch.cat(
@@ -69,6 +79,7 @@ def join(batches: Sequence[MicroBatch]) -> MicroBatch:
         ),
         labels_N=torch.cat([batch.labels_N for batch in batches]),
         tokens=sum(batch.tokens for batch in batches),
+        lengths_B=None if known is None else torch.cat(known),
         sequences=batches[0].sequences,
     )
 

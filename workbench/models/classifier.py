@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from workbench import adapters
-from workbench.adapters import Full, anatomy
+from workbench.adapters import Full, Method, anatomy
 from workbench.config import RunConfig, tasks
 from workbench.config.tasks import Task
 from workbench.data.batching import MicroBatch, encoder_inputs
@@ -47,10 +47,15 @@ class Classifier:
     token_head: str | None
     """The module that gives outputs to each token, of which a row's last real one counts; None for an encoder's."""
 
-    @property
-    def reads_packed(self) -> bool:
-        """Whether it finds the outputs of packed rows: an encoder's head looks at the first token of a sequence."""
-        return self.token_head is not None or first_token.reads_packed(self.backbone)
+    def reads_packed(self, method: Method) -> bool:
+        """Whether it finds the outputs of packed rows, and an adapter of this method gives them what it gives padded ones.
+
+        An encoder's head looks at the first token of a sequence, and finds those of packed rows as rows of one token,
+        for which a method that draws would draw other numbers.
+        """
+        if self.token_head is not None:
+            return True
+        return first_token.reads_packed(self.backbone) and not method.facts.draws
 
     def outputs(self, batch: MicroBatch) -> Tensor:
         """Logits, or standardised numbers (B, C).

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from workbench.adapters import anatomy
 from workbench.config import TrainingSections
-from workbench.data.arrangement import PADDED, Arrangement
+from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Indices, Weights
 from workbench.data.mixed_batches import OwnerRows
 from workbench.planning import step_kinds
@@ -206,7 +206,7 @@ class BankTraining:
         self.model, self.masters, self.freezer = fit.model, fit.masters, fit.freezer
         self.config = train_tasks[0].config
         self.width: int = anatomy.hidden_size(fit.freezer.backbone.config)
-        self.compares, self.arrangement = False, PADDED
+        self.compares, self.arrangement = False, fit.arrangement
         self.kinds: Mapping[int, float] = {0: 1.0}
         self.rows = max(len(each.train) for each in train_tasks)
         self.steps = max(each.total for each in self._members)

@@ -21,6 +21,7 @@ from workbench.adapters.bank import Bank
 from workbench.adapters.bank_layers import MemberRows
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
+from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.mixed_batches import JoinedRows, OwnerRows, join, mixed_batches, padded_length
 from workbench.data.prefetch import Prefetcher
@@ -28,7 +29,7 @@ from workbench.errors import Stopped
 from workbench.losses.label_losses import LabelScorer
 from workbench.models import forward_noise
 from workbench.runs.ranks import ALONE
-from workbench.training import capacity, row_losses
+from workbench.training import capacity, packing, row_losses
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.freezing.freezer import Freezer
@@ -103,6 +104,7 @@ class BankTrainer:
         compute: Precision of matrix products.
         tokens: In one forward pass, padding included. They decide last bits: a resumed run needs the same.
         label_losses: Losses of single rows from their outputs, for who observes them; None: nobody does.
+        reads_packed: Whether `predict` finds its positions in rows that are packed into one sequence.
     """
 
     def __init__(
@@ -119,6 +121,7 @@ class BankTrainer:
         tokens: int,
         callback: Callback,
         label_losses: LabelScorer | None = None,
+        reads_packed: bool = False,
     ) -> None:
         self.bank, self.model = bank, bank.model
         self.freezer = freezer
@@ -151,6 +154,9 @@ class BankTrainer:
         """Step of each member when this bank began, where members come from others; all are in step from there."""
         first = train_tasks[0]
         self._reads_pictures = first.config.reads_pictures
+        self.arrangement = packing.of_bank(
+            train_tasks, freezer.backbone, reads_packed=reads_packed, tokens=tokens, compute=compute
+        )
         self.prefix = PrefixCacheManager(
             freezer,
             PrefixForward(
@@ -290,15 +296,17 @@ class BankTrainer:
 
     def _cut(self, batches: Sequence[Indices], lengths: Sequence[Indices]) -> Iterator[list[OwnerRows]]:
         """Micro-batches of the members' rows."""
-        return mixed_batches(batches, lengths, tokens=self.tokens, padded=not self._reads_pictures)
+        return mixed_batches(
+            batches, lengths, tokens=self.tokens, arrangement=self.arrangement, padded=not self._reads_pictures
+        )
 
     def _collated(self, rows: Sequence[EpochRows], *, then: Sequence[EpochRows]) -> JoinedRows:
         """A micro-batch; from now on the one of `then` is made beside."""
         if self.ahead is None:
-            return _joined(rows)
-        found = self.ahead.get(_key(rows), partial(_joined, rows))
+            return _joined(rows, self.arrangement)
+        found = self.ahead.get(_key(rows), partial(_joined, rows, self.arrangement))
         if then:
-            self.ahead.expect(_key(then), partial(_joined, then))
+            self.ahead.expect(_key(then), partial(_joined, then, self.arrangement))
         return found
 
     def backward(
@@ -315,15 +323,16 @@ class BankTrainer:
             then: Rows of the micro-batch that probably comes next.
         """
         names, members = list(live), list(live.values())
-        collated, labels = self._collated(_rows(members, parts), then=then)
-        batch = collated.to(self.device)
-        rows = [MemberRows(names[owner], len(indices) * batch.sequences) for owner, indices in parts]
-        draws = [
-            RowDraw(member.task.config.seed, member.progress.step, *batch.numbered(indices, member.seen.lengths))
-            for owner, indices in parts
-            for member in [members[owner]]
-        ]
-        with self.bank.route(rows, length=padded_length(batch)), drawing(draws, self.device):
+        collated, labels, numbered = self._collated(_rows(members, parts), then=then)
+        batch, packed = collated.to(self.device), self.arrangement.packed
+        rows, draws = list[MemberRows](), list[RowDraw]()
+        for (owner, _), (numbers, lengths) in zip(parts, numbered, strict=True):
+            tokens = int(lengths.sum()) if packed and lengths is not None else 0
+            rows.append(MemberRows(names[owner], len(numbers), tokens))
+            member = members[owner]
+            draws.append(RowDraw(member.task.config.seed, member.progress.step, numbers, lengths, packed))
+        length = None if packed else padded_length(batch)
+        with self.bank.route(rows, length=length), drawing(draws, self.device):
             outputs_N, labels_N = self.predict(batch).split(labels), batch.labels_N.split(labels)
             losses = [
                 self.objectives[names[owner]](outputs, wanted, scale)
@@ -340,9 +349,10 @@ def _rows(members: Sequence[AdapterTrainer], parts: Sequence[OwnerRows]) -> list
     return [EpochRows(members[owner], indices, members[owner].epoch, members[owner].seen) for owner, indices in parts]
 
 
-def _joined(rows: Sequence[EpochRows]) -> JoinedRows:
+def _joined(rows: Sequence[EpochRows], arrangement: Arrangement) -> JoinedRows:
     owned = [seen.batch(indices, epoch=epoch) for _, indices, epoch, seen in rows]
-    return JoinedRows(join(owned), [len(each.labels_N) for each in owned])
+    numbered = [each.numbered(indices, seen.lengths) for each, (_, indices, _, seen) in zip(owned, rows, strict=True)]
+    return JoinedRows(arrangement.lay(join(owned)), [len(each.labels_N) for each in owned], numbered)
 
 
 def _key(rows: Sequence[EpochRows]) -> Hashable:

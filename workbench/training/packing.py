@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -13,6 +15,7 @@ from workbench.data.batching import Indices, global_batch, steps_per_epoch
 from workbench.errors import ConfigError
 from workbench.models import backbones, packed_attention
 from workbench.training import capacity, prefix_sharing
+from workbench.training.adapter_trainer import TrainTask
 from workbench.training.signal import TrainingSignal
 
 STEPS = 16
@@ -33,22 +36,40 @@ def arranged(
     """
     tokens = capacity.tokens_per_device(config, signal.train, backbones.device(), width=width)
     why = refusal(backbone.config, longest=int(signal.train.lengths.max()), reads_packed=signal.reads_packed)
-    other = _apart(config, signal.train.lengths, why=why, tokens=tokens, compute=compute)
+    other = _apart([(config, signal.train.lengths)], why=why, tokens=tokens, compute=compute)
     return prefix_sharing.arranged(config, signal.train, other, why=why, tokens=tokens, compute=compute)
 
 
-def _apart(
-    config: TrainingSections, lengths: Indices, *, why: str | None, tokens: int, compute: torch.dtype
+def of_bank(
+    train_tasks: Sequence[TrainTask],
+    backbone: PreTrainedModel,
+    *,
+    reads_packed: bool,
+    tokens: int,
+    compute: torch.dtype,
 ) -> Arrangement:
-    """How rows are laid out that share nothing."""
-    wanted = config.batch.packing
+    """How the rows of a bank's members are laid out, in micro-batches of so many tokens. Raises as `arranged` does."""
+    longest = max(int(task.train.lengths.max()) for task in train_tasks)
+    why = refusal(backbone.config, longest=longest, reads_packed=reads_packed)
+    rows = [(task.config, task.train.lengths) for task in train_tasks]
+    return _apart(rows, why=why, tokens=tokens, compute=compute)
+
+
+def _apart(
+    rows: Sequence[tuple[TrainingSections, Indices]], *, why: str | None, tokens: int, compute: torch.dtype
+) -> Arrangement:
+    """How rows are laid out that share nothing.
+
+    Args:
+        rows: For each training in the micro-batches its settings, and the tokens of its examples.
+    """
+    wanted = rows[0][0].batch.packing
     if wanted is True:
         require(why)
         return PACKED
-    if wanted is False or why is not None or any(unpackable(config)):
+    if wanted is False or why is not None or any(any(unpackable(config)) for config, _ in rows):
         return PADDED
-    share = padding(lengths, batch=config.batch.size, tokens=tokens, seed=config.seed)
-    return PACKED if pays(share, compute=compute) else PADDED
+    return PACKED if pays(padding(_first_steps(rows), tokens=tokens), compute=compute) else PADDED
 
 
 def require(why: str | None) -> None:
@@ -69,18 +90,25 @@ def refusal(backbone: PretrainedConfig, *, longest: int, reads_packed: bool) -> 
     return packed_attention.refusal(backbone, longest=longest)
 
 
-def padding(lengths: Indices, *, batch: int, tokens: int, seed: int) -> float:
-    """Share of padding in what length-sorted micro-batches compute, in the first steps of an epoch.
+def padding(steps: Sequence[Indices], *, tokens: int) -> float:
+    """Share of padding in what length-sorted micro-batches of so many tokens compute.
 
     Args:
-        lengths: Tokens of every example.
-        batch: Examples of a step.
-        tokens: In a micro-batch.
+        steps: Tokens of the examples of each step.
     """
-    steps = min(STEPS, steps_per_epoch(len(lengths), batch))
-    rows = [global_batch(step, rows=len(lengths), size=batch, seed=seed) for step in range(steps)]
-    cuts = [lengths[cut] for each in rows for cut in PADDED.cut(each, lengths, tokens=tokens)]
-    return 1 - int(lengths[np.concatenate(rows)].sum()) / sum(map(PADDED.tokens, cuts))
+    cuts = [lengths[cut] for lengths in steps for cut in PADDED.cut(np.arange(len(lengths)), lengths, tokens=tokens)]
+    return 1 - sum(int(lengths.sum()) for lengths in steps) / sum(map(PADDED.tokens, cuts))
+
+
+def _first_steps(rows: Sequence[tuple[TrainingSections, Indices]]) -> list[Indices]:
+    """Tokens of the examples of the first steps, evenly drawn by each training."""
+
+    def lengths(step: int) -> Iterator[Indices]:
+        for config, own in rows:
+            yield own[global_batch(step, rows=len(own), size=config.batch.size, seed=config.seed)]
+
+    steps = min(STEPS, *(steps_per_epoch(len(own), config.batch.size) for config, own in rows))
+    return [np.concatenate(list(lengths(step))) for step in range(steps)]
 
 
 def pays(share: float, *, compute: torch.dtype) -> bool:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from workbench import adapters, losses
 from workbench.adapters import bank as banks
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.batching import MicroBatch, global_batch
-from workbench.models import backbones, output_heads
+from workbench.models import backbones, first_token, output_heads
 from workbench.training.bank_trainer import Objective, Predict
 from workbench.training.optim import schedules
 
@@ -105,8 +106,10 @@ def test_bank_of_llama_equals_three_trainings_with_plain_peft(tmp_path: Path) ->
     model = tiny("Llama").double().requires_grad_(False)
     data = [Texts(50, 1), Texts(23, 2, shortest=9), Texts(31, 3)]
     wanted = alone(model, data, DIFFERENT, STEPS, torch.float64)
-    for tokens in (40, 10_000):  # several micro-batches, in which not every member has rows, and one
-        found = Together(model, data, DIFFERENT, tmp_path / str(tokens), head_outputs, tokens=tokens).fit()
+    # Several micro-batches, in which not every member has rows, and one.
+    for tokens, packed in ((40, False), (10_000, False), (40, True), (10_000, True)):
+        folder = tmp_path / f"{tokens}-{packed}"
+        found = Together(model, data, DIFFERENT, folder, head_outputs, tokens=tokens, packed=packed).fit()
         assert_same(found, wanted, losses=1e-5, adapters=1e-4)
     assert all(curve[-1] < 0.95 * curve[0] for curve in (wanted.losses[0], wanted.losses[2]))
 
@@ -145,6 +148,30 @@ def test_bank_over_quantised_weights(
     wanted = alone(model, data, gentle, STEPS, torch.float32)
     found = Together(model, data, gentle, tmp_path, head_outputs, compute=getattr(torch, compute), tokens=200).fit()
     assert_same(found, wanted, losses=losses, adapters=adapters)
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_packed_rows_of_members_drop_what_padded_ones_do(kind: str, tmp_path: Path) -> None:
+    dropped = [section(seed=seed, size=6 - seed, adapter={"dropout": 0.4, "rank": 3 + seed}) for seed in range(3)]
+    if kind == "llama":
+        model, rows, outputs = tiny("Llama").double().requires_grad_(False), Texts, head_outputs
+    else:
+        model, rows, outputs = bert(), LabelledSet, _narrowed_outputs
+    data = [rows(20, seed) for seed in range(3)]
+    padded, packed = (
+        Together(model, data, dropped, tmp_path / str(way), outputs, packed=way).fit() for way in (False, True)
+    )
+    # Next-token losses have float32 parts.
+    assert_same(packed, padded, **dict.fromkeys(("losses", "adapters"), 1e-5 if kind == "llama" else 1e-10))
+
+
+def _narrowed_outputs(model: PreTrainedModel, member: str, bank: banks.Bank) -> tuple[Predict, Objective]:
+    """The last block passes the first token of each row on, as a classifier's does."""
+    with bank.only(member):
+        rows = LabelledSet(2, 0).batch(np.arange(2)).inputs
+        first_token.narrow(bank.model, model, rows)
+    assert first_token.reads_packed(model)
+    return class_outputs(model, member, bank)
 
 
 def test_a_member_that_ended_stays_as_it_is_and_costs_nothing(tmp_path: Path) -> None:

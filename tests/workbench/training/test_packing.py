@@ -31,6 +31,8 @@ evaluate: {{every: 4, answers: 0}}
 save: {{every: 3}}
 """
 OF_AN_ENCODER = ("recipe=classify", "model.id={classifier}", "data.train={labelled}", "evaluate.every=null")
+FOLDS = ("recipe=crossval", "data={{train: {labelled}}}", "evaluate.every=null", "folds={{k: 2, column: fold}}")
+SWEEP = ("recipe=sweep", "sweep.over={{train.learning_rate: [1.0e-3, 2.0e-3]}}")
 WAYS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "recomputed": ("train.checkpointing=true", "adapter.dropout=0.3"),
@@ -62,12 +64,23 @@ def folder(tmp_path: Path, questions: Path) -> dict[str, str]:
     said = [" ".join(str(value) for value in row.values()) for row in rows]
     texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in said))
     labelled.write_text(
-        "".join(json.dumps({"text": text, "label": ["odd", "even"][len(text) % 2]}) + "\n" for text in said)
+        "".join(
+            json.dumps({"text": text, "label": ["odd", "even"][len(text) % 2], "fold": number // 2 % 2}) + "\n"
+            for number, text in enumerate(said)
+        )
     )
     for name, head in {"encoder": "MaskedLM", "classifier": "SequenceClassification"}.items():
         save_tiny(tmp_path / name, "Bert", head, MINILM)
     encoders = {name: str(tmp_path / name) for name in ("encoder", "classifier")}
-    return {**encoders, "texts": str(texts), "labelled": str(labelled)}
+    pairs = tmp_path / "pairs.jsonl"
+    worse = ["I do not know.", "No."]
+    pairs.write_text(
+        "".join(
+            json.dumps({"prompt": row["question"], "chosen": row["answer"], "rejected": worse[number % 2]}) + "\n"
+            for number, row in enumerate(rows)
+        )
+    )
+    return {**encoders, "texts": str(texts), "labelled": str(labelled), "pairs": str(pairs)}
 
 
 @pytest.fixture
@@ -84,7 +97,9 @@ def losses(run: Path) -> list[float]:
 
 
 def is_packed(run: Path) -> bool:
-    return bool(json.loads((run / "manifest.json").read_text())["batch"]["packed"])
+    manifests = [json.loads(path.read_text()) for path in sorted(run.rglob("manifest.json"))]
+    (packed,) = {each["batch"]["packed"] for each in manifests if "packed" in each.get("batch", {})}
+    return bool(packed)
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -96,6 +111,30 @@ def test_the_curve_is_that_of_padded_rows(
     padded = train(*words, "batch.packing=false", name="padded")
     assert is_packed(packed) and not is_packed(padded)
     assert losses(packed) == pytest.approx(losses(padded), rel=2e-5)
+
+
+MEMBERS: dict[str, tuple[str, ...]] = {
+    "folds of an encoder": ("model.id={classifier}", *FOLDS),
+    "folds of a causal model": ("model.id={model}", *FOLDS),
+    "folds one after another": ("model.id={model}", *FOLDS, "folds.together=false"),
+    "classes of a sweep": (*OF_AN_ENCODER, *SWEEP, "sweep.of=classify", "evaluate.every=4"),
+    "texts of a sweep": ("adapter.dropout=0.3", *SWEEP),
+    "pairs of a sweep": ("data.train={pairs}", *SWEEP, "sweep.of=prefer"),
+}
+
+
+@pytest.mark.parametrize("way", MEMBERS.values(), ids=MEMBERS)
+def test_the_curves_of_members_are_those_of_padded_rows(
+    train: Callable[..., Path], way: tuple[str, ...], folder: dict[str, str], short_stories: str
+) -> None:
+    words = [word.format(**folder, model=short_stories) for word in way]
+    packed = train(*words, "batch.packing=true", name="packed")
+    padded = train(*words, "batch.packing=false", name="padded")
+    members = [path.relative_to(packed) for path in sorted(packed.rglob("metrics.jsonl")) if path.parent != packed]
+    assert len(members) >= 2 and is_packed(packed) and not is_packed(padded)
+    for member in members:
+        curves = [losses((run / member).parent) for run in (packed, padded)]
+        assert curves[0] == pytest.approx(curves[1], rel=2e-5)
 
 
 def test_a_stopped_run_has_the_same_bits_and_may_go_on_padded(
@@ -119,12 +158,13 @@ def test_a_stopped_run_has_the_same_bits_and_may_go_on_padded(
 
 def test_padding_is_what_a_count_of_the_first_steps_finds() -> None:
     lengths = np.random.default_rng(0).integers(1, 50, 300)
+    steps = [global_batch(step, rows=300, size=16, seed=3) for step in range(packing.STEPS)]
     real = computed = 0
-    for step in range(packing.STEPS):
-        for part in PADDED.cut(global_batch(step, rows=300, size=16, seed=3), lengths, tokens=200):
+    for rows in steps:
+        for part in PADDED.cut(rows, lengths, tokens=200):
             real, computed = real + lengths[part].sum(), computed + len(part) * lengths[part].max()
-    assert packing.padding(lengths, batch=16, tokens=200, seed=3) == pytest.approx(1 - real / computed)
-    assert packing.padding(np.full(300, 7), batch=16, tokens=200, seed=3) == 0
+    assert packing.padding([lengths[rows] for rows in steps], tokens=200) == pytest.approx(1 - real / computed)
+    assert packing.padding([np.full(300, 7)], tokens=200) == 0
 
 
 @pytest.mark.parametrize(("compute", "some", "much"), [("float32", 0.02, 0.04), ("bfloat16", 0.09, 0.11)])

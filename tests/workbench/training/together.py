@@ -19,6 +19,7 @@ from tests.conftest import tiny
 from workbench.adapters import bank as banks
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_inputs
+from workbench.models import packed_attention
 from workbench.runs import run_directory
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_trainer import BankTrainer, Objective, Predict
@@ -146,24 +147,27 @@ class Together:
     outputs: Callable[[PreTrainedModel, str, banks.Bank], tuple[Predict, Objective]]
     compute: torch.dtype = torch.float64
     tokens: int = 40
+    packed: bool = False
     prepare: Callable[[banks.Bank], object] = lambda bank: None
     during: Callable[[BankTrainer], AbstractContextManager[object]] = lambda fit: nullcontext()
 
     def fit(self, callback: Silent | None = None, *, resume: bool = False) -> Trained:
-        model = copy.deepcopy(self.model)
+        packed_attention.register()
+        model, packing = copy.deepcopy(self.model), {"packing": self.packed}
+        configs = [each.model_copy(update={"batch": each.batch.model_copy(update=packing)}) for each in self.configs]
         bank, freezer = freezing.attach_bank(
             model,
-            self.configs[0],
-            [each.adapter for each in self.configs],
-            seeds=[each.seed for each in self.configs],
+            configs[0],
+            [each.adapter for each in configs],
+            seeds=[each.seed for each in configs],
         )
         self.prepare(bank)
         predict, objective = self.outputs(model, bank.members[0], bank)
-        run = run_directory.start(self.folder, self.configs[0], resume=resume)
+        run = run_directory.start(self.folder, configs[0], resume=resume)
         members = [run.child(f"members/{number}") for number in range(len(self.data))]
         train_tasks = [
             TrainTask(data, lambda: 1.0, config, member)  # never better: patience runs out
-            for data, config, member in zip(self.data, self.configs, members, strict=True)
+            for data, config, member in zip(self.data, configs, members, strict=True)
         ]
         callback = callback or Silent()
         fit = BankTrainer(
@@ -175,6 +179,7 @@ class Together:
             compute=self.compute,
             tokens=self.tokens,
             callback=callback,
+            reads_packed=self.packed,
         )
         try:
             with self.during(fit):
