@@ -55,8 +55,8 @@ CASES = {
     ),
     "pictures": Case(
         "check my.yaml recipe=classify data.format=image data.clean=[symbols]",
-        "data.clean judges texts by their words",
-        "Leave data.clean out",
+        "data.clean=symbols: judges texts by their words",
+        "Leave it out; pictures have exact_duplicate and near_duplicate.",
     ),
     "no such recipe": Case("data sft/quickstrat", "sft/quickstrat: no such recipe", "Did you mean `sft/quickstart`?"),
     "no such file": Case("data my.yaml data.train=row.jsonl", "row.jsonl: no such file", "Did you mean `rows.jsonl`?"),

@@ -166,6 +166,35 @@ def test_randaugment_draws_the_same_for_any_micro_batch(train: Train) -> None:
     np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-5, atol=1e-6)
 
 
+def test_copies_of_pictures_are_left_out_of_training(vit: str, tmp_path: Path) -> None:
+    drawn = draw(tmp_path / "drawn", 12)
+    first, other, *_ = sorted(drawn.rglob("*.png"))
+    new = draw(tmp_path / "new", 3, seed=1)
+    with Image.open(first) as picture:
+        picture.save(new / first.parent.name / "9000.bmp")  # the same pixels
+    with Image.open(other) as picture:
+        picture.save(new / other.parent.name / "9001.jpg", quality=90)
+    held = draw(tmp_path / "held", 3, seed=2)
+    path = tmp_path / "my.yaml"
+    path.write_text(
+        f"recipe: classify\nmodel: {{id: {vit}}}\nadapter: {{method: lora}}\ntrain: {{steps: 1}}\n"
+        f"data: {{format: image, sources: {{old: {{path: {drawn}}}, new: {{path: {new}}}}}, held_out: {held}}}\n"
+    )
+    for rules, left_out in (
+        ("exact_duplicate", ["9000.bmp"]),
+        ("near_duplicate,exact_duplicate", ["9000.bmp", "9001.jpg"]),
+    ):
+        inspected = check(load(str(path), [f"data.clean=[{rules}]"]))
+        assert isinstance(inspected, ClassInspection)
+        train = inspected.data.train
+        assert train.cleaning is not None
+        assert sorted(Path(place).name for place in train.cleaning.places) == left_out
+        assert len(train) == 12 + 5 - len(left_out)
+        assert any(
+            note.startswith(f"data.clean left {len(left_out)} of 17 training rows out") for note in inspected.notes
+        )
+
+
 def test_a_stopped_run_goes_on_bit_by_bit(train: Train, augmented: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from workbench.cli.console import Terminal
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workbench.config.clean_rules import DUPLICATE_RULES
 from workbench.config.run_sections import RunSections
 
 
@@ -62,8 +63,11 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
             "data.decontaminate compares words; copies of pictures are found by data.overlap, and in crossval by "
             "duplicates.overlap. Leave data.decontaminate out."
         )
-    if config.data.clean:
-        yield "data.clean judges texts by their words; rows with data.format=image have none. Leave data.clean out."
+    if worded := [rule for rule in config.data.clean if rule not in DUPLICATE_RULES]:
+        yield (
+            f"data.clean={', '.join(worded)}: judges texts by their words, and rows with data.format=image have none. "
+            f"Leave {'it' if len(worded) == 1 else 'them'} out; pictures have {' and '.join(DUPLICATE_RULES)}."
+        )
     if shingled := [f"duplicates.{name}" for name in ("shingle", "size") if config.duplicates.differs(name)]:
         yield (
             f"data.format=image has no shingles: leave {' and '.join(shingled)} out, for text alone. "

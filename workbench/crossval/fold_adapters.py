@@ -303,9 +303,7 @@ def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callb
         loss = model.row_loss(_objective(context.config, each), tap, strength=strength)
         fit = Trainer(
             model=attached,
-            signal=TrainingSignal(
-                task.train, loss, tap=tap, reads_packed=model.reads_packed(context.config.adapter)
-            ),
+            signal=TrainingSignal(task.train, loss, tap=tap, reads_packed=model.reads_packed(context.config.adapter)),
             freezer=freezer,
             held_out=context.rows,
             kept=context.kept,

@@ -19,9 +19,7 @@ from workbench.errors import FileError
 @pytest.mark.parametrize("most", [byte_store.IN_MEMORY, 5], ids=["in memory", "in a file"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(max_size=9), max_size=9), st.data())
-def test_bytes_come_back(
-    most: int, monkeypatch: pytest.MonkeyPatch, chunks: list[bytes], data: st.DataObject
-) -> None:
+def test_bytes_come_back(most: int, monkeypatch: pytest.MonkeyPatch, chunks: list[bytes], data: st.DataObject) -> None:
     monkeypatch.setattr(byte_store, "IN_MEMORY", most)
     store, whole = ByteStore(iter(chunks)), b"".join(chunks)
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))

@@ -28,8 +28,9 @@ from workbench.data.labelled.row_reader import RowReader
 from workbench.data.text import contamination
 from workbench.data.text.contamination import Contamination
 from workbench.data.text.decontamination import TextRow
-from workbench.data.text.quality import cleaning
+from workbench.data.text.quality import cleaning, flagging
 from workbench.data.text.quality.cleaning import Cleaning
+from workbench.data.text.quality.flagging import Flag
 from workbench.data.text.quality.row_texts import RowText
 from workbench.errors import DataError
 
@@ -229,7 +230,7 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
             trains[name], shares[name] = held_out_rows.split(trains[name], config, share=config.data.own_share)
     held_out = held_out or shares
     sets = contamination.evaluation_sets(held_out, test)
-    trains, left_out = cleaned(trains, config)
+    trains, left_out = cleaned(trains, config, reader)
     found = list[Contamination | None]()
     for name, train in trains.items():
         for other in sets.values():
@@ -292,7 +293,9 @@ def _names(sets: Mapping[str, RecordSource]) -> str:
     return " + ".join(source.name for source in sets.values())
 
 
-def cleaned(trains: Mapping[str, RecordSource], config: RunConfig) -> tuple[dict[str, RecordSource], Cleaning | None]:
+def cleaned(
+    trains: Mapping[str, RecordSource], config: RunConfig, reader: RowReader
+) -> tuple[dict[str, RecordSource], Cleaning | None]:
     """Training rows of each source without those that `data.clean` flags, duplicates in an earlier source included.
 
     And what it found; None where it names no rule.
@@ -300,11 +303,20 @@ def cleaned(trains: Mapping[str, RecordSource], config: RunConfig) -> tuple[dict
     if not config.data.clean:
         return dict(trains), None
     read = [(train.name, map(row_text, train.records)) for train in trains.values()]
-    found = cleaning.find_in_sources(read, config.data.clean)
+    repeats = _repeated_pictures(list(trains.values()), config.data.clean, reader) if config.reads_pictures else None
+    found = cleaning.find_in_sources(read, config.data.clean, repeats=repeats)
     return {
         name: train.subset(own.kept([record.place for record in train.records]))
         for (name, train), own in zip(trains.items(), found, strict=True)
     }, cleaning.joined(found)
+
+
+def _repeated_pictures(trains: Sequence[RecordSource], rules: Sequence[str], reader: RowReader) -> list[Flag]:
+    """Flags on pictures that repeat an earlier one, in the rows of all sources one after another."""
+    records = [record for train in trains for record in train.records]
+    rows = [row_text(record) for record in records]
+    exact = [record.key for record in records]
+    return flagging.by_keys(rows, rules, exact, lambda: reader.duplicates(trains).cluster_N.tolist())
 
 
 def row_text(record: LabelledRecord) -> RowText:

@@ -106,15 +106,23 @@ def outlook(rows: Iterable[RowText]) -> list[str]:
     ]
 
 
-def find_in_sources(sources: Sequence[tuple[str, Iterable[RowText]]], rules: Sequence[str]) -> list[Cleaning]:
+def find_in_sources(
+    sources: Sequence[tuple[str, Iterable[RowText]]], rules: Sequence[str], *, repeats: Sequence[Flag] | None = None
+) -> list[Cleaning]:
     """Judge the training rows of several files, each with its name: of duplicates in any of them the first stays.
 
     Otherwise as `find`.
+
+    Args:
+        repeats: Flags of its rules on duplicates, in the rows of all files one after another; None: they are looked
+            for among the texts.
     """
-    if len(sources) == 1 or not set(DUPLICATE_RULES) & set(rules):
+    if repeats is None and (len(sources) == 1 or not set(DUPLICATE_RULES) & set(rules)):
         return [find(name, rows, rules) for name, rows in sources]
     held = [list(rows) for _, rows in sources]
-    repeats = flagging.by_comparison([row for rows in held for row in rows], list(set(DUPLICATE_RULES) & set(rules)))
+    if repeats is None:
+        wanted = list(set(DUPLICATE_RULES) & set(rules))
+        repeats = flagging.by_comparison([row for rows in held for row in rows], wanted)
     apart = flagging.apart(repeats, [len(rows) for rows in held])
     return [find(name, rows, rules, repeats=own) for (name, _), rows, own in zip(sources, held, apart, strict=True)]
 

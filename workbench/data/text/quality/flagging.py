@@ -72,13 +72,29 @@ def by_comparison(
     flags = _other_languages(rows) if "other_language" in names else []
     if not set(DUPLICATE_RULES) & set(names):
         return flags
-    exact = repeats("exact_duplicate", rows, [normalised(row.text) for row in rows], titles)
-    if "exact_duplicate" in names:
-        flags += exact
+    keys = [normalised(row.text) for row in rows]
+    return flags + by_keys(rows, names, keys, lambda: near_keys(rows, near([row.text for row in rows])), titles)
+
+
+def by_keys(
+    rows: Sequence[RowText],
+    names: Sequence[str],
+    exact: Sequence[object],
+    near: Callable[[], Sequence[object]],
+    titles: Sequence[str] = (),
+) -> list[Flag]:
+    """Flags on duplicates by the rules among `names`, a near-duplicate where it is no exact one.
+
+    Args:
+        exact: Equal for rows that are the same.
+        near: Gives what is equal for rows that are alike.
+        titles: See `repeats`.
+    """
+    same = repeats("exact_duplicate", rows, exact, titles)
+    flags = same if "exact_duplicate" in names else []
     if "near_duplicate" in names:
-        known = {flag.row for flag in exact}
-        clusters = near_keys(rows, near([row.text for row in rows]))
-        flags += [flag for flag in repeats("near_duplicate", rows, clusters, titles) if flag.row not in known]
+        known = {flag.row for flag in same}
+        flags = flags + [flag for flag in repeats("near_duplicate", rows, near(), titles) if flag.row not in known]
     return flags
 
 
