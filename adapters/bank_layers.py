@@ -171,7 +171,7 @@ class RoutedHead(ModulesToSaveWrapper):
     routing: Routing
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.routing.is_packed and x.ndim > 2 and len(x) == 1:  # one sequence (1, T, ...), which a head of tokens reads
+        if self.routing.is_packed and x.ndim > 2 and len(x) == 1:  # a sequence (1, T, ...) that a head of tokens reads
             parts = [self.modules_to_save[member](x[:, where]) for member, where in self.routing.token_slices(x)]
             return torch.cat(parts, dim=1)
         return torch.cat([self.modules_to_save[member](x[where]) for member, where in self.routing.slices(x)])

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench import evaluation
 from workbench.config import RunConfig, tasks
 from workbench.config.prefer_config import PreferConfig
-from workbench.data import named_sets
+from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import answer_signals, tokenized
 from workbench.data.text.chat import ChatEncoder
@@ -41,6 +41,7 @@ from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preference_objective, preflight
 from workbench.training.callbacks import Callback
+from workbench.training.limits import total_steps
 from workbench.training.preference_objective import KtoLook, PreferenceObjective
 from workbench.training.signal import TrainingSignal
 
@@ -97,6 +98,8 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Ju
     data = tokenized.load(config.data, tokenizer, JudgedEncoder(template), seed=config.seed)
     pairs = JudgedSplits(*(None if split is None else _judged(split, config, tokenizer) for split in data))  # type: ignore[arg-type]
     require_ends(data)
+    train = mixture.mixed(pairs.train, config)
+    mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = [pairs.train, pairs.held_out, *([pairs.test] if pairs.test else [])]
     preflight.require_backbone(config, splits, tasks.of(config))
     preference_reference.find(config, tokenizer)
@@ -191,7 +194,8 @@ class PreferenceRun(StartedRun):
             )
             return objective(read(batch), batch.labels_N, rows=rows, scale=scale)
 
-        return TrainingSignal(train, loss, reads_packed=True, meter=objective.meter, look=look)
+        mixed = mixture.mixed(train, self.config)
+        return TrainingSignal(mixed, loss, reads_packed=True, meter=objective.meter, look=look)
 
     def objective(self, config: PreferConfig, beta: Callable[[], float]) -> PreferenceObjective:
         """The loss of training examples by a section; its `beta` is that of now."""

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.adapters import Full
 from workbench.config import RunConfig, tasks
+from workbench.data import mixture
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_set import JudgedSet, JudgedSplits
 from workbench.models import backbones, exported
@@ -26,7 +27,8 @@ LONGER = 1.5
 def inspect(config: RunConfig) -> Inspection:
     """Findings of `check`, for a run that is not refused."""
     tokenizer, _, pairs = prefer.prepare(config)
-    train = pairs.train
+    train, mixed = pairs.train, mixture.mixed(pairs.train, config)
+    steps = total_steps(config, len(mixed))
     shown = np.unique(np.linspace(0, len(train) - 1, num=min(SHOWN, len(train)), dtype=np.int64)).tolist()
     model = backbones.skeleton(config.model, task=tasks.of(config), trainable=isinstance(config.adapter, Full))
     return Inspection(
@@ -34,8 +36,9 @@ def inspect(config: RunConfig) -> Inspection:
         data=prefer.answers(pairs),
         examples=[each for example in shown for each in _rendered(train, example, tokenizer)],
         targets=config.adapter.modules(model),
-        steps=total_steps(config, len(train)),
+        steps=steps,
         notes=[
+            *mixture.in_words(mixed, config, steps),
             *_sizes(pairs.train, pairs.held_out),
             *_lengths(train),
             *(f"Left out: {reason}" for reason in train.answers.skipped[:5]),

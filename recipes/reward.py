@@ -16,7 +16,7 @@ from workbench.adapters import anatomy
 from workbench.config import DataConfig, RunConfig, tasks
 from workbench.config.basic_sections import MARGIN
 from workbench.config.tasks import Task
-from workbench.data import named_sets
+from workbench.data import mixture, named_sets
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
@@ -35,6 +35,7 @@ from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
+from workbench.training.limits import total_steps
 from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]
@@ -59,6 +60,8 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Ju
     template = chat_encoder(config, tokenizer)
     data = read(config, tokenizer, template)
     pairs = JudgedSplits(*(None if split is None else judged(split, pairs=True) for split in data))  # type: ignore[arg-type]
+    train = mixture.mixed(pairs.train, config)
+    mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = [pairs.train, pairs.held_out, *([pairs.test] if pairs.test else [])]
     return tokenizer, template, pairs, preflight.require_backbone(config, splits, tasks.of(config))
 
@@ -104,7 +107,8 @@ class RewardRun(SingleRun[RewardModel, JudgedSet]):
 
     def supervise(self, live: RewardModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         train = self.pairs.train
-        return TrainingSignal(train, live.pair_loss(train, centre=self.config.reward.centre))
+        loss = live.pair_loss(train, centre=self.config.reward.centre)
+        return TrainingSignal(mixture.mixed(train, self.config), loss)
 
     def width(self, live: RewardModel) -> int:
         return anatomy.hidden_size(live.classifier.backbone.config)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.config import RunConfig
+from workbench.data import mixture
 from workbench.data.text import tokenized
 from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.judged_set import JudgedSet, judged
@@ -25,7 +26,8 @@ from workbench.training.limits import total_steps
 def inspect(config: RunConfig) -> Inspection:
     """Findings of `check`, for a run that is not refused."""
     tokenizer, _, pairs, targets = reward.prepare(config)
-    train = pairs.train
+    train, mixed = pairs.train, mixture.mixed(pairs.train, config)
+    steps = total_steps(config, len(mixed))
     shown = np.unique(np.linspace(0, len(train) - 1, num=min(SHOWN, len(train)), dtype=np.int64)).tolist()
     examples = [
         (
@@ -40,8 +42,9 @@ def inspect(config: RunConfig) -> Inspection:
         data=Splits(*(None if split is None else split.answers for split in pairs)),  # type: ignore[arg-type]
         examples=examples,
         targets=targets,
-        steps=total_steps(config, len(train)),
+        steps=steps,
         notes=[
+            *mixture.in_words(mixed, config, steps),
             *_lengths(train),
             *(f"Left out: {reason}" for reason in train.answers.skipped[:5]),
             *([train.answers.cleaning.sentence] if train.answers.cleaning else ()),

@@ -177,7 +177,7 @@ class PreferenceTask(SweepTask):
             backbone=backbone,
             predict=lambda batch: head.hidden(together.model, batch.inputs).flatten(0, 1)[batch.positions_N],
             reads_packed=True,
-            train=[judged.pairs.train] * len(trials),
+            train=[mixture.mixed(judged.pairs.train, trial.config) for trial in trials],
             objectives=[objective(trial) for trial in trials],
             held_out_loss=lambda rows: (judged if rows is None else judged.on_held_out(rows)).held_out_loss(live)[0],
             save=lambda folder, adapter: exported.save(

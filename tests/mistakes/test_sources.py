@@ -44,6 +44,9 @@ CASES = {
         f"{BOTH} data.mix.by=weight data.mix.temperature=2", "mix.by=weight has none", "Leave one", two
     ),
     "cold": Case(f"{BOTH} data.mix.temperature=0.5", "data.mix.temperature", "1", two),
+    "pairs that are learned": Case(
+        f"{BOTH} recipe=reward {LEARNED}", "recipe=reward compares answers", "Write data.mix.by=size or weight", two
+    ),
     "folds": Case(f"{BOTH} recipe=crossval", "data.sources is for recipe=sft|mlm|classify", "Write data.train", two),
     "classes drawn": Case(
         f"{BOTH} recipe=classify classes.sampling=even",

@@ -13,6 +13,8 @@ import pytest
 
 import workbench
 from tests.stopping import stop_after
+from workbench.data.batching import Indices, MicroBatch
+from workbench.data.text.judged_set import JudgedSet
 from workbench.errors import Stopped
 from workbench.recipes.check import check
 from workbench.recipes.load import load
@@ -83,6 +85,48 @@ def test_a_stopped_run_in_small_micro_batches_goes_on_to_the_same_losses(
     ]
     small = [line["loss"] for line in _lines(train("small", "batch.tokens_per_device=60"))]
     assert small == pytest.approx([line["loss"] for line in _lines(taught)], rel=1e-5)
+
+
+@pytest.mark.parametrize("recipe", ["prefer", "reward"])
+def test_pairs_of_several_sources_are_drawn_by_their_weights_also_after_a_stop(
+    recipe: str, tmp_path: Path, stories: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in zip((*NAMES, "held"), (30, 9, 4), strict=True):
+        rows = [{"prompt": f"{name} {n}?", "chosen": f"{n * n} it is", "rejected": "No" * (n % 3)} for n in range(size)]
+        rows = [row | {"rejected": row["rejected"] or "I do not know"} for row in rows]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"data.sources.{name}.path={tmp_path}/{name}.jsonl" for name in NAMES]
+    words += [f"model.id={stories}", "model.weights=float32", "model.compute=float32", "data.mix.by=weight"]
+    words += [f"data.held_out={tmp_path}/held.jsonl"]
+    words += ["data.sources.tales.weight=2", "train.epochs=null", "train.steps=6", "batch.size=6", "data.mix.rows=18"]
+    words += ["evaluate.every=null", "evaluate.answers=0", "batch.tokens_per_device=100000"]
+    taken, batch = list[str](), JudgedSet.batch
+
+    def seen(rows: JudgedSet, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        taken.extend(rows.place(int(index)).split(".jsonl")[0] for index in indices)
+        return batch(rows, indices, epoch=epoch)
+
+    notes = "\n".join(check(load(f"{recipe}/quickstart", words)).notes)
+    assert "sums: 30 rows" in notes and "tales: 9 rows" in notes and "66.7% of the draws, 2.67 passes" in notes
+    with monkeypatch.context() as patch:
+        patch.setattr(JudgedSet, "batch", seen)
+        whole = workbench.run(f"{recipe}/quickstart", words, out=tmp_path / "whole", quiet=True)
+    assert {name: taken.count(name) / len(taken) for name in NAMES} == pytest.approx({"sums": 1 / 3, "tales": 2 / 3})
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(Stopped):
+            workbench.run(f"{recipe}/quickstart", words, out=tmp_path / "broken", quiet=True)
+    broken = workbench.run(f"{recipe}/quickstart", words, out=tmp_path / "broken", quiet=True, resume=True)
+    assert [line["loss"] for line in _lines(broken)] == [line["loss"] for line in _lines(whole)]
+    small = [
+        line["loss"]
+        for line in _lines(
+            workbench.run(
+                f"{recipe}/quickstart", [*words, "batch.tokens_per_device=90"], out=tmp_path / "small", quiet=True
+            )
+        )
+    ]
+    assert small == pytest.approx([line["loss"] for line in _lines(whole)], rel=1e-4)
 
 
 @pytest.mark.slow

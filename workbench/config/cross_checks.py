@@ -49,7 +49,7 @@ _ONLY_FOR = {
     "reinforce": ("reinforce",),
 }
 """Sections that only some recipes read."""
-_MIX_SOURCES = ("sft", "mlm", "classify")
+_MIX_SOURCES = ("sft", "mlm", "classify", "prefer", "reward")
 """Recipes that mix rows of several sources."""
 _SCORE_SETS = ("sft", "mlm", "classify", "crossval", "prefer", "reward", "embed")
 """Recipes that score several sets, each by its name."""
@@ -192,6 +192,11 @@ def _of_sources(config: RunSections) -> Iterator[str]:
         yield (
             f"data.sources is for recipe={'|'.join(_MIX_SOURCES)}; recipe={config.recipe} reads one source. "
             "Write data.train."
+        )
+    if data.mix.by == "learned" and config.recipe in ("prefer", "reward"):
+        yield (
+            f"data.mix.by=learned compares sources by losses of single rows, and recipe={config.recipe} compares "
+            "answers. Write data.mix.by=size or weight."
         )
     if data.curriculum.by != "none":
         yield "data.curriculum orders the rows of one source; data.sources mixes several. Leave one of them out."

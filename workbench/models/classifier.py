@@ -48,7 +48,7 @@ class Classifier:
     """The module that gives outputs to each token, of which a row's last real one counts; None for an encoder's."""
 
     def reads_packed(self, method: Method) -> bool:
-        """Whether it finds the outputs of packed rows, and an adapter of this method gives them what it gives padded ones.
+        """Whether it finds the outputs of packed rows, which an adapter of this method makes those of padded ones.
 
         An encoder's head looks at the first token of a sequence, and finds those of packed rows as rows of one token,
         for which a method that draws would draw other numbers.

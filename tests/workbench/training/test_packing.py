@@ -167,7 +167,7 @@ def test_padding_is_what_a_count_of_the_first_steps_finds() -> None:
     assert packing.padding([np.full(300, 7)], tokens=200) == 0
 
 
-@pytest.mark.parametrize(("compute", "some", "much"), [("float32", 0.02, 0.04), ("bfloat16", 0.09, 0.11)])
+@pytest.mark.parametrize(("compute", "some", "much"), [("float32", 0.02, 0.04), ("bfloat16", 0.11, 0.13)])
 def test_auto_packs_from_the_share_of_padding_from_which_it_is_faster(compute: str, some: float, much: float) -> None:
     assert not packing.pays(some, compute=getattr(torch, compute))
     assert packing.pays(much, compute=getattr(torch, compute))
