@@ -27,7 +27,7 @@ class ByteStore:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with ExitStack() as stack:
-                file = stack.enter_context(SpooledTemporaryFile(IN_MEMORY, dir=folder))
+                file = stack.enter_context(SpooledTemporaryFile(IN_MEMORY, dir=str(folder)))
                 for chunk in chunks:
                     file.write(chunk)
                 self._size = file.tell()

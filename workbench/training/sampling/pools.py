@@ -69,7 +69,8 @@ class ImportanceSampling(PoolSampler):
 
     It begins when the gain, the factor by which an even batch would have to grow for as small a variance, pays for the
     forward pass over the pool, and ends when it does so no longer. The paper counts a backward pass as two forward
-    passes; over frozen weights it is one here.
+    passes; over frozen weights it is one here. The paper's gain is the root of this one, as if the variance of a mean
+    fell with the square of the batch, and so its gate opens later than it pays.
     """
 
     def __init__(self, train: Examples, config: TrainingSections, steps: int | None, ranks: Ranks) -> None:
@@ -139,9 +140,13 @@ def importance_weights(times_M: Indices, chance_M: Floats, supervised_M: Weights
 
 
 def gain(norm_M: Floats) -> float:
-    """Factor by which an even batch would have to grow for the variance of drawing in proportion to `norm_M`; tau."""
+    """Factor by which an even batch would have to grow at least for the variance of drawing in proportion to `norm_M`.
+
+    The second moments of the two are (mean of norms^2) / B and (mean of norms)^2 / B; the square of the mean gradient,
+    which the variance lacks of both, makes the factor larger. It is the square of the paper's tau.
+    """
     share_M = norm_M / norm_M.sum()
-    return float(np.sqrt(len(share_M) * (share_M**2).sum()))
+    return float(len(share_M) * (share_M**2).sum())
 
 
 class SelectiveBackprop(PoolSampler):

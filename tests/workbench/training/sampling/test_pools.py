@@ -51,23 +51,45 @@ def test_rows_are_drawn_in_proportion_to_the_bound_of_their_gradient() -> None:
     np.testing.assert_allclose(counts / counts.sum(), chance_N, atol=4 * np.sqrt(0.2 / 12000))
 
 
-def test_the_gain_is_the_papers() -> None:
+def test_the_gain_is_the_square_of_the_papers() -> None:
     norm_M = np.random.default_rng(0).gamma(0.4, size=30)
     share_M, even = norm_M / norm_M.sum(), 1 / 30
-    wanted = 1 / np.sqrt(1 - ((share_M - even) ** 2).sum() / (share_M**2).sum())
-    assert gain(norm_M) == pytest.approx(wanted)
+    papers = 1 / np.sqrt(1 - ((share_M - even) ** 2).sum() / (share_M**2).sum())
+    assert gain(norm_M) == pytest.approx(papers**2)
     assert gain(np.ones(5)) == pytest.approx(1), "equal rows: nothing to gain"
-    assert gain(np.array([1.0, 0, 0, 0])) == pytest.approx(2), "the root of their number, where one row is all"
+    assert gain(np.array([1.0, 0, 0, 0])) == pytest.approx(4), "their number, where one row is all"
+
+
+def test_an_even_batch_that_is_larger_by_the_gain_has_the_same_variance() -> None:
+    """Exact enumeration of all that can be drawn, for gradients whose mean is 0."""
+    gradient_M = np.array([-1.0, -1, 4, -1, -1, 0])
+    chance_M = np.abs(gradient_M) / np.abs(gradient_M).sum()
+    assert gain(np.abs(gradient_M)) == pytest.approx(6 * 20 / 64)
+    drawn = {}
+    for draws in (1, 2):
+        ways = product(range(6), repeat=draws)
+        drawn[draws] = sum(
+            np.prod(chance_M[list(way)]) * np.mean([gradient_M[row] / (6 * chance_M[row]) for row in way]) ** 2
+            for way in ways
+            if chance_M[list(way)].all()
+        )
+    even = {
+        draws: np.mean([gradient_M[list(way)].mean() ** 2 for way in product(range(6), repeat=draws)])
+        for draws in (1, 2, 5)
+    }
+    for draws, variance in drawn.items():
+        assert even[1] / variance == pytest.approx(draws * gain(np.abs(gradient_M)))
+    assert even[1] / even[5] == pytest.approx(5), "the variance of a mean falls with the batch, not with its square"
 
 
 def test_it_begins_where_it_pays_and_ends_where_it_does_no_longer() -> None:
     found = sampler([4] * 12, 400, size=12, by="importance", pool=2)
     assert isinstance(found, ImportanceSampling) and found.pays == 2, "a backward pass over frozen weights is one more"
     assert all(draw.weight_N is None for draw in followed(found, EVEN, 0, 40)), "equal rows never pay"
-    draws = followed(found, HARD, 40, 80)
+    draws = followed(found, [8.0] * 4 + [1e-4] * 8, 40, 80)  # a gain of 3
     begun = next(number for number, draw in enumerate(draws) if draw.weight_N is not None)
     assert 5 < begun < 20, "the running mean of the gain has to come over the threshold"
-    assert all(draw.weight_N is not None and 0 in draw.rows for draw in draws[begun:])
+    assert all(draw.weight_N is not None and set(draw.rows) <= {0, 1, 2, 3} for draw in draws[begun:])
     assert followed(found, EVEN, 80, 120)[-1].weight_N is None
 
 
