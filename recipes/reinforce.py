@@ -169,10 +169,14 @@ class ReinforceRun(StartedRun):
         if not self.answers_samples:
             return ()
         rows, judge = self.data.held_out, self._judge(self.data.held_out)
-        order = np.random.default_rng(self.config.seed).permutation(len(rows))[: self.config.evaluate.samples]
+        order = np.random.default_rng(self.config.seed).permutation(len(rows))[: self.sample_count]
         prompts, written = self._written(live, rows, order, None)
         pairs = zip(order, prompts, written, strict=True)
         return [GeneratedAnswer(rows.place(int(row)), judge.text(prompt), "", text) for row, prompt, text in pairs]
+
+    @property
+    def sample_count(self) -> int:
+        return self.config.evaluate.samples  # no number of answers means all of them here
 
     def score(self, model: ExportedModel, rows: TokenizedSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):

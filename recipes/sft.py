@@ -204,7 +204,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         if not self.answers_samples:
             return ()
         config, rows = self.config, self.data.held_out
-        chosen = evaluation.drawn_prompts(rows, config.evaluate.samples, seed=config.seed)
+        chosen = evaluation.drawn_prompts(rows, self.sample_count, seed=config.seed)
         with self.uncompiled():
             return list(
                 evaluation.answers_to(
@@ -215,7 +215,12 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     @property
     def answers_samples(self) -> bool:
         """Whether the model that trains writes text, and the first process, which alone lets it, has all of it."""
-        return self.task is TEXT and not self.placement.cuts_weights and self.config.evaluate.samples > 0
+        return self.task is TEXT and not self.placement.cuts_weights and self.sample_count > 0
+
+    @property
+    def sample_count(self) -> int:
+        """Prompts of sample answers: none where the run is to write no answers."""
+        return min(self.config.evaluate.samples, self.config.evaluate.answers)
 
     def uncompiled(self) -> AbstractContextManager[object]:
         """Inside it, blocks that are compiled compute as they would not: each length of a text would be compiled."""

@@ -282,7 +282,8 @@ class EvaluateConfig(Section):
     samples: Annotated[int, Field(ge=0)] = 3
     """Held-out prompts, drawn by the seed, that are answered before training and at each evaluation, greedily: the
     same through the run, in samples.jsonl and on the page of `workbench ui`. Recipes sft, prefer, reinforce and distill
-    (of texts), where every device has all weights. Never changes the training; 0: none."""
+    (of texts), where every device has all weights. At most as many as `answers` but in reinforce; never changes the
+    training. 0: none."""
     patience: PositiveInt | None = None
     """Stop after this many evaluations without a better held-out loss; null: never."""
     probe: NonNegativeInt | Literal["auto"] = "auto"
