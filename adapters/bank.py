@@ -85,6 +85,9 @@ class Bank:
         for layer in self._layers:
             layer.get_base_layer().train()
             layer.lora_dropout.train()
+        for module in self.model.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                module.training = True  # else transformers keeps its activations
 
     def save(self, member: str, folder: Path) -> None:
         """Write one member into `folder` in PEFT's format, as `adapters.save` does with an adapter that is alone."""

@@ -27,7 +27,8 @@ from workbench.training.signal import Loss
 
 def require_able(base: RunConfig) -> None:
     """Raise ConfigError where no bank holds such adapters."""
-    if reason := bank_trainer.refusal(base):
+    again = "train.checkpointing: activations that are computed again would not know whose they are"
+    if reason := again if base.train.checkpointing is True else bank_trainer.refusal(base):
         raise ConfigError(
             f"distill.peers: {reason}. Adapters teach each other in one bank: "
             "leave that out, or write adapter.method=lora."

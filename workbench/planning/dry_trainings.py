@@ -225,8 +225,7 @@ class BankTraining:
         return self._fit.tokens
 
     def prepare(self) -> None:
-        self._fit.masters.refresh()
-        self._fit.bank.train()
+        self._fit.prepare()
 
     def choose(self) -> None:
         """Do nothing: no method that chooses trains in a bank."""

@@ -29,7 +29,7 @@ from workbench.errors import Stopped
 from workbench.losses.label_losses import LabelScorer
 from workbench.models import forward_noise
 from workbench.runs.ranks import ALONE
-from workbench.training import capacity, packing, row_losses
+from workbench.training import capacity, packing, preflight, row_losses
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.freezing.freezer import Freezer
@@ -62,7 +62,6 @@ def refusal(config: RunConfig) -> str | None:
     alone = {
         "model.new_tokens": (bool(config.model.new_tokens), "a bank trains no rows of new tokens"),
         "model.dropout": (config.model.dropout, "the backbone's own dropout would draw other numbers in a bank"),
-        "train.checkpointing": (config.train.checkpointing is True, "a bank recomputes no activations"),
         "train.compile": (config.train.compile, "a bank's layers are not compiled"),
         "freeze.policy": (not config.freeze.fixed, "the members of a bank would freeze different layers"),
         "data.columns.weight": (config.data.weighs and not config.labelled, "a bank weighs rows, and no tokens"),
@@ -130,6 +129,8 @@ class BankTrainer:
         self.tokens = tokens
         self.callback = callback
         self.device = next(bank.model.parameters()).device
+        self.recomputes = False
+        """Whether the backward pass computes activations again."""
         self.ahead: Prefetcher[JoinedRows] | None = None
         """Collates the next rows, while `work` goes on."""
         self.masters = MasterWeights(bank.model, compute)
@@ -153,6 +154,8 @@ class BankTrainer:
         self.begun = dict.fromkeys(self.members, 0)
         """Step of each member when this bank began, where members come from others; all are in step from there."""
         first = train_tasks[0]
+        self.config = first.config
+        """Settings that all members share."""
         self._reads_pictures = first.config.reads_pictures
         self.arrangement = packing.of_bank(
             train_tasks, freezer.backbone, reads_packed=reads_packed, tokens=tokens, compute=compute
@@ -179,10 +182,7 @@ class BankTrainer:
             TrainingError: every member failed; this is the first one's.
         """
         self._resume()
-        self.masters.refresh()
-        self.bank.train()
-        first = next(iter(self.members.values())).task.config
-        forward_noise.install(self.freezer.backbone, self.freezer.blocks, first.regularise)
+        self.prepare()
         self.prefix.follow()
         began = time.monotonic() - max(member.progress.elapsed_s for member in self.members.values())
         with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead:
@@ -193,6 +193,19 @@ class BankTrainer:
         errors = [member.error for member in self.members.values() if member.error is not None]
         if len(errors) == len(self.members):
             raise errors[0]
+
+    def prepare(self) -> None:
+        """Let the model compute as in training, and recompute activations where that is asked for.
+
+        Raises:
+            ConfigError: The backbone cannot.
+        """
+        self.masters.refresh()
+        if self.config.train.checkpointing is True:
+            preflight.require_recomputable(self.config, self.freezer.backbone)
+            self._recompute()
+        self.bank.train()
+        forward_noise.install(self.freezer.backbone, self.freezer.blocks, self.config.regularise)
 
     @contextmanager
     def final_values(self, name: str) -> Iterator[None]:
@@ -257,13 +270,35 @@ class BankTrainer:
             self.tokens = tokens
             return self._losses(live)
 
+        fitting = partial(capacity.smaller_until_fits, compute, longest=longest, retry=self._go_on_with)
         try:
-            return capacity.smaller_until_fits(compute, self.tokens, longest=longest, retry=self._go_on_with)
+            try:
+                return fitting(self.tokens)
+            except torch.OutOfMemoryError:
+                if not self._may_recompute():
+                    raise
+            self.callback.say("One example does not fit: recomputing activations in the backward pass.")
+            self._forget_gradients()
+            self._recompute()
+            return fitting(self.tokens)
         except torch.OutOfMemoryError:
             raise capacity.nothing_fits(longest, rows) from None
 
+    def _may_recompute(self) -> bool:
+        """Whether activations are kept that the backward pass could compute again."""
+        kept = self.config.train.checkpointing == "auto" and not self.recomputes
+        return kept and not preflight.no_recomputing(self.config, self.freezer.backbone)
+
+    def _recompute(self) -> None:
+        self.recomputes = True
+        capacity.recompute_activations(self.freezer.backbone)
+        self.bank.train()
+
     def _go_on_with(self, tokens: int) -> None:
         self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass.")
+        self._forget_gradients()
+
+    def _forget_gradients(self) -> None:
         for parameter in [*self.bank.model.parameters(), *self.masters]:
             parameter.grad = None
 

@@ -16,9 +16,11 @@ from transformers import PreTrainedModel
 from tests.conftest import tiny
 from tests.workbench.training.together import LabelledSet, Texts, Together, Trained, bert, class_outputs, section
 from workbench import adapters, losses
+from workbench.adapters import anatomy
 from workbench.adapters import bank as banks
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.batching import MicroBatch, global_batch
+from workbench.errors import TrainingError
 from workbench.models import backbones, first_token, output_heads
 from workbench.training.bank_trainer import Objective, Predict
 from workbench.training.optim import schedules
@@ -206,6 +208,69 @@ def _scarce(calls: list[int], outputs: tuple[Predict, Objective]) -> tuple[Predi
     def cramped(batch: MicroBatch) -> Tensor:
         calls.append(batch.inputs["input_ids"].numel())
         if len(calls) > 4 and calls[-1] > 30 and calls[-2] > 30:
+            raise torch.OutOfMemoryError("fake")
+        return predict(batch)
+
+    return cramped, objective
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_activations_that_are_computed_again_change_nothing(kind: str, packed: bool, tmp_path: Path) -> None:
+    configs = [section(steps=4, seed=seed, adapter={"dropout": 0.3, "rank": 3 + seed}) for seed in range(2)]
+    if kind == "llama":
+        model, rows, outputs = tiny("Llama").double().requires_grad_(False), Texts, head_outputs
+    else:
+        model, rows, outputs = bert(), LabelledSet, _narrowed_outputs
+    data = [rows(20, seed) for seed in range(2)]
+    passes: dict[str, list[int]] = {"kept": [], "again": []}
+    whole = Together(model, data, configs, tmp_path / "kept", outputs, packed=packed)
+    whole.prepare = lambda bank: _count_passes(bank, passes["kept"])
+    kept = whole.fit()
+    again = [
+        each.model_copy(update={"train": each.train.model_copy(update={"checkpointing": True})}) for each in configs
+    ]
+    recomputed = Together(model, data, again, tmp_path / "again", outputs, packed=packed)
+    recomputed.prepare = lambda bank: _count_passes(bank, passes["again"])
+    found = recomputed.fit()
+    assert found.losses == kept.losses
+    for one, other in zip(found.tensors, kept.tensors, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in other)
+    assert len(passes["again"]) == 2 * len(passes["kept"]) > 0
+
+
+def _count_passes(bank: banks.Bank, passes: list[int]) -> None:
+    for block in anatomy.blocks(bank.model)[0]:
+        next(bank.model.get_submodule(block).children()).register_forward_pre_hook(lambda *_: passes.append(1))
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_what_does_not_fit_at_all_is_computed_again_where_nobody_forbids_it(auto: bool, tmp_path: Path) -> None:
+    configs, data = [section(steps=3), section(steps=3, seed=1)], [LabelledSet(24, 1), LabelledSet(24, 2)]
+    if not auto:
+        configs = [
+            each.model_copy(update={"train": each.train.model_copy(update={"checkpointing": False})})
+            for each in configs
+        ]
+    wanted = Together(bert(), data, configs, tmp_path / "calm", class_outputs, tokens=60).fit()
+    hurt = Together(bert(), data, configs, tmp_path / "hurt", class_outputs, tokens=60)
+    hurt.outputs = lambda model, member, bank: _only_recomputed(model, class_outputs(model, member, bank))
+    if not auto:
+        with pytest.raises(TrainingError, match="Not even one example fits"):
+            hurt.fit()
+        return
+    found = hurt.fit()
+    assert any("recomputing activations" in sentence for sentence in found.callback.said)
+    assert_same(found, wanted, losses=1e-10, adapters=1e-10)
+
+
+def _only_recomputed(model: PreTrainedModel, outputs: tuple[Predict, Objective]) -> tuple[Predict, Objective]:
+    """No room for any activations that are kept."""
+    predict, objective = outputs
+    blocks = [model.get_submodule(name) for name in anatomy.blocks(model)[0]]
+
+    def cramped(batch: MicroBatch) -> Tensor:
+        if torch.is_grad_enabled() and not all(block.training for block in blocks):
             raise torch.OutOfMemoryError("fake")
         return predict(batch)
 
