@@ -33,7 +33,7 @@ class MemberRows(NamedTuple):
     member: str
     many: int
     tokens: int = 0
-    """Of all of them, where rows are packed."""
+    """Their tokens together, where rows are packed."""
 
 
 class Routing:

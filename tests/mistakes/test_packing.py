@@ -13,8 +13,11 @@ SHARE = "check my.yaml batch.shared_prefix=true"
 CASES = {
     "no such choice": Case("check my.yaml batch.packing=always", "batch.packing", "auto"),
     "a teacher": Case(f"{ON} recipe=distill distill.teacher.id=backbone", "recipe=distill", "batch.packing=auto"),
-    "folds": Case(f"{ON} recipe=crossval", "recipe=crossval", "batch.packing=auto"),
-    "a bank": Case(f"{ON} recipe=sweep sweep.over.seed=[0,1]", "recipe=sweep", "batch.packing=auto"),
+    "members with another kernel": Case(
+        f"{ON} recipe=sweep sweep.over.seed=[0,1] evaluate.every=4 model.attention=eager",
+        "model.attention=eager",
+        "model.attention=auto",
+    ),
     "packing in a sweep": Case(
         "check my.yaml recipe=sweep sweep.over.batch.packing=[true,false]", "never changes the result", "Leave it"
     ),

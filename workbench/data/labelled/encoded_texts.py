@@ -18,7 +18,7 @@ from workbench.data.batching import Indices
 from workbench.data.byte_store import ByteStore
 
 BYTES = 4
-"""Of a token."""
+"""Size of a token."""
 
 
 class FieldTokens(NamedTuple):
