@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from workbench.config import ModelConfig, RunConfig
 from workbench.data.batching import MicroBatch, global_batch
 from workbench.errors import TrainingError
 from workbench.models import backbones, first_token, output_heads
-from workbench.training.bank_trainer import Objective, Predict
+from workbench.training.bank_trainer import BankTrainer, Objective, Predict
 from workbench.training.optim import schedules
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -225,13 +226,13 @@ def test_activations_that_are_computed_again_change_nothing(kind: str, packed: b
     data = [rows(20, seed) for seed in range(2)]
     passes: dict[str, list[int]] = {"kept": [], "again": []}
     whole = Together(model, data, configs, tmp_path / "kept", outputs, packed=packed)
-    whole.prepare = lambda bank: _count_passes(bank, passes["kept"])
+    whole.during = lambda fit: _passes(fit, passes["kept"])
     kept = whole.fit()
     again = [
         each.model_copy(update={"train": each.train.model_copy(update={"checkpointing": True})}) for each in configs
     ]
     recomputed = Together(model, data, again, tmp_path / "again", outputs, packed=packed)
-    recomputed.prepare = lambda bank: _count_passes(bank, passes["again"])
+    recomputed.during = lambda fit: _passes(fit, passes["again"])
     found = recomputed.fit()
     assert found.losses == kept.losses
     for one, other in zip(found.tensors, kept.tensors, strict=True):
@@ -239,12 +240,12 @@ def test_activations_that_are_computed_again_change_nothing(kind: str, packed: b
     assert len(passes["again"]) == 2 * len(passes["kept"]) > 0
 
 
-def _count_passes(bank: banks.Bank, passes: list[int]) -> None:
-    """Count the passes with gradients of the first layer of each block."""
-    for block in anatomy.blocks(bank.model)[0]:
-        next(bank.model.get_submodule(block).children()).register_forward_pre_hook(
-            lambda *_: passes.extend([1] * torch.is_grad_enabled())
-        )
+@contextmanager
+def _passes(fit: BankTrainer, passes: list[int]) -> Iterator[None]:
+    """Count the passes of training through the first layer of each block."""
+    for block in anatomy.blocks(fit.bank.model)[0]:
+        next(fit.bank.model.get_submodule(block).children()).register_forward_pre_hook(lambda *_: passes.append(1))
+    yield
 
 
 @pytest.mark.parametrize("auto", [True, False])
