@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
+from tests import forked
 from tests.conftest import MINILM, save_tiny, write_questions
 from tests.recipes.weather import weather, write
 from workbench.config.yaml_text import dump_yaml
@@ -27,7 +27,7 @@ RATES = (1e-3, 2e-2, 1e30)
 
 
 def start(recipe: Path, out: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "workbench.cli.verbs", "run", str(recipe), "--out", str(out), *words]
+    command = [forked.python(), "-m", "workbench.cli.verbs", "run", str(recipe), "--out", str(out), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

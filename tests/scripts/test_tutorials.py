@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.scripts.shown_commands import TUTORIALS, blocks, inline
 
 
@@ -16,7 +17,8 @@ from tests.scripts.shown_commands import TUTORIALS, blocks, inline
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
     script = "\n".join(block.script() for block in blocks(page) if not block.needs)
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    folders = [Path(forked.python()).parent, Path(sys.executable).parent]
+    path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script], capture_output=True, text=True, cwd=tmp_path, env=environment

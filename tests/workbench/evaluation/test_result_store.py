@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.workbench.evaluation.scoring_together import Impatient
 from workbench import evaluation
 from workbench.config import RunConfig
@@ -108,7 +108,7 @@ def test_folds(classes: Sections, tmp_path: Path, scored_rows: Counter[str]) -> 
 def test_processes_that_share_weights_stop_together(text: RunConfig, tmp_path: Path) -> None:
     config = text.model_dump(mode="json", exclude_unset=True) | {"distributed": {"zero": 3}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+    command = [forked.python(), "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
     command += ["--rdzv-endpoint=localhost:0", str(Path(__file__).with_name("scoring_together.py")), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)

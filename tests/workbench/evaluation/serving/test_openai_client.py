@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from openai import APITimeoutError, AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError, OpenAI
 
+from tests import forked
 from tests.workbench.evaluation.serving.conftest import save_runs
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ class Process:
     """A server over the starter with eight LoRA adapters, and its address."""
 
     def __init__(self, runs: list[Path], *words: str) -> None:
-        command = [sys.executable, "-m", "workbench.cli", "serve", *map(str, runs), "--port", "0", *words]
+        command = [forked.python(), "-m", "workbench.cli", "serve", *map(str, runs), "--port", "0", *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORKBENCH_API_KEY": "sesame"}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self.process.stdout is not None

@@ -29,6 +29,7 @@ import workbench
 from workbench.data.batching import Indices
 from workbench.planning.live_bytes import LiveBytes
 from workbench.planning.memory_ledger import MemoryLedger
+from workbench.runs.process_memory import importing
 from workbench.runs.ranks import joined
 from workbench.training.distributed.zero import ZeroParameters
 from workbench.training.master_weights import MasterWeights
@@ -43,8 +44,10 @@ def in_processes(
     Args:
         words: Further arguments of this file.
     """
+    from tests import forked  # unknown to who runs this file
+
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--rdzv-backend=c10d"]
+    command = [forked.python(), "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--rdzv-backend=c10d"]
     command += ["--rdzv-endpoint=localhost:0", __file__, str(folder), str(folder / "jobs.json"), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
@@ -154,6 +157,8 @@ COUNTED = {"steps": counted, "shares": counted_shares, "start": counted_before}
 
 def main() -> None:
     folder, jobs = Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+    with importing():
+        import deepspeed  # noqa: F401  # else each job searches what it imports for garbage
     ranks = joined()
     Figure.savefig = lambda _, file, **__: file.write("<svg/>")  # type: ignore[method-assign,assignment]
     for name, words, origin in jobs:

@@ -81,13 +81,13 @@ needs_disk = pytest.mark.skipif(not WITH_DISK, reason="needs libaio-dev, minutes
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+def runs(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
     """Every layout's run of two processes, and those of one, in folders of their names."""
     folder = tmp_path_factory.mktemp("layouts")
-    model = AutoModelForCausalLM.from_pretrained(stories, tie_word_embeddings=False)
+    model = AutoModelForCausalLM.from_pretrained(short_stories, tie_word_embeddings=False)
     model.lm_head.weight = nn.Parameter(model.get_input_embeddings().weight.detach().clone())
     model.save_pretrained(folder / "model")
-    AutoTokenizer.from_pretrained(stories).save_pretrained(folder / "model")
+    AutoTokenizer.from_pretrained(short_stories).save_pretrained(folder / "model")
     write_recipe(folder, folder / "model")
     jobs: list[tuple[str, list[str], str | None]] = []
     (folder / "cut.json").write_text(json.dumps({"zero_optimization": CUT}))
@@ -133,7 +133,7 @@ def write_recipe(folder: Path, model: Path) -> None:
         "model": {"id": str(model), "weights": "float32", "compute": "float32"},
         "data": {"train": str(folder / "rows.jsonl"), "held_out": 0.1},
         "batch": {"size": 5},
-        "train": {"steps": STEPS, "learning_rate": 1e-3},
+        "train": {"steps": STEPS, "learning_rate": 2e-3},
         "evaluate": {"every": None, "answers": 0},
         "save": {"every": STEPS // 2, "keep": 2},
     }
