@@ -102,9 +102,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", autouse=True)
 def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No shared cache, one thread, and no waiting for a disk: no power goes off here."""
+    from peft import PeftModel
+
     patch = pytest.MonkeyPatch()
     patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
     patch.setattr(os, "fsync", lambda descriptor: None)
+    patch.setattr(PeftModel, "create_or_update_model_card", lambda *_: None)  # ours is written over it
     torch.set_num_threads(1)  # these models are too small to share among threads
     yield
     patch.undo()

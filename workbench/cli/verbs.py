@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -363,7 +364,7 @@ def _numbers(text: str) -> list[float]:
 def main() -> None:
     """Run the command line; a user's mistake is told without a traceback."""
     try:
-        app(prog_name="workbench")
+        _command()(prog_name="workbench")
     except WorkbenchError as error:
         _tell(f"Error: {error}")
         sys.exit(2)
@@ -379,6 +380,12 @@ def main() -> None:
         sys.exit(1)
     finally:
         gc.freeze()  # at its end Python would search all that torch has imported for garbage, which takes a second
+
+
+@cache
+def _command() -> typer.core.TyperGroup:
+    """The verbs with their arguments, read from the functions above."""
+    return typer.main.get_group(app)
 
 
 def _tell(text: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def load_yaml(text: str) -> Any:
     """The value that YAML 1.2 holds; raises ruamel's YAMLError for whatever is none."""
+    return deepcopy(_read(text))
+
+
+@lru_cache(maxsize=64)  # a command reads its recipe and its config.yaml several times
+def _read(text: str) -> Any:
     yaml = YAML(typ="safe", pure=True)
     yaml.Scanner, yaml.Constructor, yaml.max_depth = _Scanner, _Constructor, 50
     try:

@@ -75,7 +75,9 @@ class StepNoise:
         seed = self._config.seed
         first = RowDraw(seed, step, *batch.numbered(indices, seen.lengths), self._packed)
         # The backbone's own dropout, which knows no rows.
-        torch.manual_seed(int(np.random.SeedSequence([seed, step, int(indices[0])]).generate_state(1)[0]))
+        backbones = int(np.random.SeedSequence([seed, step, int(indices[0])]).generate_state(1)[0])
+        # On a CPU the generator alone: torch.manual_seed also writes down the whole call stack, for devices not begun.
+        (torch.default_generator.manual_seed if self._device.type == "cpu" else torch.manual_seed)(backbones)
         draws = [first._replace(copy=number) for number in range(self._passes)]
         with drawing(draws, self._device), self.token_drop.of(first.lengths):
             yield

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
 
-from workbench.data.text.template_segments import InstrumentedTemplate
+from workbench.data.text.template_segments import InstrumentedTemplate, instrumented
 from workbench.errors import BackboneError
 
 
@@ -70,7 +70,7 @@ class ChatTokenizer:
         self._known: dict[str, tuple[list[int], Any]] = {}
         self._known_ids: dict[str, list[int]] = {}
         try:
-            self.instrumented = InstrumentedTemplate(source)
+            self.instrumented: InstrumentedTemplate = instrumented(source)
         except TemplateSyntaxError as error:
             raise BackboneError(
                 f"{self.name}, line {error.lineno}: {error.message}\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from jinja2 import nodes, pass_context
@@ -124,6 +125,12 @@ class InstrumentedTemplate:
             return first
         strings = _strings(shown)
         return next(mark for mark in self._private if not any(mark in each for each in strings))
+
+
+@lru_cache(maxsize=8)  # compiling takes longer than encoding a few rows
+def instrumented(source: str) -> InstrumentedTemplate:
+    """The template of this source."""
+    return InstrumentedTemplate(source)
 
 
 class TemplateMarks:
