@@ -44,8 +44,8 @@ def write(folder: Path, model: str) -> None:
 
 
 @pytest.fixture
-def train(tmp_path: Path, stories: str) -> Train:
-    write(tmp_path, stories)
+def train(tmp_path: Path, short_stories: str) -> Train:
+    write(tmp_path, short_stories)
 
     def run(*overrides: str, name: str = "run", resume: bool = False) -> Path:
         path = tmp_path / "recipe.yaml"
@@ -100,8 +100,8 @@ def test_steps_read_as_much_of_their_rows_as_the_pace_says(train: Train) -> None
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_does(tmp_path: Path, stories: str) -> None:
-    write(tmp_path, stories)
+def test_two_processes_train_as_one_does(tmp_path: Path, short_stories: str) -> None:
+    write(tmp_path, short_stories)
     curriculum = "data.curriculum.by"
     jobs = {
         "augment": AUGMENT,

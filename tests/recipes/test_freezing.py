@@ -152,8 +152,8 @@ def test_a_bank_ships_what_its_adapters_alone_ship(home: Path) -> None:
         np.testing.assert_allclose(found, wanted, atol=2e-3)
 
 
-def _sft(stories: str, questions: Path, out: Path, *words: str) -> Path:
-    known = [f"model.id={stories}", f"data.train={questions}", "data.held_out=0.1", "data.limit=60"]
+def _sft(short_stories: str, questions: Path, out: Path, *words: str) -> Path:
+    known = [f"model.id={short_stories}", f"data.train={questions}", "data.held_out=0.1", "data.limit=60"]
     known += ["model.weights=float32", "model.compute=float32", "adapter={method: lora, rank: 4, alpha: 8}"]
     known += ["batch.size=6", "train.steps=20", "train.learning_rate=3e-3", "evaluate.every=5"]
     known += ["evaluate.answers=0", "save.every=null"]
@@ -161,20 +161,20 @@ def _sft(stories: str, questions: Path, out: Path, *words: str) -> Path:
 
 
 def test_an_adapter_over_a_frozen_half_is_one_that_stock_peft_loads(
-    stories: str, questions: Path, tmp_path: Path, prefixes: list[CachedPrefix]
+    short_stories: str, questions: Path, tmp_path: Path, prefixes: list[CachedPrefix]
 ) -> None:
     """It has nothing below the line, and says so."""
-    run = _sft(stories, questions, tmp_path / "run", HALF % "memory")
+    run = _sft(short_stories, questions, tmp_path / "run", HALF % "memory")
     assert len(prefixes) == 1 and prefixes[0].computed <= 60
     tensors = load_file(run / "adapter" / "adapter_model.safetensors")
     blocks = {int(name.split("layers.")[1].split(".")[0]) for name in tensors}
-    number = AutoModelForCausalLM.from_pretrained(stories).config.num_hidden_layers
+    number = AutoModelForCausalLM.from_pretrained(short_stories).config.num_hidden_layers
     line = max(1, round(number / 2))
     assert blocks == set(range(line, number))
     assert json.loads((run / "adapter" / "adapter_config.json").read_text())["exclude_modules"]
 
     own = exported.load(run, run_directory.read_config(run)).model
-    stock = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(stories), run / "adapter").eval()
+    stock = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(short_stories), run / "adapter").eval()
     assert {name for name in stock.state_dict() if "lora" in name} == {
         name for name in own.state_dict() if "lora" in name
     }
@@ -186,17 +186,17 @@ def test_an_adapter_over_a_frozen_half_is_one_that_stock_peft_loads(
         assert not torch.allclose(stock(input_ids=ids_BL).logits, wanted, atol=1e-3), "the adapter learnt nothing"
 
 
-def test_the_recipe_gives_the_same_curve_kept_or_not(stories: str, questions: Path, tmp_path: Path) -> None:
-    kept, computed = (_sft(stories, questions, tmp_path / cache, HALF % cache) for cache in ("memory", "off"))
+def test_the_recipe_gives_the_same_curve_kept_or_not(short_stories: str, questions: Path, tmp_path: Path) -> None:
+    kept, computed = (_sft(short_stories, questions, tmp_path / cache, HALF % cache) for cache in ("memory", "off"))
     assert _losses(kept) == pytest.approx(_losses(computed), rel=1e-5)
     scores = [json.loads((run / "scores.json").read_text()) for run in (kept, computed)]
     assert scores[0]["after"]["loss"] == pytest.approx(scores[1]["after"]["loss"], rel=1e-5)
     assert scores[0]["after"]["loss"] < scores[0]["before"]["loss"]
 
 
-def test_quantised_weights_learn_over_a_frozen_half(stories: str, questions: Path, tmp_path: Path) -> None:
+def test_quantised_weights_learn_over_a_frozen_half(short_stories: str, questions: Path, tmp_path: Path) -> None:
     kept, computed = (
-        _sft(stories, questions, tmp_path / cache, HALF % cache, "model.weights=nf4") for cache in ("memory", "off")
+        _sft(short_stories, questions, tmp_path / cache, HALF % cache, "model.weights=nf4") for cache in ("memory", "off")
     )
     assert _losses(kept) == pytest.approx(_losses(computed), rel=1e-4)
     assert np.mean(_losses(kept)[-5:]) < np.mean(_losses(kept)[:5])

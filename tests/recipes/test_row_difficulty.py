@@ -41,9 +41,9 @@ save: {{every: 1}}
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, stories: str, questions: Path) -> Path:
+def recipe(tmp_path: Path, short_stories: str, questions: Path) -> Path:
     path = tmp_path / "recipe.yaml"
-    path.write_text(RECIPE.format(model=stories, train=questions))
+    path.write_text(RECIPE.format(model=short_stories, train=questions))
     return path
 
 

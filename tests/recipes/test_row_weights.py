@@ -43,9 +43,9 @@ def weighted(weights: list[Any]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def train(tmp_path: Path, stories: str, monkeypatch: pytest.MonkeyPatch) -> Train:
+def train(tmp_path: Path, short_stories: str, monkeypatch: pytest.MonkeyPatch) -> Train:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=stories))
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=short_stories))
     write(tmp_path / "held_out.jsonl", [{"question": "And then?", "answer": "They went home."}])
 
     def run(name: str, rows: list[dict[str, Any]], *overrides: str) -> Path:

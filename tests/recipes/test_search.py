@@ -32,14 +32,14 @@ CLOCK = ("elapsed_s", "tokens_per_second", "data_wait", "peak_bytes")
 
 
 @pytest.fixture(scope="module")
-def sections(tmp_path_factory: pytest.TempPathFactory, stories: str) -> dict[str, Any]:
+def sections(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> dict[str, Any]:
     """A short search on stories260K: four settings to 2 steps, two to 4, one to 8."""
     folder = tmp_path_factory.mktemp("data")
     train = write_questions(folder / "train.jsonl", [f"{n + 1}" + " it is" * (n % 7) for n in range(60)])
     held_out = write_questions(folder / "held_out.jsonl", [f"It is {n + 1}, surely." for n in range(9)])
     return {
         "recipe": "search",
-        "model": {"id": stories, "weights": "float32", "compute": "float32"},
+        "model": {"id": short_stories, "weights": "float32", "compute": "float32"},
         "adapter": {"method": "lora", "rank": 4, "alpha": 8},
         "data": {"train": str(train), "held_out": str(held_out), "overlap": "drop"},
         "batch": {"size": 6},

@@ -25,7 +25,7 @@ NAMES = ("sums", "tales")
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Train:
+def train(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Train:
     folder = tmp_path_factory.mktemp("sources")
     for name, size in zip(NAMES, (40, 12), strict=True):
         rows = [{"question": f"{name} {n}?", "answer": f"{name} says {n * n}."} for n in range(size)]
@@ -33,7 +33,7 @@ def train(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Train:
 
     def run(out: str, *words: str, resume: bool = False) -> Path:
         known = [f"data.sources.{name}.path={folder}/{name}.jsonl" for name in NAMES]
-        known += [f"model.id={stories}", "model.weights=float32", "data.held_out=0.25", "data.sources.tales.weight=3"]
+        known += [f"model.id={short_stories}", "model.weights=float32", "data.held_out=0.25", "data.sources.tales.weight=3"]
         known += ["train.epochs=null", "train.steps=12", "batch.size=6", "evaluate.every=4", "evaluate.answers=0"]
         return workbench.run("sft/quickstart", [*known, *words], out=folder / out, resume=resume, quiet=True)
 
@@ -154,13 +154,13 @@ def test_a_learned_mixture_is_the_same_after_a_stop_and_in_small_micro_batches(
 
 
 def test_evaluation_sets_have_names_and_scores_of_their_own_beside_a_single_source(
-    tmp_path: Path, stories: str
+    tmp_path: Path, short_stories: str
 ) -> None:
     for name in ("train", *NAMES):
         rows = [{"question": f"{name} {n}?", "answer": f"{name} says {n * n}."} for n in range(9)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     named = "{" + ", ".join(f"{name}: {tmp_path}/{name}.jsonl" for name in NAMES) + "}"
-    words = [f"data.train={tmp_path}/train.jsonl", f"model.id={stories}", "evaluate.answers=0", "train.steps=2"]
+    words = [f"data.train={tmp_path}/train.jsonl", f"model.id={short_stories}", "evaluate.answers=0", "train.steps=2"]
     words += [f"data.held_out={named}", "batch.size=3"]
     assert "Held-out rows: sums 9, tales 9." in check(load("sft/quickstart", words)).notes
     run = workbench.run("sft/quickstart", words, out=tmp_path / "run", quiet=True)

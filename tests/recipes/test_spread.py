@@ -108,12 +108,12 @@ def test_folds_on_two_devices_say_what_they_say_on_one(folds: Path, tmp_path: Pa
     assert (tmp_path / "two" / "report.html").exists()
 
 
-def test_members_on_two_devices_are_those_of_one(tmp_path: Path, stories: str) -> None:
+def test_members_on_two_devices_are_those_of_one(tmp_path: Path, short_stories: str) -> None:
     train = write_questions(tmp_path / "train.jsonl", [f"{n + 1}" + " it is" * (n % 7) for n in range(60)])
     held_out = write_questions(tmp_path / "held_out.jsonl", [f"It is {n + 1}, surely." for n in range(9)])
     recipe = {
         "recipe": "sweep",
-        "model": {"id": stories, "weights": "float32", "compute": "float32"},
+        "model": {"id": short_stories, "weights": "float32", "compute": "float32"},
         "adapter": {"method": "lora", "rank": 4, "alpha": 8},
         "data": {"train": str(train), "held_out": str(held_out), "overlap": "drop"},
         "batch": {"size": 6},

@@ -19,13 +19,13 @@ from workbench.runs.run_directory import read_config
 
 
 @pytest.fixture
-def words(tmp_path: Path, stories: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def words(tmp_path: Path, short_stories: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     (tmp_path / "shards").mkdir()
     for shard in range(3):
         rows = [{"question": f"{shard} and {n}?", "answer": f"It is {shard + n}."} for n in range(50)]
         (tmp_path / "shards" / f"{shard}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = [f"data.train={tmp_path}/shards", f"model.id={stories}", "model.weights=float32", "data.held_out=0.2"]
+    found = [f"data.train={tmp_path}/shards", f"model.id={short_stories}", "model.weights=float32", "data.held_out=0.2"]
     return [*found, "train.epochs=null", "train.steps=8", "batch.size=4", "evaluate.every=4", "evaluate.answers=0"]
 
 
@@ -71,11 +71,11 @@ def test_sources_and_limits_are_streamed_too(words: list[str], tmp_path: Path) -
 
 
 def test_labelled_rows_and_folds_are_streamed_too(
-    tmp_path: Path, stories: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, short_stories: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     rows = [{"text": f"The {name} said {n} words.", "label": name} for n in range(40) for name in ("cat", "dog")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [f"data.train={tmp_path}/rows.jsonl", f"model.id={stories}", "data.streaming.on=true", "data.limit=50"]
+    words = [f"data.train={tmp_path}/rows.jsonl", f"model.id={short_stories}", "data.streaming.on=true", "data.limit=50"]
     assert len(check(load("classify/quickstart", words)).data.train) < 50  # type: ignore[union-attr]
     assert len(check(load("crossval/quickstart", [*words, "duplicates.on_duplicate=ignore"])).data.rows) == 50  # type: ignore[union-attr]

@@ -30,14 +30,14 @@ RATES, SEEDS = (1e-3, 2e-2), (0, 1)
 
 
 @pytest.fixture(scope="module")
-def sections(tmp_path_factory: pytest.TempPathFactory, stories: str) -> dict[str, Any]:
+def sections(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> dict[str, Any]:
     """A short sweep on stories260K, whose held-out rows stand in a file: so they are those of any seed."""
     folder = tmp_path_factory.mktemp("data")
     train = write_questions(folder / "train.jsonl", [f"{n + 1}" + " it is" * (n % 7) for n in range(60)])
     held_out = write_questions(folder / "held_out.jsonl", [f"It is {n + 1}, surely." for n in range(9)])
     return {
         "recipe": "sweep",
-        "model": {"id": stories, "weights": "float32", "compute": "float32"},
+        "model": {"id": short_stories, "weights": "float32", "compute": "float32"},
         "adapter": {"method": "lora", "rank": 4, "alpha": 8},
         "data": {"train": str(train), "held_out": str(held_out), "overlap": "drop"},
         "batch": {"size": 6},

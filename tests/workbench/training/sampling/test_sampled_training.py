@@ -33,10 +33,10 @@ SAMPLERS = ["infobatch", "importance", "selective"]
 
 
 @pytest.fixture
-def train(tmp_path: Path, stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def train(tmp_path: Path, short_stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     # On these rows it would never pay.
     monkeypatch.setattr(ImportanceSampling, "looks", property(lambda self: self._step % 3 > 0))
-    return trains(tmp_path, RECIPE, model=stories, train=questions)
+    return trains(tmp_path, RECIPE, model=short_stories, train=questions)
 
 
 def adapter(run: Path) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ def test_what_a_step_logs_is_the_weighted_mean_over_its_tokens(train: Callable[.
 
 
 @pytest.mark.parametrize("by", SAMPLERS)
-def test_labelled_rows_are_sampled_too(tmp_path: Path, stories: str, train: Callable[..., Path], by: str) -> None:
+def test_labelled_rows_are_sampled_too(tmp_path: Path, short_stories: str, train: Callable[..., Path], by: str) -> None:
     rows = [{"text": f"The {name} has {n} legs.", "label": name} for n in range(15) for name in ("cat", "dog")]
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = {"recipe": "classify", "train": f"{tmp_path}/labels.jsonl"}
