@@ -151,10 +151,10 @@ def test_stock_peft_loads_the_ranks_that_are_left_as_lora(llama: PreTrainedModel
 
 @pytest.mark.slow
 def test_a_run_reaches_its_ranks_and_a_stopped_one_resumes_to_the_same_bits(
-    tmp_path: Path, stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, short_stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.format(model=stories, train=questions, steps=STEPS))
+    recipe.write_text(RECIPE.format(model=short_stories, train=questions, steps=STEPS))
     straight = workbench.run(recipe, out=tmp_path / "straight", quiet=True)
     with monkeypatch.context() as patch:
         stop_after(patch, 9)
@@ -168,7 +168,7 @@ def test_a_run_reaches_its_ranks_and_a_stopped_one_resumes_to_the_same_bits(
     assert losses[0] == losses[1] and len(losses[0]) == STEPS
     found, wanted = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (broken, straight))
     assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in wanted)
-    layers = 5 * 7  # of stories260K
+    layers = 2 * 7  # of the two blocks
     ranks = [len(each) for name, each in wanted.items() if "lora_A" in name]
     assert sum(ranks) == 2 * layers < left < 4 * layers
     assert len(set(ranks)) > 1, "importance decided, not the order"

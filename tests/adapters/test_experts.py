@@ -137,9 +137,9 @@ def test_what_cannot_be_over_experts_is_refused(llama: PreTrainedModel) -> None:
 
 @pytest.mark.slow
 def test_a_run_over_experts_ships_an_adapter_that_scores_as_told_and_merges(
-    tmp_path: Path, stories: str, questions: Path
+    tmp_path: Path, short_stories: str, questions: Path
 ) -> None:
-    folder = save_tiny(tmp_path / "mixture", "Mixtral", "CausalLM", stories, max_position_embeddings=128)
+    folder = save_tiny(tmp_path / "mixture", "Mixtral", "CausalLM", short_stories, max_position_embeddings=128)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"""

@@ -23,11 +23,11 @@ evaluate: {{every: null, answers: 0}}
 
 
 def test_the_first_step_moves_b_by_the_ratio_further_and_the_rest_as_far(
-    tmp_path: Path, stories: str, questions: Path
+    tmp_path: Path, short_stories: str, questions: Path
 ) -> None:
     """From the same start with the same gradients, Adam's first step is the learning rate for every number."""
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.format(model=stories, train=questions))
+    recipe.write_text(RECIPE.format(model=short_stories, train=questions))
     plain = workbench.run(recipe, out=tmp_path / "plain", quiet=True)
     plus = workbench.run(recipe, ["adapter.method=lora+", "adapter.rate_ratio=5"], out=tmp_path / "plus", quiet=True)
     slow, fast = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (plain, plus))

@@ -24,13 +24,13 @@ SaveRun = Callable[..., Path]
 
 
 @pytest.fixture
-def save_run(tmp_path: Path, stories: str, questions: Path) -> SaveRun:
+def save_run(tmp_path: Path, short_stories: str, questions: Path) -> SaveRun:
     """Makes a run whose adapter holds random values; takes sections of its configuration."""
 
     def save(**sections: Any) -> Path:
         base: dict[str, Any] = {
             "recipe": "sft",
-            "model": {"id": stories, "weights": "float32", "compute": "float32"},
+            "model": {"id": short_stories, "weights": "float32", "compute": "float32"},
             "adapter": {"method": "lora", "rank": 4, "alpha": 8},
             "data": {"train": str(questions), "held_out": 0.1},
             "evaluate": {"every": None, "answers": 4, "max_new_tokens": 8},

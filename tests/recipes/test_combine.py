@@ -34,7 +34,7 @@ def pair(save_run: SaveRun, tmp_path: Path) -> list[Path]:
     return [first, second]
 
 
-def test_the_combined_run_merges_to_the_weighted_sum(pair: list[Path], stories: str, tmp_path: Path) -> None:
+def test_the_combined_run_merges_to_the_weighted_sum(pair: list[Path], short_stories: str, tmp_path: Path) -> None:
     stops = GenerationConfig.from_pretrained(pair[1] / "adapter")
     stops.eos_token_id = [2, 7]
     stops.save_pretrained(pair[1] / "adapter")
@@ -43,7 +43,7 @@ def test_the_combined_run_merges_to_the_weighted_sum(pair: list[Path], stories: 
     assert found.parameters == sum(each.numel() for each in _tensors(tmp_path / "sum").values())
     for run in (*pair, tmp_path / "sum"):
         merge(run, out=run / "merged", weights="float32")
-    base = AutoModelForCausalLM.from_pretrained(stories).state_dict()
+    base = AutoModelForCausalLM.from_pretrained(short_stories).state_dict()
     first, second, both = (_merged(run) for run in (*pair, tmp_path / "sum"))
     for name, value in base.items():
         wanted = value + 0.5 * (first[name] - value) - (second[name] - value)

@@ -112,7 +112,9 @@ def test_without_a_share_of_the_teacher_it_is_plain_training(
     assert _losses(taught) == pytest.approx(_losses(plain), rel=1e-6)
 
 
-def test_a_teacher_on_the_students_backbone_teaches_what_a_copy_would(short_stories: str, rows: Path, tmp_path: Path) -> None:
+def test_a_teacher_on_the_students_backbone_teaches_what_a_copy_would(
+    short_stories: str, rows: Path, tmp_path: Path
+) -> None:
     shutil.copytree(short_stories, tmp_path / "copy")
     found = {}
     for name, who in (("shared", {"id": "backbone"}), ("copied", {"id": str(tmp_path / "copy"), "weights": "float32"})):
@@ -123,7 +125,9 @@ def test_a_teacher_on_the_students_backbone_teaches_what_a_copy_would(short_stor
     assert found["shared"] == pytest.approx(found["copied"], rel=1e-6)
 
 
-def test_several_adapters_teach_together(short_stories: str, rows: Path, teachers: dict[str, Path], tmp_path: Path) -> None:
+def test_several_adapters_teach_together(
+    short_stories: str, rows: Path, teachers: dict[str, Path], tmp_path: Path
+) -> None:
     who = {"id": [str(teachers["lora"]), str(teachers["other"])]}
     run = _run(_config(short_stories, rows, distill={"teacher": who, "alpha": 1.0}), tmp_path / "run")
     each = [_scores(teachers[name])["after"]["loss"] for name in ("lora", "other")]
@@ -187,10 +191,14 @@ def test_a_stopped_run_resumes_to_the_same_bits(
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_micro_batches_change_nothing(short_stories: str, rows: Path, teachers: dict[str, Path], tmp_path: Path) -> None:
+def test_micro_batches_change_nothing(
+    short_stories: str, rows: Path, teachers: dict[str, Path], tmp_path: Path
+) -> None:
     distill = {"teacher": {"id": str(teachers["full"])}, "match": [{"what": "hidden_cosine"}], "alpha": 0.5}
     found = [
-        _losses(_run(_config(short_stories, rows, distill=distill, batch={"size": 8, "tokens_per_device": tokens}), out))
+        _losses(
+            _run(_config(short_stories, rows, distill=distill, batch={"size": 8, "tokens_per_device": tokens}), out)
+        )
         for tokens, out in ((90, tmp_path / "small"), (4000, tmp_path / "large"))
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-5)
@@ -201,8 +209,12 @@ def test_peers_without_each_other_learn_as_if_alone(short_stories: str, rows: Pa
     train = {"steps": 4, "learning_rate": 5e-3, "max_grad_norm": 1e6}
     alone = [
         _losses(_run(_config(short_stories, rows, recipe="sft", seed=0, train=train), tmp_path / "alone")),
-        _losses(_run(_config(short_stories, rows, distill={"peers": 2, "alpha": 0.0}, train=train), tmp_path / "peers")),
-        _losses(_run(_config(short_stories, rows, distill={"peers": 2, "alpha": 0.5}, train=train), tmp_path / "taught")),
+        _losses(
+            _run(_config(short_stories, rows, distill={"peers": 2, "alpha": 0.0}, train=train), tmp_path / "peers")
+        ),
+        _losses(
+            _run(_config(short_stories, rows, distill={"peers": 2, "alpha": 0.5}, train=train), tmp_path / "taught")
+        ),
     ]
     assert alone[1][0] == pytest.approx(alone[0][0], rel=1e-5)  # fresh adapters change nothing
     assert alone[1] == pytest.approx(alone[0], rel=0.05)

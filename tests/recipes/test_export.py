@@ -69,7 +69,7 @@ def _from_gguf(adapter: Path, base: Any) -> Any:
 
 @pytest.mark.parametrize("to", ADAPTERS)
 def test_an_adapter_of_each_target_computes_what_the_run_does(
-    to: str, save_run: SaveRun, stories: str, tmp_path: Path
+    to: str, save_run: SaveRun, short_stories: str, tmp_path: Path
 ) -> None:
     run = save_run()
     ids, wanted = _of_run(run)
@@ -80,7 +80,7 @@ def test_an_adapter_of_each_target_computes_what_the_run_does(
         return
     found = export(run, to=to, out=tmp_path / "out", weights="float32")
     assert "same first choice 100.00%" in found.error and "as it was trained" in found.sentence
-    base: Any = AutoModelForCausalLM.from_pretrained(stories)
+    base: Any = AutoModelForCausalLM.from_pretrained(short_stories)
     assert _kl(wanted, _logits(base, ids)) > 1e-2
     if to == "ollama":
         base = AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file="model.gguf")
@@ -90,17 +90,19 @@ def test_an_adapter_of_each_target_computes_what_the_run_does(
     assert _kl(wanted, _logits(model, ids)) < 1e-9
 
 
-def test_an_adapter_in_gguf_goes_with_the_template_of_its_base(save_run: SaveRun, stories: str, tmp_path: Path) -> None:
+def test_an_adapter_in_gguf_goes_with_the_template_of_its_base(
+    save_run: SaveRun, short_stories: str, tmp_path: Path
+) -> None:
     run = save_run()
     tokenizer = AutoTokenizer.from_pretrained(run / "adapter")
     base = tmp_path / "base"
-    AutoModelForCausalLM.from_pretrained(stories).save_pretrained(base)
+    AutoModelForCausalLM.from_pretrained(short_stories).save_pretrained(base)
     tokenizer.save_pretrained(base)
     config = run / "config.yaml"
-    config.write_text(config.read_text().replace(stories, str(base)))
+    config.write_text(config.read_text().replace(short_stories, str(base)))
     ids, wanted = _of_run(run)
     assert "same first choice 100.00%" in export(run, to="gguf", out=tmp_path / "out", weights="float32").error
-    model = _from_gguf(tmp_path / "out" / "adapter.gguf", AutoModelForCausalLM.from_pretrained(stories))
+    model = _from_gguf(tmp_path / "out" / "adapter.gguf", AutoModelForCausalLM.from_pretrained(short_stories))
     assert _kl(wanted, _logits(model, ids)) < 1e-9
 
 
@@ -131,7 +133,7 @@ def test_a_fully_trained_run_is_a_whole_model_without_being_asked(save_run: Save
 
 @pytest.mark.parametrize("to", ["peft", "ollama", "vllm", "sglang"])
 def test_a_normalised_adapter_computes_what_the_run_does(
-    to: str, save_run: SaveRun, stories: str, tmp_path: Path
+    to: str, save_run: SaveRun, short_stories: str, tmp_path: Path
 ) -> None:
     run = save_run(adapter={"method": "rslora", "rank": 4, "alpha": 8})
     if to in ("ollama", "sglang"):
@@ -140,7 +142,7 @@ def test_a_normalised_adapter_computes_what_the_run_does(
     ids, wanted = _of_run(run)
     found = export(run, to=to, out=tmp_path / "out", weights="float32", normalise=True)
     assert "same first choice 100.00%" in found.error and "plain LoRA with scale 1" in found.sentence
-    base: Any = AutoModelForCausalLM.from_pretrained(stories)
+    base: Any = AutoModelForCausalLM.from_pretrained(short_stories)
     if to == "ollama":
         model = _from_gguf(tmp_path / "out" / "adapter.gguf", base)
     else:

@@ -196,7 +196,8 @@ def test_the_recipe_gives_the_same_curve_kept_or_not(short_stories: str, questio
 
 def test_quantised_weights_learn_over_a_frozen_half(short_stories: str, questions: Path, tmp_path: Path) -> None:
     kept, computed = (
-        _sft(short_stories, questions, tmp_path / cache, HALF % cache, "model.weights=nf4") for cache in ("memory", "off")
+        _sft(short_stories, questions, tmp_path / cache, HALF % cache, "model.weights=nf4")
+        for cache in ("memory", "off")
     )
     assert _losses(kept) == pytest.approx(_losses(computed), rel=1e-4)
     assert np.mean(_losses(kept)[-5:]) < np.mean(_losses(kept)[:5])

@@ -55,11 +55,11 @@ def _assert_close(found: Tensor, wanted: Tensor, *, error: float) -> None:
 
 @pytest.mark.parametrize("method", ["lora", "rslora", "dora", "full"])
 def test_float32_run_as_stock_peft_and_as_merged_model(
-    save_run: SaveRun, method: str, stories: str, tmp_path: Path
+    save_run: SaveRun, method: str, short_stories: str, tmp_path: Path
 ) -> None:
     run = save_run(adapter={"method": method})
     wanted = _ours(run)
-    base = _stock(Path(stories))
+    base = _stock(Path(short_stories))
     assert float((_logits(base, run / "adapter") - wanted).abs().max()) > 0.1
     if method == "full":
         stock: torch.nn.Module = _stock(run / "adapter")
@@ -97,11 +97,11 @@ def test_bfloat16_storage_as_stock_peft_and_as_merged_model(
 
 @pytest.mark.parametrize("model", [{}, STARTER], ids=["stories", "starter"])
 def test_added_tokens_as_stock_peft_and_as_merged_model(
-    save_run: SaveRun, stories: str, model: dict[str, Any], tmp_path: Path
+    save_run: SaveRun, short_stories: str, model: dict[str, Any], tmp_path: Path
 ) -> None:
-    section = {"id": stories, "weights": "float32", "compute": "float32", **model}
+    section = {"id": short_stories, "weights": "float32", "compute": "float32", **model}
     run = save_run(model={**section, "new_tokens": ["<|one|>", "<|two|>"]})
-    folder = FOLDER if model else Path(stories)
+    folder = FOLDER if model else Path(short_stories)
     wanted = _ours(run)
     tokenizer = AutoTokenizer.from_pretrained(run / "adapter")
     assert tokenizer("<|two|>", add_special_tokens=False)["input_ids"] == [len(tokenizer) - 1]
@@ -119,9 +119,9 @@ def test_added_tokens_as_stock_peft_and_as_merged_model(
 
 @pytest.mark.parametrize("weights", ["nf4", "int8"])
 def test_a_quantised_backbone_is_dequantised_and_the_agreement_is_right(
-    save_run: SaveRun, weights: str, stories: str, tmp_path: Path
+    save_run: SaveRun, weights: str, short_stories: str, tmp_path: Path
 ) -> None:
-    run = save_run(model={"id": stories, "weights": weights, "compute": "float32"})
+    run = save_run(model={"id": short_stories, "weights": weights, "compute": "float32"})
     found = merge(run, out=tmp_path / "merged", weights="float32")
     assert found.sentence == f"{weights} backbone, dequantised, plus adapter added in float32, written in float32."
     written = json.loads((tmp_path / "merged" / "config.json").read_text())
@@ -138,7 +138,7 @@ def test_a_quantised_backbone_is_dequantised_and_the_agreement_is_right(
     assert found.agreement.kl == pytest.approx(kl, rel=1e-9 if exact else 0.2, abs=1e-9)
     assert found.agreement.kl < (1e-8 if exact else 0.02)
 
-    unquantised = PeftModel.from_pretrained(_stock(Path(stories)), str(run / "adapter"))
+    unquantised = PeftModel.from_pretrained(_stock(Path(short_stories)), str(run / "adapter"))
     assert _compared(unquantised, _stock(tmp_path / "merged"), held_out)[0] > 1e-4, "nothing was quantised"
 
 
@@ -175,13 +175,13 @@ def test_a_trained_run_merges_into_a_model_that_generates_alike(trained: Path, t
 
 
 def test_a_backbone_that_says_how_to_sample_and_does_not_can_be_merged(
-    trained: Path, stories: str, tmp_path: Path
+    trained: Path, short_stories: str, tmp_path: Path
 ) -> None:
-    shutil.copytree(stories, tmp_path / "model")
+    shutil.copytree(short_stories, tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_p": 0.9}))
     shutil.copytree(trained, tmp_path / "run")
     config = tmp_path / "run" / "config.yaml"
-    config.write_text(config.read_text().replace(stories, str(tmp_path / "model")))
+    config.write_text(config.read_text().replace(short_stories, str(tmp_path / "model")))
     assert merge(tmp_path / "run", out=tmp_path / "merged", weights="float32").agreement.top1 == 1.0
     written = json.loads((tmp_path / "merged" / "generation_config.json").read_text())
     assert "top_p" not in written and written["eos_token_id"]

@@ -127,14 +127,14 @@ def test_each_of_several_sets_has_the_scores_that_it_has_alone(
 
 @pytest.mark.parametrize(("recipe", "kind"), [("prefer", "judged"), ("prefer", "single"), ("reward", "judged")])
 def test_each_set_of_judged_answers_has_the_scores_that_it_has_alone(
-    recipe: str, kind: str, folder: Path, stories: str, short_stories: str, tmp_path: Path
+    recipe: str, kind: str, folder: Path, short_stories: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "recipe.yaml"
     own = {"prefer": "prefer: {beta: 0.3}", "reward": "reward: {centre: 0.01}"}[recipe]
     own = "prefer: {loss: kto}" if kind == "single" else own
     path.write_text(f"recipe: {recipe}\nmodel: {{id: x}}\ndata: {{train: x, max_tokens: 96}}\n{own}\n")
     known = [*words(folder, kind, "data.test"), f"data.held_out={folder}/{kind}_a.jsonl"]
-    known += [f"model.id={stories if recipe == 'prefer' else short_stories}"]
+    known += [f"model.id={short_stories}"]
     known += ["evaluate.answers=3", "evaluate.max_new_tokens=4"] if recipe == "prefer" else []
     run = workbench.run(path, known, out=tmp_path / "run", quiet=True)
     # As many answers of each set are written, so that the whole has more of them.
@@ -144,8 +144,8 @@ def test_each_set_of_judged_answers_has_the_scores_that_it_has_alone(
     assert_each_scores_as_alone(run, both(folder, kind), ignore=(*written, *drawn))
 
 
-def test_each_set_of_prompts_has_its_own_answers(folder: Path, stories: str, tmp_path: Path) -> None:
-    known = [*words(folder, "asked", "data.test"), f"model.id={stories}", "evaluate.answers=3"]
+def test_each_set_of_prompts_has_its_own_answers(folder: Path, short_stories: str, tmp_path: Path) -> None:
+    known = [*words(folder, "asked", "data.test"), f"model.id={short_stories}", "evaluate.answers=3"]
     known += ["evaluate.max_new_tokens=4", "data.held_out=0.2"]
     run = workbench.run("sft/quickstart", known, out=tmp_path / "run", quiet=True)
     assert {"token_accuracy[a]", "perplexity[a]", "f1[a]", "rouge_l[b]"} <= scores(run)["test"].keys()
@@ -220,7 +220,7 @@ def test_held_out_sets_are_followed_through_a_run_and_a_stop(
 
 @pytest.mark.parametrize("recipe", ["sft", "classify", "crossval"])
 def test_training_rows_are_compared_with_every_set(
-    recipe: str, folder: Path, bert: str, stories: str, tmp_path: Path
+    recipe: str, folder: Path, bert: str, short_stories: str, tmp_path: Path
 ) -> None:
     """A row of each set is planted in capitals among the training rows; all are found and dropped."""
     kind, column = ("asked", "question") if recipe == "sft" else ("weather", "text")
@@ -231,7 +231,7 @@ def test_training_rows_are_compared_with_every_set(
         row |= {"answer": row["answer"].upper()} if recipe == "sft" else {}
     rows = [*own[:7], planted[0], *own[7:], planted[1]]
     known = [*words(folder, kind, "data.test"), f"data.train={write(tmp_path / 'train.jsonl', rows)}"]
-    known += [f"model.id={stories if recipe == 'sft' else bert}", "data.overlap=drop", "evaluate.answers=0"]
+    known += [f"model.id={short_stories if recipe == 'sft' else bert}", "data.overlap=drop", "evaluate.answers=0"]
     known += ["data.decontaminate.action=drop", "data.decontaminate.share=1", "data.decontaminate.ngram=4"]
     known += ["duplicates.on_duplicate=ignore"] if recipe == "crossval" else ["data.held_out=0.2"]
     found: Any = check(load(f"{recipe}/quickstart", known)).data

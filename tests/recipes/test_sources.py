@@ -33,7 +33,12 @@ def train(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Train
 
     def run(out: str, *words: str, resume: bool = False) -> Path:
         known = [f"data.sources.{name}.path={folder}/{name}.jsonl" for name in NAMES]
-        known += [f"model.id={short_stories}", "model.weights=float32", "data.held_out=0.25", "data.sources.tales.weight=3"]
+        known += [
+            f"model.id={short_stories}",
+            "model.weights=float32",
+            "data.held_out=0.25",
+            "data.sources.tales.weight=3",
+        ]
         known += ["train.epochs=null", "train.steps=12", "batch.size=6", "evaluate.every=4", "evaluate.answers=0"]
         return workbench.run("sft/quickstart", [*known, *words], out=folder / out, resume=resume, quiet=True)
 

@@ -76,6 +76,11 @@ def test_labelled_rows_and_folds_are_streamed_too(
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     rows = [{"text": f"The {name} said {n} words.", "label": name} for n in range(40) for name in ("cat", "dog")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [f"data.train={tmp_path}/rows.jsonl", f"model.id={short_stories}", "data.streaming.on=true", "data.limit=50"]
+    words = [
+        f"data.train={tmp_path}/rows.jsonl",
+        f"model.id={short_stories}",
+        "data.streaming.on=true",
+        "data.limit=50",
+    ]
     assert len(check(load("classify/quickstart", words)).data.train) < 50  # type: ignore[union-attr]
     assert len(check(load("crossval/quickstart", [*words, "duplicates.on_duplicate=ignore"])).data.rows) == 50  # type: ignore[union-attr]

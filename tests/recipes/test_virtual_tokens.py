@@ -19,9 +19,9 @@ from workbench.runs import run_directory
 RATES = {"prompt": 0.03, "p-tuning": 0.01, "prefix": 0.01, "p-tuning-v2": 0.1}
 
 
-def words(method: str, stories: str, questions: Path) -> list[str]:
+def words(method: str, short_stories: str, questions: Path) -> list[str]:
     return [
-        f"model.id={stories}",
+        f"model.id={short_stories}",
         "model.weights=float32",
         f"adapter.method={method}",
         "adapter.virtual_tokens=8",
@@ -41,9 +41,9 @@ def losses(run: Path) -> list[float]:
 
 @pytest.mark.parametrize("method", sorted(RATES))
 def test_they_learn_and_what_was_saved_is_served(
-    method: str, stories: str, questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    method: str, short_stories: str, questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = words(method, stories, questions)
+    given = words(method, short_stories, questions)
     run = workbench.run("sft/quickstart", given, out=tmp_path / "run", quiet=True)
     scores = json.loads((run / "scores.json").read_text())
     assert scores["after"]["loss"] < scores["before"]["loss"] - 0.05
@@ -61,15 +61,17 @@ def test_they_learn_and_what_was_saved_is_served(
 
 
 @pytest.mark.parametrize("method", ["prompt", "prefix"])
-def test_the_curve_does_not_depend_on_micro_batches(method: str, stories: str, questions: Path, tmp_path: Path) -> None:
-    given = [*words(method, stories, questions), "train.steps=3", "evaluate.answers=0"]
+def test_the_curve_does_not_depend_on_micro_batches(
+    method: str, short_stories: str, questions: Path, tmp_path: Path
+) -> None:
+    given = [*words(method, short_stories, questions), "train.steps=3", "evaluate.answers=0"]
     whole = workbench.run("sft/quickstart", given, out=tmp_path / "whole", quiet=True)
     parts = workbench.run("sft/quickstart", [*given, "batch.tokens_per_device=150"], out=tmp_path / "parts", quiet=True)
     assert losses(parts) == pytest.approx(losses(whole), rel=1e-4)
 
 
-def test_virtual_tokens_take_positions(stories: str, questions: Path) -> None:
-    given = [*words("prompt", stories, questions), "adapter.virtual_tokens=500"]
+def test_virtual_tokens_take_positions(short_stories: str, questions: Path) -> None:
+    given = [*words("prompt", short_stories, questions), "adapter.virtual_tokens=500"]
     text = r"made for at most 512, 500 of them for virtual tokens. Write data.max_tokens=12,"
     with pytest.raises(ConfigError, match=text):
         check(load("sft/quickstart", given))
@@ -118,8 +120,8 @@ def test_prefixes_of_an_encoder_learn_the_same_when_activations_are_recomputed(m
     assert scores["after"]["loss"] != scores["before"]["loss"]
 
 
-def test_recomputing_is_refused_where_the_prefix_stands_in_the_cache(stories: str, questions: Path) -> None:
-    given = [*words("prefix", stories, questions), "train.checkpointing=true"]
+def test_recomputing_is_refused_where_the_prefix_stands_in_the_cache(short_stories: str, questions: Path) -> None:
+    given = [*words("prefix", short_stories, questions), "train.checkpointing=true"]
     with pytest.raises(ConfigError, match=r"train.checkpointing does not go with adapter.method=prefix"):
         check(load("sft/quickstart", given))
     with pytest.raises(ConfigError, match=r"train.checkpointing does not go with adapter.method=prefix"):

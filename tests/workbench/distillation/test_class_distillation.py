@@ -172,10 +172,10 @@ def ask(tmp_path: Path, sections: Callable[..., dict[str, Any]]) -> Callable[...
 
 
 @pytest.fixture(scope="module")
-def taught(train: Train, stories: str) -> Path:
+def taught(train: Train, short_stories: str) -> Path:
     """A finished run over another backbone, with other tokens and another template. Read only."""
     own = {"classes": {"text": "Weather: {text}"}, "data": {"max_tokens": 24}}
-    return train("taught", model={"id": stories}, **own)
+    return train("taught", model={"id": short_stories}, **own)
 
 
 @pytest.fixture(scope="module")
@@ -354,12 +354,12 @@ def test_what_was_kept_of_other_rows_is_not_read(ask: Any, taught: Path, home: P
 
 
 def test_teachers_that_cannot_teach_these_classes_are_refused(
-    ask: Any, taught: Path, bert: str, stories: str, home: Path, tmp_path: Path
+    ask: Any, taught: Path, bert: str, short_stories: str, home: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"backbone whose head starts at random.*Write a run"):
         ask("backbone")
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM has no classification head for these classes"):
-        ask(stories)
+        ask(short_stories)
     others = save_bert(tmp_path / "others", ("rain", "snow", "fog", "hail"))
     with pytest.raises(ConfigError, match=r"nothing of `sun`, and no training row has `fog`, `hail`.*name them alike"):
         ask(others)

@@ -45,8 +45,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def train(tmp_path: Path, short_stories: str, questions: Path) -> Callable[..., Path]:
-    return trains(tmp_path, RECIPE, model=short_stories, train=questions)
+def train(tmp_path: Path, stories: str, questions: Path) -> Callable[..., Path]:
+    return trains(tmp_path, RECIPE, model=stories, train=questions)
 
 
 def losses(run: Path) -> list[float]:
