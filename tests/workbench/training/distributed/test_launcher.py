@@ -13,6 +13,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
+from tests import forked
 from workbench.config.yaml_text import dump_yaml
 from workbench.evaluation import result_store
 
@@ -40,9 +41,9 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
     return folder / "recipe.yaml"
 
 
-def start(recipe: Path, out: Path, *words: str) -> subprocess.Popen[str]:
+def start(recipe: Path, out: Path, *words: str, python: str = "") -> subprocess.Popen[str]:
     command = [
-        sys.executable,
+        python or forked.python(),
         "-m",
         "workbench.cli.verbs",
         "run",
@@ -99,7 +100,8 @@ def test_a_run_that_is_killed_again_and_again_ends_like_one_that_never_was(recip
     out, words = tmp_path / "killed", ["save.every=5"]
     for number, kill in enumerate((kill_one_rank, kill_the_launcher, kill_all)):
         before = steps(out)
-        launcher = start(recipe, out, *words, *(["--resume"] if number else []))
+        # Whose death it is about are processes of their own.
+        launcher = start(recipe, out, *words, *(["--resume"] if number else []), python=sys.executable)
         reach(launcher, out, step=before + 3)
         family = ranks(launcher)
         assert len(family) >= 2
@@ -109,7 +111,7 @@ def test_a_run_that_is_killed_again_and_again_ends_like_one_that_never_was(recip
         if kill is kill_one_rank:
             assert launcher.returncode == 2
             assert "was ended by signal 9" in said and "--resume" in said and "Traceback" not in said
-    last = start(recipe, out, *words, "--resume")
+    last = start(recipe, out, *words, "--resume", python=sys.executable)
     _, said = last.communicate(timeout=180)
     assert last.returncode == 0, said
     whole = start(recipe, tmp_path / "whole", *words)
@@ -145,7 +147,7 @@ def test_processes_that_were_told_different_things_refuse_to_train_together(reci
     told = []
     for rank in range(2):
         command = [
-            sys.executable,
+            forked.python(),
             "-m",
             "workbench.cli.verbs",
             "run",
