@@ -11,6 +11,7 @@ import typer
 
 from workbench.cli.arguments import Overrides, RunFolder, Trusted
 from workbench.errors import ConfigError
+from workbench.runs.process_memory import importing
 
 if TYPE_CHECKING:
     from workbench.evaluation.serving.served_models import ServedModel
@@ -41,8 +42,9 @@ def evaluate(
         return
     if limit is not None or shots is not None or chat:
         raise ConfigError("--limit, --shots and --chat are of tasks. Write --tasks NAME as well.")
-    from workbench.cli import render
-    from workbench.recipes.serve import evaluate as evaluated
+    with importing():
+        from workbench.cli import render
+        from workbench.recipes.serve import evaluate as evaluated
 
     if against is None:
         if score or judge is not None or out is not None:
@@ -80,7 +82,8 @@ def predict(
     trust: Trusted = False,
 ) -> None:
     """Answer every row of a file; data.on_bad_row=skip leaves out those that cannot be read."""
-    from workbench.recipes.serve import predict as answer
+    with importing():
+        from workbench.recipes.serve import predict as answer
 
     found = answer(run, input, overrides or (), out=out, max_new_tokens=max_new_tokens, trust=trust)
     typer.echo(f"{found.rows} answers in {out}")
@@ -97,7 +100,8 @@ def generate(
     trust: Trusted = False,
 ) -> None:
     """Stream one greedy answer."""
-    from workbench.recipes.serve import generate as stream
+    with importing():
+        from workbench.recipes.serve import generate as stream
 
     stream(run, prompt, max_new_tokens=max_new_tokens, trust=trust)
 
@@ -123,9 +127,10 @@ def sample(
     trust: Trusted = False,
 ) -> None:
     """Sample answers, score them, and write rows for SFT (best, accepted) or preferences (pairs); repeat to resume."""
-    from workbench.cli import sample_table
-    from workbench.recipes.sample import SampleSettings
-    from workbench.recipes.sample import sample as write
+    with importing():
+        from workbench.cli import sample_table
+        from workbench.recipes.sample import SampleSettings
+        from workbench.recipes.sample import sample as write
 
     settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin)
     sample_table.show(write(run, prompts, overrides or (), score, settings, out=out, trust=trust), out)
@@ -158,7 +163,9 @@ def serve(
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
         raise ConfigError(f"serve needs {', '.join(missing)}. Install them: pip install 'peft-workbench[serve]'")
     from workbench.evaluation.serving.app import ServerLimits
-    from workbench.recipes.serving import ServeSettings, serve_runs
+
+    with importing():
+        from workbench.recipes.serving import ServeSettings, serve_runs
     from workbench.runs.http_server import Address
 
     limits = ServerLimits(api_key=api_key or None, seconds=timeout, body_bytes=size)

@@ -10,6 +10,7 @@ import typer
 
 from workbench.cli.arguments import byte_size
 from workbench.errors import ConfigError
+from workbench.runs.process_memory import importing
 
 
 def init(
@@ -26,8 +27,6 @@ def init(
         if not asks:
             raise ConfigError("--rows: which rows to learn from? Write --rows FILE, a folder, or a hub data set.")
         rows = str(typer.prompt("Rows to learn from (a file, a folder, or a hub data set)"))
-    from workbench.runs.process_memory import importing
-
     with importing():
         from workbench.recipes.first_recipe import GOALS, Wishes, suggested, write
 

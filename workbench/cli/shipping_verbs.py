@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from workbench.cli.arguments import RunFolder, Trusted
+from workbench.runs.process_memory import importing
 
 
 def export(
@@ -27,8 +28,9 @@ def export(
     trust: Trusted = False,
 ) -> None:
     """Write a run as another program loads it, checked against the run's own outputs, with a model card."""
-    from workbench.cli import render
-    from workbench.recipes.export import export as export_run
+    with importing():
+        from workbench.cli import render
+        from workbench.recipes.export import export as export_run
 
     command = shlex.join(["workbench", *sys.argv[1:]])
     found = export_run(

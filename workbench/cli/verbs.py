@@ -15,6 +15,7 @@ from workbench.cli import answering_verbs, init_verb, shipping_verbs
 from workbench.cli.arguments import Overrides, Recipe, RunFolder, Trusted, Version, byte_size
 from workbench.cli.ui.verb import ui
 from workbench.errors import ConfigError, Stopped, WorkbenchError
+from workbench.runs.process_memory import importing
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -50,7 +51,6 @@ def run(
         return
 
     import workbench
-    from workbench.runs.process_memory import importing
 
     with importing():
         import workbench.recipes.run
@@ -74,7 +74,6 @@ def check(
 ) -> None:
     """Show what the model will see and which tokens carry loss; refuse what would not train."""
     from workbench.recipes.load import load
-    from workbench.runs.process_memory import importing
 
     with importing():
         from workbench.cli import check_plot, render
@@ -102,7 +101,6 @@ def data(
 ) -> None:
     """Show what is in the rows and what is wrong with them: lengths, languages, duplicates, rules of quality."""
     from workbench.recipes.load import load
-    from workbench.runs.process_memory import importing
 
     with importing():
         from workbench.cli import data_table
@@ -121,7 +119,6 @@ def features(
 ) -> None:
     """Say what the frozen backbone knows of the labels already; write its features of the rows."""
     from workbench.recipes.load import load
-    from workbench.runs.process_memory import importing
 
     with importing():
         from workbench.recipes.features import write
@@ -145,7 +142,6 @@ def lr(
 ) -> None:
     """Find a learning rate: short trainings at many rates over one frozen backbone, on the same rows."""
     from workbench.recipes.load import load
-    from workbench.runs.process_memory import importing
 
     with importing():
         from workbench.cli import rate_table
@@ -172,7 +168,6 @@ def plan(
 ) -> None:
     """Rehearse the run without weights or memory: the fastest way that fits, what it takes and what else was tried."""
     from workbench.recipes.load import load
-    from workbench.runs.process_memory import importing
 
     with importing():
         from workbench.cli import render
@@ -215,8 +210,9 @@ def merge(
     trust: Trusted = False,
 ) -> None:
     """Write a stock Hugging Face model, and measure its error against the unmerged one."""
-    from workbench.cli import render
-    from workbench.recipes.merge import merge as merge_run
+    with importing():
+        from workbench.cli import render
+        from workbench.recipes.merge import merge as merge_run
 
     render.merged(merge_run(run, out=out, weights=weights, trust=trust), out)
 
@@ -233,8 +229,9 @@ def combine(
     trust: Trusted = False,
 ) -> None:
     """Add the adapters of several runs up to one, and measure its error."""
-    from workbench.cli import render
-    from workbench.recipes.combine import combine_runs
+    with importing():
+        from workbench.cli import render
+        from workbench.recipes.combine import combine_runs
 
     render.combined(combine_runs(runs, weights=_numbers(weights), rank=rank, out=out, trust=trust), out)
 
@@ -315,8 +312,6 @@ def schema(
 @app.command()
 def doctor() -> None:
     """Say what this machine and environment can do, and what is known to go wrong on it."""
-    from workbench.runs.process_memory import importing
-
     with importing():
         from workbench.recipes.doctor import examine
 
