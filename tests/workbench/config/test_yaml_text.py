@@ -25,3 +25,10 @@ def test_what_is_written_as_yaml_reads_back_equal(values: dict[str, Any]) -> Non
 def test_lists_that_are_one_object_are_written_twice() -> None:
     one = ["a"]
     assert load_yaml(dump_yaml({"b": one, "c": one})) == {"b": one, "c": one}
+
+
+def test_a_text_that_was_read_before_gives_values_of_its_own() -> None:
+    text = "a: {b: [1, 2]}"
+    first = load_yaml(text)
+    first["a"]["b"].append(3)
+    assert load_yaml(text) == {"a": {"b": [1, 2]}}
