@@ -105,7 +105,8 @@ class Held(LiveBytes):
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = super().called(func, args, kwargs)
-        self.most = max(self.most, sum(each.nbytes() for made in self._made.values() if (each := made()) is not None))
+        made = list(self._made.values())  # one that is let go of meanwhile, by a thread of gloo, is forgotten at once
+        self.most = max(self.most, sum(each.nbytes() for one in made if (each := one()) is not None))
         return result
 
     def _see(self, storage: torch.UntypedStorage, size: int) -> None:
