@@ -260,6 +260,6 @@ def hidden_size(hub: PretrainedConfig) -> int:
     """
     config = body_config(hub)
     for name in ("hidden_size", "hidden_sizes", "embed_dim", "num_features", "hidden_dim"):
-        if found := getattr(config, name, None):
-            return int(found if isinstance(found, int) else found[-1])
+        if width := getattr(config, name, None):
+            return int(width if isinstance(width, int) else width[-1])
     return 1280

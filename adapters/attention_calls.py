@@ -50,19 +50,19 @@ def places(model: PreTrainedModel) -> dict[str, Sizes]:
     inputs = {"inputs_embeds": one}
     if model.config.is_encoder_decoder:
         inputs["decoder_inputs_embeds"] = one
-    with _looking(model) as found, torch.no_grad():
+    with _looking(model) as attention_sizes, torch.no_grad():
         model.base_model(**inputs)
-    return found
+    return attention_sizes
 
 
 @contextmanager
 def _looking(model: nn.Module) -> Iterator[dict[str, Sizes]]:
     """Inside, attention computes zeros, and the dictionary fills with the modules that ask for it."""
     modules = {id(module): (path, module) for path, module in model.named_modules() if _chooses(module)}
-    found: dict[str, Sizes] = {}
+    sizes: dict[str, Sizes] = {}
 
     def look(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
-        found[modules[id(module)][0]] = (key.shape[1], key.shape[3], value.shape[3])
+        sizes[modules[id(module)][0]] = (key.shape[1], key.shape[3], value.shape[3])
         shape = (query.shape[0], query.shape[2], query.shape[1], value.shape[3])
         return value.new_zeros(shape), None
 
@@ -73,7 +73,7 @@ def _looking(model: nn.Module) -> Iterator[dict[str, Sizes]]:
         model.eval()
         for module, config in kept:
             module.config = renamed(config, LOOKING)
-        yield found
+        yield sizes
     finally:
         model.train(training)
         for module, config in kept:
@@ -121,8 +121,8 @@ def attend(
     biased = {} if position_bias is None else {"position_bias": position_bias}
     if given is None:
         return compute(module, query, key, value, attention_mask, **biased, **settings)
-    said = settings.get("is_causal")
-    causal = getattr(module, "is_causal", False) if said is None else said
+    causal_setting = settings.get("is_causal")
+    causal = getattr(module, "is_causal", False) if causal_setting is None else causal_setting
     if attention_mask is None and causal and query.shape[2] > 1:
         attention_mask = _causal(query, key)
     more = given[0].shape[1]
@@ -147,8 +147,8 @@ def _causal(query: Tensor, key: Tensor) -> Tensor:
 def _function(module: nn.Module, implementation: str) -> Attention:
     """The function that the backbone itself would call; each family has an eager one of its own."""
     own = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
-    found: Attention = AttentionInterface().get_interface(implementation, own)
-    return found
+    attention_forward: Attention = AttentionInterface().get_interface(implementation, own)
+    return attention_forward
 
 
 AttentionInterface.register(PREFIXED, attend)

@@ -201,19 +201,19 @@ class _Part(NamedTuple):
 
 def _together(parts: Sequence[_Part]) -> list[_Part]:
     """Parts beside each other that agree in tokens, scale and rank as one; those with dropout stay alone."""
-    found: list[_Part] = []
+    merged: list[_Part] = []
     for part in parts:
-        if found and _agree(found[-1], part):
-            last = found.pop()
+        if merged and _agree(merged[-1], part):
+            last = merged.pop()
             tokens = slice(last.tokens.start, part.tokens.stop)
             part = last._replace(tokens=tokens, members=last.members + part.members)
-        found.append(part)
-    return found
+        merged.append(part)
+    return merged
 
 
 def _agree(first: _Part, second: _Part) -> bool:
-    beside = first.tokens.stop == second.tokens.start and first.drop is None and second.drop is None
-    return beside and (first.many, first.scale, first.rank) == (second.many, second.scale, second.rank)
+    joinable = first.tokens.stop == second.tokens.start and first.drop is None and second.drop is None
+    return joinable and (first.many, first.scale, first.rank) == (second.many, second.scale, second.rank)
 
 
 class _RoutedProduct(torch.autograd.Function):

@@ -98,9 +98,9 @@ class BlockExpansion(Method):
         training = model.training
         model.eval()
         with torch.no_grad():
-            found = model(**inputs)[0]  # logits, or hidden states of a body without a head
+            output = model(**inputs)[0]  # logits, or hidden states of a body without a head
             with model.disable_adapter():
-                same = torch.equal(model(**inputs)[0], found)
+                same = torch.equal(model(**inputs)[0], output)
         model.train(training)
         if not same:
             raise ConfigError(

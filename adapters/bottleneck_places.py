@@ -98,10 +98,10 @@ def _attentions(model: PreTrainedModel, block: str) -> list[str]:
         # Phi-3 builds its output projection before the others, which are wider.
         if _outputs(model.get_submodule(f"{block}.{name}")) == block_width(model, block):
             last[_attention_of(name)] = name
-    found = [name for name in last.values() if name and not READS.match(name.rpartition(".")[2])]
-    if not found or len(found) < len(last):
+    projections = [name for name in last.values() if name and not READS.match(name.rpartition(".")[2])]
+    if not projections or len(projections) < len(last):
         raise _no_place(model, block, "attention", names)
-    return [f"{block}.{name}" for name in found]
+    return [f"{block}.{name}" for name in projections]
 
 
 def _attention_of(path: str) -> str:

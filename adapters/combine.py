@@ -116,25 +116,25 @@ def nearest(updates: Updates, rank: int) -> Updates:
 
     The singular values are shared out evenly between the two factors. The (O, I) product never exists.
     """
-    found = {}
+    truncated = {}
     for layer, (down, up) in updates.items():
         left, right_up = torch.linalg.qr(up)
         right, right_down = torch.linalg.qr(down.T)
         U, S, V = torch.linalg.svd(right_up @ right_down.T)
         kept = min(rank, len(S))
         root = S[:kept].sqrt()
-        found[layer] = Update(root[:, None] * (V[:kept] @ right.T), (left @ U[:, :kept]) * root)
-    return found
+        truncated[layer] = Update(root[:, None] * (V[:kept] @ right.T), (left @ U[:, :kept]) * root)
+    return truncated
 
 
 def one_rank(updates: Updates) -> Updates:
     """The same updates, those of lower rank filled up with zeros."""
     rank = max(len(down) for down, _ in updates.values())
-    found = {}
+    padded = {}
     for layer, (down, up) in updates.items():
         missing = rank - len(down)
-        found[layer] = Update(pad(down, (0, 0, 0, missing)), pad(up, (0, missing)))
-    return found
+        padded[layer] = Update(pad(down, (0, 0, 0, missing)), pad(up, (0, missing)))
+    return padded
 
 
 def error(found: Updates, wanted: Updates) -> CombinationError:
@@ -200,10 +200,12 @@ def _require_plain(folder: Path, config: Mapping[str, Any]) -> None:
 
 def beyond_updates(config: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a LoraConfig by which an adapter is more than its updates."""
-    found = {key: value for key, value in config.items() if key not in HARMLESS and value not in (None, False, "none")}
-    found = {key: value for key, value in found.items() if value not in ({}, []) and key != "init_lora_weights"}
+    settings = {
+        key: value for key, value in config.items() if key not in HARMLESS and value not in (None, False, "none")
+    }
+    settings = {key: value for key, value in settings.items() if value not in ({}, []) and key != "init_lora_weights"}
     start = config.get("init_lora_weights", True)
-    return found if start in PLAIN_STARTS else {**found, "init_lora_weights": start}
+    return settings if start in PLAIN_STARTS else {**settings, "init_lora_weights": start}
 
 
 def _require_one_backbone(adapters: Sequence[Saved]) -> None:

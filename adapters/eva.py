@@ -44,10 +44,10 @@ class Components:
         if self.waiting:
             self._decompose()
         lengths_K = self.scaled_KI.norm(dim=1)
-        found, inputs = self.scaled_KI.shape
-        random_KI = torch.randn(self.count - found, inputs).to(self.scaled_KI.device)
+        known_count, inputs = self.scaled_KI.shape
+        random_KI = torch.randn(self.count - known_count, inputs).to(self.scaled_KI.device)
         directions_KI = F.normalize(torch.cat((self.scaled_KI, random_KI)))
-        return directions_KI, F.pad(lengths_K.square() / max(self.total, 1e-30), (0, self.count - found))
+        return directions_KI, F.pad(lengths_K.square() / max(self.total, 1e-30), (0, self.count - known_count))
 
     def _decompose(self) -> None:
         x_NI = torch.cat(self.waiting).float()
@@ -70,15 +70,15 @@ class Components:
 @torch.no_grad()
 def excited_directions(model: PeftModel, sample: Iterable[Mapping[str, Tensor]], count: int) -> dict[str, Components]:
     """Components of the inputs of every LoRA layer, by the layer's path; layers that share inputs share them."""
-    found: dict[str, Components] = {}
+    by_layer: dict[str, Components] = {}
     last: list[Any] = [None, None]
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def see(_: nn.Module, arguments: tuple[Any, ...]) -> None:
             if arguments[0] is last[0]:
-                found.setdefault(name, last[1])
+                by_layer.setdefault(name, last[1])
                 return
-            components = found.setdefault(name, Components(count))
+            components = by_layer.setdefault(name, Components(count))
             components.add(arguments[0].flatten(0, -2))
             last[:] = arguments[0], components
 
@@ -95,7 +95,7 @@ def excited_directions(model: PeftModel, sample: Iterable[Mapping[str, Tensor]],
         model.train(training)
         for handle in handles:
             handle.remove()
-    return found
+    return by_layer
 
 
 def share_out(found: Mapping[str, Components], *, rank: int) -> dict[str, Tensor]:
@@ -116,8 +116,8 @@ def start_there(model: PeftModel, sample: Iterable[Mapping[str, Tensor]], *, ran
         rho: Times `rank` that a layer may have; a layer that deserves none has no adapter.
     """
     moved = ({name: each.to(model.device) for name, each in inputs.items()} for inputs in sample)
-    found = excited_directions(model, moved, math.ceil(rho * rank))
-    directions = share_out(found, rank=rank)
+    layer_components = excited_directions(model, moved, math.ceil(rho * rank))
+    directions = share_out(layer_components, rank=rank)
     config: Any = model.peft_config["default"]
     config.init_lora_weights, config.eva_config = "eva", EvaConfig(rho=rho)
     initialize_lora_eva_weights(model, eva_state_dict=dict(directions))

@@ -54,8 +54,8 @@ class C3aLinear(c3a.layer.C3ALinear):
         result: Tensor = self.base_layer(x)
         for name in computing(self):
             kernel_OIN = self.c3a_kernel[name].float()
-            found = BlockCircularConvolution.apply(x.float(), kernel_OIN) / x.shape[-1]  # type: ignore[no-untyped-call]
-            result = result + found.to(result.dtype)
+            update = BlockCircularConvolution.apply(x.float(), kernel_OIN) / x.shape[-1]  # type: ignore[no-untyped-call]
+            result = result + update.to(result.dtype)
         return result
 
 
@@ -71,8 +71,8 @@ class GraloraLinear(gralora.layer.Linear):
             inner_BNR = torch.einsum("bni,nir->bnr", x_BNI, A_NIR)
             # The ranks of each block of inputs are shared out among all blocks of outputs.
             turned_BNR = inner_BNR.unflatten(2, (count, -1)).transpose(1, 2).flatten(2)
-            found = torch.einsum("bnr,nro->bno", turned_BNR, B_NRO).reshape(result.shape)
-            result = result + (self.scaling[name] * found).to(result.dtype)
+            update = torch.einsum("bnr,nro->bno", turned_BNR, B_NRO).reshape(result.shape)
+            result = result + (self.scaling[name] * update).to(result.dtype)
         return result
 
 

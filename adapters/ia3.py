@@ -92,10 +92,10 @@ def _keys_and_values(model: PreTrainedModel) -> list[str]:
 def _ends_of_mlps(model: PreTrainedModel) -> list[str]:
     """The linear layers outside attention that lead back to the hidden size, or else the last of each block."""
     linear = [path for path in linear_modules(model) if not is_attention(path)]
-    found = []
+    mlp_ends = []
     for block in (block for stack in blocks(model) for block in stack):
         here = [path for path in linear if path.startswith(f"{block}.")]
         sizes = {path: features(model.get_submodule(path)) for path in here}
         width = block_width(model, block)
-        found += [path for path in here if sizes[path][1] == width != sizes[path][0]] or here[-1:]
-    return found
+        mlp_ends += [path for path in here if sizes[path][1] == width != sizes[path][0]] or here[-1:]
+    return mlp_ends

@@ -43,14 +43,14 @@ class LayerNorm(Method):
 
 def _norms(model: PreTrainedModel) -> list[str]:
     """Paths of the modules that are called a norm by their class and have a vector of weights."""
-    found, unread = [], anatomy.unread(model)
+    norm_paths, unread = [], anatomy.unread(model)
     for name, module in model.named_modules():
         weights = dict(module.named_parameters(recurse=False))
         named = type(module).__name__.endswith(("Norm", "BatchNorm2d"))
         if named and name not in unread and "weight" in weights and weights["weight"].ndim == 1:
-            found.append(name)
-    if not found:
+            norm_paths.append(name)
+    if not norm_paths:
         raise ConfigError(
             f"adapter.method=layernorm: {type(model).__name__} has no norms with weights. Take adapter.method=lora."
         )
-    return found
+    return norm_paths

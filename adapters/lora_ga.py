@@ -80,8 +80,8 @@ def summed_gradients(model: nn.Module, losses: Iterable[Tensor]) -> dict[str, Te
 
 def _add_gradients(totals: Mapping[str, Tensor], loss: Tensor, calls: Sequence[Call]) -> None:
     """Add the gradients of one loss, of the layers that it depends on."""
-    found = torch.autograd.grad(loss, [output for _, _, output in calls], allow_unused=True) if calls else ()
-    for (path, x_NI, _), gradient in zip(calls, found, strict=True):
+    grads = torch.autograd.grad(loss, [output for _, _, output in calls], allow_unused=True) if calls else ()
+    for (path, x_NI, _), gradient in zip(calls, grads, strict=True):
         if gradient is not None:
             totals[path].addmm_(gradient.flatten(0, -2).float().T, x_NI.float())
 

@@ -128,10 +128,10 @@ class LastLayers(Partial):
 
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse more blocks than the backbone has."""
-        found = len(anatomy.blocks(model)[-1])
-        if self.layers <= found:
+        blocks = len(anatomy.blocks(model)[-1])
+        if self.layers <= blocks:
             return None
-        return f"adapter.layers={self.layers}, but {type(model).__name__} has {found} blocks. Write adapter.layers=2."
+        return f"adapter.layers={self.layers}, but {type(model).__name__} has {blocks} blocks. Write adapter.layers=2."
 
     def parameters(self, model: PreTrainedModel) -> list[str]:
         """Names of all parameters in the last blocks and in the norm behind them."""

@@ -67,8 +67,8 @@ class PartialLayer(nn.Module, BaseTunerLayer):
     def add(self, adapter: str, names: list[str], *, inference_mode: bool) -> None:
         """Copy the parameters of these names for one more adapter."""
         owned = self.base_layer._parameters
-        found = {name: own for name in names if (own := owned.get(name)) is not None}
-        copies = {name: nn.Parameter(own.detach().to(self._dtype(own), copy=True)) for name, own in found.items()}
+        originals = {name: own for name in names if (own := owned.get(name)) is not None}
+        copies = {name: nn.Parameter(own.detach().to(self._dtype(own), copy=True)) for name, own in originals.items()}
         self.partial_copies[adapter] = nn.ParameterDict(copies)
         every = {name for held in self.partial_copies.values() for name, _ in held.named_parameters()}
         self.base_layer.__class__ = _reading_copies(self.original_class, tuple(sorted(every)))
@@ -188,8 +188,8 @@ def computed(model: nn.Module) -> torch.dtype:
     if anatomy.reads_pictures(model):
         return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     embedding = model.get_input_embeddings()  # type: ignore[operator]
-    found: Tensor = embedding(torch.zeros(1, dtype=torch.int64, device=embedding.weight.device))
-    return found.dtype
+    embedded: Tensor = embedding(torch.zeros(1, dtype=torch.int64, device=embedding.weight.device))
+    return embedded.dtype
 
 
 def _ties(model: nn.Module) -> int:

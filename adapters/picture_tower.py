@@ -27,13 +27,13 @@ def stem(model: PreTrainedModel) -> nn.Conv2d:
     """The first convolution, which reads the pixels; raises BackboneError where there is none."""
     from torch import nn
 
-    found = next((module for module in tower(model).modules() if isinstance(module, nn.Conv2d)), None)
-    if found is None:
+    conv = next((module for module in tower(model).modules() if isinstance(module, nn.Conv2d)), None)
+    if conv is None:
         raise BackboneError(
             f"{type(model).__name__} reads pictures by no convolution, which is not known here yet. "
             "Take another backbone, such as facebook/dinov2-small."
         )
-    return found
+    return conv
 
 
 def own_size(hub: PretrainedConfig) -> int | None:

@@ -142,8 +142,8 @@ class AttentionPrefixModel(OwnForm, UnmergeableTuner):
 
     def _prepare_model(self, peft_config: PeftConfig, model: nn.Module) -> None:
         assert isinstance(peft_config, AttentionPrefixConfig)
-        found = attention_calls.places(model)  # type: ignore[arg-type]
-        if found != {path: tuple(sizes) for path, sizes in peft_config.sizes.items()}:
+        attention_sizes = attention_calls.places(model)  # type: ignore[arg-type]
+        if attention_sizes != {path: tuple(sizes) for path, sizes in peft_config.sizes.items()}:
             raise ValueError(
                 f"Its virtual tokens were made for other attention modules than {type(model).__name__} has."
             )

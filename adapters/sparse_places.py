@@ -103,13 +103,13 @@ def moved_furthest(model: PeftModel, folder: Path) -> None:
 def _trained(kind: Any, folder: Path) -> Callable[[str], Tensor | None]:
     """Weights of the layers of a saved model, by path; None where it has no such layer."""
     try:
-        found = kind.from_pretrained(str(folder), dtype="auto")
+        trained_model = kind.from_pretrained(str(folder), dtype="auto")
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise BackboneError(
             f"adapter.trained={folder}: it cannot be read as a {kind.__name__} "
             f"({str(error).splitlines()[0]}). Name a full training of the same backbone."
         ) from None
-    layers = dict(found.named_modules())
+    layers = dict(trained_model.named_modules())
 
     def weight(path: str) -> Tensor | None:
         layer = layers.get(path)

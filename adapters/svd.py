@@ -88,9 +88,9 @@ class _Originals:
         revision = getattr(backbone.config, "_commit_hash", None)
         self.places: dict[str, tuple[Path, str]] = {}
         for name in ("model.safetensors.index.json", "model.safetensors"):
-            found = cached_file(self.source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-            if found is not None:
-                self._list(Path(found))
+            cached_path = cached_file(self.source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+            if cached_path is not None:
+                self._list(Path(cached_path))
                 return
         raise BackboneError(f"adapter.method=loftq: {self.source} holds no safetensors. Take adapter.method=lora.")
 

@@ -51,11 +51,11 @@ def settle(model: PeftModel, name: str) -> None:
         return
     backbone: Any = model.get_base_model()
     if isinstance(config, PrefixTuningConfig):
-        found = attention_cache.sizes(backbone)
-        fits = found is not None and (config.num_layers, config.num_attention_heads, config.token_dim) == (
-            found.layers,
-            found.heads,
-            found.heads * found.width,
+        cache_sizes = attention_cache.sizes(backbone)
+        fits = cache_sizes is not None and (config.num_layers, config.num_attention_heads, config.token_dim) == (
+            cache_sizes.layers,
+            cache_sizes.heads,
+            cache_sizes.heads * cache_sizes.width,
         )
         made = f"{config.num_layers} layers of {config.num_attention_heads} heads, {config.token_dim} wide in all"
         follow_precision(model)

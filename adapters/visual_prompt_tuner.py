@@ -129,8 +129,8 @@ class VisualPromptModel(UnmergeableTuner):
     def _prepare_model(self, peft_config: PeftConfig, model: nn.Module) -> None:
         assert isinstance(peft_config, VisualPromptConfig)
         assert isinstance(model, PreTrainedModel)
-        found = (anatomy.blocks(model) or [[]])[0]
-        if found != peft_config.blocks or token_width(model) != peft_config.width:
+        block_paths = (anatomy.blocks(model) or [[]])[0]
+        if block_paths != peft_config.blocks or token_width(model) != peft_config.width:
             raise ValueError(
                 f"Its virtual tokens were made for {len(peft_config.blocks)} blocks {peft_config.width} wide, which "
                 f"{type(model).__name__} does not have."

@@ -35,13 +35,13 @@ def benchmark(run: Path, asked: Benchmark, *, against: Path | None = None, trust
         serve.require_text(config, path)
     benchmarks.require(asked)
     if against is not None:
-        found = benchmarks.paired(_after(against, configs[against], asked), _after(run, configs[run], asked))
+        comparisons = benchmarks.paired(_after(against, configs[against], asked), _after(run, configs[run], asked))
     else:
-        found = _both(run, configs[run], asked)
-        rows = [each.row() for each in found]
+        comparisons = _both(run, configs[run], asked)
+        rows = [each.row() for each in comparisons]
         files.write_json(run / tasks_section.FILE, {"shots": asked.shots, "limit": asked.limit, "tasks": rows})
         pages.write(run)
-    return found
+    return comparisons
 
 
 def _both(run: Path, config: RunConfig, asked: Benchmark) -> list[Paired]:

@@ -77,21 +77,21 @@ def _inspected(config: RunConfig) -> Found:
         "reward": reward_verbs.inspect,
         "reinforce": reinforce_verbs.inspect,
     }
-    found = ways.get(config.recipe, _text)(config)
-    model = backbones.skeleton(found.config.model, task=_task(found))
+    inspection = ways.get(config.recipe, _text)(config)
+    model = backbones.skeleton(inspection.config.model, task=_task(inspection))
     notes = [
-        *found.notes,
-        *_scored_sets(found),
-        *_order(found),
-        *found.config.regularise.in_words(),
-        *found.config.layer_drop.in_words(),
-        *layer_drop.always_computed(found.config, model),
-        *found.config.token_drop.in_words(),
-        *found.config.grow.in_words(sum(map(len, anatomy.blocks(model)))),
+        *inspection.notes,
+        *_scored_sets(inspection),
+        *_order(inspection),
+        *inspection.config.regularise.in_words(),
+        *inspection.config.layer_drop.in_words(),
+        *layer_drop.always_computed(inspection.config, model),
+        *inspection.config.token_drop.in_words(),
+        *inspection.config.grow.in_words(sum(map(len, anatomy.blocks(model)))),
         *filter(None, [about_experts(model, config.adapter)]),
-        *_shared(found, model.config),
+        *_shared(inspection, model.config),
     ]
-    return replace(found, blocks=_blocks(found), notes=notes)
+    return replace(inspection, blocks=_blocks(inspection), notes=notes)
 
 
 def _scored_sets(found: Found) -> Iterator[str]:
@@ -199,8 +199,8 @@ def _outlook(rows: TokenizedSet, config: RunConfig) -> Iterator[str]:
     for number, (name, own) in enumerate(config.data.training_files.items()):
         members = np.flatnonzero(rows.source_N == number) if rows.sources else np.arange(len(rows))
         first = {rows.place(int(row)) for row in members[: cleaning.OUTLOOK]}
-        found = cleaning.outlook(cleaning.texts(own.train, first, own))
-        yield from (f"{name}: {sentence}" if name else sentence for sentence in found)
+        sentences = cleaning.outlook(cleaning.texts(own.train, first, own))
+        yield from (f"{name}: {sentence}" if name else sentence for sentence in sentences)
 
 
 def _first_member(config: RunConfig) -> Inspection | ClassInspection:
@@ -210,19 +210,19 @@ def _first_member(config: RunConfig) -> Inspection | ClassInspection:
         "classify": classify_verbs.inspect,
         "prefer": prefer_verbs.inspect,
     }
-    found = ways.get(shared.recipe, _text)(shared)
-    require_members(shared, trials, found.data)
+    inspection = ways.get(shared.recipe, _text)(shared)
+    require_members(shared, trials, inspection.data)
     names = [trial.name for trial in trials]
     why = sweep.apart(config)
     how = "together in one bank" if why is None else f"one after another: {why}"
     shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-    return replace(found, notes=[f"{len(names)} members, {how}. The first is shown: {shown}.", *found.notes])
+    return replace(inspection, notes=[f"{len(names)} members, {how}. The first is shown: {shown}.", *inspection.notes])
 
 
 def _at_the_ends(config: RunConfig) -> Inspection | ClassInspection:
     """Findings on everything that the members of a search share, and what it will do."""
     shared, ends = search_expansion.shared(config), search_expansion.ends(config)
-    found = classify_verbs.inspect(shared) if shared.recipe == "classify" else _text(shared)
-    require_members(shared, ends, found.data)
-    search_checks.require_rungs(config, len(found.data.train), ends)
-    return replace(found, notes=[*search_checks.outlook(config, found.steps), *found.notes])
+    inspection = classify_verbs.inspect(shared) if shared.recipe == "classify" else _text(shared)
+    require_members(shared, ends, inspection.data)
+    search_checks.require_rungs(config, len(inspection.data.train), ends)
+    return replace(inspection, notes=[*search_checks.outlook(config, inspection.steps), *inspection.notes])

@@ -163,8 +163,8 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         return anatomy.hidden_size(live.backbone.config)
 
     def held_out_loss(self, live: Classifier) -> tuple[float, Mapping[str, float]]:
-        found, _ = score(live, self.data.held_out)
-        return found["loss"], named_sets.held_out_losses(found)
+        scores, _ = score(live, self.data.held_out)
+        return scores["loss"], named_sets.held_out_losses(scores)
 
     def save(self, live: Classifier, folder: Path) -> None:
         classifier.save(live, folder)
@@ -195,8 +195,8 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
 
 def score(model: Classifier, rows: LabelledSet, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:
     """Scores of a classifier on labelled rows, and its outputs (N, C)."""
-    found = row_outputs.outputs(model.model, model.outputs, rows, scoring=scoring)
-    return target_scores.scores_of(model.labels, found, rows), found
+    outputs_NC = row_outputs.outputs(model.model, model.outputs, rows, scoring=scoring)
+    return target_scores.scores_of(model.labels, outputs_NC, rows), outputs_NC
 
 
 def predictions(model: Classifier, rows: LabelledSet, outputs_NC: Floats, *, labelled: bool) -> pd.DataFrame:

@@ -160,8 +160,8 @@ def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Se
     rows = row_readers.of_run(run, config).read(source, labelled=False)
     model = classifier.load(run, config)
     encoded = labelled_data.encode(rows, model.reader, model.labels)
-    found = row_outputs.outputs(model.model, model.outputs, encoded)
-    return predictions(model, encoded, found, labelled=False), rows.skipped
+    outputs_NC = row_outputs.outputs(model.model, model.outputs, encoded)
+    return predictions(model, encoded, outputs_NC, labelled=False), rows.skipped
 
 
 def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[LabelledSet, Floats]:
@@ -209,8 +209,8 @@ def _divergence(labels: Labels, first_NC: Floats, second_NC: Floats) -> Floats:
         pairs = [(special.log_expit(sign * first_NC), special.log_expit(sign * second_NC)) for sign in (1, -1)]
     else:
         pairs = [(special.log_softmax(first_NC, axis=1), special.log_softmax(second_NC, axis=1))]
-    found: Floats = sum((np.exp(one) * (one - other)).sum(1) for one, other in pairs)
-    return found
+    divergence_N: Floats = sum((np.exp(one) * (one - other)).sum(1) for one, other in pairs)
+    return divergence_N
 
 
 def save_merged(model: PreTrainedModel, unmerged: Classifier, folder: Path) -> None:

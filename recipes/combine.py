@@ -61,13 +61,13 @@ def combine_runs(
         with files.new_folder(run.adapter) as folder:
             written = combine.write(updates, folder, like=saved[0])
             _copy_beside([source / "adapter" for source in sources], folder)
-        found = Combined(combine.error(written, total), (min(ranks), max(ranks)), _size(written))
+        combination = Combined(combine.error(written, total), (min(ranks), max(ranks)), _size(written))
         data = files.read_json(sources[0] / "manifest.json").get("data")
         parts = [{"run": str(run), "weight": weight} for run, weight in zip(sources, weights, strict=True)]
-        run.note(status="done", data=data, combined={"of": parts, "rank": rank, "error": found.error.overall})
+        run.note(status="done", data=data, combined={"of": parts, "rank": rank, "error": combination.error.overall})
     finally:
         run.close()
-    return found
+    return combination
 
 
 def _require_alike(sources: Sequence[Path], configs: Sequence[RunConfig]) -> None:
@@ -103,8 +103,8 @@ def _copy_beside(adapters: Sequence[Path], folder: Path) -> None:
     generation = GenerationConfig.from_pretrained(adapters[0])
     stops: set[int] = set()
     for adapter in adapters:
-        found = GenerationConfig.from_pretrained(adapter).eos_token_id or []
-        stops |= {found} if isinstance(found, int) else set(found)
+        eos_ids = GenerationConfig.from_pretrained(adapter).eos_token_id or []
+        stops |= {eos_ids} if isinstance(eos_ids, int) else set(eos_ids)
     generation.eos_token_id = sorted(stops)
     generation.save_pretrained(folder)
 

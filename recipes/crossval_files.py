@@ -104,10 +104,10 @@ def _out_of_fold(context: CrossvalContext, round_outputs: RoundOutputs, combiner
             if len(repeats) == 1
             else combiner.out_of_fold(context.known.only(own_M), round_outputs.oof_MNC)
         )
-        found = _table(context, context.data.rows, values_NC)
-        found.insert(2, "repeat", repeat)
-        found.insert(3, "fold", [context.data.folds.names[fold] for fold in fold_N])
-        tables.append(found)
+        table = _table(context, context.data.rows, values_NC)
+        table.insert(2, "repeat", repeat)
+        table.insert(3, "fold", [context.data.folds.names[fold] for fold in fold_N])
+        tables.append(table)
     return pd.concat(tables, ignore_index=True)
 
 
@@ -143,14 +143,14 @@ def _folds(
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
     """Scores of each adapter on the rows of its fold, and how they vary."""
     labels, rows = context.data.labels, context.data.rows
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for number, each in enumerate(context.members):
         mask_N = each.split.validation_N
         temperature = combiner.fit(context.known, round_outputs.oof_MNC, ~mask_N).temperature
         scores = target_scores.scores(
             labels, round_outputs.oof_MNC[number, mask_N] / temperature, rows.targets_NC[mask_N]
         )
-        found.append(
+        records.append(
             {
                 "member": each.name,
                 "repeat": each.split.repeat,
@@ -161,10 +161,10 @@ def _folds(
                 "scores": scores,
             }
         )
-    sizes = {key: float(np.mean([each[key] for each in found])) for key in ("train_rows", "rows")}
-    scores_of = [{name: value for name, value in each["scores"].items() if name not in _BOUNDS} for each in found]
+    sizes = {key: float(np.mean([each[key] for each in records])) for key in ("train_rows", "rows")}
+    scores_of = [{name: value for name, value in each["scores"].items() if name not in _BOUNDS} for each in records]
     summary = gains.fold_summary(scores_of, train_rows=sizes["train_rows"], test_rows=sizes["rows"])
-    return found, summary
+    return records, summary
 
 
 def _duplicates(context: CrossvalContext) -> dict[str, Any] | None:

@@ -68,10 +68,10 @@ def in_words(config: RunConfig, data: FoldData, *, views: bool) -> list[str]:
         ),
         "scores on test rows (data.test=FILE)": data.test is None,
     }
-    found = [f"Stages: {', '.join(name for name, runs in stages.items() if runs)}."]
+    sentences = [f"Stages: {', '.join(name for name, runs in stages.items() if runs)}."]
     if any(missing.values()):
-        found.append(f"No file is named for: {', '.join(name for name, lacks in missing.items() if lacks)}.")
-    return found
+        sentences.append(f"No file is named for: {', '.join(name for name, lacks in missing.items() if lacks)}.")
+    return sentences
 
 
 class KeptCorrection(NamedTuple):
@@ -256,7 +256,7 @@ class CrossvalContext:
         test_TC = before.test_TC
         if test_TC is not None and test_TD is not None:
             test_TC = bank.corrected(correction, test_TC, test_TD)
-        similarity_NK = neighbours[correction.ask].found.similarity_NK[:, : correction.neighbours]
+        similarity_NK = neighbours[correction.ask].nearest.similarity_NK[:, : correction.neighbours]
         facts = {
             **correction.facts,
             "similarity": float(similarity_NK.mean()),

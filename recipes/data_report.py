@@ -48,7 +48,7 @@ class DataReport(NamedTuple):
     """Findings on the rows of a recipe, and the files that hold them."""
 
     config: RunConfig
-    found: list[Findings]
+    findings: list[Findings]
     """Training rows of each source first, then held-out and test rows where the recipe names files of them."""
     page: Path
     flags: Path
@@ -76,10 +76,10 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "au
     readers = {"classify": _labelled, "crossval": _labelled, "embed": _embedded}
     read = readers[config.recipe](lenient) if config.recipe in readers else _text(lenient, size)
     report = DataReport(config, survey.examine(read), out / PAGE, out / FLAGS)
-    _write(_table(report.found), report.flags)
-    if any(each.read.perplexities for each in report.found):
-        _write(_perplexity_table(report.found), out / PERPLEXITIES)
-    files.write_bytes(report.page, data_page.page(name or config.recipe, config.data, report.found).encode())
+    _write(_table(report.findings), report.flags)
+    if any(each.read.perplexities for each in report.findings):
+        _write(_perplexity_table(report.findings), out / PERPLEXITIES)
+    files.write_bytes(report.page, data_page.page(name or config.recipe, config.data, report.findings).encode())
     return report
 
 
@@ -127,9 +127,9 @@ def _text(config: RunConfig, size: SampleSize | None) -> list[SourceRows]:
     read = [_encoded(each, template) for each in sources]
     if size is None:
         return read
-    found, note = row_perplexities.measure(config, [each[:2] for each in sources], tokenizer, base, size)
+    by_title, note = row_perplexities.measure(config, [each[:2] for each in sources], tokenizer, base, size)
     read[0] = replace(read[0], notes=(note,) if note else ())
-    return [replace(each, perplexities=_numbered(each, found.get(each.title, {}))) for each in read]
+    return [replace(each, perplexities=_numbered(each, by_title.get(each.title, {}))) for each in read]
 
 
 def _as_learnt(base: ChatEncoder | MlmEncoder, config: RunConfig) -> Encoder:
@@ -166,8 +166,8 @@ def _encoded(source: _Source, template: Encoder) -> SourceRows:
         except DataError as error:
             skipped.append(str(error))
             continue
-        said = prompts.without_answer(example) if isinstance(template, PromptEncoder) else example
-        rows.append(row_texts.of_example(said))
+        visible_example = prompts.without_answer(example) if isinstance(template, PromptEncoder) else example
+        rows.append(row_texts.of_example(visible_example))
         tokens.append(max(lengths, default=0))
     tokens_N = np.asarray(tokens, dtype=np.int64)
     return SourceRows(source.title, config.train, rows, tokens_N, source.trains, unreadable=tuple(skipped))
@@ -175,13 +175,13 @@ def _encoded(source: _Source, template: Encoder) -> SourceRows:
 
 def _embedded(config: RunConfig) -> list[SourceRows]:
     """Rows of texts that are compared, with the tokens of the longest."""
-    tokenizer, found = backbones.tokenizer(config.model), []
+    tokenizer, source_rows = backbones.tokenizer(config.model), []
     for title, own, trains in _sources(config):
         source = pair_records.read(own.train, own, limit=own.limit)
         records = source.records
         ids = iter(tokenizer([text for record in records for text in record.texts], verbose=False)["input_ids"])
         tokens_N = [max(len(next(ids)) for _ in record.texts) for record in records]
-        found.append(
+        source_rows.append(
             SourceRows(
                 title,
                 source.name,
@@ -193,7 +193,7 @@ def _embedded(config: RunConfig) -> list[SourceRows]:
                 unreadable=source.skipped,
             )
         )
-    return found
+    return source_rows
 
 
 def _labelled(config: RunConfig) -> list[SourceRows]:
@@ -201,8 +201,8 @@ def _labelled(config: RunConfig) -> list[SourceRows]:
     named = [each for each in _sources(config) if each.title != "Held-out" or config.recipe == "classify"]
     sources = [reader.read(each.config.train, limit=each.config.limit, columns=each.config.columns) for each in named]
     clusters = _clusters(config, reader, named, sources)
-    found = zip(named, sources, clusters, strict=True)
-    return [_records(config, reader, each, source, own) for each, source, own in found]
+    triples = zip(named, sources, clusters, strict=True)
+    return [_records(config, reader, each, source, own) for each, source, own in triples]
 
 
 def _clusters(
@@ -215,7 +215,7 @@ def _clusters(
             return [None] * count
         count = sum(each.trains for each in named)  # which stand first
     groups = [sources[:count], *([each] for each in sources[count:])]
-    return [found for group in groups for found in _compared(reader, group)]
+    return [clusters for group in groups for clusters in _compared(reader, group)]
 
 
 def _compared(reader: RowReader, group: Sequence[RecordSource]) -> list[DuplicateClusters]:

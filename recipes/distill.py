@@ -225,10 +225,10 @@ def cache(
         teacher_cache.write(folder, data.train, asking, wanted, callback=callback)
         if run is not None:
             _note(run, source, live, data, callback)
-    found = CachedTeacher(folder, data.train, section, wanted)
+    cached = CachedTeacher(folder, data.train, section, wanted)
     if run is not None:
-        run.note(distill={**run.manifest.get("distill", {}), "cache": found.facts})
-    return found
+        run.note(distill={**run.manifest.get("distill", {}), "cache": cached.facts})
+    return cached
 
 
 def _note(run: Run, source: TeacherSource, live: teachers.LiveTeacher, data: Splits, callback: Callback) -> None:

@@ -134,7 +134,7 @@ def _matched(loss: Loss, student: Classifier, teacher: Classifier, matching: Fea
         with torch.no_grad(), matching.teacher():
             teacher.outputs(replace(batch, inputs=student.reader.as_read_by(teacher.reader, batch.inputs)))
         with matching.student():
-            found = loss(batch, scale)
-        return found + matching.loss(batch) * scale
+            task_loss = loss(batch, scale)
+        return task_loss + matching.loss(batch) * scale
 
     return total

@@ -34,11 +34,11 @@ def train(config: RunConfig, student: TextRun) -> None:
         live = student.assemble(together.model, backbone)
 
     def losses() -> dict[str, float]:
-        found = {}
+        member_losses = {}
         for member in together.members:
             with together.only(member), run.deadline.phase("evaluation"):
-                found[member] = evaluation.likelihood(together.model, live.head, data.held_out).loss
-        return found
+                member_losses[member] = evaluation.likelihood(together.model, live.head, data.held_out).loss
+        return member_losses
 
     student.plan_time(peers=count)
     clock = ProgressClock()
@@ -62,10 +62,10 @@ def train(config: RunConfig, student: TextRun) -> None:
     )
     trainer.work()
     with trainer.final_values():
-        found = losses()
-        best = min(found, key=lambda member: found[member])
-        run.note(distill={"peers": list(found.values())})
-        shown = ", ".join(f"{loss:.4f}" for loss in found.values())
+        final_losses = losses()
+        best = min(final_losses, key=lambda member: final_losses[member])
+        run.note(distill={"peers": list(final_losses.values())})
+        shown = ", ".join(f"{loss:.4f}" for loss in final_losses.values())
         student.callback.say(f"Held-out loss of each: {shown}. Shipping the best.")
         save = partial(together.save, best)
         exported.save(together.model, run.adapter, student.tokenizer, student.template, live.stop, adapter=save)

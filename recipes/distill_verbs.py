@@ -32,17 +32,17 @@ def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
         base = distill_expansion.student_config(config, Path(aside))
         students.make(config, source, Path(aside) / STUDENT, weights=False)
         unprobed = base.evaluate.model_copy(update={"probe": 0})
-        found = inspect(base.model_copy(update={"evaluate": unprobed}))
+        inspection = inspect(base.model_copy(update={"evaluate": unprobed}))
         if base.recipe == "classify":
             assert source is not None, "peers and caches are for tokens"
-            extra = distill_classes.prepare(config, base, source, found.data, row_readers.of_backbone(base))
-            drawn = found.drawn + (0 if extra is None else len(extra))
-            found = replace(found, drawn=drawn, steps=total_steps(base, drawn))
+            extra = distill_classes.prepare(config, base, source, inspection.data, row_readers.of_backbone(base))
+            drawn = inspection.drawn + (0 if extra is None else len(extra))
+            inspection = replace(inspection, drawn=drawn, steps=total_steps(base, drawn))
         else:
             tokenizer = backbones.tokenizer(base.model)
             template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
-            distill.require_teachable(config, base, source, tokenizer, template, found.data)
-    return replace(found, notes=[_sentence(config), *found.notes])
+            distill.require_teachable(config, base, source, tokenizer, template, inspection.data)
+    return replace(inspection, notes=[_sentence(config), *inspection.notes])
 
 
 def cache(config: RunConfig, callback: Callback) -> dict[str, Any]:

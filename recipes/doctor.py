@@ -49,8 +49,8 @@ def examine() -> list[MachineFact]:
         quantisation,
         extras,
     ]
-    found = [finding for check in checks for finding in check()]
-    return sorted(found, key=lambda each: (not each.is_fault, not each.cure))
+    facts = [finding for check in checks for finding in check()]
+    return sorted(facts, key=lambda each: (not each.is_fault, not each.cure))
 
 
 def packages() -> Iterator[MachineFact]:

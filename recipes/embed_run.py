@@ -54,8 +54,8 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
         self.callback.say("Scoring the backbone before training ...")
         bare = self.assemble(backbone.model, backbone)
         scoring = stored_results(self.config, run, self.callback.stop_requested, model="before")
-        found = self.score(bare, self.data.held_out, scoring)
-        files.write_json(run.path / "before.json", {"scores": found.scores})
+        scored = self.score(bare, self.data.held_out, scoring)
+        files.write_json(run.path / "before.json", {"scores": scored.scores})
         scoring.store.clear()
         return True
 
@@ -72,8 +72,8 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
         return live.width
 
     def held_out_loss(self, live: Embedder) -> tuple[float, Mapping[str, float]]:
-        found = embeddings.losses(live, self.data.held_out, batch=self.config.batch.size)
-        return found["loss"], named_sets.held_out_losses(found)
+        loss_values = embeddings.losses(live, self.data.held_out, batch=self.config.batch.size)
+        return loss_values["loss"], named_sets.held_out_losses(loss_values)
 
     def save(self, live: Embedder, folder: Path) -> None:
         embedder.save(live, folder, self.config)
@@ -83,8 +83,8 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
 
     def score(self, model: Embedder, rows: PairSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
-            found = embeddings.score(model, rows, self.data.train, batch=self.config.batch.size, scoring=scoring)
-        return Scored(found.scores, found.table)
+            scored = embeddings.score(model, rows, self.data.train, batch=self.config.batch.size, scoring=scoring)
+        return Scored(scored.scores, scored.table)
 
     def write_predictions(self, model: Embedder, outputs: pd.DataFrame, before: Mapping[str, Any]) -> None:
         buffer = io.BytesIO()

@@ -125,12 +125,12 @@ def _target(name: str) -> Target:
 
 
 def _precision(to: str, weights: str | None) -> str:
-    found = weights or ("float32" if to == "onnx" else "bfloat16")
-    if found not in DTYPES:
-        raise ConfigError(f"--weights {found}: expected {', '.join(DTYPES)}.")
-    if to == "onnx" and found != "float32":
-        raise ConfigError(f"--weights {found}: --to onnx writes float32, which onnxruntime computes everywhere.")
-    return found
+    precision = weights or ("float32" if to == "onnx" else "bfloat16")
+    if precision not in DTYPES:
+        raise ConfigError(f"--weights {precision}: expected {', '.join(DTYPES)}.")
+    if to == "onnx" and precision != "float32":
+        raise ConfigError(f"--weights {precision}: --to onnx writes float32, which onnxruntime computes everywhere.")
+    return precision
 
 
 def _form(run: Path, config: RunConfig, to: str, *, normalise: bool, whole: bool) -> Form:

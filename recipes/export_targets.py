@@ -48,9 +48,9 @@ class Source:
     def template(self) -> ChatEncoder:
         """How the run writes conversations."""
         assert isinstance(self.reference, TextReference)
-        found = self.reference.unmerged.template
-        assert isinstance(found, ChatEncoder)
-        return found
+        encoder = self.reference.unmerged.template
+        assert isinstance(encoder, ChatEncoder)
+        return encoder
 
     @property
     def begins(self) -> bool:

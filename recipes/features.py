@@ -43,12 +43,12 @@ class Found(NamedTuple):
     def sentence(self) -> str:
         """The findings for a person."""
         counts = ", ".join(f"{count:,} {split}" for split, count in self.rows.items())
-        told = f"{sum(self.rows.values()):,} rows ({counts}), {self.width:,} features."
+        summary = f"{sum(self.rows.values()):,} rows ({counts}), {self.width:,} features."
         if self.known is None:
-            return f"{told} Labels that are not one class are not compared with them."
+            return f"{summary} Labels that are not one class are not compared with them."
         nearest, linear = self.known.probe
         return (
-            f"{told} Of {self.known.classes} classes rows aside are told right without training the backbone: "
+            f"{summary} Of {self.known.classes} classes rows aside are told right without training the backbone: "
             f"{nearest:.1%} by the nearest training rows, {linear:.1%} by a linear probe; always naming the likeliest "
             f"class gives {self.known.likeliest:.1%}."
         )
@@ -69,14 +69,14 @@ def write(config: RunConfig, out: Path | None) -> Found:
         files.require_writable(out)
     reader, splits, aside_N = _rows(streamed_rows.local(config))
     computed = frozen_features(config.model, reader, [rows.inputs for rows in splits.values()])
-    found = dict(zip(splits, computed, strict=True))
+    split_features = dict(zip(splits, computed, strict=True))
     if out is not None:
-        tables = [_table(name, rows, found[name], reader) for name, rows in splits.items()]
+        tables = [_table(name, rows, split_features[name], reader) for name, rows in splits.items()]
         buffer = io.BytesIO()
         pd.concat(tables, ignore_index=True).to_parquet(buffer)
         files.write_bytes(out, buffer.getvalue())
     counts = {name: len(rows) for name, rows in splits.items()}
-    return Found(counts, found["train"].shape[1], _known(config, splits, found, aside_N))
+    return Found(counts, split_features["train"].shape[1], _known(config, splits, split_features, aside_N))
 
 
 def _rows(config: RunConfig) -> tuple[RowReader, dict[str, LabelledSet], npt.NDArray[np.bool_] | None]:

@@ -141,11 +141,11 @@ def _with_lengths(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
     if config.recipe != "sft":
         return check(config).config, {}
     data = config.data.model_copy(update={"max_tokens": READ})
-    found = check(
+    inspection = check(
         RunConfig.model_validate(config.model_dump(exclude_unset=True) | {"data": data.model_dump(exclude_unset=True)})
     )
-    assert isinstance(found, Inspection)
-    lengths = found.data.train.lengths
+    assert isinstance(inspection, Inspection)
+    lengths = inspection.data.train.lengths
     covers = max(64, -(-int(np.quantile(lengths, COVERED)) // 64) * 64)
     values = config.model_dump(exclude_unset=True)
     values["data"]["max_tokens"] = covers
@@ -162,10 +162,10 @@ def commented(text: str, comments: Mapping[str, str]) -> str:
     """Block YAML with a comment behind each of these keys."""
     lines, place = [], list[str]()
     for line in text.splitlines():
-        key, found, _ = line.strip().partition(":")
+        key, colon, _ = line.strip().partition(":")
         depth = (len(line) - len(line.lstrip())) // 2
-        if found and not line.lstrip().startswith("- "):
+        if colon and not line.lstrip().startswith("- "):
             place[depth:] = [key]
-        comment = comments.get(".".join(place)) if found else None
+        comment = comments.get(".".join(place)) if colon else None
         lines.append(line if comment is None else f"{line:<32}  # {comment}")
     return "\n".join(lines) + "\n"

@@ -100,8 +100,10 @@ def scores(
         known = store.by(f"influence {checkpoint.name}").results([rows.digests, target.digests])
         left = [row for row in own if row not in known]
         callback.say(f"Comparing gradients at {checkpoint.name} of the warm-up ...")
-        found = influence.at_checkpoint(trainer, checkpoint, rows=rows, target=target, parts_TG=parts_TG, chosen=left)
-        for row, value_G in found:
+        influences = influence.at_checkpoint(
+            trainer, checkpoint, rows=rows, target=target, parts_TG=parts_TG, chosen=left
+        )
+        for row, value_G in influences:
             known[row] = value_G
             store.stop_if_asked()
         total_NG += rate * np.array([known[row] for row in own]).reshape(total_NG.shape)

@@ -32,8 +32,8 @@ def require_same(config: RunConfig, run: Run) -> None:
         provenance.note_files(run, "reference", preference_reference.files(config))
     if config.reinforce.start is not None:
         adapter = Path(config.reinforce.start).expanduser() / "adapter"
-        found = provenance.digests(adapter, title=config.reinforce.start) if adapter.is_dir() else {}
-        provenance.note_files(run, "start", found)
+        start_digests = provenance.digests(adapter, title=config.reinforce.start) if adapter.is_dir() else {}
+        provenance.note_files(run, "start", start_digests)
     if config.rewards:
         failed = run.before.get("status") == "failed" and str(run.before.get("reason")).startswith("rewards")
         provenance.note_files(run, "rewards", rewards.digests(config.rewards), corrected=failed)
@@ -46,9 +46,9 @@ def require_same(config: RunConfig, run: Run) -> None:
 
 
 def _teacher(source: TeacherSource) -> dict[str, str]:
-    found = model_files.digests(source.model)
+    file_digests = model_files.digests(source.model)
     for adapter in source.adapters:
-        found |= provenance.digests(adapter, title=str(adapter))
+        file_digests |= provenance.digests(adapter, title=str(adapter))
     for name in (
         ("config.yaml", "decision.json", "neighbours.safetensors", "out_of_fold.parquet")
         if source.run is not None
@@ -56,5 +56,5 @@ def _teacher(source: TeacherSource) -> dict[str, str]:
     ):
         assert source.run is not None
         path = source.run / name
-        found |= {str(path): provenance.digest(path)} if path.is_file() else {}
-    return found
+        file_digests |= {str(path): provenance.digest(path)} if path.is_file() else {}
+    return file_digests

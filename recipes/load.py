@@ -57,8 +57,8 @@ def _own_data(path: Path, overrides: Sequence[str]) -> list[str]:
 
 def _value(sections: Mapping[str, object], key: str) -> object:
     section, _, name = key.partition(".")
-    found = sections.get(section)
-    return found.get(name) if isinstance(found, dict) else None
+    values = sections.get(section)
+    return values.get(name) if isinstance(values, dict) else None
 
 
 def directory(recipe: RunConfig | Path | str, *, resume: bool) -> Path:

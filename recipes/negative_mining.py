@@ -43,12 +43,12 @@ def with_negatives(pairs: EmbedRun) -> PairSet:
     if not run.ranks.agreed(run.resumed and path.exists()):  # a run that failed here before had other rows
         if run.ranks.first:
             pairs.callback.say("Mining negatives with the backbone before training ...")
-            found = _mined(pairs)
-            count = int((found.unit_NK != NONE).sum())
+            mined = _mined(pairs)
+            count = int((mined.unit_NK != NONE).sum())
             pairs.callback.say(
-                f"{count:,} negatives for {len(train):,} rows, mean similarity to their anchors {found.similarity:.3f}."
+                f"{count:,} negatives for {len(train):,} rows, mean similarity to their anchors {mined.similarity:.3f}."
             )
-            files.write_bytes(path, save({"unit_NK": found.unit_NK}))
+            files.write_bytes(path, save({"unit_NK": mined.unit_NK}))
         run.ranks.wait()
     try:
         unit_NK = load_file(path)["unit_NK"].numpy()

@@ -53,6 +53,6 @@ def _work(values: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _of(values: Mapping[str, Any], section: str, key: str, default: Any) -> Any:
-    found = values.get(section)
-    value = found.get(key) if isinstance(found, Mapping) else None
+    section_values = values.get(section)
+    value = section_values.get(key) if isinstance(section_values, Mapping) else None
     return default if value is None else value

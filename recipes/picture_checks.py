@@ -113,7 +113,7 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
 
 def near_copies(reader: RowReader, train: LabelledSet, others: Mapping[str, LabelledSet | None]) -> list[str]:
     """Sentences on pictures to evaluate by that have a near-duplicate among the training pictures."""
-    found = []
+    sentences = []
     for name, other in others.items():
         if isinstance(reader, PictureReader) and other is not None and len(train) + len(other) <= COMPARED:
             sources = [
@@ -124,12 +124,12 @@ def near_copies(reader: RowReader, train: LabelledSet, others: Mapping[str, Labe
             copies = [(row, row_of[each]) for row, each in enumerate(clusters[len(train) :]) if each in row_of]
             if copies:
                 copy, row = copies[0]
-                found.append(
+                sentences.append(
                     f"{len(copies):,} of {len(other):,} {name} pictures have a near-duplicate among the training "
                     f"pictures, such as {_name(reader, other, copy)} of {_name(reader, train, row)}, so that scores "
                     "would be too good. Keep copies on one side, as recipe=crossval does (duplicates.on_duplicate)."
                 )
-    return found
+    return sentences
 
 
 def _squares(reader: PictureReader, inputs: PictureRows) -> str:

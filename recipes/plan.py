@@ -196,13 +196,13 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
         fit = training(config, run, loader, supervise)
         backbone, *teachers = loader.loaded
         head = output_heads.known(backbone.model)
-        found = dry_run(
+        usage = dry_run(
             fit,
             lambda: [evaluation.likelihood(fit.model, head, rows) for rows in worst],
             others=[each.model for each in teachers],
         )
         work = replace(step_time.work(fit), teacher=supervise is not None)
-    return plan_parts.parts(config, task, backbone, fit, found, work, training)
+    return plan_parts.parts(config, task, backbone, fit, usage, work, training)
 
 
 def _classes(config: RunConfig, run: Run) -> DryRunParts:
@@ -224,9 +224,9 @@ def _classes(config: RunConfig, run: Run) -> DryRunParts:
         fit = training(config, run, loader)
         (backbone,) = loader.loaded
         model = classifier.classification_model(fit.model, backbone.model, reader, data.labels)
-        found = dry_run(fit, lambda: [model.outputs(batch) for batch in worst])
+        usage = dry_run(fit, lambda: [model.outputs(batch) for batch in worst])
         work = step_time.work(fit)
-    return plan_parts.parts(config, task, backbone, fit, found, work, training)
+    return plan_parts.parts(config, task, backbone, fit, usage, work, training)
 
 
 def _embeddings(config: RunConfig, run: Run) -> DryRunParts:
@@ -250,9 +250,9 @@ def _embeddings(config: RunConfig, run: Run) -> DryRunParts:
         fit = training(config, run, loader)
         (backbone,) = loader.loaded
         model = embedder.make(fit.model, backbone.model, tokenizer, config)
-        found = dry_run(fit, lambda: model.pooled(worst))
+        usage = dry_run(fit, lambda: model.pooled(worst))
         work = step_time.work(fit)
-    return plan_parts.parts(config, HIDDEN, backbone, fit, found, work, training)
+    return plan_parts.parts(config, HIDDEN, backbone, fit, usage, work, training)
 
 
 def _rewards(config: RunConfig, run: Run) -> DryRunParts:
@@ -275,9 +275,9 @@ def _rewards(config: RunConfig, run: Run) -> DryRunParts:
         fit = training(config, run, loader)
         (backbone,) = loader.loaded
         live = reward_model.make(fit.model, backbone.model, tokenizer, template, config)
-        found = dry_run(fit, lambda: live.rewards(worst))
+        usage = dry_run(fit, lambda: live.rewards(worst))
         work = step_time.work(fit)
-    return plan_parts.parts(config, task, backbone, fit, found, work, training)
+    return plan_parts.parts(config, task, backbone, fit, usage, work, training)
 
 
 def _student(config: RunConfig, run: Run) -> DryRunParts:
@@ -322,9 +322,9 @@ def _bank(config: RunConfig, run: Run) -> DryRunParts:
     task, training = _members(shared, trials, run) if trials else _folds(config)
     with fake_tensors():
         fit = training(shared, run, loader)
-        found = dry_run(fit, fit.held_out_loss if fit.config.evaluate.every is not None else lambda: None)
+        usage = dry_run(fit, fit.held_out_loss if fit.config.evaluate.every is not None else lambda: None)
         work = step_time.work(fit)
-    parts = plan_parts.parts(config, task, loader.loaded[0], fit, found, work, training, timed=shared)
+    parts = plan_parts.parts(config, task, loader.loaded[0], fit, usage, work, training, timed=shared)
     return parts._replace(size=parts.size._replace(trainable=sum(each.numel() for each in fit.masters)))
 
 

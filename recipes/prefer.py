@@ -117,10 +117,10 @@ def scored_rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template:
 
 
 def _judged(split: TokenizedSet, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> JudgedSet:
-    found = judged(split, pairs=config.prefer.pairs)
+    judged_set = judged(split, pairs=config.prefer.pairs)
     if config.prefer.loss != "kto":
-        return found
-    return replace(found, others=mismatched(found.answers, config.data, bos=tokenizer.bos_token_id))
+        return judged_set
+    return replace(judged_set, others=mismatched(judged_set.answers, config.data, bos=tokenizer.bos_token_id))
 
 
 @dataclass(frozen=True)
@@ -208,11 +208,11 @@ class PreferenceRun(StartedRun):
 
     def held_out_loss(self, live: ExportedModel) -> tuple[float, Mapping[str, float]]:
         counted_S, mean_S, others_S = self._read(live, "held_out")
-        found = self._summary("held_out", counted_S, mean_S, others_S, ruler=self.ruler)
-        parts = {"held_out_preference[accuracy]": found["accuracy"]}
-        parts |= {"held_out_preference[margin]": found["margin"]} if "margin" in found else {}
-        parts |= named_sets.held_out_losses(found)
-        return found["loss"], parts | self._divergence(mean_S) | self._written(live)
+        scores = self._summary("held_out", counted_S, mean_S, others_S, ruler=self.ruler)
+        parts = {"held_out_preference[accuracy]": scores["accuracy"]}
+        parts |= {"held_out_preference[margin]": scores["margin"]} if "margin" in scores else {}
+        parts |= named_sets.held_out_losses(scores)
+        return scores["loss"], parts | self._divergence(mean_S) | self._written(live)
 
     def _divergence(self, mean_S: Floats) -> dict[str, float]:
         """Mean log p of the reference minus that of the model, nats per token of held-out answers of each kind.
@@ -240,8 +240,8 @@ class PreferenceRun(StartedRun):
             return {}
         evaluate = self.config.evaluate.model_copy(update={"answers": count})
         written = answer(live, self.data.held_out, self.config.model_copy(update={"evaluate": evaluate}))
-        found = self._of_answers(written)
-        return {f"held_out_answers[{name}]": found[key] for name, key in WATCHED_SCORES.items() if key in found}
+        scores = self._of_answers(written)
+        return {f"held_out_answers[{name}]": scores[key] for name, key in WATCHED_SCORES.items() if key in scores}
 
     def score(self, model: ExportedModel, rows: Any, scoring: ModelResults | None = None) -> Scored:
         name = next((name for name, split in self.rows.items() if split is rows), None)
@@ -249,18 +249,18 @@ class PreferenceRun(StartedRun):
             if name is None:  # a few rows, to see how long it takes
                 self._counted(model, rows.answers, rows.shared_tokens, None)
                 return Scored({}, [])
-            found = self._summary(name, *self._read(model, name, scoring))
+            scores = self._summary(name, *self._read(model, name, scoring))
         with self.run.deadline.phase("answers"):
             written = answer(model, rows.good, self.config, scoring)
-        return Scored(found | self._of_answers(written), written)
+        return Scored(scores | self._of_answers(written), written)
 
     def _of_answers(self, written: list[GeneratedAnswer]) -> dict[str, float]:
         """Scores of written answers, of all and of those to the prompts of each named set."""
-        found = self._of_some(written)
+        scores = self._of_some(written)
         for name in dict.fromkeys(each.source for each in written if each.source):
             own = self._of_some([each for each in written if each.source == name])
-            found |= {named_sets.titled(score, name): value for score, value in own.items()}
-        return found
+            scores |= {named_sets.titled(score, name): value for score, value in own.items()}
+        return scores
 
     def _of_some(self, written: list[GeneratedAnswer]) -> dict[str, float]:
         """Scores of written answers, their length in tokens, and how far they repeat themselves."""

@@ -73,10 +73,10 @@ def files(config: RunConfig) -> dict[str, str]:
 
 def in_words(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Sentences on the reference; raises what `token_reference.find` does."""
-    found = find(config, tokenizer)
+    references = find(config, tokenizer)
     if not config.prefer.compares:
         return [f"prefer.loss={config.prefer.loss} compares with no reference."]
-    name = found[-1].source.name
+    name = references[-1].source.name
     what = "the backbone without the adapter" if name == BACKBONE else name
     return [
         f"Reference: {what}. It reads all answers once, before the first step; there is no second model in training."
@@ -101,13 +101,13 @@ def ask(
     others = {name: rows.others for name, rows in sets.items() if rows.others is not None}
     tables = [*(rows.answers for rows in sets.values()), *others.values()]
     losses = token_reference.ask(reference, tables, config, run, callback, tokenizer)
-    found = {
+    answer_numbers = {
         name: _numbers(each, rows, config.prefer) for (name, rows), each in zip(sets.items(), losses, strict=False)
     }
     for (name, table), each in zip(others.items(), losses[len(sets) :], strict=True):
         others_S, _ = _counted(each, table.supervised, table.supervised, config.prefer)
-        found[name] = found[name]._replace(others_S=others_S)
-    return found
+        answer_numbers[name] = answer_numbers[name]._replace(others_S=others_S)
+    return answer_numbers
 
 
 def _numbers(losses: ReferenceLosses, rows: JudgedSet, config: PreferConfig) -> AnswerNumbers:

@@ -122,10 +122,10 @@ def find(
     choice = rate_choice.choose(rates, losses, steps=each)
     if choice is None:
         raise TrainingError(f"No rate from {rates[0]:g} to {rates[-1]:g} came to its end. Write a smaller --lowest.")
-    found = Tried(config, choice, each, whole, each * config.batch.size > rows, alone, out)
-    files.write_json(out / TABLE, _table(found))
-    rate_plot.write(out / PLOT, choice, suggested=found.suggested, configured=config.train.learning_rate)
-    return found
+    outcome = Tried(config, choice, each, whole, each * config.batch.size > rows, alone, out)
+    files.write_json(out / TABLE, _table(outcome))
+    rate_plot.write(out / PLOT, choice, suggested=outcome.suggested, configured=config.train.learning_rate)
+    return outcome
 
 
 def sentences(found: Tried) -> Iterator[str]:

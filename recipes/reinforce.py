@@ -85,9 +85,9 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
 
 def judges(config: RunConfig, data: Splits, tokenizer: PreTrainedTokenizerBase) -> list[RowJudge]:
     """The rewards of the run, for the rows of each table."""
-    found = rewards.build(config.rewards)
+    reward_sum = rewards.build(config.rewards)
     tables = {id(split.table): split for split in data if split is not None}
-    judging = [RowJudge(found, split, config.data, tokenizer) for split in tables.values()]
+    judging = [RowJudge(reward_sum, split, config.data, tokenizer) for split in tables.values()]
     for judge in judging:
         judge.require(config.rewards)
     return judging
@@ -119,8 +119,8 @@ class ReinforceRun(StartedRun):
     def write_before(self, start: ExportedModel) -> None:
         scoring = stored_results(self.config, self.run, self.callback.stop_requested, model="before")
         scores, answers = self.score_start(start, scoring)
-        found = {each.place: [each.answer, each.reward] for each in answers}
-        files.write_json(self.run.path / "before.json", {"scores": scores, "answers": found})
+        by_place = {each.place: [each.answer, each.reward] for each in answers}
+        files.write_json(self.run.path / "before.json", {"scores": scores, "answers": by_place})
         scoring.store.clear()
 
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:

@@ -49,11 +49,11 @@ def inspect(config: RunConfig) -> Inspection:
 
 def evaluate(path: Path, config: RunConfig, *, trust: Trust) -> dict[str, float]:
     """Mean reward of the saved adapter's answers to the prompts of `data.test` where there are any, else held-out."""
-    found = rewards.build(config.rewards, read_from=(path, trust))
+    reward_sum = rewards.build(config.rewards, read_from=(path, trust))
     model = exported.load(path, config)
     assert isinstance(model.template, ChatEncoder)
     rows = reinforce.scored_rows(config, model.tokenizer, model.template)
-    judge = RowJudge(found, rows, config.data, model.tokenizer)
+    judge = RowJudge(reward_sum, rows, config.data, model.tokenizer)
     run = Run(path, None, resumed=True)
     splits = Splits(rows, rows, None)
     scoring = reinforce.ReinforceRun(config, run, Silent(), model.tokenizer, model.template, splits, judges=[judge])

@@ -114,8 +114,8 @@ class RewardRun(SingleRun[RewardModel, JudgedSet]):
         return anatomy.hidden_size(live.classifier.backbone.config)
 
     def held_out_loss(self, live: RewardModel) -> tuple[float, Mapping[str, float]]:
-        found, _ = score(live, self.pairs.held_out, self.config)
-        return found["loss"], {"held_out_reward[accuracy]": found["accuracy"]} | named_sets.held_out_losses(found)
+        scores, _ = score(live, self.pairs.held_out, self.config)
+        return scores["loss"], {"held_out_reward[accuracy]": scores["accuracy"]} | named_sets.held_out_losses(scores)
 
     def save(self, live: RewardModel, folder: Path) -> None:
         reward_model.save(live, folder)

@@ -91,7 +91,7 @@ def backbone_scores(
         )
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     ranks = run.ranks
-    found = row_scores.row_scores(
+    local_scores = row_scores.row_scores(
         by,
         backbone.model,
         output_heads.find(backbone.model, backbone.model),
@@ -100,6 +100,6 @@ def backbone_scores(
         scoring=lambda name: store.by(f"{by} {name}"),
     )
     score_N = np.empty(len(rows))
-    for rank, share in enumerate(ranks.gathered(found)):
+    for rank, share in enumerate(ranks.gathered(local_scores)):
         score_N[rank :: ranks.world] = share
     return score_N

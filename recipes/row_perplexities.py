@@ -28,7 +28,7 @@ WORK = {"cpu": 1e12, "cuda": 1e15}
 class Perplexities(NamedTuple):
     """Perplexity of the supervised tokens of some rows of each file: by its title, then by file and row."""
 
-    found: dict[str, dict[str, float]]
+    by_row: dict[str, dict[str, float]]
     note: str = ""
     """Why there is none, where some were to be expected."""
 
@@ -97,13 +97,13 @@ def _measured(
         work = WORK[backbones.device().type] / (2 * parameters) / len(sources)
     backbone = backbones.load(config.model, tokenizer, task=tasks.of(config))
     head = output_heads.find(backbone.model, backbone.model)
-    found = {}
+    by_title = {}
     for title, own in sources:
         rows = tokenized.read(own.train, own, tokenizer, template, limit=own.limit)
         sample = rows.subset(_spread(rows.lengths, size.rows, work))
         losses = scores.row_likelihoods(backbone.model, head, sample)
-        found[title] = _by_example(sample, losses)
-    return Perplexities(found)
+        by_title[title] = _by_example(sample, losses)
+    return Perplexities(by_title)
 
 
 def _by_example(sample: TokenizedSet, losses: Mapping[int, tuple[float, int, int]]) -> dict[str, float]:

@@ -99,12 +99,12 @@ def sample(
     progress = SampleProgress(out, _identity(run, config, source, overrides, settings))
     _write_answers(run, exported.load(run, config), [question for question, _ in questions], settings, progress)
     groups = _score(sources, questions, progress)
-    found = sample_rows.rows(groups, settings.to, least=settings.least, margin=settings.margin)
-    if not found:
+    output_rows = sample_rows.rows(groups, settings.to, least=settings.least, margin=settings.margin)
+    if not output_rows:
         raise ConfigError(_nothing(groups, settings))
-    files.write_bytes(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found).encode())
+    files.write_bytes(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in output_rows).encode())
     progress.done()
-    return _facts(groups, len(found), skipped)
+    return _facts(groups, len(output_rows), skipped)
 
 
 def _require(settings: SampleSettings, out: Path) -> None:
@@ -167,8 +167,8 @@ def _write_answers(
 
 
 def _batches(sampler: AnswerSampler, prompts: Sequence[Indices], settings: SampleSettings) -> list[list[int]]:
-    found = sampler.batches(prompts, answers=settings.n, tokens=settings.max_new_tokens)
-    return [[int(row) for row in batch] for batch in found]
+    row_batches = sampler.batches(prompts, answers=settings.n, tokens=settings.max_new_tokens)
+    return [[int(row) for row in batch] for batch in row_batches]
 
 
 def _text(model: ExportedModel, ids: Indices, *, chat: bool) -> tuple[str, bool]:

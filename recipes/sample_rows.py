@@ -48,9 +48,9 @@ def best(answers: Sequence[ScoredAnswer]) -> ScoredAnswer | None:
 
 
 def _best(group: AnswerGroup, least: float, _: float) -> Iterator[Row]:
-    found = best(group.answers)
-    if found is not None and found.reward >= least:
-        yield _answered(group.question, found)
+    top_answer = best(group.answers)
+    if top_answer is not None and top_answer.reward >= least:
+        yield _answered(group.question, top_answer)
 
 
 def _accepted(group: AnswerGroup, least: float, _: float) -> Iterator[Row]:

@@ -106,11 +106,11 @@ class WaveTraining:
         reasons = {entry.trial.number: search_checks.apart(self.board.config, entry.trial) for entry in self.entries}
         banked = [entry for entry in self.entries if reasons[entry.trial.number] is None]
         alone = [entry for entry in self.entries if reasons[entry.trial.number] is not None]
-        found = dict(self._together(banked)) if banked else {}
+        trial_losses = dict(self._together(banked)) if banked else {}
         if alone:
             self.callback.say(f"{len(alone)} members, one after another: {reasons[alone[0].trial.number]}.")
-            found |= {entry.trial.number: self._alone(entry) for entry in alone}
-        return [found[entry.trial.number] for entry in self.entries]
+            trial_losses |= {entry.trial.number: self._alone(entry) for entry in alone}
+        return [trial_losses[entry.trial.number] for entry in self.entries]
 
     def _together(self, entries: Sequence[SweepMember]) -> Iterator[tuple[int, float]]:
         """Yield number and loss of each member of one bank."""

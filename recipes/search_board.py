@@ -55,11 +55,11 @@ class Board:
     @property
     def standings(self) -> list[Standing]:
         """Losses of each trial at the rungs that it reached."""
-        found: list[dict[int, float]] = [{} for _ in self.settings]
+        rung_losses: list[dict[int, float]] = [{} for _ in self.settings]
         for wave in self.waves:
             for trial, rung, loss in zip(wave.trials, wave.rungs, wave.losses or (), strict=False):
-                found[trial][rung] = math.inf if loss is None else loss
-        return list(found)
+                rung_losses[trial][rung] = math.inf if loss is None else loss
+        return list(rung_losses)
 
     @property
     def trained(self) -> float:
@@ -142,8 +142,8 @@ class Board:
     def write_importances(self) -> None:
         """Write search.json with what each setting explains."""
         search = self.config.search
-        found = importance.importances(search, self.settings, self.standings, seed=self.config.seed)
-        self.write(importances=found)
+        shares = importance.importances(search, self.settings, self.standings, seed=self.config.seed)
+        self.write(importances=shares)
 
     def _row(self, trial: Trial[RunConfig], settings: Mapping[str, Any], standing: Standing) -> dict[str, Any]:
         row = sweep.row(trial, Run(self.run.path / "members" / trial.name, None, resumed=True))

@@ -132,9 +132,9 @@ def predict(
     if config.recipe in ("embed", "reward"):
         files.require_writable(out)
         numbers = embed_verbs.predict if config.recipe == "embed" else reward_verbs.predict
-        found, left_out = numbers(run, source, config)
-        files.write_bytes(out, _serialised(found, out.suffix))
-        return Answered(len(found), left_out)
+        outputs, left_out = numbers(run, source, config)
+        files.write_bytes(out, _serialised(outputs, out.suffix))
+        return Answered(len(outputs), left_out)
     require_text(config, run)
     skipped: list[str] = []
     questions = list(read_prompts(source, config.data, skipped))

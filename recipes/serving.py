@@ -89,22 +89,22 @@ def serve_runs(
 
 def named(sources: Sequence[str], *, trust: bool) -> list[NamedRun]:
     """The runs by name; raises ConfigError where two have the same, or one answers nothing."""
-    found: dict[str, NamedRun] = {}
+    by_name: dict[str, NamedRun] = {}
     for source in sources:
         name, given, path = source.rpartition("=")
         run = Path(path)
         name = name if given else run.resolve().name
         if not name or not path:
             raise ConfigError(f"{source}: expected a run directory, or NAME=DIRECTORY.")
-        if name in found:
+        if name in by_name:
             raise ConfigError(f"{source}: a run is called {name!r} already. Write NAME={path}.")
         config = run_directory.shipped_config(run, Trust(trust))
         serving_rows.require_served(config, run)
-        found[name] = NamedRun(name, run, config)
-    for each in found.values():
-        if each.config.recipe in WRITING and each.config.model.id in found:
+        by_name[name] = NamedRun(name, run, config)
+    for each in by_name.values():
+        if each.config.recipe in WRITING and each.config.model.id in by_name:
             raise ConfigError(f"{each.config.model.id} names a backbone and a run. Write NAME={each.path}.")
-    return list(found.values())
+    return list(by_name.values())
 
 
 def load(runs: Sequence[NamedRun], settings: ServeSettings) -> list[ServedModel]:
@@ -171,8 +171,8 @@ def _texts(group: Sequence[NamedRun], settings: ServeSettings, *, bare: bool) ->
 def _banked(group: Sequence[NamedRun]) -> tuple[AdapterRoutes, PreTrainedModel, Sequence[str]]:
     first = group[0]
     backbone = backbones.load(first.config.model, exported.load_tokenizer(first.path, first.config)).model
-    found = bank.load(backbone, [run.path / "adapter" for run in group])
-    return BankRoutes(found), backbone, found.members
+    adapter_bank = bank.load(backbone, [run.path / "adapter" for run in group])
+    return BankRoutes(adapter_bank), backbone, adapter_bank.members
 
 
 def _single(run: NamedRun, *, bare: bool) -> tuple[AdapterRoutes, PreTrainedModel, Sequence[str]]:

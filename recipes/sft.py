@@ -197,8 +197,8 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         return live.head.width
 
     def held_out_loss(self, live: ExportedModel) -> tuple[float, Mapping[str, float]]:
-        found = evaluation.likelihood(live.model, live.head, self.data.held_out)
-        return found.loss, {f"held_out_loss[{name}]": each.loss for name, each in found.by_source.items()}
+        likelihoods = evaluation.likelihood(live.model, live.head, self.data.held_out)
+        return likelihoods.loss, {f"held_out_loss[{name}]": each.loss for name, each in likelihoods.by_source.items()}
 
     def sampled(self, live: ExportedModel) -> Sequence[GeneratedAnswer]:
         if not self.answers_samples:
@@ -234,10 +234,10 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
 
     def score(self, model: ExportedModel, rows: TokenizedSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
-            found = evaluation.likelihood(model.model, model.head, rows, scoring=scoring)
+            likelihoods = evaluation.likelihood(model.model, model.head, rows, scoring=scoring)
         with self.run.deadline.phase("answers"):
             answers = answer(model, rows, self.config, scoring)
-        return Scored(evaluation.summary(found, answers), answers)
+        return Scored(evaluation.summary(likelihoods, answers), answers)
 
     def write_predictions(
         self, model: ExportedModel, outputs: list[GeneratedAnswer], before: Mapping[str, Any]

@@ -137,8 +137,8 @@ class SingleRun(ABC, Generic[M, R]):
 
         def held_out_loss() -> float:
             with self.run.deadline.phase("evaluation"):
-                loss, found = self.held_out_loss(live)
-            parts.update(found)
+                loss, metrics = self.held_out_loss(live)
+            parts.update(metrics)
             if samples is not None and self.run.ranks.first:
                 samples.take(live, step=trainer.member.progress.step)
             return loss
@@ -174,14 +174,14 @@ class SingleRun(ABC, Generic[M, R]):
         read = self.placement.reading(saved.model)
         scoring = stored_results(self.config, run, self.callback.stop_requested)
         splits = {"after": self.rows["held_out"]} | ({"test": self.rows["test"]} if "test" in self.rows else {})
-        found = {name: read(partial(self.score, saved, rows, scoring)) for name, rows in splits.items()}
+        scored = {name: read(partial(self.score, saved, rows, scoring)) for name, rows in splits.items()}
         if not run.ranks.first:
             return {}
         before = files.read_json(run.path / "before.json")
-        scores = {"before": before["scores"]} | {name: each.scores for name, each in found.items()} | dict(more or {})
+        scores = {"before": before["scores"]} | {name: each.scores for name, each in scored.items()} | dict(more or {})
         with run.deadline.phase("report"):
             files.write_json(run.path / "scores.json", scores)
-            self.write_predictions(saved, found["after"].outputs, before)
+            self.write_predictions(saved, scored["after"].outputs, before)
             run.note(status="done")
             scoring.store.clear()
             report.write(run.path)

@@ -104,5 +104,5 @@ def load(config: RunConfig, model: nn.Module) -> None:
         tensors = load_file(str(file))
     except (SafetensorError, OSError) as error:
         raise FileError(f"{file}: damaged ({error}). Restore it, or train that run again.") from None
-    found: Any = set_peft_model_state_dict(model, tensors)
-    assert not found.unexpected_keys, found.unexpected_keys
+    load_result: Any = set_peft_model_state_dict(model, tensors)
+    assert not load_result.unexpected_keys, load_result.unexpected_keys

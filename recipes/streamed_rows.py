@@ -23,13 +23,13 @@ def local(config: RunConfig, ranks: Ranks = ALONE, say: Callable[[str], None] = 
     own = data.training_files
     streams = {name: RowStream(own[name].train, counts[name], data.streaming.share, config.seed) for name in own}
     here = {name: str(row_streams.take(stream, say)) for name, stream in streams.items()} if ranks.first else {}
-    found = ranks.agreed(here)
+    paths = ranks.agreed(here)
     changes: dict[str, object] = {"streaming": StreamingConfig()}
     if data.sources:
         named = data.sources.items()
         changes["sources"] = {
-            name: source.model_copy(update={"path": found[name], "limit": None}) for name, source in named
+            name: source.model_copy(update={"path": paths[name], "limit": None}) for name, source in named
         }
     else:
-        changes["train"] = found[""]
+        changes["train"] = paths[""]
     return config.model_copy(update={"data": data.model_copy(update={**changes, "limit": None})})

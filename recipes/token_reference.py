@@ -43,10 +43,10 @@ class Reference:
     @property
     def files(self) -> dict[str, str]:
         """Digests of all files that its losses depend on."""
-        found = model_files.digests(self.source.model)
+        file_digests = model_files.digests(self.source.model)
         for adapter in self.source.adapters:
-            found |= provenance.digests(adapter, title=str(adapter))
-        return found
+            file_digests |= provenance.digests(adapter, title=str(adapter))
+        return file_digests
 
     @property
     def identity(self) -> list[object]:
@@ -132,8 +132,8 @@ def losses(
     if not wanted(config):
         return None
     reference = find(of_tokens(config), config, tokenizer)
-    (found,) = ask(reference, [rows], config, run, callback, tokenizer)
-    return found
+    (reference_losses,) = ask(reference, [rows], config, run, callback, tokenizer)
+    return reference_losses
 
 
 @torch.no_grad()
@@ -203,8 +203,8 @@ def _require_same_tokens(key: str, source: TeacherSource, tokenizer: PreTrainedT
     if different is None:
         return
     number = mine[different]
-    found = f"is {theirs[number]!r} to the reference" if number in theirs else "is unknown to the reference"
+    mismatch = f"is {theirs[number]!r} to the reference" if number in theirs else "is unknown to the reference"
     raise ConfigError(
         f"{key}={source.name}: it has another tokenizer. Token {number} is {different!r} to the model that trains, and "
-        f"{found}, so that their losses are not of the same things. Name a model with the tokenizer of model.id."
+        f"{mismatch}, so that their losses are not of the same things. Name a model with the tokenizer of model.id."
     )

@@ -25,12 +25,12 @@ def write(source: Path, out: Path) -> Translation:
         raise ConfigError(f"{out} exists already. Name another file with --out, or delete it first.")
     settings = read_yaml(source)
     try:
-        found = _translated(settings, source)
-        parse(RunConfig, found.recipe, source=f"the recipe of {source}")
+        translation = _translated(settings, source)
+        parse(RunConfig, translation.recipe, source=f"the recipe of {source}")
     except ConfigError as error:
         raise ConfigError(f"{source} has no equivalent as it stands. {error}") from None
-    files.write_bytes(out, text(found, source, out).encode())
-    return found
+    files.write_bytes(out, text(translation, source, out).encode())
+    return translation
 
 
 def _translated(settings: dict[str, Any], source: Path) -> Translation:

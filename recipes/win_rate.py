@@ -59,26 +59,26 @@ def win_rate(
     questions = [question for file in _files(config) for question in read_questions(file, config.data, skipped)]
     rewards.require_columns(sources, ((question.place, columns) for question, columns in questions))
     own, theirs = (_answers(*each, questions, contest) for each in ((run, config), (other, against)))
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     if judge is not None:
         own_S, other_S = judge(own), judge(theirs)
         win_S = win_rates.of_rewards(own_S, other_S)
-        found = {"reward": sum(own_S) / len(own_S), "reward_other": sum(other_S) / len(other_S)}
+        scores = {"reward": sum(own_S) / len(own_S), "reward_other": sum(other_S) / len(other_S)}
     else:
         assert contest.judge is not None
         pairs = [*zip(own, theirs, strict=True), *zip(theirs, own, strict=True)]
-        told = judge_command.verdicts(contest.judge, pairs, timeout=contest.judge_timeout)
-        own_first, other_first = told[: len(own)], told[len(own) :]
+        judgements = judge_command.verdicts(contest.judge, pairs, timeout=contest.judge_timeout)
+        own_first, other_first = judgements[: len(own)], judgements[len(own) :]
         win_S = win_rates.of_verdicts(own_first, other_first)
-        found = {"order_agreement": win_rates.order_agreement(own_first, other_first)}
+        scores = {"order_agreement": win_rates.order_agreement(own_first, other_first)}
     if contest.out is not None:
         lines = [
             {"place": a.place, "prompt": a.prompt, "answer": a.text, "other": b.text, "win": float(win)}
             for a, b, win in zip(own, theirs, win_S, strict=True)
         ]
         files.write_bytes(contest.out, "".join(json.dumps(line) + "\n" for line in lines).encode())
-    found |= {"rows_skipped": float(len(skipped))} if skipped else {}
-    return win_rates.summary(win_S, [each.text for each in own], [each.text for each in theirs]) | found
+    scores |= {"rows_skipped": float(len(skipped))} if skipped else {}
+    return win_rates.summary(win_S, [each.text for each in own], [each.text for each in theirs]) | scores
 
 
 def _require(contest: Contest) -> None:
@@ -98,13 +98,13 @@ def _require(contest: Contest) -> None:
 
 def _files(config: RunConfig) -> list[str]:
     """The files of prompts: of `data.test` where there are any, else of the held-out rows."""
-    found = [*(config.data.test_files or config.data.held_out_files).values()]
-    if not found:
+    prompt_files = [*(config.data.test_files or config.data.held_out_files).values()]
+    if not prompt_files:
         raise ConfigError(
             "--against: the run held out a share of its training file, and both runs answer the rows of a file. Write "
             "data.test=FILE."
         )
-    return found
+    return prompt_files
 
 
 def _answers(run: Path, config: RunConfig, questions: Questions, contest: Contest) -> list[Answer]:

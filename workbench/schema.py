@@ -163,9 +163,11 @@ def parse(section: type[SectionT], values: Mapping[str, Any], *, source: str) ->
     except ValidationError as error:
         mistakes = explain(section, values, error)
     count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-    found = ConfigError("\n".join([f"{source} has {count}:", *(f"  {place}: {text}" for place, text in mistakes)]))
-    found.mistakes = tuple(mistakes)
-    raise found
+    config_error = ConfigError(
+        "\n".join([f"{source} has {count}:", *(f"  {place}: {text}" for place, text in mistakes)])
+    )
+    config_error.mistakes = tuple(mistakes)
+    raise config_error
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
@@ -176,12 +178,12 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 def explain(section: type[Section], values: Mapping[str, Any], error: ValidationError) -> list[tuple[str, str]]:
     """Place and cure of every mistake that pydantic found in `values`."""
-    found: dict[str, list[str]] = {}
+    messages: dict[str, list[str]] = {}
     for item in error.errors(include_url=False):
         mistakes = item.get("ctx", {}).get("error")
         if isinstance(mistakes, Mistakes):
             for place, text in mistakes.mistakes:
-                found.setdefault(place, []).append(text)
+                messages.setdefault(place, []).append(text)
             continue
         path = _locate(item["loc"], values)
         place = ".".join(map(str, path)) or ROOT
@@ -206,11 +208,13 @@ def explain(section: type[Section], values: Mapping[str, Any], error: Validation
         else:
             text = item["msg"].replace("Input should be", "expected").split(", unable to parse")[0]
             text = f"{text.replace('a valid tuple', 'a list such as [a, b]')}, found {shown(item['input'])}."
-        found.setdefault(place, []).append(text)
+        messages.setdefault(place, []).append(text)
     for section_place, text in _without_space(values):
-        if below := [place for place in found if f"{place}.".startswith(f"{section_place}.")]:
-            found = {place: texts for place, texts in found.items() if place not in below} | {section_place: [text]}
-    return [(place, _merged(texts)) for place, texts in found.items()]
+        if below := [place for place in messages if f"{place}.".startswith(f"{section_place}.")]:
+            messages = {place: texts for place, texts in messages.items() if place not in below} | {
+                section_place: [text]
+            }
+    return [(place, _merged(texts)) for place, texts in messages.items()]
 
 
 def _without_space(values: Any, place: str = "") -> Iterator[tuple[str, str]]:
@@ -228,9 +232,9 @@ def _without_space(values: Any, place: str = "") -> Iterator[tuple[str, str]]:
 
 def _key_meant(section: type[Section], path: Sequence[int | str], values: Any) -> str:
     """' Did you mean `x`?': the keys of that name in sections below, the highest first, and the nearest beside it."""
-    beside, own = _at(section, path[:-1], values), functools.reduce(operator.getitem, path[:-1], values)
-    near = did_you_mean(str(path[-1]), list(beside.model_fields))
-    within = sorted(_named_below(beside, str(path[-1]), own), key=len)[:2]
+    parent, own = _at(section, path[:-1], values), functools.reduce(operator.getitem, path[:-1], values)
+    near = did_you_mean(str(path[-1]), list(parent.model_fields))
+    within = sorted(_named_below(parent, str(path[-1]), own), key=len)[:2]
     if not within:
         return near
     named = [f"`{'.'.join(map(str, [*path[:-1], *below]))}`" for below in within]
@@ -286,16 +290,16 @@ def _at(section: type[Section], path: Sequence[int | str], values: Any) -> type[
 
 def families(section: type[Section], place: str = "") -> dict[str, type[Tagged]]:
     """The families of sections below a section, by their place, such as `adapter`; `[]` stands for items of a list."""
-    found: dict[str, type[Tagged]] = {}
+    by_place: dict[str, type[Tagged]] = {}
     for name, field in section.model_fields.items():
         for choice in _choices(field.annotation):
             if not issubclass(choice, Section):
                 continue
             at = f"{place}{name}" + "[]" * (getattr(field.annotation, "__origin__", None) is tuple)
             if issubclass(choice, Tagged) and "choices" in choice.__dict__:
-                found[at] = choice
-            found |= families(choice, f"{at}.")
-    return found
+                by_place[at] = choice
+            by_place |= families(choice, f"{at}.")
+    return by_place
 
 
 def _choices(annotation: Any) -> list[type]:

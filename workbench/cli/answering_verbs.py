@@ -69,8 +69,8 @@ def _ask_tasks(
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
     if not names:
         raise ConfigError("--tasks: expected a name or a YAML file.")
-    found = benchmark(run, Benchmark(names, limit, shots, chat), against=against, trust=trust)
-    render.tasks([tasks_section.shown(each.row()) for each in found], before=str(against or "backbone"))
+    task_scores = benchmark(run, Benchmark(names, limit, shots, chat), against=against, trust=trust)
+    render.tasks([tasks_section.shown(each.row()) for each in task_scores], before=str(against or "backbone"))
 
 
 def predict(
@@ -85,11 +85,11 @@ def predict(
     with importing():
         from workbench.recipes.serve import predict as answer
 
-    found = answer(run, input, overrides or (), out=out, max_new_tokens=max_new_tokens, trust=trust)
-    typer.echo(f"{found.rows} answers in {out}")
-    for reason in found.left_out[:20]:
+    summary = answer(run, input, overrides or (), out=out, max_new_tokens=max_new_tokens, trust=trust)
+    typer.echo(f"{summary.rows} answers in {out}")
+    for reason in summary.left_out[:20]:
         typer.echo(f"left out: {reason}", err=True)
-    if (more := len(found.left_out) - 20) > 0:
+    if (more := len(summary.left_out) - 20) > 0:
         typer.echo(f"left out: {more} more", err=True)
 
 

@@ -42,15 +42,14 @@ def sizes(data: FoldData) -> Table:
 
 def duplicates(data: FoldData) -> str:
     """Sentence on the duplicates among the training rows."""
-    found = data.duplicates
-    if found is None:
+    report = data.duplicates
+    if report is None:
         return "\nduplicates.on_duplicate=ignore: near-duplicates were not looked for."
-    sentence = f"\nDuplicates: {found.exact:,} equal rows, {found.clusters:,} clusters of near-duplicates"
-    if found.clusters:
-        sentence += (
-            f" with {found.clustered:,} rows (largest {found.largest:,}, least similar rows {found.least_similar:.2f})"
-        )
+    sentence = f"\nDuplicates: {report.exact:,} equal rows, {report.clusters:,} clusters of near-duplicates"
+    if report.clusters:
+        least = f"{report.least_similar:.2f}"
+        sentence += f" with {report.clustered:,} rows (largest {report.largest:,}, least similar rows {least})"
     if data.conflicts:
         sentence += f"; {len(data.conflicts):,} clusters carry different labels, such as {', '.join(data.conflicts[0])}"
-    leak = f"{data.leak:,} rows ({data.leak / max(1, found.rows):.1%})"
+    leak = f"{data.leak:,} rows ({data.leak / max(1, report.rows):.1%})"
     return f"{sentence}.\nFolds that ignore them would validate {leak} beside a near-duplicate that trains."

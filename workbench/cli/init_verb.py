@@ -42,8 +42,8 @@ def init(
     )
     time = time or _asked("Longest time (such as 90m; none: no limit)", "none", asks=asks)
     size = None if memory == "here" else byte_size(memory, option="--memory")
-    told = write(Wishes(rows, goal, model, size, None if time == "none" else time), out)
-    typer.echo(f"{out} written: {told}.\nNext: workbench check {out}, then: workbench run {out}")
+    summary = write(Wishes(rows, goal, model, size, None if time == "none" else time), out)
+    typer.echo(f"{out} written: {summary}.\nNext: workbench check {out}, then: workbench run {out}")
 
 
 def _asked(question: str, default: str, *, asks: bool) -> str:

@@ -25,8 +25,8 @@ def show(what: str, folder: Path) -> None:
     elif what == "runs":
         table = Table("run", "status", "held-out loss before", "after")
         for path in sorted(folder.glob("*/manifest.json")):
-            found = read_json(path.parent / "scores.json")
-            losses = (f"{found[when]['loss']:.4f}" if when in found else "" for when in ("before", "after"))
+            run_scores = read_json(path.parent / "scores.json")
+            losses = (f"{run_scores[when]['loss']:.4f}" if when in run_scores else "" for when in ("before", "after"))
             table.add_row(Text(str(path.parent)), read_json(path).get("status", ""), *losses)
     else:
         raise ConfigError(f"ls {what}: expected recipes, adapters or runs.")

@@ -28,7 +28,7 @@ def methods(found: SizeTable) -> None:
     sizes.add_column("merges")
     sizes.add_column("weights")
     refused = Table("method", "does not work here", box=None)
-    for name, size in found.found.items():
+    for name, size in found.sizes.items():
         about = METHODS[name].about[name]
         descriptions.add_row(*map(Text, (name, about.trains, about.paper)))
         if isinstance(size, str):
@@ -38,16 +38,16 @@ def methods(found: SizeTable) -> None:
         formats = "all" if about.weights == WEIGHTS else " ".join(about.weights)
         sizes.add_row(*map(Text, (name, *numbers, "no" if about.no_merge else "yes", formats)))
     absent = Table("method", "PEFT's, and not offered", box=None)
-    for name, reason in NOT_OFFERED.items() if len(found.found) > 1 else ():
+    for name, reason in NOT_OFFERED.items() if len(found.sizes) > 1 else ():
         absent.add_row(Text(name), Text(reason))
-    told = [table for table in (refused, absent) if table.row_count]
-    _out.print(descriptions, sizes, *(part for table in told for part in (Text(), table)))
+    tables = [table for table in (refused, absent) if table.row_count]
+    _out.print(descriptions, sizes, *(part for table in tables for part in (Text(), table)))
 
 
 def methods_json(found: SizeTable) -> None:
     """The same as one JSON object on standard output."""
     rows = {}
-    for name, size in found.found.items():
+    for name, size in found.sizes.items():
         what = {"refusal": size} if isinstance(size, str) else {**size._asdict(), "share": size.share}
         rows[name] = asdict(METHODS[name].about[name]) | what
     table = {"model": found.model.id, "parameters": found.parameters, "methods": rows, "not_offered": NOT_OFFERED}

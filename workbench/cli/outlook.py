@@ -21,11 +21,11 @@ def sentences(config: RunConfig, *, steps: int | None, blocks: int | None) -> li
         steps: Of the run; None where a budget alone ends it.
         blocks: Transformer blocks of the backbone; None only without freezing.
     """
-    found = [_end(config, steps), _optimizer(config)]
+    notes = [_end(config, steps), _optimizer(config)]
     if config.freeze.policy != "none":
         assert blocks is not None, "nobody can freeze layers of a backbone without any"
-        found.append(f"freeze.policy={config.freeze.policy}: {_layers(config, steps=steps, blocks=blocks)}.")
-    return [sentence for sentence in found if sentence is not None]
+        notes.append(f"freeze.policy={config.freeze.policy}: {_layers(config, steps=steps, blocks=blocks)}.")
+    return [sentence for sentence in notes if sentence is not None]
 
 
 def _end(config: RunConfig, steps: int | None) -> str | None:

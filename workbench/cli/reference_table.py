@@ -29,8 +29,8 @@ def show(found: Sequence[SettingReference], words: str) -> None:
 
 def show_sections() -> None:
     """All sections, and the keys that stand in none."""
-    found = [each for each in reference.settings() if "." not in each.key]
-    show(found, "")
+    top_level = [each for each in reference.settings() if "." not in each.key]
+    show(top_level, "")
 
 
 def _whole(setting: SettingReference) -> None:

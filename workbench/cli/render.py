@@ -47,16 +47,18 @@ def outcome(run: Path) -> None:
     if (run / "stages.json").exists():
         _stages(run)
         return
-    found = read_json(run / "scores.json")
+    run_scores = read_json(run / "scores.json")
     predictions = pd.read_parquet(run / "predictions.parquet")
     recipe = shipped_values(run).get("recipe")
     embeds, classifies = recipe in embed_table.PREDICTS, "predicted" in predictions
     table, first = Table("score", title="Held-out scores"), "baseline" if classifies or recipe == "reward" else "before"
-    for when in found:
+    for when in run_scores:
         table.add_column(first if when == "before" else when, justify="right")
-    names = dict.fromkeys([*found["after"], *(name for scored in found.values() for name in scored if "[" in name)])
+    names = dict.fromkeys(
+        [*run_scores["after"], *(name for scored in run_scores.values() for name in scored if "[" in name)]
+    )
     for name in names:
-        table.add_row(Text(name), *(f"{scored[name]:.4f}" if name in scored else "" for scored in found.values()))
+        table.add_row(Text(name), *(f"{scored[name]:.4f}" if name in scored else "" for scored in run_scores.values()))
     _out.print(table)
     _swept(run)
     _searched(run)
@@ -125,16 +127,16 @@ def _swept(run: Path) -> None:
     """The settings of a sweep, with mean and spread over seeds."""
     from workbench.report import sweep_section
 
-    found = sweep_section.read(run)
-    if found is None:
+    sweep_table = sweep_section.read(run)
+    if sweep_table is None:
         return
     table = Table(title="Held-out loss by setting, over seeds")
-    for name in found.columns:
+    for name in sweep_table.columns:
         table.add_column(name, justify="right")
-    for setting in found.settings:
+    for setting in sweep_table.settings:
         table.add_row(*map(Text, setting.row), style="bold green" if setting.ships else None)
     _out.print(table)
-    for note in found.notes:
+    for note in sweep_table.notes:
         _out.print(note, markup=False)
 
 
@@ -142,18 +144,18 @@ def _searched(run: Path) -> None:
     """The members of a search that came farthest, and which settings matter."""
     from workbench.report import search_section
 
-    found = search_section.read(run)
-    if found is None:
+    search_table = search_section.read(run)
+    if search_table is None:
         return
     table = Table(title="Members that came farthest")
-    for name in found.columns:
+    for name in search_table.columns:
         table.add_column(name.rpartition(".")[2].removeprefix("loss "), justify="right")
-    for number, row in enumerate(found.members[:FARTHEST]):
-        table.add_row(*map(Text, row), style="bold green" if number == found.shipped else None)
+    for number, row in enumerate(search_table.members[:FARTHEST]):
+        table.add_row(*map(Text, row), style="bold green" if number == search_table.shipped else None)
     _out.print(table)
-    if found.settings:
-        _out.print("Explained: " + ", ".join(f"{key} {value}" for key, value in found.settings), markup=False)
-    for note in found.notes:
+    if search_table.settings:
+        _out.print("Explained: " + ", ".join(f"{key} {value}" for key, value in search_table.settings), markup=False)
+    for note in search_table.notes:
         _out.print(note, markup=False)
 
 

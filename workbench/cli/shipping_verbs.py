@@ -33,7 +33,7 @@ def export(
         from workbench.recipes.export import export as export_run
 
     command = shlex.join(["workbench", *sys.argv[1:]])
-    found = export_run(
+    exported_run = export_run(
         run, to=to, out=out, normalise=normalise, whole=merge, weights=weights, push=push, trust=trust, command=command
     )
-    render.exported(found, out)
+    render.exported(exported_run, out)

@@ -82,10 +82,10 @@ def check(
     config = load(recipe, overrides or ())
     if plot is not None:
         check_plot.require_new(plot, config)
-    found = inspect(config)
-    render.inspection(found)
+    check_result = inspect(config)
+    render.inspection(check_result)
     if plot is not None:
-        check_plot.write(plot, found)
+        check_plot.write(plot, check_result)
         typer.echo(f"Plot: {plot}")
 
 
@@ -150,8 +150,8 @@ def lr(
 
     config = load(recipe, overrides or ())
     with Terminal() as terminal:
-        found = rate_finder.find(config, out, terminal, lowest=lowest, highest=highest, count=rates, steps=steps)
-    rate_table.show(found)
+        rate_trials = rate_finder.find(config, out, terminal, lowest=lowest, highest=highest, count=rates, steps=steps)
+    rate_table.show(rate_trials)
 
 
 @app.command()
@@ -175,9 +175,9 @@ def plan(
 
     elsewhere = devices is not None and memory is not None
     size = None if memory is None else byte_size(memory, option="--memory")
-    found = solve(load(recipe, overrides or ()), devices=devices or 1, memory=size, elsewhere=elsewhere)
-    (render.plan_json if json else render.plan)(found.plan)
-    found.require()
+    choice = solve(load(recipe, overrides or ()), devices=devices or 1, memory=size, elsewhere=elsewhere)
+    (render.plan_json if json else render.plan)(choice.plan)
+    choice.require()
 
 
 @app.command(name="distill-cache")
@@ -263,8 +263,8 @@ def ls(
         from workbench.cli import method_tables
         from workbench.models.adapter_sizes import survey
 
-        found = survey(overrides or ())
-        (method_tables.methods_json if json else method_tables.methods)(found)
+        size_table = survey(overrides or ())
+        (method_tables.methods_json if json else method_tables.methods)(size_table)
     elif json or overrides:
         raise ConfigError(
             f"ls {what}: --json and key=value words go with `workbench ls adapters` only. Leave them out."
@@ -315,13 +315,13 @@ def doctor() -> None:
     with importing():
         from workbench.recipes.doctor import examine
 
-    found = examine()
-    for finding in found:
+    findings = examine()
+    for finding in findings:
         mark = "FAULT" if finding.is_fault else "look" if finding.cure else "ok"
         typer.echo(f"{mark:6}{finding.subject:15} {finding.fact}")
         if finding.cure:
             typer.echo(f"{'':22}{finding.cure}")
-    if faults := sum(finding.is_fault for finding in found):
+    if faults := sum(finding.is_fault for finding in findings):
         raise ConfigError(f"{faults} of these make runs fail: each says what to do.")
 
 

@@ -153,7 +153,7 @@ class DataConfig(Section):
     @property
     def unweighted(self) -> DataConfig:
         """The same for rows that count once each, such as those that are scored."""
-        columns = {name: found for name, found in self.columns.items() if name != WEIGHT}
+        columns = {name: header for name, header in self.columns.items() if name != WEIGHT}
         return self if columns == self.columns else self.model_copy(update={"columns": columns})
 
     def with_columns(self, columns: Mapping[str, str] | None) -> DataConfig:

@@ -18,10 +18,10 @@ def _seconds(value: Any) -> Any:
     """`1h30m` or `90m` to seconds; a number as it is."""
     if value == "slurm" or not isinstance(value, (str, bool)):
         return value
-    found = _DURATION.fullmatch(str(value).replace(" ", ""))
-    if found is None or not any(found.groups()):
+    matched = _DURATION.fullmatch(str(value).replace(" ", ""))
+    if matched is None or not any(matched.groups()):
         raise ValueError(f"{value!r} is no time. Write 90m, 1h30m, 45s, or a number of seconds.")
-    return sum(float(part) * unit for part, unit in zip(found.groups(), _UNITS.values(), strict=True) if part)
+    return sum(float(part) * unit for part, unit in zip(matched.groups(), _UNITS.values(), strict=True) if part)
 
 
 class BudgetConfig(Section):

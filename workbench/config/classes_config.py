@@ -140,13 +140,13 @@ def _taken_apart(template: str) -> tuple[Piece, ...]:
 def checked_template(text: str) -> str:
     """`text`; raises ValueError where it does not name each of one or more columns once, in braces."""
     try:
-        found = list(Formatter().parse(text))
+        fields = list(Formatter().parse(text))
     except ValueError as error:
         raise ValueError(f'{error}. Write columns in braces, such as "{{title}} {{body}}".') from None
-    names = [name for _, name, *_ in found if name is not None]
+    names = [name for _, name, *_ in fields if name is not None]
     if not names:
         raise ValueError('names no column. Write columns in braces, such as "{title} {body}".')
-    for _, name, spec, conversion in found:
+    for _, name, spec, conversion in fields:
         if name is not None and (not name.isidentifier() or spec or conversion):
             raise ValueError(
                 f"`{{{name}}}` is no plain column name in braces. Rename it with data.columns={{NAME: found}}."

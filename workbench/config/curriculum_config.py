@@ -51,8 +51,8 @@ class CurriculumConfig(Section):
     def _contradictions(self) -> Iterator[str]:
         unused = sorted(self.model_fields_set - {"by"})
         if self.by == "none" and any(getattr(self, key) != type(self).model_fields[key].default for key in unused):
-            told = " and ".join(unused)
-            yield f"{told} pace a curriculum, and by=none orders nothing. Write data.curriculum.by=length."
+            unused_keys = " and ".join(unused)
+            yield f"{unused_keys} pace a curriculum, and by=none orders nothing. Write data.curriculum.by=length."
         yield from self._misnamed()
         if self.stages is not None and self.pace != "step":
             yield f"stages are for pace=step, not for pace={self.pace}. Write pace=step, or leave stages out."

@@ -65,21 +65,21 @@ def as_plain_run(config: Run) -> Run:
     if config.data.sources:
         mistakes.append(("data.sources", "a teacher is asked about the rows of one source. Write data.train."))
     try:
-        found = type(config).model_validate(values)
+        plain_run = type(config).model_validate(values)
     except ValidationError as error:
         raise Mistakes([*mistakes, *explain(type(config), values, error)]) from None
     if mistakes:
         raise Mistakes(mistakes)
-    return found
+    return plain_run
 
 
 def student_config(config: Run, folder: Path) -> Run:
     """`as_plain_run`; the student's backbone stands in the run directory `folder` where it is made of another one."""
-    found = as_plain_run(config)
+    plain_run = as_plain_run(config)
     if not makes_student(config):
-        return found
+        return plain_run
     model = config.model.model_copy(update={"id": str((folder / STUDENT).resolve()), "revision": None})
-    return found.model_copy(update={"model": model})
+    return plain_run.model_copy(update={"model": model})
 
 
 def makes_student(config: RunSections) -> bool:
@@ -89,12 +89,12 @@ def makes_student(config: RunSections) -> bool:
 
 def shipped_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The values of config.yaml in the run directory `folder`, as those of the run whose adapter it ships."""
-    found = dict(values)
+    shipped = dict(values)
     if values.get("recipe") != "distill":
-        return found
-    section = found.pop("distill", None) or {}
-    found["recipe"] = section.get("of", "sft")
+        return shipped
+    section = shipped.pop("distill", None) or {}
+    shipped["recipe"] = section.get("of", "sft")
     student = StudentConfig.model_validate(section.get("student") or {})
-    if found["model"]["id"] == TEACHER or student != StudentConfig():
-        found["model"] = {**found["model"], "id": str((folder / STUDENT).resolve()), "revision": None}
-    return found
+    if shipped["model"]["id"] == TEACHER or student != StudentConfig():
+        shipped["model"] = {**shipped["model"], "id": str((folder / STUDENT).resolve()), "revision": None}
+    return shipped

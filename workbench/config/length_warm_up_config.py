@@ -37,5 +37,5 @@ class LengthWarmUpConfig(Section):
         if self.start is None or step >= self.until * steps:
             return None
         grown = self.start + (longest - self.start) * step / (self.until * steps)
-        found = max(self.start, int(grown) // MULTIPLE * MULTIPLE)
-        return found if found < longest else None
+        max_length = max(self.start, int(grown) // MULTIPLE * MULTIPLE)
+        return max_length if max_length < longest else None

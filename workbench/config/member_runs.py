@@ -47,7 +47,7 @@ def trials(
     Raises:
         Mistakes: all that is wrong with any of them.
     """
-    found, mistakes = [], dict[tuple[str, str], list[str]]()
+    members, mistakes = [], dict[tuple[str, str], list[str]]()
     for number, (name, settings) in enumerate(zip(names, wanted, strict=True)):
         values = written(base, settings)
         try:
@@ -56,10 +56,10 @@ def trials(
             for mistake in explain(type(config), values, error):
                 mistakes.setdefault(mistake, []).append(name)
         else:
-            found.append(Trial(name, {key: resolved(run, key) for key in settings}, run, number))
+            members.append(Trial(name, {key: resolved(run, key) for key in settings}, run, number))
     keys = {key for settings in wanted for key in settings}
     require([_mistake(*mistake, names, len(wanted), keys, section) for mistake, names in mistakes.items()])
-    return found
+    return members
 
 
 def _mistake(place: str, text: str, names: list[str], members: int, keys: set[str], section: str) -> tuple[str, str]:

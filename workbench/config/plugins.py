@@ -37,14 +37,14 @@ def module(path: Path, *, key: str) -> ModuleType:
         raise ConfigError(f"{key}: {path} is no Python file. Write the path of one, such as my_code.py.")
     spec = importlib.util.spec_from_file_location(name, source)
     assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[name] = found
+    plugin = importlib.util.module_from_spec(spec)
+    sys.modules[name] = plugin
     try:
-        spec.loader.exec_module(found)
+        spec.loader.exec_module(plugin)
     except Exception as error:  # a user's code: whatever it raises, it cannot be used
         del sys.modules[name]
         raise failed(path, error, key=key) from error
-    return found
+    return plugin
 
 
 def function(path: Path, name: str, signature: str, *, key: str) -> Callable[..., Any]:
@@ -53,10 +53,10 @@ def function(path: Path, name: str, signature: str, *, key: str) -> Callable[...
     Raises:
         ConfigError: There is none, which the message tells with its signature, or `module` raises it.
     """
-    found: Callable[..., Any] | None = vars(module(path, key=key)).get(name)
-    if not callable(found):
+    user_function: Callable[..., Any] | None = vars(module(path, key=key)).get(name)
+    if not callable(user_function):
         raise ConfigError(f"{key}: {path} defines no function {name}. Write `{signature}` in it.")
-    return found
+    return user_function
 
 
 def failed(path: Path, error: BaseException, *, key: str) -> ConfigError:
@@ -67,13 +67,13 @@ def failed(path: Path, error: BaseException, *, key: str) -> ConfigError:
 
 def _line(error: BaseException, source: Path) -> str:
     """The line of the file that failed."""
-    trace, found = error.__traceback__, None
+    trace, line_number = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(source):
-            found = trace.tb_lineno
+            line_number = trace.tb_lineno
         trace = trace.tb_next
-    found = error.lineno if isinstance(error, SyntaxError) else found
-    return f", line {found}" if found else ""
+    line_number = error.lineno if isinstance(error, SyntaxError) else line_number
+    return f", line {line_number}" if line_number else ""
 
 
 def fingerprints(paths: Sequence[Path]) -> dict[str, str]:

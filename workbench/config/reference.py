@@ -46,16 +46,20 @@ def json_schema() -> dict[str, Any]:
 def settings() -> list[SettingReference]:
     """Every setting, sections before their keys. What sections of a family share with one meaning is one setting."""
     schema, choosing = RunConfig.model_json_schema(), families(RunConfig)
-    found: dict[tuple[str, str], SettingReference] = {}
+    references: dict[tuple[str, str], SettingReference] = {}
     for setting in _settings(schema, "", (), schema["$defs"]):
         family = choosing.get(_section(setting.key))
         if family and setting.key.endswith(f".{family.tag}"):
             meaning = "Which of these sections it is; each has keys of its own."
             setting = SettingReference(setting.key, " | ".join(family.names()), family.untagged, meaning)
-        of = (*found[place].of, *setting.of) if (place := (setting.key, setting.meaning)) in found else setting.of
+        of = (
+            (*references[place].of, *setting.of)
+            if (place := (setting.key, setting.meaning)) in references
+            else setting.of
+        )
         of = tuple(dict.fromkeys(of))
-        found[place] = replace(setting, of=() if family and len(of) == len(family.names()) else of)
-    return list(found.values())
+        references[place] = replace(setting, of=() if family and len(of) == len(family.names()) else of)
+    return list(references.values())
 
 
 def choices(key: str) -> dict[str, str]:
@@ -76,8 +80,8 @@ def look_up(words: str) -> list[SettingReference]:
     exact = [each for each in known if _means(words, each.key) or _means(words, _section(each.key))]
     word = words.lower()
     by_name = [each for each in known if each.key.rpartition(".")[2] == word]
-    if found := exact or by_name or [each for each in known if word in each.meaning.lower()]:
-        return found
+    if matches := exact or by_name or [each for each in known if word in each.meaning.lower()]:
+        return matches
     keys = dict.fromkeys(part for each in known for part in (each.key, each.key.rpartition(".")[2]))
     near = difflib.get_close_matches(words, list(keys), n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(f'`{key}`' for key in near)}?" if near else ""
@@ -88,8 +92,10 @@ def look_up(words: str) -> list[SettingReference]:
 
 def _means(words: str, key: str) -> bool:
     """Whether a key is meant, in which a person's own name may stand where the schema has NAME."""
-    said, parts = words.split("."), key.split(".")
-    return len(said) == len(parts) and all(part in (one, "NAME") for one, part in zip(said, parts, strict=True))
+    given_parts, parts = words.split("."), key.split(".")
+    return len(given_parts) == len(parts) and all(
+        part in (one, "NAME") for one, part in zip(given_parts, parts, strict=True)
+    )
 
 
 def _section(key: str) -> str:

@@ -50,9 +50,9 @@ def _section(word: str, option: str) -> Mapping[str, Any]:
 
 def _mapping(word: str, option: str) -> Mapping[str, Any]:
     try:
-        found = load_yaml(word)
+        parsed = load_yaml(word)
     except YAMLError as error:
         raise ConfigError(f"{option} {word}: not valid YAML ({str(error).splitlines()[0]}). Correct it.") from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise ConfigError(f"{option} {word}: expected a section such as '{{kind: number}}'.")
-    return found
+    return parsed

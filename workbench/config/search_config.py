@@ -127,8 +127,8 @@ def _mistakes(key: str, value: Any) -> list[tuple[str, str]]:
     try:
         Range.model_validate(value)
     except ValidationError as error:
-        told = explain(Range, value, error)
-        return [(f"search.space.{key}{'' if place == ROOT else f'.{place}'}", text) for place, text in told]
+        mistakes = explain(Range, value, error)
+        return [(f"search.space.{key}{'' if place == ROOT else f'.{place}'}", text) for place, text in mistakes]
     return []
 
 

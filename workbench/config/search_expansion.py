@@ -40,10 +40,10 @@ def ends(config: Run) -> list[Trial[Run]]:
         wanted = [dict(zip(ends, values, strict=True)) for values in itertools.product(*ends.values())]
     else:
         wanted = [first, *({**first, key: value} for key, values in ends.items() for value in values[1:])]
-    found = _whole(config, wanted)
+    members = _whole(config, wanted)
     places = [(f"search.space.{key}", _TWICE) for key, each in config.search.space.items() if _repeats(key, each)]
     member_runs.require(places)
-    return found
+    return members
 
 
 def _whole(config: Run, wanted: Sequence[Mapping[str, Any]]) -> list[Trial[Run]]:
@@ -74,13 +74,13 @@ def _base(config: RunSections) -> dict[str, Any]:
 
 def _misfits(config: RunSections) -> list[tuple[str, str]]:
     search = config.search
-    found = [(f"search.space.{key}", why) for key in search.space if (why := _refusal(config, key))]
+    mistakes = [(f"search.space.{key}", why) for key in search.space if (why := _refusal(config, key))]
     if not search.space:
-        found.append(
+        mistakes.append(
             ("search.space", "needs a key, such as {train.learning_rate: {low: 1.0e-4, high: 1.0e-2, log: true}}.")
         )
     elif search.settings < search.trials:
-        found.append(
+        mistakes.append(
             (
                 "search.trials",
                 f"{search.trials}, and search.space has {search.settings:g} settings. Write "
@@ -88,14 +88,14 @@ def _misfits(config: RunSections) -> list[tuple[str, str]]:
             )
         )
     if config.train.steps is None and config.train.epochs is None and config.budget.timed and not config.budget.tokens:
-        found.append(
+        mistakes.append(
             ("budget", "ends the search, not its members. Write train.epochs=1 or train.steps too, of each member.")
         )
     if config.evaluate.patience is not None:
-        found.append(("evaluate.patience", "halving ends members that do worse. Leave it out."))
+        mistakes.append(("evaluate.patience", "halving ends members that do worse. Leave it out."))
     if config.distributed.sharded:
-        found.append(("distributed", "a search trains whole members on one device. Leave it out."))
-    return [*found, *sweep_expansion.misfits(config, "a search")]
+        mistakes.append(("distributed", "a search trains whole members on one device. Leave it out."))
+    return [*mistakes, *sweep_expansion.misfits(config, "a search")]
 
 
 def _refusal(config: RunSections, key: str) -> str | None:

@@ -36,11 +36,11 @@ def flat(
     values: Mapping[Any, Any], prefix: str = "", *, stop: Callable[[Mapping[Any, Any]], bool] = lambda value: False
 ) -> dict[str, Any]:
     """Nested mappings as one with dotted keys; those that `stop` recognises stay values."""
-    found: dict[str, Any] = {}
+    flattened: dict[str, Any] = {}
     for key, value in values.items():
         nested = isinstance(value, Mapping) and not stop(value)
-        found |= flat(value, f"{prefix}{key}.", stop=stop) if nested else {f"{prefix}{key}": value}
-    return found
+        flattened |= flat(value, f"{prefix}{key}.", stop=stop) if nested else {f"{prefix}{key}": value}
+    return flattened
 
 
 def shown(value: Any) -> str:

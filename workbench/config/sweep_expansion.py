@@ -31,9 +31,9 @@ def trials(config: Run) -> list[Trial[Run]]:
     if len(set(names)) < len(names):
         names = [f"{number:03}-{name}" for number, name in enumerate(names)]
     base = {**config.model_dump(mode="json"), "recipe": config.sweep.of, "sweep": {}}
-    found = member_runs.trials(config, base, names, combinations, section="sweep.over")
-    member_runs.require([(f"sweep.over.{key}", _TWICE) for key in over if _repeats(key, over[key], found)])
-    return found
+    members = member_runs.trials(config, base, names, combinations, section="sweep.over")
+    member_runs.require([(f"sweep.over.{key}", _TWICE) for key in over if _repeats(key, over[key], members)])
+    return members
 
 
 def shared(config: Run) -> Run:
@@ -63,14 +63,14 @@ def shipped_values(values: Mapping[str, Any], folder: Path, members: Mapping[str
 def _misfits(config: RunSections) -> list[tuple[str, str]]:
     """Mistakes that are known before any member is looked at."""
     over = config.sweep.over
-    found = [(f"sweep.over.{key}", why) for key in over if (why := member_keys.refusal(config, key, recipe="sweep"))]
+    mistakes = [(f"sweep.over.{key}", why) for key in over if (why := member_keys.refusal(config, key, recipe="sweep"))]
     if math.prod(map(len, over.values())) < 2:
-        found.append(("sweep.over", "needs two members or more, such as {train.learning_rate: [1.0e-4, 1.0e-3]}."))
+        mistakes.append(("sweep.over", "needs two members or more, such as {train.learning_rate: [1.0e-4, 1.0e-3]}."))
     if (count := math.prod(map(len, over.values()))) > MOST:
-        found.append(("sweep.over", f"{count:,} members; {MOST:,} at most. Write fewer values."))
+        mistakes.append(("sweep.over", f"{count:,} members; {MOST:,} at most. Write fewer values."))
     if config.budget.timed:
-        found.append(("budget", "a sweep cannot end in time. Write train.steps or budget.tokens, of each member."))
-    return [*found, *misfits(config, "a sweep")]
+        mistakes.append(("budget", "a sweep cannot end in time. Write train.steps or budget.tokens, of each member."))
+    return [*mistakes, *misfits(config, "a sweep")]
 
 
 def misfits(config: RunSections, recipe: str) -> Iterator[tuple[str, str]]:

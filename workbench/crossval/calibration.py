@@ -35,13 +35,13 @@ def temperature(labels: Labels, outputs_NC: Floats, targets_NC: OneHot) -> float
         return 1.0
     rows = len(targets_NC)
     soft_NC = (rows * targets_NC.astype(np.float64) + BLIND * target_scores.random_target(labels)) / (rows + BLIND)
-    found = optimize.minimize_scalar(
+    optimum = optimize.minimize_scalar(
         lambda log: target_scores.loss(labels, outputs_NC / math.exp(log), soft_NC),
         bounds=(math.log(COLDEST), math.log(HOTTEST)),
         method="bounded",
         options={"xatol": 1e-6},
     )
-    best = math.exp(found.x)
+    best = math.exp(optimum.x)
     falls = target_scores.loss(labels, outputs_NC / best, targets_NC) < target_scores.loss(
         labels, outputs_NC, targets_NC
     )
@@ -65,8 +65,8 @@ def cross_fitted(
     if len(folds) < 2:
         raise ValueError("cross-fitting needs rows of two folds or more")
     masks = [fold_N == fold for fold in folds]
-    found = [apply(fit(~mask_N), mask_N) for mask_N in masks]
-    values_NC = np.empty((len(fold_N), found[0].shape[1]))
-    for mask_N, values_nC in zip(masks, found, strict=True):
+    fold_values = [apply(fit(~mask_N), mask_N) for mask_N in masks]
+    values_NC = np.empty((len(fold_N), fold_values[0].shape[1]))
+    for mask_N, values_nC in zip(masks, fold_values, strict=True):
         values_NC[mask_N] = values_nC
     return values_NC

@@ -77,12 +77,14 @@ class Combiner:
             outputs_MNC[:, mask_N],
             known.targets_NC[mask_N],
         )
-        found = self.temperature(known.labels, outputs_MXC, targets_XC, present_MX) if self.calibrate else 1.0
+        fitted_temperature = (
+            self.temperature(known.labels, outputs_MXC, targets_XC, present_MX) if self.calibrate else 1.0
+        )
         if self.how != "greedy":
-            return FittedCombination(found, self.how, None)
-        calibrated_MXC = np.stack([known.labels.values(outputs_XC / found) for outputs_XC in outputs_MXC])
+            return FittedCombination(fitted_temperature, self.how, None)
+        calibrated_MXC = np.stack([known.labels.values(outputs_XC / fitted_temperature) for outputs_XC in outputs_MXC])
         weights_M = ensembles.greedy(known.labels, calibrated_MXC, targets_XC, present_MN=present_MX)
-        return FittedCombination(found, self.how, weights_M)
+        return FittedCombination(fitted_temperature, self.how, weights_M)
 
     @staticmethod
     def temperature(labels: Labels, outputs_MXC: Floats, targets_XC: OneHot, present_MX: Mask) -> float:

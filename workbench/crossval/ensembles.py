@@ -65,19 +65,19 @@ def _weights(values_MNC: Floats, weights_M: Floats | None, present_MN: Mask | No
     sum_N = weights_MN.sum(0)
     if not (sum_N > 0).all():
         raise ValueError(f"no member with a weight says anything of row {int((sum_N <= 0).argmax())}")
-    found: Floats = weights_MN / sum_N
-    return found
+    shares_MN: Floats = weights_MN / sum_N
+    return shares_MN
 
 
 def _mean(values_MNC: Floats, weights_MN: Floats) -> Floats:
-    found: Floats = np.einsum("mn,mnc->nc", weights_MN, values_MNC)
-    return found
+    mean_NC: Floats = np.einsum("mn,mnc->nc", weights_MN, values_MNC)
+    return mean_NC
 
 
 def _geometric(kind: Kind, p_MNC: Floats, weights_MN: Floats) -> Floats:
     mean_NC = _mean(logits(kind, p_MNC), weights_MN)
-    found: Floats = special.expit(mean_NC) if kind == "several" else special.softmax(mean_NC, axis=1)
-    return found
+    p_NC: Floats = special.expit(mean_NC) if kind == "several" else special.softmax(mean_NC, axis=1)
+    return p_NC
 
 
 def _ranks(values_NC: Floats, present_N: Mask) -> Floats:

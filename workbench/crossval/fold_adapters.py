@@ -131,13 +131,13 @@ class FoldContext:
 
     def saved(self, folders: Sequence[Path]) -> SavedBank:
         """Adapters of these folders in one bank."""
-        found = (self.banks or {}).get(tuple(folders))
-        if found is None:
+        saved_bank = (self.banks or {}).get(tuple(folders))
+        if saved_bank is None:
             backbone = self.backbone()
-            found = SavedBank(bank.load(backbone.model, folders), backbone)
+            saved_bank = SavedBank(bank.load(backbone.model, folders), backbone)
             if self.banks is not None:
-                self.banks[tuple(folders)] = found
-        return found
+                self.banks[tuple(folders)] = saved_bank
+        return saved_bank
 
 
 def fold_adapters(folds: FoldAssignment, *, seeds: int) -> list[FoldAdapter]:
@@ -204,12 +204,12 @@ def _share_of_outputs(
             for folder, sets in zip(folders, wanted, strict=True)
         ]
     together, backbone = context.saved(folders)
-    found = []
+    member_outputs = []
     for member, folder, sets in zip(together.members, folders, wanted, strict=True):
         with together.only(member):
             model = classifier.classification_model(together.model, backbone.model, context.reader, context.labels)
-            found.append(_member_outputs(context, model, sets, folder))
-    return found
+            member_outputs.append(_member_outputs(context, model, sets, folder))
+    return member_outputs
 
 
 def _member_outputs(context: FoldContext, model: Classifier, sets: Sequence[LabelledSet], folder: Path) -> list[Floats]:
@@ -333,8 +333,8 @@ def _train_task(
     def held_out_loss() -> float:
         assert each.validation is not None, "nothing is watched without rows to watch"
         with alone():
-            found = row_outputs.outputs(model.model, model.outputs, each.validation)
-        return target_scores.loss(model.labels, found, each.validation.targets_NC)
+            outputs_NC = row_outputs.outputs(model.model, model.outputs, each.validation)
+        return target_scores.loss(model.labels, outputs_NC, each.validation.targets_NC)
 
     wanted = each.config(config)
     return TrainTask(balanced(each.train, wanted), held_out_loss, wanted, own)
@@ -349,9 +349,9 @@ def _tokens(run: Run, train_tasks: Sequence[TrainTask], model: Classifier) -> in
     device, width = model.backbone.device, anatomy.hidden_size(model.backbone.config)
     known = run.manifest.get("batch", {}).get("tokens_per_device")
     members = len(train_tasks)
-    found = known or max(
+    token_limit = known or max(
         capacity.tokens_per_device(each.config, each.train, device, width=width, members=members)
         for each in train_tasks
     )
-    run.note(batch={"tokens_per_device": found})
-    return int(found)
+    run.note(batch={"tokens_per_device": token_limit})
+    return int(token_limit)

@@ -158,8 +158,8 @@ def _unskewed(x: float, skew: float) -> float:
 def _right(labels: Labels, values_NC: Floats, targets_NC: OneHot) -> NDArray[np.bool_]:
     """Rows whose class, or whose every class, is right (N,); all of them for numbers, which are never quite right."""
     if labels.kind == "several":
-        found: NDArray[np.bool_] = ((values_NC >= 0.5) == (targets_NC > 0.5)).all(1)
-        return found
+        correct_N: NDArray[np.bool_] = ((values_NC >= 0.5) == (targets_NC > 0.5)).all(1)
+        return correct_N
     best: NDArray[np.bool_] = values_NC.argmax(1) == targets_NC.argmax(1)
     return best
 
@@ -201,12 +201,12 @@ def fold_summary(
     if folds < 2:
         raise ValueError("a summary takes two folds or more")
     reach = float(stats.t.ppf((1 + SURE) / 2, folds - 1)) * math.sqrt(1 / folds + test_rows / train_rows)
-    found = {}
+    summaries = {}
     for name in (name for name in per_fold[0] if all(name in scores for scores in per_fold)):
         score_K = np.array([scores[name] for scores in per_fold])
         mean, spread = float(score_K.mean()), float(score_K.std(ddof=1))
-        found[name] = {"mean": mean, "spread": spread, "low": mean - reach * spread, "high": mean + reach * spread}
-    return found
+        summaries[name] = {"mean": mean, "spread": spread, "low": mean - reach * spread, "high": mean + reach * spread}
+    return summaries
 
 
 def row_losses(labels: Labels, values_NC: Floats, targets_NC: OneHot | Floats) -> Floats:

@@ -73,9 +73,9 @@ class NeighbourBank(NamedTuple):
 
 def read(run: Path) -> NeighbourBank:
     """The bank of the finished run at `run`."""
-    found = safetensors.load_file(run / FILE)
+    arrays = safetensors.load_file(run / FILE)
     return NeighbourBank(
-        found["features"], found["fold"], {"predictions": found["predictions"], "labels": found["labels"]}
+        arrays["features"], arrays["fold"], {"predictions": arrays["predictions"], "labels": arrays["labels"]}
     )
 
 
@@ -87,13 +87,13 @@ def of_run(context: FoldContext, run: Run, data: FoldData, values_NC: Floats) ->
     """
     if not run.ranks.agreed((run.home / _FEATURES).exists()):
         sets = {"train": data.rows} | ({} if data.test is None else {"test": data.test})
-        found = dict(zip(sets, _frozen(context, list(sets.values())), strict=True))
-        files.write_bytes(run.path / _FEATURES, safetensors.save(found))
+        set_features = dict(zip(sets, _frozen(context, list(sets.values())), strict=True))
+        files.write_bytes(run.path / _FEATURES, safetensors.save(set_features))
         run.ranks.wait()
-    found = safetensors.load_file(run.home / _FEATURES)
+    set_features = safetensors.load_file(run.home / _FEATURES)
     fold_N = np.asarray(data.folds.fold_RN[0], dtype=np.int64)
     answers = neighbour_correction.answers(data.labels, values_NC, data.rows.targets_NC)
-    return NeighbourBank(found["train"], fold_N, answers), found.get("test")
+    return NeighbourBank(set_features["train"], fold_N, answers), set_features.get("test")
 
 
 def corrected(

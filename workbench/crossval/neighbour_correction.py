@@ -74,7 +74,7 @@ class Neighbours(NamedTuple):
 class AnsweringRows(NamedTuple):
     """The rows that each labelled row may ask, and the answers."""
 
-    found: Neighbours
+    nearest: Neighbours
     answers_NC: Floats
     """Predictions or labels of all labelled rows, as Labels.values gives them."""
 
@@ -133,10 +133,10 @@ def nearest(rows_ND: Features, asked_PD: Features, count: int, same_NP: SameRows
         if same_NP is not None:
             similarity_nP[same_NP(some)] = -np.inf
         found_nK = np.argpartition(-similarity_nP, count - 1, axis=1)[:, :count]
-        found = np.take_along_axis(similarity_nP, found_nK, axis=1)
-        order_nK = np.argsort(-found, axis=1, kind="stable")
+        similarity_nK = np.take_along_axis(similarity_nP, found_nK, axis=1)
+        order_nK = np.argsort(-similarity_nK, axis=1, kind="stable")
         row_NK[some] = np.take_along_axis(found_nK, order_nK, axis=1)
-        similarity_NK[some] = np.take_along_axis(found, order_nK, axis=1)
+        similarity_NK[some] = np.take_along_axis(similarity_nK, order_nK, axis=1)
     return Neighbours(row_NK, similarity_NK)
 
 
@@ -146,8 +146,8 @@ def across_folds(ask: Ask, features_ND: Features, fold_N: Ints, cluster_N: Ints,
     similarity_NK = np.empty((len(fold_N), count))
     for own, asked in _folds(ask, fold_N):
         same_NP = partial(_same_cluster, cluster_N[own], cluster_N[asked])
-        found = nearest(features_ND[own], features_ND[asked], count, same_NP)
-        row_NK[own], similarity_NK[own] = asked[found.row_NK], found.similarity_NK
+        neighbours = nearest(features_ND[own], features_ND[asked], count, same_NP)
+        row_NK[own], similarity_NK[own] = asked[neighbours.row_NK], neighbours.similarity_NK
     return Neighbours(row_NK, similarity_NK)
 
 
@@ -180,7 +180,7 @@ def fit(
 
     def apply(correction: Correction, rows_N: Mask) -> Floats:
         each = asked[correction.ask]
-        return correction.apply(values_NC[rows_N], correction.consensus(each.found.of(rows_N), each.answers_NC))
+        return correction.apply(values_NC[rows_N], correction.consensus(each.nearest.of(rows_N), each.answers_NC))
 
     judged_NC = calibration.cross_fitted(part_N, fitted, apply)
     return fitted(np.ones(len(part_N), dtype=bool)), judged_NC
@@ -236,8 +236,8 @@ def corrected(
         return values_TC
     consensus = []
     for _, asked in _folds(correction.ask, fold_N):
-        found = nearest(rows_TD, asked_ND[asked], correction.neighbours)
-        consensus.append(correction.consensus(found, answers_NC[asked]))
+        nearest_rows = nearest(rows_TD, asked_ND[asked], correction.neighbours)
+        consensus.append(correction.consensus(nearest_rows, answers_NC[asked]))
     return correction.apply(values_TC, np.mean(consensus, axis=0))
 
 
@@ -337,12 +337,12 @@ def _fitted(
     def tried(ask: Ask, neighbours: int, temperature: float) -> tuple[float, Correction]:
         """The lowest loss, and the correction that has it."""
         whole = Correction(ask, neighbours, 1.0, temperature)
-        consensus_nC = whole.consensus(asked[ask].found.of(rows_N), asked[ask].answers_NC)
+        consensus_nC = whole.consensus(asked[ask].nearest.of(rows_N), asked[ask].answers_NC)
         strength = config.strength
         if strength is None:
             strength = _strength(labels, plain_nC, consensus_nC, targets_nC)
-        found = replace(whole, strength=strength)
-        return _loss(labels, found.apply(plain_nC, consensus_nC), targets_nC), found
+        candidate = replace(whole, strength=strength)
+        return _loss(labels, candidate.apply(plain_nC, consensus_nC), targets_nC), candidate
 
     temperatures = TEMPERATURES if config.temperature is None else (config.temperature,)
     choices = product(config.asked, config.candidates, temperatures)

@@ -132,8 +132,8 @@ def capped(merged_UC: Floats, passed_U: Mask, most_C: Floats) -> Mask:
 
 def summary(chosen: Sequence[PseudoLabels]) -> dict[str, Any]:
     """The facts of several folds as one: the mean of every number; None where no fold has one."""
-    found: dict[str, Any] = _means([each.facts for each in chosen])
-    return found
+    means: dict[str, Any] = _means([each.facts for each in chosen])
+    return means
 
 
 def precision(chosen: PseudoLabels, targets_UC: OneHot) -> float | None:

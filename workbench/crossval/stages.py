@@ -118,7 +118,7 @@ class StageLog:
             judges_N: Rows (N,) whose labels are good enough to say so; None: all.
         """
         mask_N = np.ones(len(self.data.cluster_N), dtype=bool) if judges_N is None else judges_N
-        found = gains.gain(
+        stage_gain = gains.gain(
             self.data.labels,
             self.predictions.oof_NC[mask_N],
             predictions.oof_NC[mask_N],
@@ -128,10 +128,10 @@ class StageLog:
             groups_N=self.data.cluster_N[mask_N],
         )
         if not forced:
-            self._judge(stays=found.accepted)
-        stays = found.accepted or forced
-        why = found.sentence + (f" Kept, {because}." if forced and not found.accepted else "")
-        self._enter(StageResult(name, title, predictions, stays, why, found, 0.0, facts))
+            self._judge(stays=stage_gain.accepted)
+        stays = stage_gain.accepted or forced
+        why = stage_gain.sentence + (f" Kept, {because}." if forced and not stage_gain.accepted else "")
+        self._enter(StageResult(name, title, predictions, stays, why, stage_gain, 0.0, facts))
         return stays
 
     def judge(self, name: str, title: str, predictions: Predictions, facts: Facts, *, gain: Gain, why: str) -> None:

@@ -38,21 +38,22 @@ def require_classes(folds: FoldAssignment, labels: Labels, targets_NC: OneHot) -
     class_N = targets_NC.argmax(1)
     for fold_N in folds.fold_RN:
         for number, name in enumerate(labels.names):
-            if (found := len(np.unique(fold_N[class_N == number]))) < FOLDS:
+            if (present := len(np.unique(fold_N[class_N == number]))) < FOLDS:
                 raise DataError(
-                    f"data.drop_suspects asks adapters that leave two folds out, and class {name} has rows in {found} "
-                    f"only. Give it rows that are no near-duplicates in {FOLDS} folds, or leave data.drop_suspects out."
+                    f"data.drop_suspects asks adapters that leave two folds out, and class {name} has rows in "
+                    f"{present} only. Give it rows that are no near-duplicates in {FOLDS} folds, or leave "
+                    "data.drop_suspects out."
                 )
 
 
 def leave_two_out(folds: FoldAssignment) -> list[FoldAdapter]:
     """An adapter for each two folds of each repeat, which trains on all others and speaks of the rows of both."""
-    found = []
+    adapters = []
     for repeat, fold_N in enumerate(folds.fold_RN):
         for one, other in combinations(range(folds.k), 2):
             pair_N = np.isin(fold_N, (one, other))
-            found.append(FoldAdapter(Split(repeat, one, ~pair_N, pair_N), 0, other))
-    return found
+            adapters.append(FoldAdapter(Split(repeat, one, ~pair_N, pair_N), 0, other))
+    return adapters
 
 
 def dropped(
@@ -68,10 +69,10 @@ def dropped(
         pairs: As `leave_two_out` gives them.
         outputs_MNC: Theirs, for the rows of their two folds.
     """
-    found: dict[tuple[int, int], Mask] = {}
+    suspect_masks: dict[tuple[int, int], Mask] = {}
     for each in members:
         repeat, fold, train_N, _ = each.split
-        if (repeat, fold) in found:
+        if (repeat, fold) in suspect_masks:
             continue
         values_NC = np.zeros(outputs_MNC.shape[1:])
         for pair, outputs_NC in zip(pairs, outputs_MNC, strict=True):
@@ -80,8 +81,8 @@ def dropped(
                 values_NC[mine_N] = labels.values(outputs_NC[mine_N])
         mask_N = np.zeros(len(train_N), dtype=bool)
         mask_N[train_N] = suspected(targets_NC[train_N], values_NC[train_N])
-        found[repeat, fold] = mask_N
-    return [found[each.split.repeat, each.split.fold] for each in members]
+        suspect_masks[repeat, fold] = mask_N
+    return [suspect_masks[each.split.repeat, each.split.fold] for each in members]
 
 
 def suspected(targets_NC: OneHot, values_NC: Floats) -> Mask:
@@ -101,8 +102,8 @@ def judges(targets_NC: OneHot, before_NC: Floats, after_NC: Floats) -> Mask:
     The labels of the others are as likely wrong as right, and a better model would lose by them. Left out are those of
     both predictions, because leaving out the surprises of one alone would flatter it.
     """
-    found: Mask = ~(suspected(targets_NC, before_NC) | suspected(targets_NC, after_NC))
-    return found
+    trusted_N: Mask = ~(suspected(targets_NC, before_NC) | suspected(targets_NC, after_NC))
+    return trusted_N
 
 
 def sentence(folds: FoldAssignment, *, seeds: int) -> str:

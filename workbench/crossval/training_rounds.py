@@ -69,20 +69,20 @@ def train_round(
             run.note(model=own.manifest["model"])
         callback.say("Asking what was saved ...")
         others = [rows for rows in (data.test, data.unlabelled) if rows is not None]
-        found = outputs(
+        member_outputs = outputs(
             context,
             adapters(run, number, members),
             [[data.rows.subset(each.split.validation_N), *others] for each in members],
         )
-        files.write_bytes(own.path / OUTPUTS, safetensors.save(_arrays(data, members, found)))
+        files.write_bytes(own.path / OUTPUTS, safetensors.save(_arrays(data, members, member_outputs)))
         run.ranks.wait()
     return read(run, number)
 
 
 def read(run: Run, number: int) -> RoundOutputs:
     """Outputs of the adapters of a finished round."""
-    found = safetensors.load_file(run.home / folder(number) / OUTPUTS)
-    return RoundOutputs(number, found["oof"], found.get("test"), found.get("unlabelled"))
+    arrays = safetensors.load_file(run.home / folder(number) / OUTPUTS)
+    return RoundOutputs(number, arrays["oof"], arrays.get("test"), arrays.get("unlabelled"))
 
 
 def adapters(run: Run, number: int, members: Sequence[FoldAdapter]) -> list[Path]:
@@ -95,15 +95,15 @@ def viewed(
 ) -> Iterator[Floats]:
     """Outputs (M, N, C) of each view of the labelled rows, by the adapters that did not train on them."""
     masks = [each.split.validation_N for each in members]
-    found = outputs(context, folders, [[rows.subset(mask_N) for rows in views] for mask_N in masks])
+    member_outputs = outputs(context, folders, [[rows.subset(mask_N) for rows in views] for mask_N in masks])
     for number in range(len(views)):
-        yield _placed([each[number] for each in found], masks)
+        yield _placed([each[number] for each in member_outputs], masks)
 
 
 def predict(context: FoldContext, folders: Sequence[Path], rows: Sequence[LabelledSet]) -> list[Floats]:
     """Outputs (M, X, C) of all adapters, of each of several sets of rows that none of them trained on."""
-    found = outputs(context, folders, [rows] * len(folders))
-    return [np.stack(each) for each in zip(*found, strict=True)]
+    member_outputs = outputs(context, folders, [rows] * len(folders))
+    return [np.stack(each) for each in zip(*member_outputs, strict=True)]
 
 
 def refitted(
@@ -142,15 +142,17 @@ def choices(
         calibrate: Divide outputs by a temperature, which is fitted without the fold's rows as well.
     """
     assert outputs.unlabelled_MUC is not None
-    found: dict[tuple[int, int], PseudoLabels] = {}
+    labels_by_fold: dict[tuple[int, int], PseudoLabels] = {}
     for each in members:
         key = each.split.repeat, each.split.fold
-        if key not in found:
+        if key not in labels_by_fold:
             mine_M = np.asarray([other.split.repeat == key[0] and other.split.fold == key[1] for other in members])
             same_M = np.asarray([other.split.repeat == key[0] for other in members])
             heat = temperature(known.only(same_M), outputs, each.split.train_N) if calibrate else 1.0
-            found[key] = _choose(context, data, outputs.unlabelled_MUC[mine_M] / heat, each.split.train_N, round_number)
-    return [found[each.split.repeat, each.split.fold] for each in members]
+            labels_by_fold[key] = _choose(
+                context, data, outputs.unlabelled_MUC[mine_M] / heat, each.split.train_N, round_number
+            )
+    return [labels_by_fold[each.split.repeat, each.split.fold] for each in members]
 
 
 def all_choices(

@@ -184,15 +184,17 @@ class _Fitter:
         """Parameters fitted to the rows of the mask."""
         kind = self.labels.kind
         learns, share = how == "learned", self.uncertain
-        found = _Fitted(
+        parameters = _Fitted(
             weights_V=learned(self.labels, values_VNC[:, rows_N], self.targets_NC[rows_N]) if learns else None,
             threshold=None if share is None else _threshold(entropy(kind, values_VNC[0, rows_N]), share),
         )
-        spent_N = rows_N & _uncertain(found, kind, values_VNC[0])
+        spent_N = rows_N & _uncertain(parameters, kind, values_VNC[0])
         if not (self.calibrate and spent_N.any()):
-            return found
-        outputs_nC = target_scores.outputs(self.labels, self._merged(how, found, values_VNC[:, spent_N]))
-        return found._replace(temperature=calibration.temperature(self.labels, outputs_nC, self.targets_NC[spent_N]))
+            return parameters
+        outputs_nC = target_scores.outputs(self.labels, self._merged(how, parameters, values_VNC[:, spent_N]))
+        return parameters._replace(
+            temperature=calibration.temperature(self.labels, outputs_nC, self.targets_NC[spent_N])
+        )
 
     def judged(self, how: Merge, values_VNC: Floats, fold_N: NDArray[Any]) -> Floats:
         """Values (N, C) of each fold, merged as all other folds decide."""
@@ -244,8 +246,8 @@ def apply(decision: TtaDecision, labels: Labels, values_VNC: Floats, user_merge:
         plain_NC: Floats = values_VNC[0]
         return plain_NC
     weights_V = None if decision.weights is None else np.asarray(decision.weights)
-    found = _Fitted(weights_V, decision.threshold, decision.temperature)
-    return _merged(decision.merge, found, labels, values_VNC, user_merge)
+    parameters = _Fitted(weights_V, decision.threshold, decision.temperature)
+    return _merged(decision.merge, parameters, labels, values_VNC, user_merge)
 
 
 def entropy(kind: Kind, p_NC: Floats) -> Floats:

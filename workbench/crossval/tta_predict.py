@@ -72,11 +72,11 @@ def out_of_fold(
     path = training_rounds.folder(round_outputs.number) + "/views.safetensors"
     if not run.ranks.agreed((run.home / path).exists()):
         shown = [view.rows(rows, context.reader) for view in seen]
-        found = [combiner.out_of_fold(known, round_outputs.oof_MNC)]
+        view_values = [combiner.out_of_fold(known, round_outputs.oof_MNC)]
         folders = training_rounds.adapters(run, round_outputs.number, members)
         for view, outputs_MNC in zip(seen, training_rounds.viewed(context, folders, members, shown), strict=True):
-            found.append(combiner.out_of_fold(known, round_outputs.oof_MNC, _own(view, outputs_MNC)))
-        files.write_bytes(run.path / path, safetensors.save({"oof": np.stack(found)}))
+            view_values.append(combiner.out_of_fold(known, round_outputs.oof_MNC, _own(view, outputs_MNC)))
+        files.write_bytes(run.path / path, safetensors.save({"oof": np.stack(view_values)}))
         run.ranks.wait()
     values_VNC: Floats = safetensors.load_file(run.home / path)["oof"]
     return values_VNC

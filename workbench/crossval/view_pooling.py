@@ -33,7 +33,7 @@ def learned(labels: Labels, values_VNC: Floats, targets_NC: OneHot) -> Floats:
     """
     loss = (_squared if labels.kind == "number" else _logarithmic)(labels, values_VNC, targets_NC)
     count = len(values_VNC)
-    found = optimize.minimize(
+    optimum = optimize.minimize(
         loss,
         np.full(count, 1 / count),
         jac=True,
@@ -42,7 +42,7 @@ def learned(labels: Labels, values_VNC: Floats, targets_NC: OneHot) -> Floats:
         constraints={"type": "eq", "fun": lambda weights_V: weights_V.sum() - 1, "jac": np.ones_like},
         options={"ftol": 1e-10, "maxiter": 500},
     )
-    weights_V: Floats = np.where(found.x < LEAST_WEIGHT, 0.0, found.x)
+    weights_V: Floats = np.where(optimum.x < LEAST_WEIGHT, 0.0, optimum.x)
     weights_V /= weights_V.sum()
     return weights_V
 

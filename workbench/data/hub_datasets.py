@@ -51,11 +51,11 @@ def stream(source: str, paths: Sequence[Path] | None) -> Any:
 
         if paths is None:
             repository, config, split = _parts(source)
-            found = datasets.load_dataset(repository, config, split=split, streaming=True)
+            dataset = datasets.load_dataset(repository, config, split=split, streaming=True)
         else:
             kind = "parquet" if paths[0].suffix.lower() == ".parquet" else "text"
-            found = datasets.load_dataset(kind, data_files=[*map(str, paths)], split="train", streaming=True)
-        return found.with_format("arrow")
+            dataset = datasets.load_dataset(kind, data_files=[*map(str, paths)], split="train", streaming=True)
+        return dataset.with_format("arrow")
 
 
 def fingerprint(source: str) -> str:

@@ -26,8 +26,8 @@ def rows_by_set(rows: RowsOfSets) -> dict[str, Indices]:
     """Numbers of the rows of each set that has any; empty where there is one set."""
     if not rows.sources:
         return {}
-    found = {name: np.flatnonzero(rows.source_N == number) for number, name in enumerate(rows.sources)}
-    return {name: own for name, own in found.items() if len(own)}
+    set_indices = {name: np.flatnonzero(rows.source_N == number) for number, name in enumerate(rows.sources)}
+    return {name: own for name, own in set_indices.items() if len(own)}
 
 
 def scored(rows: RowsOfSets, scores: Callable[[Indices], Mapping[str, float]]) -> dict[str, float]:

@@ -93,20 +93,20 @@ def _read(stream: RowStream, paths: list[Path] | None, part: Path, position: Pos
     with hub_datasets.data_errors(stream.source):
         dataset = hub_datasets.stream(stream.source, paths)
         turns = ShardTurns(dataset, PART, stream.seed, position.stream)
-    found = Taken()
+    pending = Taken()
     for lines in _lines(turns, stream, paths):
         chosen = np.random.default_rng([stream.seed, 14, position.readings]).random(len(lines)) < stream.share
-        position.readings, found.readings = position.readings + 1, found.readings + 1
-        found.lines += itertools.compress(lines, chosen.tolist())
-        position.done = position.taken + len(found.lines) >= stream.count
-        if position.done or len(found.lines) >= PART or found.readings >= AWAY:
+        position.readings, pending.readings = position.readings + 1, pending.readings + 1
+        pending.lines += itertools.compress(lines, chosen.tolist())
+        position.done = position.taken + len(pending.lines) >= stream.count
+        if position.done or len(pending.lines) >= PART or pending.readings >= AWAY:
             position.stream = turns.state()
-            _write(part, found.lines[: stream.count - position.taken], position)
-            found = Taken()
+            _write(part, pending.lines[: stream.count - position.taken], position)
+            pending = Taken()
         if position.done:
             return
     position.done = True
-    _write(part, found.lines, position)
+    _write(part, pending.lines, position)
 
 
 def _write(part: Path, lines: list[str], position: Position) -> None:

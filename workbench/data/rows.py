@@ -255,8 +255,8 @@ def _array(path: Path, value: Any) -> list[Any]:
         arrays = {name: item for name, item in value.items() if isinstance(item, list)}
     if len(arrays) == 1:
         return next(iter(arrays.values()))
-    found = f"an object with the arrays {', '.join(arrays)}" if arrays else excerpt(value)
-    raise DataError(f"{path}: expected a list of objects, or an object that holds one such list, found {found}.")
+    description = f"an object with the arrays {', '.join(arrays)}" if arrays else excerpt(value)
+    raise DataError(f"{path}: expected a list of objects, or an object that holds one such list, found {description}.")
 
 
 def _object_row(location: str, value: Any, *, escapes: bool = True) -> RawRow:

@@ -63,8 +63,8 @@ class Projections:
 
     def of(self, caught: Caught) -> tuple[Tensor, ...]:
         """Queries, keys and values (B, L, their width)."""
-        found = tuple(caught[spot] for spot in self.spots)
-        return tuple(torch.split(found[0], list(self.widths), dim=-1)) if len(found) == 1 else found
+        activations = tuple(caught[spot] for spot in self.spots)
+        return tuple(torch.split(activations[0], list(self.widths), dim=-1)) if len(activations) == 1 else activations
 
     def without_values(self) -> Projections:
         """Queries and keys alone, where values need not be caught with them."""
@@ -179,8 +179,8 @@ class ComparedLayers:
         picture = blank if picture_13HW is None else picture_13HW.to(blank)
         spots = [self.hidden(layer) for layer in range(self.count + 1)]
         for layer in range(1, self.count + 1):
-            found = self.projections(layer)
-            spots += () if found is None else found.spots
+            layer_projections = self.projections(layer)
+            spots += () if layer_projections is None else layer_projections.spots
         catcher = ActivationCatcher(self.model, spots, graph=False)
         with catcher.catching():
             picture_tower.call(self.model, picture)
@@ -212,14 +212,14 @@ class ActivationCatcher:
     def take(self) -> dict[CapturePoint, Tensor]:
         """Captured tensors, which are released here; of several runs (teachers over one backbone) their mean."""
         assert all(self._caught.values()), "the model runs first"
-        taken = {spot: _mean(found) for spot, found in self._caught.items()}
+        taken = {spot: _mean(activations) for spot, activations in self._caught.items()}
         self.drop()
         return taken
 
     def drop(self) -> None:
         """Let go of everything."""
-        for found in self._caught.values():
-            found.clear()
+        for activations in self._caught.values():
+            activations.clear()
 
     def _hook(self, spot: CapturePoint) -> RemovableHandle:
         # By path and only now: a method may have put its own layer there.
@@ -256,8 +256,8 @@ def scores(queries_BLD: Tensor, keys_BLD: Tensor, *, heads: int) -> Tensor:
     """Attention's scores (B, H, L, L) in front of its softmax, in float32 or wider."""
     both = (each.to(wide(each.dtype)) for each in (queries_BLD, keys_BLD))
     queries, keys = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in both)
-    found: Tensor = queries @ keys.mT / math.sqrt(queries.shape[-1])
-    return found
+    scores_BHLL: Tensor = queries @ keys.mT / math.sqrt(queries.shape[-1])
+    return scores_BHLL
 
 
 def _linear(module: nn.Module) -> nn.Module:

@@ -99,8 +99,8 @@ def _backbone(model: ModelConfig) -> list[Any]:
 
 def _files(folder: Path) -> list[str]:
     """Digests of a folder's weights and of what says how they are used."""
-    found = [*folder.glob("*.safetensors"), folder / "config.json", folder / "adapter_config.json"]
-    stats = [(path, path.stat()) for path in sorted(found) if path.is_file()]
+    candidates = [*folder.glob("*.safetensors"), folder / "config.json", folder / "adapter_config.json"]
+    stats = [(path, path.stat()) for path in sorted(candidates) if path.is_file()]
     return [_digest_of(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
 
 

@@ -76,8 +76,8 @@ def opened(folder: Path, wanted: CacheIdentity) -> tuple[Index, list[Shard]]:
     """
     path = folder / INDEX
     try:
-        found = files.read_json(path)
-        index = Index(dict(found["made_by"]), {name: int(size) for name, size in found["shards"].items()})
+        raw_index = files.read_json(path)
+        index = Index(dict(raw_index["made_by"]), {name: int(size) for name, size in raw_index["shards"].items()})
     except (OSError, WorkbenchError, KeyError, TypeError, ValueError, AttributeError):
         raise ConfigError(
             f"distill.cache.folder={folder}: {path} is no finished teacher cache's. Write another folder, or "
@@ -100,14 +100,14 @@ def intact(folder: Path, wanted: CacheIdentity) -> dict[Path, Shard]:
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise ConfigError(f"distill.cache.folder={folder}: nothing can be written in {nearest}. Write another folder.")
-    found = {}
+    shard_by_path = {}
     for path in sorted(folder.glob(_SHARDS)):
         try:
-            found[path] = Shard(path)
+            shard_by_path[path] = Shard(path)
         except _DAMAGED:
             continue
-        require_same(folder, found[path].made_by, wanted)
-    return found
+        require_same(folder, shard_by_path[path].made_by, wanted)
+    return shard_by_path
 
 
 def rows(train: TokenizedSet) -> tuple[Keys, Indices]:
@@ -136,9 +136,9 @@ def _mapped(path: Path) -> Any:
 def _named(path: Path, size: int) -> Shard:
     """The shard that a cache.json names."""
     try:
-        if (found := path.stat().st_size) == size:
+        if (actual_size := path.stat().st_size) == size:
             return Shard(path)
-        why = f"has {found:,} bytes instead of {size:,}"
+        why = f"has {actual_size:,} bytes instead of {size:,}"
     except FileNotFoundError:
         why = "is not there"
     except _DAMAGED as error:

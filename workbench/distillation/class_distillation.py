@@ -57,16 +57,18 @@ def teacher_outputs(
     named = {"train": data.train, "extra": extra, "held_out": data.held_out, "test": data.test}
     sets = {name: rows for name, rows in named.items() if rows is not None}
     path, wanted = run.path / KEPT, _digest(config, data.labels, sets)
-    found = _kept(path, wanted) if run.resumed else None
-    if found is None:
+    outputs_by_set = _kept(path, wanted) if run.resumed else None
+    if outputs_by_set is None:
         callback.say(f"Asking the teacher, {source.name}, about {sum(map(len, sets.values())):,} rows ...")
         outputs, share = _computed(config, source, data.labels, list(sets.values()))
-        found = dict(zip(sets, outputs, strict=True))
-        files.write_bytes(path, safetensors.save(found, {"rows": wanted}))
+        outputs_by_set = dict(zip(sets, outputs, strict=True))
+        files.write_bytes(path, safetensors.save(outputs_by_set, {"rows": wanted}))
         facts = {name: len(rows) for name, rows in sets.items()}
-        loss = target_scores.loss(data.labels, found["held_out"], data.held_out.targets_NC)
+        loss = target_scores.loss(data.labels, outputs_by_set["held_out"], data.held_out.targets_NC)
         run.note(distill={"teacher": source.name, "teacher_loss": loss, "rows": facts, "out_of_fold": share})
-    return TeacherOutputs(found["train"], found.get("extra"), found["held_out"], found.get("test"))
+    return TeacherOutputs(
+        outputs_by_set["train"], outputs_by_set.get("extra"), outputs_by_set["held_out"], outputs_by_set.get("test")
+    )
 
 
 def unlabelled(config: RunConfig, data: ClassSplits, reader: RowReader) -> LabelledSet | None:
@@ -132,15 +134,15 @@ def _out_of_fold(
     texts = [_texts(teacher, each) for each in read]
     own = [np.asarray([text in known for text in each]) for each in texts]
     others = iter(_outputs(teacher, [each.subset(~mask) for each, mask in zip(read, own, strict=True)], labels))
-    found = []
+    set_outputs = []
     for each, mask in zip(texts, own, strict=True):
         outputs_NC = np.zeros((len(each), len(labels.names)))
         outputs_NC[~mask] = next(others)
         if mask.any():
             values_nC = np.stack([known[text] for text in each if text in known])
             outputs_NC[mask] = _aligned(target_scores.outputs(teacher.labels, values_nC), teacher.labels, labels)
-        found.append(outputs_NC)
-    return found, float(own[0].mean())
+        set_outputs.append(outputs_NC)
+    return set_outputs, float(own[0].mean())
 
 
 def require_own_rows(teacher: ClassTeacher, run: Path, train: LabelledSet, student: RunConfig) -> None:

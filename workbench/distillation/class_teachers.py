@@ -90,10 +90,10 @@ def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) ->
             f"distill.teacher.out_of_fold: {source.name} is no cross-validation, so that nothing was said out of fold. "
             "Name a run of recipe crossval, or leave it out."
         )
-    found = [_crossval(source)] if recipe == "crossval" else _classifiers(source, student, labels)
-    for teacher in found:
+    teachers = [_crossval(source)] if recipe == "crossval" else _classifiers(source, student, labels)
+    for teacher in teachers:
         _require_same(teacher, labels)
-    return found
+    return teachers
 
 
 def require_one(source: TeacherSource) -> None:
@@ -123,7 +123,7 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
                 source.name, meant, config, source.reader(config), _predictor(partial(_stock, source, meant, config))
             )
         ]
-    found = []
+    teachers = []
     for run in [folder.parent for folder in source.adapters] or [source.run]:
         config = _config(source, run)
         if config.recipe != "classify":
@@ -133,8 +133,10 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
             )
         exported.require_saved(run, config, "classes.json", row_readers.file(config))
         meant, reader = classifier.read_labels(run / "adapter"), row_readers.of_run(run, config)
-        found.append(ClassTeacher(str(run), meant, config, reader, _predictor(partial(classifier.load, run, config))))
-    return found
+        teachers.append(
+            ClassTeacher(str(run), meant, config, reader, _predictor(partial(classifier.load, run, config)))
+        )
+    return teachers
 
 
 def _crossval(source: TeacherSource) -> ClassTeacher:
@@ -151,9 +153,9 @@ def _crossval(source: TeacherSource) -> ClassTeacher:
 def _config(source: TeacherSource, run: Path) -> RunConfig:
     """Configuration of the run at `run`, its backbone stored as distill.teacher asks."""
     own = run == source.run and source.config is not None
-    found = source.config if own else run_directory.shipped_config(run, source.trusted)
-    assert found is not None
-    return found.model_copy(update={"model": source.model})
+    run_config = source.config if own else run_directory.shipped_config(run, source.trusted)
+    assert run_config is not None
+    return run_config.model_copy(update={"model": source.model})
 
 
 def _predictor(load: Callable[[], Classifier]) -> Callable[[LabelledSet], Floats]:
@@ -220,5 +222,5 @@ def _listed(names: Sequence[str]) -> str:
 def _columns(record: LabelledRecord, theirs: RunConfig, student: RunConfig) -> Mapping[str, Any]:
     """The columns of a row by the teacher's names: as its own data.columns says, else as the student's does."""
     columns = record.row.columns
-    named = {wanted: columns[found] for wanted, found in theirs.data.columns.items() if found in columns}
+    named = {wanted: columns[column] for wanted, column in theirs.data.columns.items() if column in columns}
     return {**columns, **renamed(columns, student.data.columns), **named}

@@ -127,8 +127,8 @@ class _Projected(nn.Module):
         self._compare = compare
 
     def forward(self, student: Caught, teacher: Caught, mask_BL: Tensor) -> Tensor:
-        found: Tensor = self._compare(self._ends[0].of(student), self._ends[1].of(teacher), mask_BL)
-        return found
+        loss: Tensor = self._compare(self._ends[0].of(student), self._ends[1].of(teacher), mask_BL)
+        return loss
 
 
 _Pair = _Hidden | _Projected
@@ -211,33 +211,35 @@ def _attention(
     student: Sequence[Tensor], teacher: Sequence[Tensor], mask_BL: Tensor, *, heads: int, causal: bool
 ) -> Tensor:
     """Attention's scores in front of its softmax; those of tokens that a causal model does not see count as equal."""
-    student_BHLL, teacher_BHLL = (scores(found[0], found[1], heads=heads) for found in (student, teacher))
+    student_BHLL, teacher_BHLL = (
+        scores(projections[0], projections[1], heads=heads) for projections in (student, teacher)
+    )
     if causal:
         student_BHLL, teacher_BHLL = student_BHLL.tril(), teacher_BHLL.tril()
     return feature_losses.attention(student_BHLL, teacher_BHLL, mask_BL)
 
 
 def _projections(term: MatchConfig, model: ComparedLayers, layer: int, where: str) -> Projections:
-    found = model.projections(layer)
-    if found is None:
+    layer_projections = model.projections(layer)
+    if layer_projections is None:
         raise ConfigError(
             f"{where}.what={term.what}: layer {layer} of {model.family} computes no queries, keys and values, or where "
             "is not known. Write what=hidden_mse or what=hidden_cosine."
         )
-    if model.positions(found.spots[0]) != model.positions(model.hidden(layer)):
+    if model.positions(layer_projections.spots[0]) != model.positions(model.hidden(layer)):
         raise ConfigError(
             f"{where}.what={term.what}: layer {layer} of {model.family} attends inside of windows, so that most "
             "positions of a picture are never compared with one another. Write what=hidden_mse or what=hidden_cosine."
         )
-    return found
+    return layer_projections
 
 
 def _require_positions(student: ComparedLayers, teacher: ComparedLayers, layers: tuple[int, int], where: str) -> None:
     """Raise ConfigError where two layers have not the same positions, which are compared one by one."""
-    found = [end.positions(end.hidden(layer)) for end, layer in zip((student, teacher), layers, strict=True)]
-    if found[0] == found[1] or None in found:
+    row_shapes = [end.positions(end.hidden(layer)) for end, layer in zip((student, teacher), layers, strict=True)]
+    if row_shapes[0] == row_shapes[1] or None in row_shapes:
         return
-    counts = [each[1] for each in found if each is not None]
+    counts = [each[1] for each in row_shapes if each is not None]
     fitting = [
         f"{own}: {other}"
         for own in range(1, student.count + 1)

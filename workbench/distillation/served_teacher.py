@@ -110,14 +110,14 @@ class ServedTeacher:
 
     def _require_same_tokens(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
         for text, scored in zip(texts, self._completed(list(texts), 1), strict=True):
-            found = [_number(token) for token in scored["tokens"]][:-1]
+            served_ids = [_number(token) for token in scored["tokens"]][:-1]
             expected = [tokenizer(text, add_special_tokens=special)["input_ids"] for special in (True, False)]
-            if found not in expected:
+            if served_ids not in expected:
                 raise ConfigError(
                     f"distill.teacher.url={self.url}: {self.model} cuts a text of {len(text)} characters into "
-                    f"{len(found)} tokens, {found[:8]} ..., and the student's tokenizer into {len(expected[1])}, "
-                    f"{expected[1][:8]} ... Name a teacher with the student's tokenizer, or load one here with "
-                    "distill.loss=universal."
+                    f"{len(served_ids)} tokens, {served_ids[:8]} ..., and the student's tokenizer into "
+                    f"{len(expected[1])}, {expected[1][:8]} ... Name a teacher with the student's tokenizer, or load "
+                    "one here with distill.loss=universal."
                 )
 
     def _require_same_rendering(self, data: DataConfig, template: ChatEncoder) -> None:
@@ -137,13 +137,13 @@ class ServedTeacher:
             response = self._sent("POST", "chat/completions", body)
             if response.status_code in (400, 404, 405):
                 return  # no chat is served, as of a model without a template
-            found = int(self._json(response).get("usage", {}).get("prompt_tokens", wanted))
-            if found != wanted:
+            served = int(self._json(response).get("usage", {}).get("prompt_tokens", wanted))
+            if served != wanted:
                 raise ConfigError(
                     f"distill.teacher.url={self.url}: the chat template of {self.model} writes {example.place} in "
-                    f"{found} tokens, and the student's in {wanted}, so that it would be asked about texts that it has "
-                    "not learnt to go on from. Write the teacher's template into a file, and name it to the student: "
-                    "model.chat_template=FILE"
+                    f"{served} tokens, and the student's in {wanted}, so that it would be asked about texts that "
+                    "it has not learnt to go on from. Write the teacher's template into a file, and name it to the "
+                    "student: model.chat_template=FILE"
                 )
 
     def _completed(self, prompts: Sequence[Any], k: int) -> list[dict[str, Any]]:
@@ -169,13 +169,13 @@ class ServedTeacher:
     def _read(self, scored: Mapping[str, Any], ids: Sequence[int], k: int) -> list[Top]:
         """The likeliest tokens of each position of a row."""
         try:
-            found = [_number(token) for token in scored["tokens"]]
+            echoed_ids = [_number(token) for token in scored["tokens"]]
             tops: list[Top] = [
                 {_number(token): float(logp) for token, logp in each.items()} for each in scored["top_logprobs"][1:]
             ]
         except (ValueError, AttributeError, TypeError):
             raise self._unusable("its tokens are written as text, not as token_id:NUMBER") from None
-        if found[: len(ids) - 1] != list(ids[:-1]) or len(tops) < len(ids) - 1:
+        if echoed_ids[: len(ids) - 1] != list(ids[:-1]) or len(tops) < len(ids) - 1:
             raise self._unusable("it echoes other tokens than it was sent")
         if (fewest := min(map(len, tops), default=k)) < k:
             raise ConfigError(
@@ -199,15 +199,15 @@ class ServedTeacher:
             raise ConfigError(f"distill.teacher.url={self.url}: {_reason(response)} Set OPENAI_API_KEY to its key.")
         try:
             response.raise_for_status()
-            found = response.json()
+            payload = response.json()
         except (httpx2.HTTPError, ValueError):
-            found = None
-        if not isinstance(found, dict):
+            payload = None
+        if not isinstance(payload, dict):
             raise BackboneError(
                 f"distill.teacher.url={self.url}: {response.request.method} {response.request.url.path} was answered "
                 f"with status {response.status_code}: {_reason(response)} Write the address up to /v1."
             )
-        return found
+        return payload
 
     def _sent(self, method: str, path: str, body: Mapping[str, Any] | None, *, patient: bool = True) -> httpx2.Response:
         """The answer to a request, which is sent again where it fails for a passing reason."""
@@ -246,12 +246,12 @@ class ServedQuestions:
         groups = [rows[start : start + ROWS] for rows in longer for start in range(0, len(rows), ROWS)]
         threads = ThreadPoolExecutor(AT_ONCE)
         try:
-            found = list(chain.from_iterable(threads.map(self._tops, groups)))
+            top_tokens = list(chain.from_iterable(threads.map(self._tops, groups)))
         finally:
             threads.shutdown(cancel_futures=True)
         order = np.concatenate(groups)
-        assert len(found) == counts_R[order].sum()
-        return order, self._pack(found), self.vocabulary
+        assert len(top_tokens) == counts_R[order].sum()
+        return order, self._pack(top_tokens), self.vocabulary
 
     def _tops(self, rows: Indices) -> list[Top]:
         """The likeliest tokens at the supervised positions of some rows."""

@@ -234,7 +234,7 @@ def _count(model: PreTrainedModel, lists: dict[str, list[int]], kept: dict[str, 
     """
     config = model.config if model.config.is_encoder_decoder else anatomy.body_config(model.config)
     values = config.to_dict()
-    depths, counts = ([len(each) for each in found.values()] for found in (lists, kept))
+    depths, counts = ([len(each) for each in layer_lists.values()] for layer_lists in (lists, kept))
     if len(depths) > 1:
         if values.get("depths") != depths:
             raise _immutable(model, "no setting counts those of each stage")
@@ -263,10 +263,10 @@ def _require_rebuilt(model: PreTrainedModel, first: list[int]) -> None:
     Args:
         first: Number of the first layer of each stage.
     """
-    wanted, found = _described(model), _described(_rebuilt(model))
-    odd = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    wanted, rebuilt = _described(model), _described(_rebuilt(model))
+    odd = [name for name in {**wanted, **rebuilt} if wanted.get(name) != rebuilt.get(name)]
     if odd:
-        new, old = (str(each.get(odd[0], "missing")) for each in (found, wanted))
+        new, old = (str(each.get(odd[0], "missing")) for each in (rebuilt, wanted))
         raise _immutable(
             model,
             f"{odd[0]} would be {new} in its new place, and is {old} as it was trained",

@@ -109,8 +109,8 @@ def missing(folder: Path) -> bool:
 
 def made_by(folder: Path) -> str | None:
     """The teacher that a finished cache was made by, as its configuration named it."""
-    found = files.read_json(folder / cache_shards.INDEX).get("made_by", {}).get("name")
-    return None if found is None else str(found)
+    teacher_name = files.read_json(folder / cache_shards.INDEX).get("made_by", {}).get("name")
+    return None if teacher_name is None else str(teacher_name)
 
 
 def require_usable(config: DistillConfig, train: TokenizedSet, wanted: CacheIdentity) -> None:
@@ -156,22 +156,22 @@ def write(
         Stopped: the callback asked for it; finished shards are kept.
     """
     assert wanted.teacher is not None, "who asks a teacher knows which"
-    found = cache_shards.intact(folder, wanted)
+    shard_by_path = cache_shards.intact(folder, wanted)
     files.require_writable(folder / cache_shards.INDEX)
     files.remove_unfinished(folder)
     keys_R, counts_R = cache_shards.rows(train)
-    shares = list(_shares(keys_R, counts_R, [shard.keys for shard in found.values()]))
+    shares = list(_shares(keys_R, counts_R, [shard.keys for shard in shard_by_path.values()]))
     names = (folder / f"shard-{number:05d}.safetensors" for number in count())
     for done, share in enumerate(shares, start=1):
         order, packed, known = questions.ask(share, keys_R, counts_R)
         made_by = {**wanted.made_by(), "vocabulary": str(known)}
-        path = next(name for name in names if name not in found)
+        path = next(name for name in names if name not in shard_by_path)
         cache_shards.write(path, packed, keys_R[order], counts_R[order], made_by)
-        found[path] = Shard(path)
+        shard_by_path[path] = Shard(path)
         callback.say(f"{folder}: shard {done} of {len(shares)} is done, {len(packed['ids']):,} positions.")
         if callback.stop_requested() and done < len(shares):
             raise Stopped(f"Stopped after shard {done} of {len(shares)} of {folder}. Run again to go on there.")
-    cache_shards.finish(folder, found)
+    cache_shards.finish(folder, shard_by_path)
 
 
 @dataclass(frozen=True)

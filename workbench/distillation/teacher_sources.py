@@ -100,8 +100,8 @@ def find(teacher: TeacherConfig, student: ModelConfig) -> TeacherSource:
         # Rows of new tokens are the student's: the backbone as it came knows none.
         return TeacherSource(BACKBONE, _stored(student.model_copy(update={"new_tokens": ()}), teacher))
     names = [teacher.id] if isinstance(teacher.id, str) else list(teacher.id)
-    found = [_one(name, teacher) for name in names]
-    return found[0] if len(found) == 1 else _together(names, found)
+    sources = [_one(name, teacher) for name in names]
+    return sources[0] if len(sources) == 1 else _together(names, sources)
 
 
 def _one(name: str, teacher: TeacherConfig) -> TeacherSource:

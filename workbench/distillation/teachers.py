@@ -113,8 +113,10 @@ def load(
     """
     reason = _reason_apart(source, student, model)
     if reason is not None:
-        found = alone(source, student, tokenizer, loader)
-        return replace(found, notes=[f"The teacher is a second model beside the student: {reason}.", *found.notes])
+        live_teacher = alone(source, student, tokenizer, loader)
+        return replace(
+            live_teacher, notes=[f"The teacher is a second model beside the student: {reason}.", *live_teacher.notes]
+        )
     assert isinstance(model, PeftModel), "what is no adapter trains every weight"
     models = (
         _add_adapters(source.adapters, model, backbone.model)

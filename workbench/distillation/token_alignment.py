@@ -132,12 +132,12 @@ class Alignment:
 
     def row(self, index: int) -> Indices:
         """For each predicted token of the student's row, the number of the teacher's among those it predicts there."""
-        found = self._rows.get(index)
-        if found is None:
-            found = self._aligned(index)
+        alignment = self._rows.get(index)
+        if alignment is None:
+            alignment = self._aligned(index)
             if len(self._rows) < _KEPT_ROWS:
-                self._rows[index] = found
-        return found
+                self._rows[index] = alignment
+        return alignment
 
     def partner(self, index: int) -> int | None:
         """The teacher's row that is the student's row `index`; None where the teacher has none."""
@@ -218,11 +218,11 @@ class Reader:
         return _without_margin("".join(pieces), np.asarray(edges))
 
     def _text(self, ids: tuple[int, ...]) -> str:
-        found = self._read.get(ids)
-        if found is None:
+        text = self._read.get(ids)
+        if text is None:
             whole = self._backend.decode([self._letter, *ids], skip_special_tokens=False)
-            found = self._read[ids] = whole[self._before :]
-        return found
+            text = self._read[ids] = whole[self._before :]
+        return text
 
 
 def aligned(mine: Sequence[Turn], theirs: Sequence[Turn]) -> Indices:
@@ -231,20 +231,20 @@ def aligned(mine: Sequence[Turn], theirs: Sequence[Turn]) -> Indices:
     Where one side was cut and has fewer turns, they are counted from the end at which more fits.
     """
     offsets = {0, len(theirs) - len(mine)}
-    found = [_turn_by_turn(mine, theirs, offset) for offset in sorted(offsets, key=abs)]
-    return max(found, key=lambda numbers: int((numbers != NOWHERE).sum()))
+    alignments = [_turn_by_turn(mine, theirs, offset) for offset in sorted(offsets, key=abs)]
+    return max(alignments, key=lambda numbers: int((numbers != NOWHERE).sum()))
 
 
 def _turn_by_turn(mine: Sequence[Turn], theirs: Sequence[Turn], offset: int) -> Indices:
     """`aligned`, turn n of `mine` beside turn n + `offset` of `theirs`."""
     firsts = np.cumsum([0, *(len(turn.starts) for turn in theirs)])
-    found = []
+    turn_indices = []
     for number, turn in enumerate(mine, start=offset):
         if 0 <= number < len(theirs):
-            found.append(_moved(_same_starts(turn, theirs[number]), firsts[number]))
+            turn_indices.append(_moved(_same_starts(turn, theirs[number]), firsts[number]))
         else:
-            found.append(np.full(len(turn.starts), NOWHERE))
-    return np.concatenate(found)
+            turn_indices.append(np.full(len(turn.starts), NOWHERE))
+    return np.concatenate(turn_indices)
 
 
 def _same_starts(mine: Turn, theirs: Turn) -> Indices:

@@ -120,15 +120,16 @@ def _require_same_rendering(
         except DataError:
             continue  # the row was left out when the data were read
         try:
-            found = theirs[0].encode(example, loss_on=data.loss_on).input_ids
+            teacher_ids = theirs[0].encode(example, loss_on=data.loss_on).input_ids
         except DataError as error:
             raise ConfigError(f"{name}: its chat template refuses a row. {error}\n  {_same_template(source)}") from None
-        if wanted != found:
-            first = _first_difference(wanted, found)
+        if wanted != teacher_ids:
+            first = _first_difference(wanted, teacher_ids)
             raise ConfigError(
                 f"{name}: its chat template writes rows otherwise than the student's, so that it would be asked about "
                 f"texts that it has not learnt to go on from. {example.place}, from token {first} on:\n"
-                f"  student: ... {_around(mine[1], wanted, first)}\n  teacher: ... {_around(theirs[1], found, first)}\n"
+                f"  student: ... {_around(mine[1], wanted, first)}\n"
+                f"  teacher: ... {_around(theirs[1], teacher_ids, first)}\n"
                 f"  {_same_template(source)}"
             )
 

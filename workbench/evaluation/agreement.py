@@ -50,8 +50,8 @@ def hidden_states(model: nn.Module, head: Head, tokens: TokenizedSet, *, rows: i
         supervised_BL.view(-1)[batch.positions_N] = True
         return [hidden_LD[supervised_L] for hidden_LD, supervised_L in zip(hidden_BLD, supervised_BL, strict=True)]
 
-    found = over_rows(model, first.lengths, compute)
-    return torch.cat([found[row] for row in range(len(first))])
+    hidden_by_row = over_rows(model, first.lengths, compute)
+    return torch.cat([hidden_by_row[row] for row in range(len(first))])
 
 
 @torch.no_grad()

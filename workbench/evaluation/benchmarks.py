@@ -130,7 +130,7 @@ def ask(model: nn.Module, tokenizer: PreTrainedTokenizerBase, benchmark: Benchma
             if benchmark.shots is not None or task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=benchmark.shots or 0)
             task.set_fewshot_seed(seed=SHOTS_SEED)
-        found = lm_eval.evaluate(
+        results = lm_eval.evaluate(
             lm=asked,
             task_dict=loaded,
             limit=benchmark.limit,
@@ -138,7 +138,7 @@ def ask(model: nn.Module, tokenizer: PreTrainedTokenizerBase, benchmark: Benchma
             fewshot_as_multiturn=benchmark.chat,
             bootstrap_iters=0,
         )
-    return list(_metrics(found))
+    return list(_metrics(results))
 
 
 class _Tied(nn.Module):

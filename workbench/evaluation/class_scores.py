@@ -35,7 +35,7 @@ def scores(p_NC: Probabilities, labels_N: Labels) -> dict[str, float]:
     classes = np.arange(p_NC.shape[1])
     predicted_N = p_NC.argmax(1)
     one_hot_NC = np.eye(len(classes))[labels_N]
-    found = {
+    score_by_name = {
         "accuracy": float(metrics.accuracy_score(labels_N, predicted_N)),
         "macro_f1": float(metrics.f1_score(labels_N, predicted_N, labels=classes, average="macro", zero_division=0.0)),
         "log_loss": float(metrics.log_loss(labels_N, p_NC, labels=classes)),
@@ -43,8 +43,8 @@ def scores(p_NC: Probabilities, labels_N: Labels) -> dict[str, float]:
         "calibration_error": calibration_error(p_NC, labels_N),
     }
     if len(classes) == 2 and len(np.unique(labels_N)) == 2:
-        found["roc_auc"] = float(metrics.roc_auc_score(labels_N, p_NC[:, 1]))
-    return found
+        score_by_name["roc_auc"] = float(metrics.roc_auc_score(labels_N, p_NC[:, 1]))
+    return score_by_name
 
 
 def calibration_error(p_NC: Probabilities, labels_N: Labels) -> float:
@@ -62,5 +62,5 @@ def accuracy_interval(hits: int, rows: int) -> Interval:
     """Wilson's 95 % interval of a share: honest for few rows and near 0 and 1 (Wilson 1927)."""
     from scipy import stats
 
-    found = stats.binomtest(hits, rows).proportion_ci(method="wilson")
-    return Interval(hits / rows, float(found.low), float(found.high))
+    bounds = stats.binomtest(hits, rows).proportion_ci(method="wilson")
+    return Interval(hits / rows, float(bounds.low), float(bounds.high))

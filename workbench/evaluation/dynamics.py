@@ -37,12 +37,12 @@ def write(folder: Path, visits: Visits, train: Examples, text: Callable[[int], s
     """
     if isinstance(train, RepeatedRows):
         visits = visits._replace(row=train.row_of(visits.row.astype(np.int64)).astype(np.int32))
-    found = table(visits)
-    number_N = found.pop("number").astype(int)
-    found.insert(0, "row", [train.place(number) for number in number_N])
+    dynamics_table = table(visits)
+    number_N = dynamics_table.pop("number").astype(int)
+    dynamics_table.insert(0, "row", [train.place(number) for number in number_N])
     if text is not None:
-        found["text"] = number_N[hardest(found).index].map(text)
-    _write(folder, found)
+        dynamics_table["text"] = number_N[hardest(dynamics_table).index].map(text)
+    _write(folder, dynamics_table)
 
 
 def table(visits: Visits) -> pd.DataFrame:
@@ -88,10 +88,10 @@ def write_combined(folder: Path, members: Sequence[Path], out_of_fold: pd.DataFr
         out_of_fold: As out_of_fold.parquet.
     """
     tables = [pd.read_parquet(member / FILE) for member in members if (member / FILE).exists()]
-    found = [each for each in tables if len(each)]
-    if not found:
+    nonempty_tables = [each for each in tables if len(each)]
+    if not nonempty_tables:
         return
-    every = pd.concat(found, ignore_index=True)
+    every = pd.concat(nonempty_tables, ignore_index=True)
     grouped = every.groupby("row", sort=False)
     means = grouped[["first_loss", "last_loss", "confidence", "variability", "correctness"]].mean()
     sums = grouped[["visits", "forgotten"]].sum()

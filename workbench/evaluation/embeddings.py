@@ -59,11 +59,11 @@ def pooled(embedder: Embedder, units: TextUnits, *, scoring: ModelResults | None
     device = next(embedder.model.parameters()).device
 
     def compute(numbers: Indices) -> list[list[float]]:
-        found: list[list[float]] = embedder.pooled(units.batch(numbers).to(device)).cpu().tolist()
-        return found
+        embeddings: list[list[float]] = embedder.pooled(units.batch(numbers).to(device)).cpu().tolist()
+        return embeddings
 
-    found = over_rows(embedder.model, units.lengths, compute, scoring=scoring, content=units.arrays())
-    return torch.tensor([found[number] for number in range(len(units.texts))], dtype=torch.float32)
+    embedding_by_text = over_rows(embedder.model, units.lengths, compute, scoring=scoring, content=units.arrays())
+    return torch.tensor([embedding_by_text[number] for number in range(len(units.texts))], dtype=torch.float32)
 
 
 def losses(embedder: Embedder, rows: PairSet, *, batch: int) -> dict[str, float]:
@@ -121,8 +121,8 @@ def _scored(
         )
     search, tables = _search(rows, among), []
     for size in reversed(embedder.sizes):
-        found, table = _searched(embedder, rows, among, search, own_UD, there_UD, size)
-        scores |= _named(found, size, embedder)
+        size_scores, table = _searched(embedder, rows, among, search, own_UD, there_UD, size)
+        scores |= _named(size_scores, size, embedder)
         tables.append(table)
     return EmbeddingScores(_rounded(scores), tables[0])
 
@@ -167,7 +167,7 @@ def _searched(
     """Scores of the queries, and a line for each with what it finds first."""
     normalise = embedder.config.normalise
     passage_ND = leading(there_UD[torch.from_numpy(search.passage_N)], size, normalise=normalise)
-    found: list[dict[str, float]] = []
+    query_scores: list[dict[str, float]] = []
     first: list[int] = []
     for start in range(0, len(search.query_Q), AT_ONCE):
         some = search.query_Q[start : start + AT_ONCE]
@@ -182,8 +182,8 @@ def _searched(
             first.append(int(np.where(kept_N, similarity_N, -np.inf).argmax()))
             hit_N = retrieval_scores.ranked(similarity_N[kept_N], relevant_N[kept_N])
             if hit_N.any():
-                found.append(retrieval_scores.of_query(hit_N))
-    scores = retrieval_scores.summary(found)
+                query_scores.append(retrieval_scores.of_query(hit_N))
+    scores = retrieval_scores.summary(query_scores)
     nearest = search.passage_N[first]
     table = pd.DataFrame(
         {

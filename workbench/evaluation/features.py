@@ -57,8 +57,8 @@ def features(model: Classifier, rows: RowInputs) -> Floats:
             handle.remove()
         return list(_of_rows(model, caught[-1], batch).float().cpu().numpy())
 
-    found = over_rows(model.model, rows.lengths, compute)
-    return np.stack([found[number] for number in range(len(rows.lengths))])
+    features_by_row = over_rows(model.model, rows.lengths, compute)
+    return np.stack([features_by_row[number] for number in range(len(rows.lengths))])
 
 
 def _unlabelled(read: ModelInputs) -> MicroBatch:
@@ -119,8 +119,8 @@ def _linear_probe(train_ND: Floats, labels_N: NDArray[Any]) -> Pipeline:
     regression = LogisticRegression(C=STRENGTH, max_iter=100)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a rough answer will do
-        found: Pipeline = make_pipeline(StandardScaler(), regression).fit(train_ND, labels_N)
-    return found
+        linear_probe: Pipeline = make_pipeline(StandardScaler(), regression).fit(train_ND, labels_N)
+    return linear_probe
 
 
 def _similarity(distance: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -96,14 +96,14 @@ class FrozenProbe:
     @property
     def facts(self) -> dict[str, Any]:
         """For FILE: rows that were scored, what came of it, and rows among which neighbours are found, of all."""
-        found, (seen_T, asked_M) = self.scores(), self._scored()
+        probe_scores, (seen_T, asked_M) = self.scores(), self._scored()
         counts = {
             "train": int(seen_T.sum()),
             "others": int(asked_M.sum()),
             "compared": len(self.train_T),
             "rows": len(self.train),
         }
-        return counts | ({} if found is None else found._asdict())
+        return counts | ({} if probe_scores is None else probe_scores._asdict())
 
     def neighbours(self, rows: Sequence[int]) -> list[tuple[int, int, float]]:
         """Some of the other rows, each with its nearest training rows of other folds and their cosine similarities.
@@ -116,13 +116,13 @@ class FrozenProbe:
         (others_XD,) = frozen_features(self.model, self.reader, [self.others.inputs.take(np.asarray(rows, np.int64))])
         centre_D = self.train_TD.mean(0)
         similarity_XT = _unit(others_XD - centre_D) @ _unit(self.train_TD - centre_D).T
-        found = []
+        matches = []
         for row, similarity_T in zip(rows, similarity_XT, strict=True):
             similarity_T[self.fold_N[self.train_T] == self.other_fold_N[row]] = -np.inf
             for nearest in np.argsort(-similarity_T, kind="stable")[:NEIGHBOURS]:
                 if similarity_T[nearest] > -np.inf:
-                    found.append((int(row), int(self.train_T[nearest]), float(similarity_T[nearest])))
-        return found
+                    matches.append((int(row), int(self.train_T[nearest]), float(similarity_T[nearest])))
+        return matches
 
     def write_neighbours(self, folder: Path, table: pd.DataFrame, *, out_of_fold: bool = False) -> LabelledSet:
         """Write NEIGHBOURS_FILE into a run directory; returns the training rows that it names.
@@ -132,10 +132,10 @@ class FrozenProbe:
             out_of_fold: Whether adapters made them that did not train on the rows, so that labels may be suspected.
         """
         wanted = [*ranked(table).mistakes[:EXPLAINED], *(list(suspects(table))[:EXPLAINED] if out_of_fold else [])]
-        found: list[tuple[int, int, float]] = []
+        matches: list[tuple[int, int, float]] = []
         if wanted:
             with suppress(WorkbenchError, torch.OutOfMemoryError):  # the run is done; it does not fail for a neighbour
-                found = self.neighbours(list(dict.fromkeys(wanted)))
+                matches = self.neighbours(list(dict.fromkeys(wanted)))
         lines = [
             (
                 self.others.place(row),
@@ -144,12 +144,12 @@ class FrozenProbe:
                 label_in_words(self.train.labels[nearest]),
                 similarity,
             )
-            for row, nearest, similarity in found
+            for row, nearest, similarity in matches
         ]
         buffer = io.BytesIO()
         pd.DataFrame(lines, columns=list(_COLUMNS)).to_parquet(buffer)
         files.write_bytes(folder / NEIGHBOURS_FILE, buffer.getvalue())
-        return self.train.subset(np.unique(np.asarray([nearest for _, nearest, _ in found], dtype=np.int64)))
+        return self.train.subset(np.unique(np.asarray([nearest for _, nearest, _ in matches], dtype=np.int64)))
 
 
 def of_splits(
@@ -220,12 +220,12 @@ def before_run(
     most = rows_before_run(config, task, visits=visits) if probes else 0
     if not most:
         return None
-    found = look(most=most)
-    facts = found.facts
+    frozen_probe = look(most=most)
+    facts = frozen_probe.facts
     files.write_json(run.path / FILE, facts)
     if text := sentence(facts):
         say(text)
-    return found
+    return frozen_probe
 
 
 def in_check(config: RunConfig, task: Task, lengths: Indices, look: Look) -> str:

@@ -33,14 +33,16 @@ def verdicts(command: str, pairs: Sequence[tuple[Answer, Answer]], *, timeout: f
         ConfigError: It cannot be started, fails, takes too long, or writes something else.
     """
     lines = "".join(json.dumps(_line(*pair), default=str) + "\n" for pair in pairs)
-    told = _run(command, lines, timeout).split("\n")
-    found = [line.strip() for line in told if line.strip()]
-    if len(found) != len(pairs):
-        raise _error(command, f"wrote {len(found)} lines for {len(pairs)} pairs. Let it write 1, 2 or 0 for each line")
-    for number, verdict in enumerate(found):
+    output_lines = _run(command, lines, timeout).split("\n")
+    judgements = [line.strip() for line in output_lines if line.strip()]
+    if len(judgements) != len(pairs):
+        raise _error(
+            command, f"wrote {len(judgements)} lines for {len(pairs)} pairs. Let it write 1, 2 or 0 for each line"
+        )
+    for number, verdict in enumerate(judgements):
         if verdict not in VERDICTS:
             raise _error(command, f"wrote {excerpt(verdict)} in line {number + 1}. Let it write 1, 2 or 0 (neither)")
-    return [VERDICTS[verdict] for verdict in found]
+    return [VERDICTS[verdict] for verdict in judgements]
 
 
 def _line(first: Answer, second: Answer) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def label_quality(p_NC: Floats, label_N: Indices) -> Floats:
     def loss(at: Floats) -> float:
         return -float(np.log(np.maximum(sum(parts(at)), LEAST)).mean())
 
-    found = optimize.minimize(loss, np.array([-0.5, -2.0]), method="L-BFGS-B", bounds=BOUNDS)
-    right_N, wrong_N = parts(found.x)
+    optimum = optimize.minimize(loss, np.array([-0.5, -2.0]), method="L-BFGS-B", bounds=BOUNDS)
+    right_N, wrong_N = parts(optimum.x)
     quality_N: Floats = right_N / np.maximum(right_N + wrong_N, LEAST)
     return quality_N

@@ -65,8 +65,8 @@ def suspects(table: pd.DataFrame) -> dict[int, str]:
     if not names or isinstance(table["label"].iloc[0], (tuple, list, np.ndarray)):
         return {}
     label_N = hot(table["label"], names).argmax(1).astype(np.int64)
-    found = label_issues.suspected(table[[f"p_{name}" for name in names]].to_numpy(np.float64), label_N)
-    return {row: names[other] for row, other in found.items()}
+    class_by_row = label_issues.suspected(table[[f"p_{name}" for name in names]].to_numpy(np.float64), label_N)
+    return {row: names[other] for row, other in class_by_row.items()}
 
 
 def suspect_table(table: pd.DataFrame) -> pd.DataFrame:
@@ -75,15 +75,15 @@ def suspect_table(table: pd.DataFrame) -> pd.DataFrame:
     Columns: row and what it holds, label, the class `suggested` instead, `self_confidence`, the probability of the
     label, and `score`, the probability that the label is right, below 0.5.
     """
-    found, names = suspects(table), class_names(table)
-    if not found:
+    suggestions, names = suspects(table), class_names(table)
+    if not suggestions:
         return pd.DataFrame(columns=["row", "label", "suggested", "self_confidence", "score"])
     p_NC = table[[f"p_{name}" for name in names]].to_numpy(np.float64)
     label_N = hot(table["label"], names).argmax(1).astype(np.int64)
-    rows = np.asarray(list(found))
-    shown = table.loc[list(found), [name for name in ("row", "text", "image", "label") if name in table]]
+    rows = np.asarray(list(suggestions))
+    shown = table.loc[list(suggestions), [name for name in ("row", "text", "image", "label") if name in table]]
     return shown.assign(
-        suggested=list(found.values()),
+        suggested=list(suggestions.values()),
         self_confidence=p_NC[rows, label_N[rows]],
         score=label_issues.label_quality(p_NC, label_N)[rows],
     )

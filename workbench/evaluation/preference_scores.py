@@ -48,11 +48,11 @@ def read(
     def compute(numbers: Indices) -> list[tuple[float, float]]:
         batch = labelled(rows, numbers, 1, epoch=0)
         tokens_B, shared_B = (torch.from_numpy(each[numbers]).to(device) for each in (rows.supervised, shared_S))
-        found = _counted(model, head, batch.to(device), tokens_B, shared_B, config)
-        return list(zip(found.counted_B.tolist(), found.mean_B.tolist(), strict=True))
+        log_probs = _counted(model, head, batch.to(device), tokens_B, shared_B, config)
+        return list(zip(log_probs.counted_B.tolist(), log_probs.mean_B.tolist(), strict=True))
 
-    found = over_rows(model, rows.lengths, compute, scoring=scoring, content=_content(rows, shared_S, config))
-    counted_S, mean_S = np.asarray([found[row] for row in range(len(rows))], dtype=np.float64).T
+    log_p_by_row = over_rows(model, rows.lengths, compute, scoring=scoring, content=_content(rows, shared_S, config))
+    counted_S, mean_S = np.asarray([log_p_by_row[row] for row in range(len(rows))], dtype=np.float64).T
     return counted_S, mean_S
 
 
@@ -108,21 +108,21 @@ def summary(
         baseline=baseline,
     )
     reward_S = judged.reward_B.numpy()
-    found = {"loss": float(judged.loss_P.mean())}
+    score_by_name = {"loss": float(judged.loss_P.mean())}
     if rows.paired:
         margin_P = reward_S[::2] - reward_S[1::2]
-        found |= _accuracy(margin_P) | {"margin": float(margin_P.mean())}
-        found["likelier"] = float((mean_S[::2] > mean_S[1::2]).mean())
+        score_by_name |= _accuracy(margin_P) | {"margin": float(margin_P.mean())}
+        score_by_name["likelier"] = float((mean_S[::2] > mean_S[1::2]).mean())
         names = ("chosen", "rejected")
     else:
         distance_S = reward_S - beta * baseline
-        found |= _accuracy(np.where(rows.desired, distance_S, -distance_S))
+        score_by_name |= _accuracy(np.where(rows.desired, distance_S, -distance_S))
         names = ("good", "bad")
     for name, own_S in zip(names, (rows.desired, ~rows.desired), strict=True):
         if own_S.any():
-            found[f"reward_{name}"] = float(reward_S[own_S].mean())
-            found[f"log_p_{name}"] = float(mean_S[own_S].mean())
-    return {name: round(value, 6) for name, value in found.items()}
+            score_by_name[f"reward_{name}"] = float(reward_S[own_S].mean())
+            score_by_name[f"log_p_{name}"] = float(mean_S[own_S].mean())
+    return {name: round(value, 6) for name, value in score_by_name.items()}
 
 
 def _accuracy(margin_P: Floats) -> dict[str, float]:

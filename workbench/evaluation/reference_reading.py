@@ -87,9 +87,9 @@ def write(
 
 
 def _write_part(file: Path, chosen: Indices, rows: TokenizedSet, model: nn.Module, answer: Answer) -> None:
-    found = over_rows(model, rows.lengths[chosen], lambda at: answer(chosen[at]))
+    result_by_row = over_rows(model, rows.lengths[chosen], lambda at: answer(chosen[at]))
     buffer = io.BytesIO()
-    np.save(buffer, np.concatenate([found[at] for at in range(len(chosen))]))
+    np.save(buffer, np.concatenate([result_by_row[at] for at in range(len(chosen))]))
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(file, buffer.getvalue())
 

@@ -24,8 +24,8 @@ def ranked(similarity_N: Floats, relevant_N: Mask) -> Mask:
 
     So embeddings that are all alike score as the worst order does.
     """
-    found: Mask = relevant_N[np.lexsort((relevant_N, -similarity_N))]
-    return found
+    hit_N: Mask = relevant_N[np.lexsort((relevant_N, -similarity_N))]
+    return hit_N
 
 
 def of_query(hit_N: Mask) -> dict[str, float]:
@@ -56,8 +56,8 @@ def summary(found: list[dict[str, float]]) -> dict[str, float]:
 
 def accuracy(hits: int, queries: int) -> dict[str, float]:
     """Share of queries whose most similar passage is relevant, with Wilson's 95 % interval."""
-    found = class_scores.accuracy_interval(hits, queries)
-    return {"accuracy": found.mean, "accuracy_low": found.low, "accuracy_high": found.high}
+    estimate = class_scores.accuracy_interval(hits, queries)
+    return {"accuracy": estimate.mean, "accuracy_low": estimate.low, "accuracy_high": estimate.high}
 
 
 def correlation(similarity_N: Floats, score_N: Floats) -> dict[str, float]:
@@ -68,8 +68,10 @@ def correlation(similarity_N: Floats, score_N: Floats) -> dict[str, float]:
     generator = np.random.default_rng(0)
     samples = [generator.integers(len(score_N), size=len(score_N)) for _ in range(RESAMPLES)]
     # Ranks within a sample differ from those of the whole by ties alone.
-    found = [np.corrcoef(rank_N[0][some], rank_N[1][some])[0, 1] for some in samples if np.ptp(score_N[some]) > 0]
-    low, high = np.nanquantile(found, [0.025, 0.975]) if found else (np.nan, np.nan)
+    correlations = [
+        np.corrcoef(rank_N[0][some], rank_N[1][some])[0, 1] for some in samples if np.ptp(score_N[some]) > 0
+    ]
+    low, high = np.nanquantile(correlations, [0.025, 0.975]) if correlations else (np.nan, np.nan)
     return {
         "spearman": float(stats.spearmanr(similarity_N, score_N).statistic),
         "spearman_low": float(low),

@@ -33,11 +33,11 @@ def read(model: RewardModel, rows: TokenizedSet, *, scoring: ModelResults | None
     device = next(model.model.parameters()).device
 
     def compute(numbers: Indices) -> list[float]:
-        found: list[float] = model.rewards(rows.batch(numbers).to(device)).double().cpu().tolist()
-        return found
+        batch_rewards: list[float] = model.rewards(rows.batch(numbers).to(device)).double().cpu().tolist()
+        return batch_rewards
 
-    found = over_rows(model.model, rows.lengths, compute, scoring=scoring, content=_content(rows))
-    return np.asarray([found[row] for row in range(len(rows))], dtype=np.float64)
+    reward_by_row = over_rows(model.model, rows.lengths, compute, scoring=scoring, content=_content(rows))
+    return np.asarray([reward_by_row[row] for row in range(len(rows))], dtype=np.float64)
 
 
 def _content(rows: TokenizedSet) -> Iterator[np.ndarray[Any, Any]]:
@@ -59,7 +59,7 @@ def summary(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, fl
     right = float((gap_P > 0).mean() + (gap_P == 0).mean() / 2)
     hits = class_scores.accuracy_interval(round(right * len(gap_P)), len(gap_P))
     p_P2 = np.stack([special.expit(gap_P), special.expit(-gap_P)], axis=1)
-    found = {
+    score_by_name = {
         "loss": log_loss + centre * float(((chosen_P + rejected_P) ** 2).mean()),
         "accuracy": right,
         "accuracy_low": hits.low,
@@ -73,8 +73,8 @@ def summary(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, fl
     longer_P = np.diff(rows.answer_tokens.reshape(-1, 2))[:, 0] * -1.0
     if (unlike_P := longer_P != 0).any():
         agrees_P = (1 + np.sign(longer_P[unlike_P]) * np.sign(gap_P[unlike_P])) / 2
-        found |= {"longer": float(agrees_P.mean()), "longer_chosen": float((longer_P[unlike_P] > 0).mean())}
-    return {name: round(value, 6) for name, value in found.items()}
+        score_by_name |= {"longer": float(agrees_P.mean()), "longer_chosen": float((longer_P[unlike_P] > 0).mean())}
+    return {name: round(value, 6) for name, value in score_by_name.items()}
 
 
 def of_sets(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, float]:

@@ -33,8 +33,8 @@ def outputs(
         outputs_BC: list[list[float]] = predict(rows.batch(numbers).to(device)).double().cpu().tolist()
         return outputs_BC
 
-    found = over_rows(model, rows.lengths, compute, scoring=scoring, content=rows.inputs.arrays())
-    return np.asarray([found[number] for number in range(len(rows))])
+    outputs_by_row = over_rows(model, rows.lengths, compute, scoring=scoring, content=rows.inputs.arrays())
+    return np.asarray([outputs_by_row[number] for number in range(len(rows))])
 
 
 def table(labels: Labels, rows: LabelledSet, values_NC: Floats, reader: RowReader, *, labelled: bool) -> pd.DataFrame:

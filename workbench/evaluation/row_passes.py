@@ -44,19 +44,19 @@ def over_rows(
     """
     device = next(model.parameters()).device
     size = capacity.forward_tokens(device, width=_width(model))
-    found: dict[int, T] = {} if scoring is None else scoring.results(content)
+    result_by_row: dict[int, T] = {} if scoring is None else scoring.results(content)
     indices: Indices
 
     def remaining(fewer: int) -> None:
         nonlocal size
         size = fewer
-        missing = np.asarray([row for row in indices if int(row) not in found], dtype=np.int64)
+        missing = np.asarray([row for row in indices if int(row) not in result_by_row], dtype=np.int64)
         for rows in micro_batches(missing, lengths, tokens=fewer):
             if scoring is not None:
                 scoring.store.stop_if_asked()
             results = compute(rows)
             if results is not None:
-                found.update(zip(rows.tolist(), results, strict=True))
+                result_by_row.update(zip(rows.tolist(), results, strict=True))
             if scoring is not None:
                 scoring.store.stop_if_asked()
 
@@ -71,7 +71,7 @@ def over_rows(
                 f"Out of memory while scoring rows of {longest} tokens, {max(size, longest)} in a forward pass.\n"
                 "  Lower data.max_tokens, or write model.weights=nf4."
             ) from None
-    return found
+    return result_by_row
 
 
 def _width(model: nn.Module) -> int:

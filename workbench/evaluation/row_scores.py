@@ -79,5 +79,5 @@ def row_scores(
 
 
 def _mean_losses(model: nn.Module, head: Head, rows: LikelihoodRows, scoring: ModelResults) -> Floats:
-    found = row_likelihoods(model, head, rows, scoring=scoring)
-    return np.array([loss / count for loss, _, count in (found[row] for row in range(len(rows)))])
+    likelihood_by_row = row_likelihoods(model, head, rows, scoring=scoring)
+    return np.array([loss / count for loss, _, count in (likelihood_by_row[row] for row in range(len(rows)))])

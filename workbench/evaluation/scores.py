@@ -49,8 +49,8 @@ class Likelihood:
     @property
     def scores(self) -> dict[str, float]:
         """By name."""
-        found = {"loss": self.loss, "perplexity": self.perplexity, "token_accuracy": self.token_accuracy}
-        return {name: round(value, 6) for name, value in found.items()}
+        score_by_name = {"loss": self.loss, "perplexity": self.perplexity, "token_accuracy": self.token_accuracy}
+        return {name: round(value, 6) for name, value in score_by_name.items()}
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ def likelihood(
     Args:
         scoring: Results of an earlier process, where this one may be stopped.
     """
-    found = row_likelihoods(model, head, tokens, scoring=scoring)
-    by_source = {name: _whole(found, own.tolist()) for name, own in named_sets.rows_by_set(tokens).items()}
-    return replace(_whole(found, range(len(tokens))), by_source=by_source)
+    likelihood_by_row = row_likelihoods(model, head, tokens, scoring=scoring)
+    by_source = {name: _whole(likelihood_by_row, own.tolist()) for name, own in named_sets.rows_by_set(tokens).items()}
+    return replace(_whole(likelihood_by_row, range(len(tokens))), by_source=by_source)
 
 
 def _whole(found: Mapping[int, tuple[float, int, int]], rows: Iterable[int]) -> Likelihood:
@@ -150,8 +150,8 @@ def answers(
     sets = named_sets.rows_by_set(tokens) or {"": np.arange(len(tokens))}
     spaced = {int(index): name for name, own in sets.items() for index in own[_spaced(len(own), count)]}
     rows = sorted(spaced)
-    found = answers_to(model, tokens, rows, tokenizer, max_new_tokens=max_new_tokens, scoring=scoring)
-    return [replace(answer, source=spaced[row]) for row, answer in found.items()]
+    answer_by_row = answers_to(model, tokens, rows, tokenizer, max_new_tokens=max_new_tokens, scoring=scoring)
+    return [replace(answer, source=spaced[row]) for row, answer in answer_by_row.items()]
 
 
 def answers_to(
@@ -289,11 +289,13 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase, tokens: TokenizedSet) -> lis
     # Tokens added as special, such as a template's end of turn, are not among `all_special_ids`.
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     special.update(tokenizer.all_special_ids)
-    found = {int(row.input_ids[turn.stop - 1]) for row in _first(tokens, 64) for turn in [_last_turn(row)] if turn.stop}
+    stop_ids = {
+        int(row.input_ids[turn.stop - 1]) for row in _first(tokens, 64) for turn in [_last_turn(row)] if turn.stop
+    }
     if tokenizer.eos_token_id is not None:
         special.add(tokenizer.eos_token_id)
-        found.add(tokenizer.eos_token_id)
-    return sorted(found & special)
+        stop_ids.add(tokenizer.eos_token_id)
+    return sorted(stop_ids & special)
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, ids: Indices | Tensor) -> str:

@@ -56,14 +56,14 @@ def value_scores(labels: Labels, values_NC: Floats, targets_NC: OneHot) -> dict[
 
 
 def _scores(labels: Labels, loss: float, values_NC: Floats, targets_NC: OneHot) -> dict[str, float]:
-    found = {"loss": loss}
+    score_by_name = {"loss": loss}
     if labels.kind == "number":
-        found |= regression_scores(values_NC[:, 0], labels.values(targets_NC.astype(np.float64))[:, 0])
+        score_by_name |= regression_scores(values_NC[:, 0], labels.values(targets_NC.astype(np.float64))[:, 0])
     elif labels.kind == "several":
-        found |= multi_label_scores(values_NC, targets_NC)
+        score_by_name |= multi_label_scores(values_NC, targets_NC)
     else:
-        found |= single_label_scores(values_NC, targets_NC.argmax(1))
-    return {name: round(value, 6) for name, value in found.items()}
+        score_by_name |= single_label_scores(values_NC, targets_NC.argmax(1))
+    return {name: round(value, 6) for name, value in score_by_name.items()}
 
 
 def loss(labels: Labels, outputs_NC: Floats, targets_NC: OneHot | Floats) -> float:
@@ -79,8 +79,8 @@ def losses(labels: Labels, outputs_NC: Floats, targets_NC: OneHot | Floats) -> F
         terms_NC = -targets_NC * special.log_expit(outputs_NC) - (1 - targets_NC) * special.log_expit(-outputs_NC)
     else:
         terms_NC = -special.log_softmax(outputs_NC, axis=1) * targets_NC
-    found: Floats = terms_NC.sum(1)
-    return found
+    loss_N: Floats = terms_NC.sum(1)
+    return loss_N
 
 
 def outputs(labels: Labels, values_NC: Floats) -> Floats:
@@ -96,49 +96,54 @@ def random_target(labels: Labels) -> float:
 def logits(kind: Kind, p_NC: Floats) -> Floats:
     """Logits (..., C) of class probabilities, finite where one is 0 or 1."""
     tiny = np.finfo(np.float64).tiny
-    found: Floats
+    logits_NC: Floats
     if kind == "several":
         # float64 has numbers close to 0, but none between 1 - 2**-53 and 1.
-        found = special.logit(np.clip(p_NC, tiny, 1 - 2.0**-53))
+        logits_NC = special.logit(np.clip(p_NC, tiny, 1 - 2.0**-53))
     else:
-        found = np.log(np.maximum(p_NC, tiny))
-    return found
+        logits_NC = np.log(np.maximum(p_NC, tiny))
+    return logits_NC
 
 
 def single_label_scores(p_NC: Floats, label_N: NDArray[np.int64]) -> dict[str, float]:
     """`class_scores.scores` with the interval of the accuracy, and without the log-loss, which is the loss."""
-    found = class_scores.scores(p_NC, label_N)
-    del found["log_loss"]
+    score_by_name = class_scores.scores(p_NC, label_N)
+    del score_by_name["log_loss"]
     interval = class_scores.accuracy_interval(int((p_NC.argmax(1) == label_N).sum()), len(label_N))
-    return {"accuracy": found.pop("accuracy"), "accuracy_low": interval.low, "accuracy_high": interval.high, **found}
+    return {
+        "accuracy": score_by_name.pop("accuracy"),
+        "accuracy_low": interval.low,
+        "accuracy_high": interval.high,
+        **score_by_name,
+    }
 
 
 def multi_label_scores(p_NC: Floats, targets_NC: OneHot) -> dict[str, float]:
     """F1 at a threshold of 0.5, share of rows right in every class, mean ROC-AUC of classes with both labels."""
     true_NC, predicted_NC = targets_NC > 0.5, p_NC >= 0.5
     scorable = [c for c in range(p_NC.shape[1]) if 0 < true_NC[:, c].sum() < len(true_NC)]
-    found = {
+    score_by_name = {
         "exact_match": float((true_NC == predicted_NC).all(1).mean()),
         "micro_f1": float(metrics.f1_score(true_NC, predicted_NC, average="micro", zero_division=0.0)),
         "macro_f1": float(metrics.f1_score(true_NC, predicted_NC, average="macro", zero_division=0.0)),
         "brier": float(((p_NC - targets_NC) ** 2).sum(1).mean()),
     }
     if scorable:
-        found["roc_auc"] = float(np.mean([metrics.roc_auc_score(true_NC[:, c], p_NC[:, c]) for c in scorable]))
-    return found
+        score_by_name["roc_auc"] = float(np.mean([metrics.roc_auc_score(true_NC[:, c], p_NC[:, c]) for c in scorable]))
+    return score_by_name
 
 
 def regression_scores(predicted_N: Floats, true_N: Floats) -> dict[str, float]:
     """Errors in the label's unit; explained variance and rank correlation where the labels differ."""
-    found = {
+    score_by_name = {
         "rmse": float(np.sqrt(((predicted_N - true_N) ** 2).mean())),
         "mae": float(np.abs(predicted_N - true_N).mean()),
     }
     if np.ptp(true_N) > 0:
-        found["r2"] = float(metrics.r2_score(true_N, predicted_N))
+        score_by_name["r2"] = float(metrics.r2_score(true_N, predicted_N))
         if np.ptp(predicted_N) > 0:
-            found["spearman"] = float(stats.spearmanr(true_N, predicted_N).statistic)
-    return found
+            score_by_name["spearman"] = float(stats.spearmanr(true_N, predicted_N).statistic)
+    return score_by_name
 
 
 def baseline(labels: Labels, targets_NC: OneHot, *, rows: int) -> Floats:

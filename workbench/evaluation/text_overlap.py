@@ -17,20 +17,20 @@ def words(text: str) -> list[str]:
 
 def token_f1(prediction: str, reference: str) -> float:
     """Harmonic mean of precision and recall over shared words, 0 to 1 (Rajpurkar et al. 2016)."""
-    found, wanted = words(prediction), words(reference)
-    if not found or not wanted:
-        return float(found == wanted)
-    shared = sum((Counter(found) & Counter(wanted)).values())
-    return 2 * shared / (len(found) + len(wanted))
+    predicted, wanted = words(prediction), words(reference)
+    if not predicted or not wanted:
+        return float(predicted == wanted)
+    shared = sum((Counter(predicted) & Counter(wanted)).values())
+    return 2 * shared / (len(predicted) + len(wanted))
 
 
 def rouge_l(prediction: str, reference: str) -> float:
     """F-measure of the longest common subsequence of words, 0 to 1 (Lin 2004)."""
-    found, wanted = words(prediction), words(reference)
-    shared = _longest_common(found, wanted)
+    predicted, wanted = words(prediction), words(reference)
+    shared = _longest_common(predicted, wanted)
     if not shared:
         return 0.0
-    precision, recall = shared / len(found), shared / len(wanted)
+    precision, recall = shared / len(predicted), shared / len(wanted)
     return 2 * precision * recall / (precision + recall)
 
 

@@ -102,20 +102,20 @@ def write(
     """
     if not isinstance(reader, PictureReader):
         return
-    found = [*of_rows(rows, reader, table, first=first), *as_trained(train, reader)]
+    thumbnails = [*of_rows(rows, reader, table, first=first), *as_trained(train, reader)]
     if near is not None:
-        shown = {each.row for each in found if each.kind == "row"}
-        found += [each for each in as_prepared(near.records, _pictures(near), reader) if each.row not in shown]
-    found += _hard(folder, (train, rows), reader)
+        shown = {each.row for each in thumbnails if each.kind == "row"}
+        thumbnails += [each for each in as_prepared(near.records, _pictures(near), reader) if each.row not in shown]
+    thumbnails += _hard(folder, (train, rows), reader)
     if left_out is not None:
         first_ones = left_out.subset(np.arange(len(left_out.records)) < MOST_LEFT_OUT)
-        found += as_prepared(first_ones.records, reader.inputs(first_ones), reader, kind="left out")
+        thumbnails += as_prepared(first_ones.records, reader.inputs(first_ones), reader, kind="left out")
     if model is not None:
         numbers = np.arange(len(rows)) if explain is None else np.asarray(explain)
-        found += explained(model, rows.subset(numbers), reader, table.iloc[numbers])
+        thumbnails += explained(model, rows.subset(numbers), reader, table.iloc[numbers])
     buffer = io.BytesIO()
     columns = list(Thumbnail.__dataclass_fields__)
-    pd.DataFrame([vars(each) for each in found], columns=columns).to_parquet(buffer)
+    pd.DataFrame([vars(each) for each in thumbnails], columns=columns).to_parquet(buffer)
     files.write_bytes(folder / FILE, buffer.getvalue())
 
 
@@ -128,12 +128,12 @@ def chosen(table: pd.DataFrame, *, first: Sequence[int] = (), most: int = MOST_R
     Args:
         first: Rows that come before all others, a quarter of `most` at the most.
     """
-    found = ranked(table)
-    notable = [*first[: most // 4], *found.mistakes[:NOTABLE], *found.uncertain[:NOTABLE]]
+    ranking = ranked(table)
+    notable = [*first[: most // 4], *ranking.mistakes[:NOTABLE], *ranking.uncertain[:NOTABLE]]
     of_table = zip(map(_key, table["label"]), map(_key, table["predicted"]), strict=True)
-    cell_N: list[object] = list(of_table) if class_names(table) else found.right_N.tolist()
+    cell_N: list[object] = list(of_table) if class_names(table) else ranking.right_N.tolist()
     cells: dict[object, list[int]] = {}
-    for row in np.argsort(-found.example_N, kind="stable").tolist():
+    for row in np.argsort(-ranking.example_N, kind="stable").tolist():
         cells.setdefault(cell_N[row], []).append(row)
     turns = [(turn, order, row) for order, rows in enumerate(cells.values()) for turn, row in enumerate(rows)]
     return list(dict.fromkeys([*notable, *(row for _, _, row in sorted(turns))]))[:most]
@@ -152,14 +152,14 @@ def of_rows(
     Args:
         table: Predictions of `rows`, in their order.
     """
-    pictures, found, taken = _pictures(rows), [], 0
+    pictures, thumbnails, taken = _pictures(rows), [], 0
     for row in chosen(table, first=first):
         thumbnail = _thumbnail(rows.records[row], reader, "row", "", pictures.picture(row))
         taken += len(thumbnail.jpeg)
         if taken > most_bytes:
             break
-        found.append(thumbnail)
-    return found
+        thumbnails.append(thumbnail)
+    return thumbnails
 
 
 def explained(model: Classifier, rows: LabelledSet, reader: PictureReader, table: pd.DataFrame) -> list[Thumbnail]:
@@ -168,7 +168,7 @@ def explained(model: Classifier, rows: LabelledSet, reader: PictureReader, table
     Args:
         table: Predictions of `rows` by `model` or by others, in their order; the map is of the class that they name.
     """
-    names, pictures, found = class_names(table), _pictures(rows), []
+    names, pictures, thumbnails = class_names(table), _pictures(rows), []
     for row in _to_explain(table):
         output = int(table[[f"p_{name}" for name in names]].iloc[row].to_numpy().argmax()) if names else 0
         try:
@@ -176,13 +176,15 @@ def explained(model: Classifier, rows: LabelledSet, reader: PictureReader, table
         except torch.OutOfMemoryError:
             break  # the run is done; it does not fail for a picture
         picture = saliency.overlay(pictures.picture(row), map_HW)
-        found.append(_thumbnail(rows.records[row], reader, "map", names[output] if names else "the number", picture))
-    return found
+        thumbnails.append(
+            _thumbnail(rows.records[row], reader, "map", names[output] if names else "the number", picture)
+        )
+    return thumbnails
 
 
 def as_trained(rows: LabelledSet, reader: PictureReader) -> list[Thumbnail]:
     """Some training pictures: the file, prepared, and as they are in some epochs of the run, other rows mixed in."""
-    pictures, found = _pictures(rows), []
+    pictures, thumbnails = _pictures(rows), []
     spread = np.unique(np.linspace(0, len(rows) - 1, TRAINED).round().astype(int))
     for row in _of_different_classes(rows) if len(spread) == TRAINED else spread.tolist():
         states: list[tuple[str, Pixels]] = []
@@ -190,8 +192,8 @@ def as_trained(rows: LabelledSet, reader: PictureReader) -> list[Thumbnail]:
             states.append(("file", reader.decoded(rows.records[row])))
         states.append(("prepared", pictures.picture(row)))
         states += [_in_epoch(pictures, row, epoch) for epoch in _epochs(pictures)]
-        found += [_thumbnail(rows.records[row], reader, "trained", state, picture) for state, picture in states]
-    return found
+        thumbnails += [_thumbnail(rows.records[row], reader, "trained", state, picture) for state, picture in states]
+    return thumbnails
 
 
 def as_prepared(
@@ -206,12 +208,12 @@ def _hard(folder: Path, sets: Sequence[LabelledSet], reader: PictureReader) -> l
     if not (folder / dynamics.FILE).exists():
         return []
     wanted = set(dynamics.hardest(pd.read_parquet(folder / dynamics.FILE, columns=["row", "confidence"]))["row"])
-    found: dict[str, Thumbnail] = {}
+    thumbnail_by_place: dict[str, Thumbnail] = {}
     for rows in sets:
         for row, record in enumerate(rows.records):
-            if record.place in wanted - found.keys():
-                found[record.place] = _thumbnail(record, reader, "hard", "", _pictures(rows).picture(row))
-    return list(found.values())
+            if record.place in wanted - thumbnail_by_place.keys():
+                thumbnail_by_place[record.place] = _thumbnail(record, reader, "hard", "", _pictures(rows).picture(row))
+    return list(thumbnail_by_place.values())
 
 
 def read_in_epoch(pictures: PictureRows, row: int, epoch: int) -> tuple[Pixels, float]:
@@ -245,12 +247,12 @@ def _epochs(pictures: PictureRows) -> list[int]:
 
 def _to_explain(table: pd.DataFrame) -> list[int]:
     """Half surest mistakes, half rows that are right, of different classes if possible; where one lacks, the other."""
-    found = ranked(table)
-    right, first_of = found.right, dict[object, int]()
+    ranking = ranked(table)
+    right, first_of = ranking.right, dict[object, int]()
     for row in right if class_names(table) else ():
         first_of.setdefault(_key(table["label"].iat[row]), row)
     different, half = [*first_of.values(), *right], EXPLAINED // 2
-    return list(dict.fromkeys([*found.mistakes[:half], *different[:half], *different, *found.mistakes]))[:EXPLAINED]
+    return list(dict.fromkeys([*ranking.mistakes[:half], *different[:half], *different, *ranking.mistakes]))[:EXPLAINED]
 
 
 def _of_different_classes(rows: LabelledSet) -> list[int]:

@@ -18,8 +18,8 @@ Floats = npt.NDArray[np.float64]
 
 def of_rewards(own_S: Sequence[float], other_S: Sequence[float]) -> Floats:
     """1 where the own answer has the higher reward, 0 where it has the lower one, 0.5 where they are equal; (S,)."""
-    found: Floats = (1 + np.sign(np.asarray(own_S) - np.asarray(other_S))) / 2
-    return found
+    win_S: Floats = (1 + np.sign(np.asarray(own_S) - np.asarray(other_S))) / 2
+    return win_S
 
 
 def of_verdicts(own_first_S: Sequence[int], other_first_S: Sequence[int]) -> Floats:
@@ -31,8 +31,8 @@ def of_verdicts(own_first_S: Sequence[int], other_first_S: Sequence[int]) -> Flo
     """
     own, other = np.asarray(own_first_S), np.asarray(other_first_S)
     points = np.asarray([0.5, 1.0, 0.0])
-    found: Floats = (points[own] + 1 - points[other]) / 2
-    return found
+    win_S: Floats = (points[own] + 1 - points[other]) / 2
+    return win_S
 
 
 def order_agreement(own_first_S: Sequence[int], other_first_S: Sequence[int]) -> float:
@@ -48,7 +48,7 @@ def summary(win_S: Floats, own: Sequence[str], other: Sequence[str]) -> dict[str
     that length is rewarded. `words` and `repetition` are means of the own answers and of the other's.
     """
     interval = class_scores.accuracy_interval(round(float(win_S.sum())), len(win_S))
-    found = {
+    score_by_name = {
         "win_rate": float(win_S.mean()),
         "win_rate_low": interval.low,
         "win_rate_high": interval.high,
@@ -56,7 +56,7 @@ def summary(win_S: Floats, own: Sequence[str], other: Sequence[str]) -> dict[str
     }
     longer_S = np.asarray([len(a.split()) - len(b.split()) for a, b in zip(own, other, strict=True)])
     if (unlike_S := longer_S != 0).any():
-        found["longer"] = float(np.where(longer_S > 0, win_S, 1 - win_S)[unlike_S].mean())
-    found |= answer_signals.of_answers(own)
-    found |= {f"{name}_other": value for name, value in answer_signals.of_answers(other).items()}
-    return {name: round(value, 6) for name, value in found.items()}
+        score_by_name["longer"] = float(np.where(longer_S > 0, win_S, 1 - win_S)[unlike_S].mean())
+    score_by_name |= answer_signals.of_answers(own)
+    score_by_name |= {f"{name}_other": value for name, value in answer_signals.of_answers(other).items()}
+    return {name: round(value, 6) for name, value in score_by_name.items()}

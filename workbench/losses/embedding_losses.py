@@ -18,8 +18,8 @@ def leading(embedding_BD: Tensor, size: int, *, normalise: bool) -> Tensor:
     Args:
         normalise: Scale each to length 1.
     """
-    found = embedding_BD[:, :size].float()
-    return functional.normalize(found, dim=1) if normalise else found
+    prefix_Bd = embedding_BD[:, :size].float()
+    return functional.normalize(prefix_Bd, dim=1) if normalise else prefix_Bd
 
 
 def contrastive(

@@ -68,8 +68,8 @@ def next_token(
     criterion = partial(_criterion, smoothing=smoothing, z_loss=z_loss)
     targets = [labels_N] if factor_N is None else [labels_N, factor_N]
     if hidden_ND.ndim == 2:
-        heard = partial(criterion, tap=tap)
-        return chunked(hidden_ND, targets, heard, project, vocabulary=vocabulary, weights=weights, scale=scale)
+        tapped = partial(criterion, tap=tap)
+        return chunked(hidden_ND, targets, tapped, project, vocabulary=vocabulary, weights=weights, scale=scale)
     both = partial(_of_two_passes, criterion=criterion, tap=tap, strength=r_drop)
     pairs = r_drops.project_pairs(project)
     return chunked(hidden_ND, targets, both, pairs, vocabulary=2 * vocabulary, weights=weights, scale=scale)

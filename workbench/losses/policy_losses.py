@@ -80,11 +80,11 @@ def policy_loss(
     """
     difference_BL = (log_p_BL - old_BL).masked_fill(~mask_BL, 0)
     if normalise == "whole":
-        found = clipped(difference_BL.sum(1, keepdim=True), advantage_BL[:, :1], low=low, high=high)
-        loss_B, clipped_BL = found.loss[:, 0], found.clipped & mask_BL
+        surrogate = clipped(difference_BL.sum(1, keepdim=True), advantage_BL[:, :1], low=low, high=high)
+        loss_B, clipped_BL = surrogate.loss[:, 0], surrogate.clipped & mask_BL
     else:
-        found = clipped(difference_BL, advantage_BL, low=low, high=high)
-        loss_B, clipped_BL = over_tokens(found.loss, mask_BL, normalise, longest), found.clipped & mask_BL
+        surrogate = clipped(difference_BL, advantage_BL, low=low, high=high)
+        loss_B, clipped_BL = over_tokens(surrogate.loss, mask_BL, normalise, longest), surrogate.clipped & mask_BL
     if beta:
         assert reference_BL is not None
         penalty_BL = divergence(log_p_BL, reference_BL)

@@ -36,8 +36,8 @@ def token_log_probs(
         hidden_ND, labels_N = F.pad(hidden_ND, (0, 0, 0, more)), F.pad(labels_N, (0, more), value=NO_LABEL)
     if any(hasattr(weight, "ds_id") for weight in weights):  # DeepSpeed ZeRO 3, as in `chunked`
         return _log_probs(project(hidden_ND), labels_N)[:count]
-    found: Tensor = _TokenLogProbs.apply(hidden_ND, labels_N, project, vocabulary, *weights)  # type: ignore[no-untyped-call]
-    return found[:count]
+    log_p_N: Tensor = _TokenLogProbs.apply(hidden_ND, labels_N, project, vocabulary, *weights)  # type: ignore[no-untyped-call]
+    return log_p_N[:count]
 
 
 def _log_probs(logits_nV: Tensor, labels_n: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class _TokenLogProbs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_ND: Tensor, labels_N: Tensor, project: Project, vocabulary: int, *weights: Tensor
     ) -> Tensor:
-        found: list[Tensor] = []
+        chunk_log_probs: list[Tensor] = []
         gradients: list[Tensor] = []
         ahead = ctx.needs_input_grad[0] and not weights
         for hidden, labels in chunks(vocabulary, hidden_ND, labels_N):
@@ -59,11 +59,11 @@ class _TokenLogProbs(torch.autograd.Function):
                 hidden = hidden.detach().requires_grad_(ahead)
                 log_p_n = _log_probs(project(hidden), labels)
                 gradients += torch.autograd.grad(log_p_n.sum(), [hidden]) if ahead else []
-            found.append(log_p_n.detach())
+            chunk_log_probs.append(log_p_n.detach())
         # Saved tensors only, whose second use autograd refuses.
         ctx.save_for_backward(*([torch.cat(gradients)] if ahead else [hidden_ND, labels_N, *weights]))
         ctx.again = None if ahead else (project, vocabulary)
-        return torch.cat(found)
+        return torch.cat(chunk_log_probs)
 
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:

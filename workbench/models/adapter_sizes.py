@@ -54,7 +54,7 @@ class SizeTable:
     model: ModelConfig
     parameters: int
     """Parameters of the backbone alone."""
-    found: dict[str, AdapterSize | str]
+    sizes: dict[str, AdapterSize | str]
     """By the name of the method its size, or why it does not work on this backbone and what to write instead."""
 
 
@@ -152,8 +152,10 @@ def _saved(model: nn.Module) -> Mapping[str, Tensor]:
         whole = remove_tied_weights_from_state_dict(model.state_dict(), model)
         return dict(revert_weight_conversion(model, whole))
     with as_shipped(model) as tensors, _StayingOnMeta():
-        found: dict[str, Tensor] = get_peft_model_state_dict(model, state_dict=tensors, save_embedding_layers=False)
-    return found
+        adapter_tensors: dict[str, Tensor] = get_peft_model_state_dict(
+            model, state_dict=tensors, save_embedding_layers=False
+        )
+    return adapter_tensors
 
 
 class _StayingOnMeta(TorchFunctionMode):

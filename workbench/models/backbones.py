@@ -94,9 +94,13 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 def hub_config(config: ModelConfig) -> PretrainedConfig:
     """The backbone's architecture, without its weights."""
     with origins.loading_errors(config, "config", "config.json"):
-        found: PretrainedConfig = AutoConfig.from_pretrained(origins.path(config), **origins.arguments(config))
-    found.architectures = found.architectures or []  # DeiT has two classifiers, between which transformers looks there
-    return found
+        backbone_config: PretrainedConfig = AutoConfig.from_pretrained(
+            origins.path(config), **origins.arguments(config)
+        )
+    backbone_config.architectures = (
+        backbone_config.architectures or []
+    )  # DeiT has two classifiers, between which transformers looks there
+    return backbone_config
 
 
 def of_one_sequence(config: ModelConfig, *, recipe: str, take: str = "a causal backbone") -> PretrainedConfig:

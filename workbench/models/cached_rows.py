@@ -46,13 +46,13 @@ class RowCache:
     def extended(self, layer: int, key_1KtD: Tensor, value_1KtD: Tensor) -> tuple[Tensor, Tensor]:
         """All keys and values (1, K, S, D) of a layer, with those of further tokens behind."""
         end = self.length + key_1KtD.shape[2]
-        found = []
+        buffers = []
         for held, more in zip(self._layers.get(layer, (None, None)), (key_1KtD, value_1KtD), strict=True):
             stored = _with_room(held, more, end)
             stored[:, :, self.length : end] = more
-            found.append(stored)
-        self._layers[layer] = found[0], found[1]
-        return found[0][:, :, :end], found[1][:, :, :end]
+            buffers.append(stored)
+        self._layers[layer] = buffers[0], buffers[1]
+        return buffers[0][:, :, :end], buffers[1][:, :, :end]
 
 
 @dataclass(frozen=True)

@@ -64,8 +64,8 @@ class Classifier:
         lack: here the row's length says it.
         """
         if self.token_head is None:
-            found: Tensor = self.model(**batch.inputs).logits
-            return found
+            outputs_BC: Tensor = self.model(**batch.inputs).logits
+            return outputs_BC
         caught: list[Tensor] = []
         handle = self.backbone.get_submodule(self.token_head).register_forward_hook(
             lambda _, __, output: caught.append(output)
@@ -113,8 +113,11 @@ def classification_model(model: nn.Module, backbone: PreTrainedModel, reader: Ro
     try:
         with torch.no_grad():
             own, head = _own_outputs(model, backbone, short)
-            found = Classifier(model, backbone, reader, labels, head)
-            alone, among = found.outputs(short.to(backbone.device)), found.outputs(long.to(backbone.device))[:1]
+            classifier = Classifier(model, backbone, reader, labels, head)
+            alone, among = (
+                classifier.outputs(short.to(backbone.device)),
+                classifier.outputs(long.to(backbone.device))[:1],
+            )
             if head is None:
                 first_token.narrow(model, backbone, long.to(backbone.device).inputs)
     finally:
@@ -125,7 +128,7 @@ def classification_model(model: nn.Module, backbone: PreTrainedModel, reader: Ro
                 f"{type(backbone).__name__}: what its classification head says of a row {what}, so padding would "
                 "change its classes. Take another backbone."
             )
-    return found
+    return classifier
 
 
 def task(labels: Labels, *, seed: int) -> Task:
@@ -198,9 +201,9 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Classifier:
 
 def read_labels(folder: Path) -> Labels:
     """Labels of the classifier in `folder`."""
-    found = files.read_json(folder / "classes.json")
+    fields = files.read_json(folder / "classes.json")
     try:
-        return Labels(**{**found, "names": tuple(found["names"])})
+        return Labels(**{**fields, "names": tuple(fields["names"])})
     except (KeyError, TypeError) as error:
         raise FileError(f"{folder}/classes.json: damaged ({error}). Restore it, or train again.") from None
 

@@ -62,13 +62,13 @@ def narrow(model: nn.Module, backbone: PreTrainedModel, inputs: Mapping[str, Ten
             block.register_forward_hook(lambda *given: shapes.append(_hidden(given[-1]).shape)),
         ]
         handle = attention.register_forward_hook(narrowing := _FirstTokens(), with_kwargs=True)
-        found = model(**inputs).logits
+        narrowed_logits = model(**inputs).logits
     for each in handles:
         each.remove()
     # Where the residual connection lies outside of the attention module, the block still gives every token.
     alone = len(calls) == 2 and [shape[1] for shape in shapes] == [1]
     rounding = max(1e-3, 8 * torch.finfo(wanted.dtype).eps)
-    if alone and torch.allclose(found, wanted, rtol=rounding, atol=rounding * float(wanted.abs().max())):
+    if alone and torch.allclose(narrowed_logits, wanted, rtol=rounding, atol=rounding * float(wanted.abs().max())):
         _narrowed[backbone] = narrowing
     else:
         handle.remove()

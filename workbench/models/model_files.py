@@ -22,8 +22,8 @@ def digests(model: ModelConfig) -> dict[str, str]:
 
 def are_here(model: ModelConfig) -> bool:
     """Whether its weights are on this machine, so that nothing need be fetched."""
-    found = origins.path(model)
-    if Path(found).is_dir():
-        return any(Path(found).glob("*.safetensors"))
+    location = origins.path(model)
+    if Path(location).is_dir():
+        return any(Path(location).glob("*.safetensors"))
     names = ("model.safetensors", "model.safetensors.index.json")
-    return any(isinstance(try_to_load_from_cache(found, name, revision=model.revision), str) for name in names)
+    return any(isinstance(try_to_load_from_cache(location, name, revision=model.revision), str) for name in names)

@@ -14,19 +14,19 @@ from workbench.errors import BackboneError, WorkbenchError, out_of_memory
 
 def path(config: ModelConfig) -> str:
     """A folder, or an id on the hub; raises BackboneError where neither can be meant."""
-    found = starter.resolve(config.id)
-    looks_local = found.startswith((".", "/", "~")) or found.count("/") > 1
-    if looks_local and not Path(found).expanduser().is_dir():
+    location = starter.resolve(config.id)
+    looks_local = location.startswith((".", "/", "~")) or location.count("/") > 1
+    if looks_local and not Path(location).expanduser().is_dir():
         raise BackboneError(
             f"model.id: no folder {config.id}. Write an existing folder, a hub id such as "
             "Qwen/Qwen3-0.6B, or `starter`."
         )
-    if config.revision is not None and Path(found).expanduser().is_dir():
+    if config.revision is not None and Path(location).expanduser().is_dir():
         raise BackboneError(
             f"model.revision={config.revision} names a branch, tag or commit on the hub, but model.id={config.id} is a "
             "folder. Leave model.revision out."
         )
-    return str(Path(found).expanduser()) if looks_local else found
+    return str(Path(location).expanduser()) if looks_local else location
 
 
 def arguments(config: ModelConfig) -> dict[str, Any]:

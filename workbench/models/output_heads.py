@@ -102,10 +102,10 @@ def find(model: nn.Module, backbone: PreTrainedModel) -> Head:
     model.eval()
     with torch.no_grad():
         wanted = model(**inputs, **head.settings).logits[:, -ids_BL.shape[1] :]  # virtual tokens come before
-        found = head.project(head.hidden(model, inputs))
+        head_logits = head.project(head.hidden(model, inputs))
     looks_right = generates and _looks_right(head, model, backbone, inputs)
     model.train(training)
-    if not torch.allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
+    if not torch.allclose(head_logits, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max())):
         raise BackboneError(
             f"{type(backbone).__name__}: its logits are not those of its output head alone, so its loss cannot be "
             "computed in chunks. Please report this family; another backbone works today."

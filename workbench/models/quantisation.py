@@ -167,10 +167,10 @@ def _not_yet(weight: Any, shape: torch.Size) -> nn.Parameter:
         return torch.empty(1, dtype=torch.uint8).expand(size)
 
     state = known(absmax=fake(shape.numel() // 64), shape=shape, quant_type=weight.quant_type)
-    found: nn.Parameter = type(weight)(
+    placeholder: nn.Parameter = type(weight)(
         fake(shape.numel() // 2)[:, None], quant_state=state, quant_type=weight.quant_type
     )
-    return found
+    return placeholder
 
 
 def _unpacked(layer: Any, x: Tensor) -> Tensor:

@@ -95,13 +95,13 @@ def make(
         BackboneError: Its head reads the first token, which has seen nothing in a causal model, or all of an encoder.
     """
     reader = TextReader(tokenizer, config.data, config.classes, config.duplicates)
-    found = classifier.classification_model(model, backbone, reader, LABELS)
-    if found.token_head is None:
+    scorer = classifier.classification_model(model, backbone, reader, LABELS)
+    if scorer.token_head is None:
         raise BackboneError(
             f"model.id={config.model.id}: {type(backbone).__name__} is an encoder, and recipe reward reads "
             "conversations with a causal backbone. Take one, or write recipe=classify with classes.kind=pair."
         )
-    return RewardModel(found, tokenizer, template)
+    return RewardModel(scorer, tokenizer, template)
 
 
 def save(live: RewardModel, folder: Path) -> None:

@@ -75,10 +75,12 @@ def picture_format(config: ModelConfig, hub: PretrainedConfig, *, size: int | No
 def processor(config: ModelConfig) -> dict[str, Any]:
     """The backbone's preprocessor_config.json; empty where it has none."""
     try:
-        found, _ = ImageProcessingMixin.get_image_processor_dict(origins.path(config), **origins.arguments(config))
+        processor_config, _ = ImageProcessingMixin.get_image_processor_dict(
+            origins.path(config), **origins.arguments(config)
+        )
     except OSError:
         return {}
-    return dict(found)
+    return dict(processor_config)
 
 
 def _pictures(config: RunConfig, hub: PretrainedConfig, known: SavedFormat) -> PictureReader:

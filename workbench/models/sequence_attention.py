@@ -45,5 +45,5 @@ class SequenceGroup:
         """Piece p of the result is what process p has sent here; gradients go back the same way."""
         if self.processes is None:
             return sent.clone()
-        found: Tensor = collectives.wait_tensor(collectives.all_to_all_single(sent, None, None, self.processes))
-        return found
+        received: Tensor = collectives.wait_tensor(collectives.all_to_all_single(sent, None, None, self.processes))
+        return received

@@ -173,18 +173,18 @@ class _Timed:
 
     def seconds(self, rows: Indices) -> float:
         """Seconds of a micro-batch, on average over the run where different layers train in it."""
-        found = 0.0
+        total = 0.0
         for share, (step, part) in product(self._shares, self._fit.kinds.items()):
             self._follow(share)
-            found += part * self._timed(partial(self._fit.backward, rows, step=step))
-        return found / len(self._shares)
+            total += part * self._timed(partial(self._fit.backward, rows, step=step))
+        return total / len(self._shares)
 
     def _operations(self, rows: Indices, step: int) -> float:
         """Floating-point operations of one token, forward and backward."""
         with Operations() as counted:
             self._fit.backward(rows, step=step)
-        found: float = counted.count / self.tokens(rows)
-        return found
+        token_flops: float = counted.count / self.tokens(rows)
+        return token_flops
 
     def update(self) -> float:
         """Seconds of the optimizer's step."""
@@ -230,7 +230,7 @@ def _samples(timed: Sequence[_Timed], flops: float, clock: Clock, seconds: float
     batches = [_cut(rows, first, most) for rows in first.batches]
     for each in timed:
         each.seconds(batches[-1])
-    found: list[Samples] = [[] for _ in timed]
+    samples: list[Samples] = [[] for _ in timed]
     began = clock()
     for passed in range(PASSES[1]):
         if passed >= PASSES[0] and clock() >= began + seconds:
@@ -238,16 +238,16 @@ def _samples(timed: Sequence[_Timed], flops: float, clock: Clock, seconds: float
         at = int(_spread(passed) * len(batches))
         for number, each in enumerate(timed):
             rows = batches[(at + number) % len(batches)]
-            found[number].append((first.tokens(rows), each.seconds(rows)))
-    return found
+            samples[number].append((first.tokens(rows), each.seconds(rows)))
+    return samples
 
 
 def _spread(number: int) -> float:
     """The numbers 0.5, 0.25, 0.75, 0.125 and so on: any count of them is even between 0 and 1 (van der Corput)."""
-    found, step, number = 0.0, 0.5, number + 1
+    fraction, step, number = 0.0, 0.5, number + 1
     while number:
-        found, step, number = found + step * (number & 1), step / 2, number >> 1
-    return found
+        fraction, step, number = fraction + step * (number & 1), step / 2, number >> 1
+    return fraction
 
 
 def _rate(samples: Samples) -> Rate:
@@ -265,12 +265,14 @@ def _cut(rows: Indices, timed: _Timed, most: int) -> Indices:
 def narrowing(hub: PretrainedConfig) -> int:
     """By how many times a backbone is built narrower; 1 where its shape does not allow it."""
     text: Any = anatomy.body_config(hub)
-    found = 1
+    factor = 1
     if not isinstance(getattr(text, "num_key_value_heads", None), int) or hub.is_encoder_decoder:
         return 1
-    while text.hidden_size // (2 * found) >= WIDTH and all(getattr(text, key, 1) % (2 * found) == 0 for key in WIDTHS):
-        found *= 2
-    return found
+    while text.hidden_size // (2 * factor) >= WIDTH and all(
+        getattr(text, key, 1) % (2 * factor) == 0 for key in WIDTHS
+    ):
+        factor *= 2
+    return factor
 
 
 def depth(hub: PretrainedConfig) -> int:

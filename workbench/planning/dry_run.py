@@ -196,8 +196,8 @@ def _pair(fit: Training) -> float:
     if fit.freezer.backbone.device.type != "cpu":
         return masks
     config: Any = _config(fit)
-    found = getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", None) or 0
-    heads: int = found if isinstance(found, int) else max(found)  # of the stage that has most
+    head_counts = getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", None) or 0
+    heads: int = head_counts if isinstance(head_counts, int) else max(head_counts)  # of the stage that has most
     return masks + heads * (2 * len(fit.freezer.blocks) + 3 * torch.float32.itemsize)
 
 
@@ -261,11 +261,11 @@ def _trials(train: Lengths, epoch: list[list[Indices]], arrangement: Arrangement
         lambda trial: trial.padded + trial.pairs / longest,
         lambda trial: trial.supervised,
     ]
-    found: dict[int, MicroBatchTrial] = {}
+    trials: dict[int, MicroBatchTrial] = {}
     for parts in ([each[0] for each in epoch], [rows for each in epoch for rows in each[1:]]):
-        every = [_trial(train, rows, arrangement, later=bool(found)) for rows in parts]
-        found |= {id(most): most for most in (max(every, key=measure) for measure in measures if every)}
-    return sorted(found.values(), key=lambda trial: (trial.padded, trial.later), reverse=True)
+        every = [_trial(train, rows, arrangement, later=bool(trials)) for rows in parts]
+        trials |= {id(most): most for most in (max(every, key=measure) for measure in measures if every)}
+    return sorted(trials.values(), key=lambda trial: (trial.padded, trial.later), reverse=True)
 
 
 def _trial(train: Lengths, rows: Indices, arrangement: Arrangement, *, later: bool) -> MicroBatchTrial:
@@ -303,12 +303,12 @@ def _tell_gradients(fit: Model, ledger: MemoryLedger, came: Callable[[], None]) 
     masters, homes = fit.masters.named(), _homes(fit)
 
     def tell(name: str) -> Callable[[Tensor], None]:
-        def found(parameter: Tensor) -> None:
+        def hook(parameter: Tensor) -> None:
             both = (parameter.grad, masters[name].grad)
             ledger.rename([each for each in both if each is not None], GRADIENTS, homes[name])
             came()
 
-        return found
+        return hook
 
     for name, parameter in fit.masters.computing().items():
         parameter.register_post_accumulate_grad_hook(tell(name))

@@ -32,10 +32,10 @@ class BlueprintLoader:
     ) -> Backbone:
         vocabulary = 0 if tokenizer is None else len(tokenizer)
         with real_tensors():
-            found = backbones.blueprint(config, vocabulary=vocabulary, task=task, trainable=trainable)
-        settle(found.model, found)
-        self.loaded.append(found)
-        return found
+            backbone = backbones.blueprint(config, vocabulary=vocabulary, task=task, trainable=trainable)
+        settle(backbone.model, backbone)
+        self.loaded.append(backbone)
+        return backbone
 
 
 def settle(model: nn.Module, blueprint: Backbone) -> None:

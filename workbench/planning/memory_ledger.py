@@ -122,7 +122,7 @@ class MemoryLedger(LiveBytes):
         super()._forget(address, size)
 
     def _at_peak(self, by: str) -> dict[str, int]:
-        found: Counter[str] = Counter()
+        totals: Counter[str] = Counter()
         for account, size in (self._sums if self._peak_sums is None else self._peak_sums).items():
-            found[getattr(account, by)] += size
-        return dict(found)
+            totals[getattr(account, by)] += size
+        return dict(totals)

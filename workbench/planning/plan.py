@@ -77,11 +77,11 @@ class Plan:
     def at_peak(self) -> dict[str, int]:
         """Bytes alive on a device at the peak of training, by what they are for."""
         if self.distributed.zero == 0:
-            found = self.dry_run.at_peak  # gradients travel when activations are gone
+            peak_bytes = self.dry_run.at_peak  # gradients travel when activations are gone
             held = self.held("last gradients").device
-            if found[ACTIVATIONS] >= (travels := held.get(zero_memory.BUCKETS, 0)):
-                return found
-            return {**found, ACTIVATIONS: 0, GRADIENTS: held[GRADIENTS], zero_memory.BUCKETS: travels}
+            if peak_bytes[ACTIVATIONS] >= (travels := held.get(zero_memory.BUCKETS, 0)):
+                return peak_bytes
+            return {**peak_bytes, ACTIVATIONS: 0, GRADIENTS: held[GRADIENTS], zero_memory.BUCKETS: travels}
         return max((held.device for held in self.timeline.values()), key=lambda sizes: sum(sizes.values()))
 
     @property
@@ -127,15 +127,15 @@ class Plan:
     @property
     def timeline(self) -> dict[Moment, HeldBytes]:
         """Bytes by purpose in each part of a step, activations at their most."""
-        found = {moment: self.held(moment) for moment in zero_memory.MOMENTS}
+        held_by_moment = {moment: self.held(moment) for moment in zero_memory.MOMENTS}
         most = self.dry_run.at_peak.get(ACTIVATIONS, 0)
         # The loss computes the gradient of a head in the forward pass, unless DeepSpeed has cut its weights.
         how = self.distributed
         cut = how.zero == 3 and how.engine == "deepspeed"
-        found["forward"].device[ACTIVATIONS] = most - (4 * self.contents.head if cut else 0)
+        held_by_moment["forward"].device[ACTIVATIONS] = most - (4 * self.contents.head if cut else 0)
         left = zero_memory.left_at_first_bucket(self.contents, how)
-        found["backward"].device[ACTIVATIONS] = round(self.dry_run.at_gradients * left)
-        return found
+        held_by_moment["backward"].device[ACTIVATIONS] = round(self.dry_run.at_gradients * left)
+        return held_by_moment
 
     @property
     def interval(self) -> tuple[float, float] | None:

@@ -133,7 +133,7 @@ def _address(value: Any) -> int | None:
 
 def _addresses(values: Sequence[Any]) -> list[int | None]:
     """Addresses of the storages of tensors in nested lists."""
-    found = []
+    addresses = []
     for value in values:
-        found += _addresses(value) if isinstance(value, (list, tuple)) else [_address(value)]
-    return [each for each in found if each is not None]
+        addresses += _addresses(value) if isinstance(value, (list, tuple)) else [_address(value)]
+    return [each for each in addresses if each is not None]

@@ -65,10 +65,10 @@ def choose(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverCho
         WorkbenchError: the run would be refused, whatever the memory.
     """
     steady = _Steady(make_plan)
-    found = _best(config, steady, timing)
-    if found.plan.fits:
-        return found
-    return replace(found, cure=_cure(config, found, steady, timing))
+    choice = _best(config, steady, timing)
+    if choice.plan.fits:
+        return choice
+    return replace(choice, cure=_cure(config, choice, steady, timing))
 
 
 class _Steady:
@@ -133,18 +133,23 @@ class _Solver:
 
     def ways(self) -> list[_Way]:
         """All that are worth comparing; only the first where that fits, as nothing can be faster."""
-        found: list[_Way] = []
+        candidates: list[_Way] = []
         for checkpointing in _checkpointing(self._config):
             if checkpointing and not self._first.recomputable:
-                return found
-            if any(way.plan.fits and (way.plan.seconds or 0.0) <= (self._first.seconds or 0.0) for way in found):
-                return found  # with fewer passes none is faster, and computing twice is none
+                return candidates
+            if any(way.plan.fits and (way.plan.seconds or 0.0) <= (self._first.seconds or 0.0) for way in candidates):
+                return candidates  # with fewer passes none is faster, and computing twice is none
             config = _with(self._config, "train", checkpointing=checkpointing)
             for layout in _layouts(config, self._first):
-                found.append(self._largest(_with_layout(config, layout)))
-                if len(found) == 1 and found[0].plan.fits and found[0].confirmed and self._is_largest(found[0]):
-                    return found
-        return found
+                candidates.append(self._largest(_with_layout(config, layout)))
+                if (
+                    len(candidates) == 1
+                    and candidates[0].plan.fits
+                    and candidates[0].confirmed
+                    and self._is_largest(candidates[0])
+                ):
+                    return candidates
+        return candidates
 
     def confirmed(self, way: _Way) -> _Way:
         """The same after dry runs: the fastest of several micro-batches, larger where one fits, else smaller."""

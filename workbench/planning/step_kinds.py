@@ -30,17 +30,17 @@ def kinds(config: TrainingSections, *, steps: int, blocks: int) -> dict[int, flo
     looked = _looked_at(steps)
     due = [tuple(step % each == 0 for each in every) for step in looked]
     work = _work(config, steps=steps, blocks=blocks)
-    found: dict[int, float] = {}
+    share_by_step: dict[int, float] = {}
     for kind in dict.fromkeys(due):
         own = [step for step, each in zip(looked, due, strict=True) if each == kind]
         of_each = np.array([work(step) for step in own])
         least, most = int(of_each.argmin()), int(of_each.argmax())
         share, spread = len(own) / len(looked), float(of_each[most] - of_each[least])
         upper = float(of_each.mean() - of_each[least]) / spread if spread else 1.0
-        found[own[most]] = share * upper
+        share_by_step[own[most]] = share * upper
         if spread:
-            found[own[least]] = share * (1 - upper)
-    return found
+            share_by_step[own[least]] = share * (1 - upper)
+    return share_by_step
 
 
 def _looked_at(steps: int) -> list[int]:

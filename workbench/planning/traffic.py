@@ -44,13 +44,13 @@ def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices
     else:
         travels = passes * (gradients + 2.0 * contents.weight_bytes)
     between = 2.0 * (how.replicas - 1) / how.replicas * passes * gradients * share
-    found = (others * travels + between) / rates.link
+    wait_seconds = (others * travels + between) / rates.link
     state = (8 + contents.optimizer) * count * share  # master, gradient and the optimizer's own
     if how.offload_optimizer != "none":
-        found += (passes * gradients + trained) * share / rates.host + 2 * state / rates.update
+        wait_seconds += (passes * gradients + trained) * share / rates.host + 2 * state / rates.update
     if how.offload_optimizer == "nvme":
-        found += 2 * state / rates.disk
+        wait_seconds += 2 * state / rates.disk
     if how.offload_parameters != "none":
         rate = rates.host if how.offload_parameters == "cpu" else rates.disk
-        found += passes * 2 * contents.weight_bytes * share / rate
-    return found
+        wait_seconds += passes * 2 * contents.weight_bytes * share / rate
+    return wait_seconds

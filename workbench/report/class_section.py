@@ -80,28 +80,28 @@ class ClassSection:
 
 def classified(run: RunRecord) -> ClassSection | None:
     """The section on classes; None where the run classified nothing."""
-    found = run.labelled
-    if "predicted" not in found:
+    table = run.labelled
+    if "predicted" not in table:
         return None
-    names = class_names(found)
+    names = class_names(table)
     if not names:
-        off_N = (found["predicted"] - found["label"]).abs()
+        off_N = (table["predicted"] - table["label"]).abs()
         distances = off_N.map(lambda off: f"off by {units.number(off)}")
-        return ClassSection([], [], [], _samples(run, found, off_N, distances))
-    several = isinstance(found["label"].iloc[0], (list, np.ndarray))
-    true_NC, predicted_NC = (hot(found[column], names) for column in ("label", "predicted"))
-    p_NC = found[[f"p_{name}" for name in names]].to_numpy()
+        return ClassSection([], [], [], _samples(run, table, off_N, distances))
+    several = isinstance(table["label"].iloc[0], (list, np.ndarray))
+    true_NC, predicted_NC = (hot(table[column], names) for column in ("label", "predicted"))
+    p_NC = table[[f"p_{name}" for name in names]].to_numpy()
     if several:
         wrong_N = (true_NC != predicted_NC).any(1)
         sure_N = np.abs(p_NC - true_NC).max(1)
-        return ClassSection(_table(true_NC, predicted_NC, names), [], [], _mistakes(run, found, wrong_N, sure_N))
+        return ClassSection(_table(true_NC, predicted_NC, names), [], [], _mistakes(run, table, wrong_N, sure_N))
     counts_CC = true_NC.T.astype(np.int64) @ predicted_NC.astype(np.int64)
     return ClassSection(
         classes=_table(true_NC, predicted_NC, names),
         matrix=_matrix(counts_CC, names) if len(names) <= WIDEST else [],
         confused=_confused(counts_CC, names),
-        mistakes=_mistakes(run, found, (true_NC != predicted_NC).any(1), p_NC.max(1)),
-        suspects=_suspects(found) if run.crossvalidates else [],
+        mistakes=_mistakes(run, table, (true_NC != predicted_NC).any(1), p_NC.max(1)),
+        suspects=_suspects(table) if run.crossvalidates else [],
     )
 
 
@@ -122,11 +122,11 @@ def verdict(run: RunRecord) -> str:
 
 def never_predicted(run: RunRecord) -> list[tuple[str, int]]:
     """Classes that rows have and no prediction names, with their rows; none where the run predicts numbers."""
-    found = run.labelled
-    names = class_names(found) if "predicted" in found else []
+    table = run.labelled
+    names = class_names(table) if "predicted" in table else []
     if not names:
         return []
-    true_C, predicted_C = (hot(found[column], names).sum(0) for column in ("label", "predicted"))
+    true_C, predicted_C = (hot(table[column], names).sum(0) for column in ("label", "predicted"))
     return [
         (name, int(rows)) for name, rows, count in zip(names, true_C, predicted_C, strict=True) if rows and not count
     ]
@@ -137,10 +137,10 @@ def _table(
 ) -> list[tuple[str, str, str, str, str]]:
     from sklearn import metrics  # half a second, for runs that have classes
 
-    found = metrics.precision_recall_fscore_support(true_NC, predicted_NC, zero_division=0.0)
+    class_scores = metrics.precision_recall_fscore_support(true_NC, predicted_NC, zero_division=0.0)
     return [
         (name, f"{precision:.2f}", f"{recall:.2f}", f"{f1:.2f}", f"{int(rows):,}")
-        for name, precision, recall, f1, rows in zip(names, *found, strict=True)
+        for name, precision, recall, f1, rows in zip(names, *class_scores, strict=True)
     ]
 
 

@@ -78,14 +78,14 @@ def crossvalidated(run: RunRecord) -> CrossvalSection | None:
     """The section on folds; None where the run did not cross-validate."""
     if not run.crossvalidates:
         return None
-    found, main = run.stages.get("duplicates") or {}, main_score(run)
-    conflicts = found.get("conflicts", [])
+    duplicate_facts, main = run.stages.get("duplicates") or {}, main_score(run)
+    conflicts = duplicate_facts.get("conflicts", [])
     return CrossvalSection(
         score=SCORES[main][0] if main else "Score",
         stages=stages(run),
         tested=any(stage.get("test") for stage in _done(run)),
         folds=_folds(run),
-        duplicates=_duplicates(found),
+        duplicates=_duplicates(duplicate_facts),
         conflicts=[", ".join(places) for places in conflicts[:CONFLICTS]],
         more_conflicts=max(0, len(conflicts) - CONFLICTS),
         calibration=reliability.diagram(run),
@@ -127,11 +127,11 @@ def verdict(run: RunRecord) -> str:
     if main is None:
         return f"Out-of-fold loss {units.number(run.scores['after']['loss'])} {run.unit}."
     before, after = run.scores["before"], run.scores["after"]
-    found = (run.stages.get("summary") or {}).get(main)
-    sure = _interval(after) or (f" (95 %: {_bounds(found)})" if found else "")
+    score_summary = (run.stages.get("summary") or {}).get(main)
+    sure = _interval(after) or (f" (95 %: {_bounds(score_summary)})" if score_summary else "")
     sentence = f"Out-of-fold {MAIN[main]} {units.number(after[main])}{sure} on {len(run.labelled):,} rows"
-    if found:
-        sentence += f", spread {units.number(found['spread'])} over {_count(run)}"
+    if score_summary:
+        sentence += f", spread {units.number(score_summary['spread'])} over {_count(run)}"
     test = run.scores.get("test") or {}
     if main in test:
         rows = (run.manifest.get("data", {}).get("test") or {}).get("rows")
@@ -158,13 +158,14 @@ def sentences(run: RunRecord) -> list[tuple[Tone, str]]:
     """Sentences on each stage and on the data."""
     main = main_score(run) or ""
     sentences = [_sentence(stage, before, main) for stage, before in _compared(run)]
-    found = run.stages.get("duplicates") or {}
-    if found.get("conflicts"):
-        count = len(found["conflicts"])
+    duplicate_facts = run.stages.get("duplicates") or {}
+    if duplicate_facts.get("conflicts"):
+        count = len(duplicate_facts["conflicts"])
         clusters = "cluster of near-duplicates carries" if count == 1 else "clusters of near-duplicates carry"
         sentences.append(("warning", f"{count:,} {clusters} different labels; see Duplicates."))
-    if found.get("leak"):
-        text = f"Grouped folds kept {found['leak']:,} rows from being validated beside a near-duplicate that trains."
+    if duplicate_facts.get("leak"):
+        leaked = f"{duplicate_facts['leak']:,} rows"
+        text = f"Grouped folds kept {leaked} from being validated beside a near-duplicate that trains."
         sentences.append(("good", text))
     return sentences
 
@@ -234,8 +235,8 @@ def _chance(gain: Mapping[str, Any] | None) -> str:
 
 
 def _test(stage: Mapping[str, Any], main: str) -> tuple[str, str]:
-    found = stage.get("test") or {}
-    return _loss(found.get("loss")), units.number(found.get(main))
+    test_scores = stage.get("test") or {}
+    return _loss(test_scores.get("loss")), units.number(test_scores.get(main))
 
 
 def _interval(scores: Mapping[str, float]) -> str:
@@ -267,11 +268,11 @@ def _folds(run: RunRecord) -> FoldTable | None:
 
 
 def _summary(summary: Mapping[str, Mapping[str, float]], names: list[str]) -> list[tuple[str, ...]]:
-    found = [summary.get(name, {}) for name in names]
+    summaries = [summary.get(name, {}) for name in names]
     return [
-        ("Mean", *(units.number(each.get("mean")) for each in found)),
-        ("Spread", *(units.number(each.get("spread")) for each in found)),
-        ("95 %", *map(_bounds, found)),
+        ("Mean", *(units.number(each.get("mean")) for each in summaries)),
+        ("Spread", *(units.number(each.get("spread")) for each in summaries)),
+        ("95 %", *map(_bounds, summaries)),
     ]
 
 
@@ -295,13 +296,17 @@ def _fold_plot(run: RunRecord, score: str) -> Plot:
         x = [places[fold["fold"]] + 0.3 * (fold["seed"] / seeds - (seeds - 1) / seeds / 2) for fold in own]
         y = [fold["scores"].get(score, np.nan) for fold in own]
         series.append(Series(f"repeat {repeat}", np.array(x), np.array(y, dtype=float), "points", repeat % COLOURS))
-    found = (run.stages.get("summary") or {}).get(score, {})
+    score_summary = (run.stages.get("summary") or {}).get(score, {})
     caption = ", ".join(f"{place} is {name}" for name, place in places.items() if name != str(place))
     caption = f"Folds by number: {caption}. " if caption else ""
-    if found:
-        caption += f"Dashed: the mean, {units.number(found['mean'])}, and its 95 % interval, {_bounds(found)}."
+    if score_summary:
+        caption += (
+            f"Dashed: the mean, {units.number(score_summary['mean'])}, and its 95 % interval, {_bounds(score_summary)}."
+        )
     title = f"{SCORES[score][0]} of each fold" if score in SCORES else "Loss of each fold"
-    marks = tuple(found[name] for name in ("low", "mean", "high") if np.isfinite(found.get(name, np.nan)))
+    marks = tuple(
+        score_summary[name] for name in ("low", "mean", "high") if np.isfinite(score_summary.get(name, np.nan))
+    )
     return draw(title, series, x=Axis("fold", "count"), y=Axis(marks=marks), caption=caption, wide=True)
 
 

@@ -50,14 +50,14 @@ class DynamicsSection:
 
 def observed(run: RunRecord) -> DynamicsSection | None:
     """The section on dynamics; None where no losses of rows were recorded."""
-    found = run.dynamics
-    if found.empty:
+    table = run.dynamics
+    if table.empty:
         return None
     return DynamicsSection(
-        sentence=sentence(found, several="adapters" in found),
-        plots=[_map(found), *_losses_by_visit(found), *_forgetting(found), *_doubts(run)],
-        hardest=_rows(run, dynamics.hardest(found)),
-        unlearnable=_rows(run, dynamics.unlearnable(found).head(dynamics.HARDEST)),
+        sentence=sentence(table, several="adapters" in table),
+        plots=[_map(table), *_losses_by_visit(table), *_forgetting(table), *_doubts(run)],
+        hardest=_rows(run, dynamics.hardest(table)),
+        unlearnable=_rows(run, dynamics.unlearnable(table).head(dynamics.HARDEST)),
     )
 
 
@@ -155,11 +155,11 @@ def _forgetting(found: pd.DataFrame) -> list[Plot]:
 
 def _doubts(run: RunRecord) -> list[Plot]:
     """Probability of each row's own label out of fold, with that of the suspected ones before it."""
-    found = run.labelled
-    if run.suspects.empty or "label" not in found or not class_names(found):
+    table = run.labelled
+    if run.suspects.empty or "label" not in table or not class_names(table):
         return []
-    own_N = np.array([found.at[row, f"p_{label}"] for row, label in found["label"].items()])
-    suspected_N = found["row"].isin(run.suspects["row"]).to_numpy()
+    own_N = np.array([table.at[row, f"p_{label}"] for row, label in table["label"].items()])
+    suspected_N = table["row"].isin(run.suspects["row"]).to_numpy()
     edges = np.linspace(0, 1, 21)
     parts = (("not suspected", own_N[~suspected_N], 0), ("suspected", own_N[suspected_N], 1))
     return [
@@ -168,7 +168,7 @@ def _doubts(run: RunRecord) -> list[Plot]:
             [Series(name, edges, np.histogram(p_n, edges)[0] * 1.0, "bars", colour) for name, p_n, colour in parts],
             x=Axis("probability of the label"),
             y=Axis("rows", "count"),
-            caption=f"{len(run.suspects):,} of {len(found):,} labels are probably wrong; suspects.parquet lists them.",
+            caption=f"{len(run.suspects):,} of {len(table):,} labels are probably wrong; suspects.parquet lists them.",
             wide=True,
         )
     ]
@@ -176,6 +176,6 @@ def _doubts(run: RunRecord) -> list[Plot]:
 
 def _texts(run: RunRecord) -> dict[str, str]:
     """Texts of rows by their places, where the run directory has them."""
-    found = run.labelled if run.crossvalidates else run.dynamics
-    told = found.dropna(subset=["text"]) if "text" in found else pd.DataFrame({"row": [], "text": []})
-    return dict(zip(told["row"], told["text"], strict=True))
+    table = run.labelled if run.crossvalidates else run.dynamics
+    text_rows = table.dropna(subset=["text"]) if "text" in table else pd.DataFrame({"row": [], "text": []})
+    return dict(zip(text_rows["row"], text_rows["text"], strict=True))

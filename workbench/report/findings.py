@@ -58,7 +58,7 @@ def findings(record: RunRecord) -> list[Finding]:
     """Findings to look at before the numbers are believed, most important first."""
     # The steps of a cross-validation are chosen before: what a better one would have been is no advice.
     best_step = None if record.crossvalidates else _best_step(record)
-    found = [
+    candidates = [
         _teacher_comparison(record),
         _frozen(record),
         _never_predicted(record),
@@ -71,7 +71,7 @@ def findings(record: RunRecord) -> list[Finding]:
     ]
     stages = [Finding(tone, text) for tone, text in crossval_section.sentences(record)]
     stages += [Finding(tone, text) for tone, text in reinforce_section.signs(record)]
-    return stages + [finding for finding in found if finding]
+    return stages + [finding for finding in candidates if finding]
 
 
 def _never_predicted(record: RunRecord) -> Finding | None:

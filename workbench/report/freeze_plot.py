@@ -27,8 +27,8 @@ def rates(policy: FreezeConfig, *, steps: int, blocks: int, seed: int) -> Floats
     for step in np.linspace(0, steps - 1, min(steps, COLUMNS)).round():
         plan = policy.plan(Moment(int(step), step / steps, seed), blocks=blocks)
         columns.append(np.where(plan.trains, plan.rates, np.nan))
-    found: Floats = np.array(columns).T
-    return found
+    factors: Floats = np.array(columns).T
+    return factors
 
 
 def describe(policy: FreezeConfig, blocks: int | None) -> str | None:

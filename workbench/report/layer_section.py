@@ -39,12 +39,14 @@ def layers(run: RunRecord) -> LayerTable | None:
 
 
 def _table(lines: Sequence[Mapping[str, Any]], run: RunRecord) -> LayerTable:
-    found = lines[0]["layers"]
+    layer_records = lines[0]["layers"]
     last = max(int(run.metrics["step"].max()) if len(run.metrics) else 1, int(lines[-1]["step"]), 1)
-    shares = [_share(lines, int(each["layer"]), last) if any(each["parts"].values()) else 0.0 for each in found]
-    kinds = dict.fromkeys(kind for each in found for kind in each["parts"])
+    shares = [_share(lines, int(each["layer"]), last) if any(each["parts"].values()) else 0.0 for each in layer_records]
+    kinds = dict.fromkeys(kind for each in layer_records for kind in each["parts"])
     rows = []
-    for (key, share), group in groupby(zip(found, shares, strict=True), lambda pair: (_alike(pair[0]), pair[1])):
+    for (key, share), group in groupby(
+        zip(layer_records, shares, strict=True), lambda pair: (_alike(pair[0]), pair[1])
+    ):
         names = [str(each["name"]) for each, _ in group]
         parts = json.loads(key)[1]
         cells = [_cell(parts.get(kind), several=len(names) > 1) for kind in kinds]

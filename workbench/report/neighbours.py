@@ -24,11 +24,13 @@ class Neighbour(NamedTuple):
 
 def of_rows(run: RunRecord) -> Mapping[str, list[Neighbour]]:
     """The neighbours of each row that has some, by its place, the nearest first."""
-    found: dict[str, list[Neighbour]] = {}
+    neighbours_by_row: dict[str, list[Neighbour]] = {}
     for each in () if run.neighbours.empty else run.neighbours.itertuples():
         text = each.text if len(each.text) <= LONGEST else each.text[:LONGEST] + "…"
-        found.setdefault(each.row, []).append(Neighbour(each.neighbour, text, each.label, f"{each.similarity:.2f}"))
-    return found
+        neighbours_by_row.setdefault(each.row, []).append(
+            Neighbour(each.neighbour, text, each.label, f"{each.similarity:.2f}")
+        )
+    return neighbours_by_row
 
 
 def among(run: RunRecord) -> str:

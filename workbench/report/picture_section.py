@@ -151,8 +151,8 @@ class _Album:
 
 def pictured(run: RunRecord) -> PictureSection | None:
     """The section; None where the run kept no pictures or made no predictions."""
-    found, stored = run.labelled, run.pictures
-    if "predicted" not in found or stored.empty:
+    table, stored = run.labelled, run.pictures
+    if "predicted" not in table or stored.empty:
         return None
     album = _Album()
     # A few pictures of training come first: they are not to be missing where the page is full.
@@ -164,21 +164,21 @@ def pictured(run: RunRecord) -> PictureSection | None:
         place: [(each, of_training.get(each.place) or of_row.get(each.place)) for each in rows]
         for place, rows in neighbours.of_rows(run).items()
     }
-    cards = _cards(found, of_row)
+    cards = _cards(table, of_row)
     by_place = {card.place: card for card in cards}
     left_out = {each.row: _card(each, album, "left out") for each in _of_kind(stored, "left out")}
-    ranking = ranked(found)
+    ranking = ranked(table)
     have = {number for number, card in enumerate(cards) if card.picture is not None}
     return PictureSection(
         pictures=album.pictures,
         mistakes=[_compared(cards[n], near) for n in ranking.mistakes if n in have][:SHOWN],
-        uncertain=[_doubtful(cards[n], found.iloc[n]) for n in ranking.uncertain[:SHOWN] if n in have],
+        uncertain=[_doubtful(cards[n], table.iloc[n]) for n in ranking.uncertain[:SHOWN] if n in have],
         suspects=[
-            replace(_compared(cards[n], near), predicted=_cut(other), chance=f"{found.at[n, f'p_{other}']:.2f}")
-            for n, other in (suspects(found) if run.crossvalidates else {}).items()
+            replace(_compared(cards[n], near), predicted=_cut(other), chance=f"{table.at[n, f'p_{other}']:.2f}")
+            for n, other in (suspects(table) if run.crossvalidates else {}).items()
             if n in have
         ][:SHOWN],
-        panels=_panels(found, cards, ranking.sure_N),
+        panels=_panels(table, cards, ranking.sure_N),
         explained=_explained(by_place, maps),
         trained=trained,
         hard=_hard(run, {each.row: _card(each, album) for each in _of_kind(stored, "hard")}),
@@ -187,8 +187,8 @@ def pictured(run: RunRecord) -> PictureSection | None:
 
 
 def _of_kind(stored: pd.DataFrame, kind: str) -> Iterable[Any]:
-    found: Iterable[Any] = stored[stored["kind"] == kind].itertuples()
-    return found
+    records: Iterable[Any] = stored[stored["kind"] == kind].itertuples()
+    return records
 
 
 def _cards(found: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Card]:
@@ -259,13 +259,13 @@ def _explained(by_place: Mapping[str, Card], maps: Mapping[str, Picture | None])
 
 
 def _trained(stored: pd.DataFrame, album: _Album) -> list[TrainedPicture]:
-    found = []
+    pictures = []
     for _, states in stored.groupby("row", sort=False):
         drawn = [(state.caption, album.picture(state.jpeg)) for state in states.itertuples()]
         kept = [(caption, picture) for caption, picture in drawn if picture is not None]
         first = states.iloc[0]
-        found.append(TrainedPicture(_short(first["image"]), _cut(in_words(first["label"])), kept))
-    return found
+        pictures.append(TrainedPicture(_short(first["image"]), _cut(in_words(first["label"])), kept))
+    return pictures
 
 
 def _hard(run: RunRecord, by_place: Mapping[str, Card]) -> list[Card]:
@@ -282,8 +282,8 @@ def _hard(run: RunRecord, by_place: Mapping[str, Card]) -> list[Card]:
 
 def _conflicts(run: RunRecord, by_place: Mapping[str, Card]) -> list[list[Card]]:
     clusters = (run.stages.get("duplicates") or {}).get("conflicts") or []
-    found = [[by_place[place] for place in places[:IN_A_CLUSTER] if place in by_place] for places in clusters]
-    return [cards for cards in found if any(card.picture for card in cards)][:CONFLICTS]
+    card_clusters = [[by_place[place] for place in places[:IN_A_CLUSTER] if place in by_place] for places in clusters]
+    return [cards for cards in card_clusters if any(card.picture for card in cards)][:CONFLICTS]
 
 
 def _short(name: str) -> str:

@@ -50,7 +50,7 @@ def plots(run: RunRecord) -> list[Plot]:
     rewards = [name for name in run.named("reward") if name not in ("accuracy", "margin")]
     if not run.prefers or not rewards:
         return []
-    found = [
+    charts = [
         draw(
             "Rewards",
             _lines(run, "reward", [*rewards, *(["margin"] if "margin" in run.named("reward") else [])]),
@@ -73,7 +73,7 @@ def plots(run: RunRecord) -> list[Plot]:
         if "accuracy" in run.named("held_out_preference"):
             step, right = watched["step"], watched["held_out_preference[accuracy]"]
             series.append(Series("held out", np.asarray(step, float), np.asarray(right, float), "marked", 1))
-        found.append(
+        charts.append(
             draw(
                 "Pairs whose chosen answer has the higher reward",
                 series,
@@ -82,14 +82,14 @@ def plots(run: RunRecord) -> list[Plot]:
                 caption="Chance is a half (dashed).",
             )
         )
-    return [*found, *_held_out(run)]
+    return [*charts, *_held_out(run)]
 
 
 def _held_out(run: RunRecord) -> list[Plot]:
     """Plots of the figures of evaluations: the divergence from the reference and the length of written answers."""
-    found = []
+    held_out_plots = []
     if divergence := _watched(run, "held_out_divergence", run.named("held_out_divergence")):
-        found.append(
+        held_out_plots.append(
             draw(
                 "Divergence from the reference",
                 divergence,
@@ -101,7 +101,7 @@ def _held_out(run: RunRecord) -> list[Plot]:
             )
         )
     if tokens := _watched(run, "held_out_answers", ["tokens"]):
-        found.append(
+        held_out_plots.append(
             draw(
                 "Tokens of written answers",
                 tokens,
@@ -110,7 +110,7 @@ def _held_out(run: RunRecord) -> list[Plot]:
                 caption="Greedy answers to the same few held-out prompts, cut at evaluate.max_new_tokens.",
             )
         )
-    return found
+    return held_out_plots
 
 
 def _watched(run: RunRecord, measure: str, names: list[str]) -> list[Series]:

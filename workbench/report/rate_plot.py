@@ -75,11 +75,11 @@ def _draw_steps(axes: Any, choice: RateChoice, colours: dict[str, str]) -> None:
 
 def _smooth(losses: tuple[float, ...]) -> list[float]:
     """Exponential means, with the bias of their beginning taken out."""
-    kept, weight, found = 0.0, 0.0, []
+    kept, weight, smoothed = 0.0, 0.0, []
     for loss in losses:
         kept, weight = MEMORY * kept + (1 - MEMORY) * loss, MEMORY * weight + 1 - MEMORY
-        found.append(kept / weight)
-    return found
+        smoothed.append(kept / weight)
+    return smoothed
 
 
 def _limit(axes: Any, losses: list[tuple[float, ...]]) -> None:

@@ -93,7 +93,7 @@ def plots(run: RunRecord) -> list[Plot]:
         reward.append(Series("held out, greedy", step, held_out, "marked", len(reward)))
     shares = [name for name in ("no signal", "cut", "repetition") if name in run.named("answers")]
     updates = [name for name in ("clipped", "accuracy") if name in run.named("update")]
-    found = [
+    charts = [
         draw("Reward", reward, x=_STEP, y=Axis("reward"), caption="Mean over the answers of a step."),
         draw(
             "Spread of the rewards",
@@ -127,7 +127,7 @@ def plots(run: RunRecord) -> list[Plot]:
     ]
     drift = [name for name in ("kl", "entropy") if name in run.named("update")]
     caption = "Entropy of the model on its answers, and divergence from the reference where it is measured (kl)."
-    return [*found, draw("Drift", _lines(run, "update", drift), x=_STEP, y=Axis("nats per token"), caption=caption)]
+    return [*charts, draw("Drift", _lines(run, "update", drift), x=_STEP, y=Axis("nats per token"), caption=caption)]
 
 
 def _ends(run: RunRecord, name: str) -> tuple[float, float]:

@@ -28,11 +28,11 @@ def diagram(run: RunRecord) -> Plot | None:
     kind = run.config.get("classes", {}).get("kind", "one")
     if kind == "number":
         return None
-    found = run.labelled
-    if found.empty:
+    predictions = run.labelled
+    if predictions.empty:
         return draw("Calibration", [], x=Axis(), y=Axis())
-    names = class_names(found)
-    p_NC, true_NC = found[[f"p_{name}" for name in names]].to_numpy(np.float64), hot(found["label"], names)
+    names = class_names(predictions)
+    p_NC, true_NC = predictions[[f"p_{name}" for name in names]].to_numpy(np.float64), hot(predictions["label"], names)
     lines = [("as it stands", p_NC)]
     stage = _stage(run)
     temperature = (stage.get("facts") or {}).get("temperature")
@@ -58,12 +58,12 @@ def tempered(p_NC: Floats, temperature: float, *, several: bool) -> Floats:
     """The probabilities that outputs divided by `temperature` would give."""
     tiny = np.finfo(np.float64).tiny
     if several:
-        found: Floats = special.expit(
+        scaled_NC: Floats = special.expit(
             (np.log(np.maximum(p_NC, tiny)) - np.log(np.maximum(1 - p_NC, tiny))) / temperature
         )
     else:
-        found = special.softmax(np.log(np.maximum(p_NC, tiny)) / temperature, axis=1)
-    return found
+        scaled_NC = special.softmax(np.log(np.maximum(p_NC, tiny)) / temperature, axis=1)
+    return scaled_NC
 
 
 def bins(p_P: Floats, right_P: NDArray[np.bool_]) -> tuple[Floats, Floats, float]:
@@ -86,5 +86,5 @@ def _reliability(p_NC: Floats, true_NC: NDArray[np.bool_], *, several: bool) -> 
 
 
 def _stage(run: RunRecord) -> Mapping[str, Any]:
-    found = (stage for stage in run.stages.get("stages") or [] if stage.get("name") == "calibration")
-    return next(found, {})
+    matches = (stage for stage in run.stages.get("stages") or [] if stage.get("name") == "calibration")
+    return next(matches, {})

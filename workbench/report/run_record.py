@@ -111,8 +111,12 @@ class RunRecord:
         """The rows that show what the run can do: each once, with its label and what was predicted."""
         if not self.crossvalidates:
             return self.predictions
-        found = self.out_of_fold
-        return found if found.empty else found[found["repeat"] == found["repeat"].min()].reset_index(drop=True)
+        oof_rows = self.out_of_fold
+        return (
+            oof_rows
+            if oof_rows.empty
+            else oof_rows[oof_rows["repeat"] == oof_rows["repeat"].min()].reset_index(drop=True)
+        )
 
     @property
     def unit(self) -> str:
@@ -146,11 +150,11 @@ class RunRecord:
     @property
     def best_step(self) -> tuple[int, float] | None:
         """Step and value of the lowest held-out loss measured while training, but where a person asked for it."""
-        found = self.held_out
-        found = found[found[ASKED].isna()] if ASKED in found else found
-        if found.empty:
+        measurements = self.held_out
+        measurements = measurements[measurements[ASKED].isna()] if ASKED in measurements else measurements
+        if measurements.empty:
             return None
-        row = found.loc[found["held_out_loss"].idxmin()]
+        row = measurements.loc[measurements["held_out_loss"].idxmin()]
         return int(row["step"]), float(row["held_out_loss"])
 
     @property
@@ -198,10 +202,10 @@ class RunRecord:
         return "" if low is None or high is None else f"{units.number(low)} to {units.number(high)}"
 
     def _so_far(self, fact: str) -> float | None:
-        found = self.manifest.get(fact)
-        if found is None and self.metrics[fact].notna().any():
+        recorded = self.manifest.get(fact)
+        if recorded is None and self.metrics[fact].notna().any():
             return float(self.metrics[fact].max())
-        return found
+        return recorded
 
 
 def read(folder: Path) -> RunRecord:
@@ -216,12 +220,12 @@ def read(folder: Path) -> RunRecord:
     manifest = files.read_json(folder / "manifest.json")
     # scores.json comes last; what the backbone scored is on disk from the start.
     before = {"before": files.read_json(folder / "before.json").get("scores", {})}
-    found = {
+    metric_paths = {
         path.parent.relative_to(folder / "members"): path for path in (folder / "members").glob("**/metrics.jsonl")
     }
     # The rounds in their order, and after them the adapter of all rows.
-    order = sorted(found, key=lambda member: ("refit" in member.parts, member))
-    members = {member.as_posix(): _read(found[member], _metrics) for member in order}
+    order = sorted(metric_paths, key=lambda member: ("refit" in member.parts, member))
+    members = {member.as_posix(): _read(metric_paths[member], _metrics) for member in order}
     config = _config(folder)
     return RunRecord(
         folder=folder,
@@ -255,10 +259,10 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def rounds(members: Mapping[str, pd.DataFrame]) -> dict[str, list[pd.DataFrame]]:
     """The members' metrics by the round that they trained in."""
-    found: dict[str, list[pd.DataFrame]] = {}
+    by_round: dict[str, list[pd.DataFrame]] = {}
     for name, metrics in members.items():
-        found.setdefault(name.partition("/")[0], []).append(metrics)
-    return found
+        by_round.setdefault(name.partition("/")[0], []).append(metrics)
+    return by_round
 
 
 def averaged(metrics: Sequence[pd.DataFrame]) -> pd.DataFrame:

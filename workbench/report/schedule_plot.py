@@ -135,9 +135,9 @@ def _draw_layers(axes: Any, config: RunConfig, span: Span, colours: dict[str, st
     subtitle = _unknown(config.freeze, span, blocks)
     if subtitle is None:
         assert blocks is not None
-        found = freeze_plot.rates(config.freeze, steps=span.steps or FINE, blocks=blocks, seed=config.seed)
-        freeze_plot.draw(axes, found, steps=span.end, colours=colours)
-        subtitle = f"{_percent(freeze_plot.frozen_share(found))} of the layer-steps are frozen"
+        layer_rates = freeze_plot.rates(config.freeze, steps=span.steps or FINE, blocks=blocks, seed=config.seed)
+        freeze_plot.draw(axes, layer_rates, steps=span.end, colours=colours)
+        subtitle = f"{_percent(freeze_plot.frozen_share(layer_rates))} of the layer-steps are frozen"
     else:
         axes.set_yticks([])
     for spine in axes.spines.values():

@@ -102,7 +102,7 @@ def _notes(rows: Sequence[Mapping[str, Any]], table: Mapping[str, Any], scores: 
 def _edges(rows: Sequence[Mapping[str, Any]], table: Mapping[str, Any]) -> list[str]:
     """Numbers whose best value is near the lowest or highest that was tried."""
     best = [row["settings"] for row in rows if row["member"] == table["best"]]
-    found = []
+    sentences = []
     for key in best[0] if best else ():
         tried = [row["settings"][key] for row in rows]
         if not _numbers(tried) or len(set(tried)) < 3:
@@ -110,8 +110,10 @@ def _edges(rows: Sequence[Mapping[str, Any]], table: Mapping[str, Any]) -> list[
         place = _positions(tried)[tried.index(best[0][key])]
         if place <= 0.05 or place >= 0.95:
             side = ("low", "lower") if place < 0.5 else ("high", "higher")
-            found.append(f"The best {key} is at the {side[0]} end of what was tried: a {side[1]} one may be better.")
-    return found
+            sentences.append(
+                f"The best {key} is at the {side[0]} end of what was tried: a {side[1]} one may be better."
+            )
+    return sentences
 
 
 def _numbers(values: Sequence[Any]) -> bool:

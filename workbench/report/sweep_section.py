@@ -105,10 +105,10 @@ def _settings(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], table: Map
 
 
 def _grouped(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
-    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault(tuple(shown(row["settings"][key]) for key in keys), []).append(row)
-    return found
+        groups.setdefault(tuple(shown(row["settings"][key]) for key in keys), []).append(row)
+    return groups
 
 
 def _loss(row: Mapping[str, Any], table: Mapping[str, Any]) -> float | None:
@@ -213,7 +213,7 @@ def _curves(table: Mapping[str, Any], run: RunRecord) -> Plot:
 def _numeric(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys, but the seed, whose values are numbers."""
     kinds = {key: {type(row["settings"][key]) for row in rows} for key in rows[0]["settings"]}
-    return [key for key, found in kinds.items() if key != SEED and found <= {int, float}]
+    return [key for key, types in kinds.items() if key != SEED and types <= {int, float}]
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[Floats, Floats]:

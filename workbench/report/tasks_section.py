@@ -22,12 +22,12 @@ class TaskTable:
 
 def read(run: Path) -> TaskTable | None:
     """The tasks of a run directory; None where it was asked none."""
-    found = files.read_json(run / FILE)
-    if not found:
+    results = files.read_json(run / FILE)
+    if not results:
         return None
-    limit = f"The first {found['limit']:,} documents of each task. " if found["limit"] else ""
+    limit = f"The first {results['limit']:,} documents of each task. " if results["limit"] else ""
     note = f"{limit}The same documents before and after; Student's 95 % interval of their mean difference."
-    return TaskTable([shown(row) for row in found["tasks"]], note)
+    return TaskTable([shown(row) for row in results["tasks"]], note)
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, str]:

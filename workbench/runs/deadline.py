@@ -237,12 +237,12 @@ class Deadline:
 
     def _seconds(self, name: str) -> float:
         """Expected duration of a unit: as it was measured, or longer where steps have become slower since then."""
-        found = self._measured.get(name) or self._measured.get(ALIKE.get(name, ""))
-        if found is None:
+        measurement = self._measured.get(name) or self._measured.get(ALIKE.get(name, ""))
+        if measurement is None:
             return 0.0
-        now, then = self._step, found.step or self._first
+        now, then = self._step, measurement.step or self._first
         slower = now / then if now and then else 1.0
-        return found.seconds * (slower if self._plan.steady else max(slower, 1.0))
+        return measurement.seconds * (slower if self._plan.steady else max(slower, 1.0))
 
     @property
     def _after(self) -> float:
@@ -261,12 +261,12 @@ class Deadline:
 
     def _pauses(self, done: float, steps: float = 0.0) -> float:
         """Time for interruptions of training from a share of the run on, with so many steps to come."""
-        found = 0.0
+        seconds = 0.0
         for name, every, units in self._plan.pauses:
             if every is not None:
                 times = steps / every if isinstance(every, int) else _moments_left(every, done)
-                found += times * units * self._seconds(name)
-        return found
+                seconds += times * units * self._seconds(name)
+        return seconds
 
     def _enough(self, done: float) -> str:
         """Setting to write for a run that is not to be refused."""

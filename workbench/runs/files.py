@@ -49,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def json_lines(text: str) -> list[dict[str, Any]]:
     """The JSON objects in the lines of a text; raises ValueError with the line that holds none."""
-    found = []
+    records = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             value = json.loads(line)
@@ -57,8 +57,8 @@ def json_lines(text: str) -> list[dict[str, Any]]:
             raise ValueError(f"line {number}: {error}") from None
         if not isinstance(value, dict):
             raise ValueError(f"line {number} holds no JSON object")
-        found.append(value)
-    return found
+        records.append(value)
+    return records
 
 
 def require_writable(path: Path) -> None:
@@ -95,11 +95,11 @@ def remove_unfinished(folder: Path) -> None:
 
 def digest(path: Path) -> str:
     """SHA-256 of a file's content."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(2**20):
-            found.update(block)
-    return found.hexdigest()
+            hasher.update(block)
+    return hasher.hexdigest()
 
 
 @contextmanager

@@ -62,21 +62,21 @@ def note_files(run: Run, kind: str, found: Mapping[str, str], *, corrected: bool
 
 def digests(folder: Path, *, title: str) -> dict[str, str]:
     """Digests of the files of a model or adapter, by their names behind `title`."""
-    found = (path for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES and path.is_file())
-    return {f"{title}/{path.name}": digest(path) for path in found}
+    paths = (path for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES and path.is_file())
+    return {f"{title}/{path.name}": digest(path) for path in paths}
 
 
 def digest(path: Path) -> str:
     """SHA-256 of a file, or of its size and a sample of it where it is larger than WHOLE."""
-    size, found = path.stat().st_size, hashlib.sha256()
+    size, hasher = path.stat().st_size, hashlib.sha256()
     with path.open("rb") as file:
         if size <= WHOLE:
             return hashlib.sha256(file.read()).hexdigest()
-        found.update(str(size).encode())
+        hasher.update(str(size).encode())
         for place in _places(size):
             file.seek(place)
-            found.update(file.read(1 << 20))
-    return found.hexdigest()
+            hasher.update(file.read(1 << 20))
+    return hasher.hexdigest()
 
 
 def _places(size: int) -> Iterable[int]:

@@ -52,17 +52,17 @@ class Ranks:
         """The first process's value, in every process."""
         if self.alone:
             return value
-        found = [value]
-        dist.broadcast_object_list(found, src=0)
-        return found[0]
+        payload = [value]
+        dist.broadcast_object_list(payload, src=0)
+        return payload[0]
 
     def gathered(self, value: T) -> list[T]:
         """The values of every process, in order."""
         if self.alone:
             return [value]
-        found: list[Any] = [None] * self.world
-        dist.all_gather_object(found, value)
-        return found
+        by_rank: list[Any] = [None] * self.world
+        dist.all_gather_object(by_rank, value)
+        return by_rank
 
     def any(self, flag: bool) -> bool:
         """Whether it holds for one of them."""
@@ -135,8 +135,8 @@ def launched() -> float:
 
 def require_same(ranks: Ranks, digest: str) -> None:
     """Raise ConfigError in every process where they were given different configurations."""
-    found = ranks.gathered(digest)
-    others = [number for number, each in enumerate(found) if each != found[0]]
+    digests = ranks.gathered(digest)
+    others = [number for number, each in enumerate(digests) if each != digests[0]]
     if others:
         raise ConfigError(
             f"Process {others[0]} was given another configuration than process 0: every one needs the same recipe, "
@@ -151,15 +151,15 @@ def _part() -> None:
 
 def _buckets(tensors: Sequence[Tensor], size: int) -> list[list[Tensor]]:
     """Neighbours of one precision, of `size` bytes together or one that is larger."""
-    found: list[list[Tensor]] = []
+    buckets: list[list[Tensor]] = []
     room = 0
     for tensor in tensors:
-        if not found or tensor.nbytes > room or tensor.dtype != found[-1][-1].dtype:
-            found.append([])
+        if not buckets or tensor.nbytes > room or tensor.dtype != buckets[-1][-1].dtype:
+            buckets.append([])
             room = size
-        found[-1].append(tensor)
+        buckets[-1].append(tensor)
         room -= tensor.nbytes
-    return found
+    return buckets
 
 
 def _end_with_parent() -> None:

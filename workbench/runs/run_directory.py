@@ -143,10 +143,10 @@ class Run:
         kept = []
         for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
-                found = json.loads(line)["step"]
+                logged_step = json.loads(line)["step"]
             except json.JSONDecodeError:  # the last line of a killed process may be half written
                 break
-            if found <= step:
+            if logged_step <= step:
                 kept.append(line)
         files.write_bytes(path, "".join(line + "\n" for line in kept).encode())
 
@@ -239,19 +239,19 @@ def begun(path: Path, config: RunConfig) -> RunConfig:
     Raises:
         ResumeError: They name other Python code. What both name is `config`'s own, and executed already.
     """
-    found = _values(path)
-    _require_same(trust.code(config.model_dump(mode="json")), trust.code(found), path)
-    return _parsed(found, path, found, Trust())
+    values = _values(path)
+    _require_same(trust.code(config.model_dump(mode="json")), trust.code(values), path)
+    return _parsed(values, path, values, Trust())
 
 
 def read_config(path: Path, trusted: Trust | None = None) -> RunConfig:
     """The configuration of a run directory, without the Python code that it names unless that is trusted."""
     given = trusted or Trust()
-    found = _values(path)
+    values = _values(path)
     if given.given:
-        return _parsed(found, path, found, given)
-    config = _parsed(trust.without(found, path, given), path, found, given)
-    trust.say(found, path, given)
+        return _parsed(values, path, values, given)
+    config = _parsed(trust.without(values, path, given), path, values, given)
+    trust.say(values, path, given)
     return config
 
 
@@ -259,8 +259,8 @@ def shipped_config(path: Path, trusted: Trust | None = None) -> RunConfig:
     """As `read_config`, the configuration of the adapter that a run ships: of a sweep, that of its best member."""
     given = trusted or Trust()
     read_config(path, given)
-    found = shipped_values(path)
-    return _parsed(found if given.given else trust.without(found, path, given), path, found, given)
+    values = shipped_values(path)
+    return _parsed(values if given.given else trust.without(values, path, given), path, values, given)
 
 
 def _values(path: Path) -> dict[str, Any]:
@@ -311,13 +311,13 @@ def written_otherwise(path: Path, why: str) -> ConfigError:
 
 def versions() -> dict[str, str]:
     """Versions of what a result depends on."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def git_commit() -> str | None:
@@ -332,8 +332,8 @@ def git_commit() -> str | None:
 def hardware() -> dict[str, Any]:
     """The device that computes, in words and bytes."""
     if torch.cuda.is_available():
-        found = torch.cuda.get_device_properties(0)
-        return {"device": "cuda", "name": found.name, "cores": os.cpu_count(), "memory_bytes": found.total_memory}
+        gpu = torch.cuda.get_device_properties(0)
+        return {"device": "cuda", "name": gpu.name, "cores": os.cpu_count(), "memory_bytes": gpu.total_memory}
     info = Path("/proc/cpuinfo")
     names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
     memory = psutil.virtual_memory().total

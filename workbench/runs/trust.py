@@ -28,14 +28,14 @@ class Trust:
 
 def code(values: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a configuration that execute Python code, as `section.key`, with their values."""
-    found = {}
+    code_values = {}
     for path in _KEYS:
         value: Any = values
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
         if value:
-            found[".".join(path)] = value
-    return found
+            code_values[".".join(path)] = value
+    return code_values
 
 
 def without(values: Mapping[str, Any], folder: Path, trust: Trust) -> dict[str, Any]:
@@ -44,16 +44,16 @@ def without(values: Mapping[str, Any], folder: Path, trust: Trust) -> dict[str, 
     Raises:
         ConfigError: what the run decided cannot be repeated without it.
     """
-    named, found = code(values), dict(values)
+    named, safe_values = code(values), dict(values)
     if "plugins" in named:
-        found["plugins"] = []
+        safe_values["plugins"] = []
     if "model.trust_remote_code" in named:
-        found["model"] = {**values["model"], "trust_remote_code": False}
+        safe_values["model"] = {**values["model"], "trust_remote_code": False}
     if "tta.function" in named:
         if files.read_json(folder / "decision.json").get("tta") is not None:
             raise refused(folder, f"its predictions need tta.function={named['tta.function']}", trust)
-        found["tta"] = {}  # its views did not pay, so that nothing asks for them
-    return found
+        safe_values["tta"] = {}  # its views did not pay, so that nothing asks for them
+    return safe_values
 
 
 def say(values: Mapping[str, Any], folder: Path, trust: Trust) -> None:

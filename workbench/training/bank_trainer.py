@@ -141,8 +141,8 @@ class BankTrainer:
         self.visits: dict[str, VisitRecord] = {}
         """Losses of the rows of each member, where they are recorded."""
         for name, task in zip(bank.members, train_tasks, strict=True) if label_losses is not None else ():
-            if (found := row_losses.record(task.config, len(task.train), ALONE)) is not None:
-                self.visits[name] = self.row_losses[name].observers["dynamics"] = found
+            if (visit_record := row_losses.record(task.config, len(task.train), ALONE)) is not None:
+                self.visits[name] = self.row_losses[name].observers["dynamics"] = visit_record
         self.members = {
             name: AdapterTrainer(
                 task,
@@ -258,8 +258,8 @@ class BankTrainer:
     def _figures(self, live: dict[str, AdapterTrainer]) -> tuple[list[float], list[float]]:
         """Mean loss of the next batch of each live member, and the norm of its gradients, which are clipped then."""
         losses = self._losses_that_fit(live)
-        found = read([*losses, *(member.clip(member.batch()) for member in live.values())])
-        return found[: len(live)], found[len(live) :]
+        scalars = read([*losses, *(member.clip(member.batch()) for member in live.values())])
+        return scalars[: len(live)], scalars[len(live) :]
 
     def _losses_that_fit(self, live: dict[str, AdapterTrainer]) -> Tensor:
         """`_losses`; where memory runs out, the same in smaller micro-batches."""
@@ -314,8 +314,8 @@ class BankTrainer:
         cut = list(self._cut(batches, lengths))
         for parts, then in zip(cut, [*cut[1:], None], strict=True):
             scales = [1 / supervised[part.owner] for part in parts]
-            found = self.backward(live, parts, scales, then=_rows(members, then) if then else self._next_step(members))
-            for part, loss in zip(parts, found, strict=True):
+            after = _rows(members, then) if then else self._next_step(members)
+            for part, loss in zip(parts, self.backward(live, parts, scales, then=after), strict=True):
                 losses[part.owner] += loss
         return losses
 
@@ -339,10 +339,10 @@ class BankTrainer:
         """A micro-batch; from now on the one of `then` is made beside."""
         if self.ahead is None:
             return _joined(rows, self.arrangement)
-        found = self.ahead.get(_key(rows), partial(_joined, rows, self.arrangement))
+        rows_ready = self.ahead.get(_key(rows), partial(_joined, rows, self.arrangement))
         if then:
             self.ahead.expect(_key(then), partial(_joined, then, self.arrangement))
-        return found
+        return rows_ready
 
     def backward(
         self,

@@ -39,8 +39,8 @@ class BlockCall(NamedTuple):
 
 def hidden_of(arguments: Sequence[Any], named: Mapping[str, Any]) -> Tensor:
     """The hidden states among the arguments of a block."""
-    found: Tensor = arguments[0] if arguments else named[HIDDEN]
-    return found
+    hidden_states: Tensor = arguments[0] if arguments else named[HIDDEN]
+    return hidden_states
 
 
 def like(output: Any, hidden: Tensor) -> Any:
@@ -50,12 +50,12 @@ def like(output: Any, hidden: Tensor) -> Any:
 
 def survey(backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> list[BlockCall]:
     """The call of each block in one pass over a short row, or a picture; nothing is drawn at random."""
-    found: dict[int, BlockCall] = {}
+    calls: dict[int, BlockCall] = {}
 
     def hook(number: int) -> Callable[..., None]:
         def seen(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
             after, more = (output[0], tuple(output[1:])) if isinstance(output, tuple) else (output, None)
-            found[number] = BlockCall(hidden_of(arguments, named), after, more, arguments, named)
+            calls[number] = BlockCall(hidden_of(arguments, named), after, more, arguments, named)
 
         return seen
 
@@ -66,7 +66,7 @@ def survey(backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> list[Block
         for number, block in enumerate(blocks):
             stack.callback(block.register_forward_hook(hook(number), with_kwargs=True).remove)
         backbone(**trial_inputs(backbone))
-    return [found[number] for number in range(len(blocks))]
+    return [calls[number] for number in range(len(blocks))]
 
 
 def reroute(block: nn.Module, forward: Callable[..., Any]) -> None:

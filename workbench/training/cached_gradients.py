@@ -86,21 +86,23 @@ class CachedGradients:
         Args:
             tokens: In a micro-batch, padding included.
         """
-        found = BatchLoss(*self.loss.of(seen, rows))
-        shares = share_rows(found.numbers, found.units.lengths, PADDED, tokens=tokens, ranks=self.ranks, in_step=False)
+        batch_loss = BatchLoss(*self.loss.of(seen, rows))
+        shares = share_rows(
+            batch_loss.numbers, batch_loss.units.lengths, PADDED, tokens=tokens, ranks=self.ranks, in_step=False
+        )
         parts = [share.rows for share in shares]
-        outputs, kept = self._outputs(found, parts, step)
+        outputs, kept = self._outputs(batch_loss, parts, step)
         outputs_ND = outputs.requires_grad_()
         loss = torch.zeros((), device=self.device)
-        for term in found.terms():
+        for term in batch_loss.terms():
             part = term(outputs_ND)
             part.backward()
             loss += part.detach()
         assert outputs_ND.grad is not None
         for number in reversed(range(len(parts))):
-            gradient_UD = outputs_ND.grad[_places(found, parts[number]).to(self.device)]
-            batch = self._batch(found.units, parts[number])
-            with self.noise(batch, parts[number], found.units, step=step):
+            gradient_UD = outputs_ND.grad[_places(batch_loss, parts[number]).to(self.device)]
+            batch = self._batch(batch_loss.units, parts[number])
+            with self.noise(batch, parts[number], batch_loss.units, step=step):
                 if kept is None:
                     kept = self.loss.outputs(batch)
                 self.backward((kept * gradient_UD).sum())

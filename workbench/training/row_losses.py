@@ -86,8 +86,8 @@ class RowLossWatch:
             yield
         row_N = batch.row_of_label
         # A loss over the vocabulary adds positions without a label at the end.
-        found = LabelLosses(*(torch.cat(each)[: len(row_N)] for each in zip(*parts, strict=True)))
-        self.add(rows, row_N, found)
+        label_losses = LabelLosses(*(torch.cat(each)[: len(row_N)] for each in zip(*parts, strict=True)))
+        self.add(rows, row_N, label_losses)
 
     def add(self, rows: Indices, row_N: Tensor, losses: LabelLosses) -> None:
         """Losses of the labels of some rows; they travel to the host while the device goes on.
@@ -112,11 +112,13 @@ class RowLossWatch:
             labels: Whether to tell the loss of each label too.
         """
         self._copies.arrive()
-        found = [_of_rows(*part) for part in self._parts]
+        part_losses = [_of_rows(*part) for part in self._parts]
         if labels:
-            found = [each._replace(label_losses=_by_row(*part)) for each, part in zip(found, self._parts, strict=True)]
+            part_losses = [
+                each._replace(label_losses=_by_row(*part)) for each, part in zip(part_losses, self._parts, strict=True)
+            ]
         self._parts = []
-        return joined(found)
+        return joined(part_losses)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

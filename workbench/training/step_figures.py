@@ -52,8 +52,8 @@ def _look(training: StepTraining, rows: Indices, look: StepLook) -> None:
     form, ranks = training.arrangement, training.ranks
     shares = share_rows(rows, look.rows.lengths, form, tokens=training.tokens, ranks=ranks, in_step=False)
     training.model.eval()
-    found = [look.measure(form.lay(look.rows.batch(share.rows)).to(training.device)) for share in shares]
+    measured = [look.measure(form.lay(look.rows.batch(share.rows)).to(training.device)) for share in shares]
     training.model.train()
-    parts = [part for part in ranks.gathered([each.tolist() for each in found]) if part]
+    parts = [part for part in ranks.gathered([each.tolist() for each in measured]) if part]
     sums = torch.tensor([each for part in parts for each in part], dtype=torch.float64).sum(0)
     look.take(sums.to(training.device))

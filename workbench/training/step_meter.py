@@ -33,7 +33,7 @@ class StepMeter:
 
     def means(self, ranks: Ranks) -> dict[str, float]:
         """The means since `begin`; each process has to ask. Without those of which there was nothing."""
-        found = ranks.gathered({name: sums.tolist() for name, sums in self._sums.items()})
-        names = dict.fromkeys(name for each in found for name in each)
-        sums = {name: [sum(each.get(name, (0.0, 0.0))[at] for each in found) for at in (0, 1)] for name in names}
+        rank_sums = ranks.gathered({name: sums.tolist() for name, sums in self._sums.items()})
+        names = dict.fromkeys(name for each in rank_sums for name in each)
+        sums = {name: [sum(each.get(name, (0.0, 0.0))[at] for each in rank_sums) for at in (0, 1)] for name in names}
         return {name: value / weight for name, (value, weight) in sums.items() if weight}

@@ -106,10 +106,10 @@ def middle(backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: Token
         return []
     if reason := config.refusal(len(blocks)):
         raise BackboneError(reason)
-    found, name = blocks[config.outer : len(blocks) - config.outer], type(backbone).__name__
+    inner_blocks, name = blocks[config.outer : len(blocks) - config.outer], type(backbone).__name__
     if (kernel := getattr(backbone.config, "_attn_implementation", "")) in _KERNELS:
         raise BackboneError(f"token_drop needs sdpa, and {kernel} counts tokens. Write model.attention=sdpa.")
-    for block, call in zip(found, block_calls.survey(backbone, found), strict=True):
+    for block, call in zip(inner_blocks, block_calls.survey(backbone, inner_blocks), strict=True):
         unknown = _unknown(_bound(block, call.arguments, call.named))
         in_rows = call.adds and call.before.ndim == 3
         if unknown or not in_rows:
@@ -118,7 +118,7 @@ def middle(backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: Token
                 f"{name}: its {type(block).__name__} {why}, so that token_drop cannot leave tokens out. "
                 "Leave token_drop out, or take layer_drop.rate=0.5, which leaves out blocks."
             )
-    return found
+    return inner_blocks
 
 
 def chosen(hash_BL: Tensor, lengths_B: Indices, *, share: float) -> Tensor:
@@ -144,8 +144,8 @@ def chosen(hash_BL: Tensor, lengths_B: Indices, *, share: float) -> Tensor:
 def _bound(block: nn.Module, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a block by name, without those that are None."""
     names = list(inspect.signature(type(block).forward).parameters)[1:]
-    found = {**dict(zip(names, arguments, strict=False)), **named}
-    return {name: each for name, each in found.items() if each is not None}
+    bound = {**dict(zip(names, arguments, strict=False)), **named}
+    return {name: each for name, each in bound.items() if each is not None}
 
 
 def _unknown(bound: Mapping[str, Any]) -> list[str]:

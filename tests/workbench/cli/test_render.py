@@ -166,7 +166,7 @@ def test_the_table_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
     method_tables.methods(SURVEY)
     text = capsys.readouterr().out
     about, sizes, refused, absent = text.split(" method ")[1:]
-    for name in SURVEY.found:
+    for name in SURVEY.sizes:
         row = next(line for line in about.splitlines() if line.split()[:1] == [name])
         assert METHODS[name].about[name].trains in row and METHODS[name].about[name].paper in row
     assert "On [some]/model, 1,000,000 parameters" in about

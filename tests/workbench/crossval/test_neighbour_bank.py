@@ -40,7 +40,7 @@ def test_a_bank_says_the_same_after_it_was_read_again(bank: NeighbourBank, ask: 
 @ASKS
 def test_what_all_rows_share_makes_none_of_them_similar(bank: NeighbourBank, ask: Ask) -> None:
     moved = bank._replace(features_ND=bank.features_ND + 50)
-    found, other = (each.neighbours([ask], np.arange(30), 5)[ask].found for each in (bank, moved))
+    found, other = (each.neighbours([ask], np.arange(30), 5)[ask].nearest for each in (bank, moved))
     np.testing.assert_array_equal(found.row_NK, other.row_NK)
     np.testing.assert_allclose(found.similarity_NK, other.similarity_NK, atol=1e-4)
 

@@ -86,7 +86,7 @@ def test_equals_the_equation_written_out(labels: Labels, ask: Ask) -> None:
     (values,), targets = said(labels, [1.0])
     correction = Correction(ask, neighbours=4, strength=0.3, temperature=0.2)
     rows = asked(asking(ask, 6), labels, values, targets, HAZE)[ask]  # more than are used
-    got = correction.apply(values, correction.consensus(rows.found, rows.answers_NC))
+    got = correction.apply(values, correction.consensus(rows.nearest, rows.answers_NC))
     answers = values if ask == "predictions" else labels.values(targets) if labels is NUMBER else targets
     for row in range(0, ROWS, 37):
         others = np.flatnonzero(((FOLD[row] == FOLD) == (ask == "predictions")) & (np.arange(ROWS) != row))
@@ -117,7 +117,7 @@ def test_without_strength_nothing_changes_to_the_last_bit(ask: Ask) -> None:
     (values,), targets = said(ONE, [1.0])
     none = Correction(ask, neighbours=4, strength=0.0, temperature=0.2)
     rows = asked(asking(ask, 4), ONE, values, targets, HAZE)[ask]
-    assert none.apply(values, none.consensus(rows.found, rows.answers_NC)).tobytes() == values.tobytes()
+    assert none.apply(values, none.consensus(rows.nearest, rows.answers_NC)).tobytes() == values.tobytes()
     new = neighbour_correction.corrected(none, values[:3], HAZE[:3], HAZE, values, FOLD)
     assert new.tobytes() == values[:3].tobytes()
 
@@ -238,7 +238,7 @@ def test_what_is_given_is_not_fitted() -> None:
     correction, after = fitted(config, ONE, values, targets, HAZE)
     assert correction == Correction("labels", 3, 0.7, 0.4)
     rows = asked(config, ONE, values, targets, HAZE)["labels"]
-    np.testing.assert_allclose(after, correction.apply(values, correction.consensus(rows.found, rows.answers_NC)))
+    np.testing.assert_allclose(after, correction.apply(values, correction.consensus(rows.nearest, rows.answers_NC)))
 
 
 def test_the_fit_is_the_lowest_point_of_a_fine_grid() -> None:
@@ -248,7 +248,7 @@ def test_the_fit_is_the_lowest_point_of_a_fine_grid() -> None:
     rows = asked(asking("auto"), ONE, values, targets, known)
 
     def loss(each: Correction) -> float:
-        after = each.apply(values, each.consensus(rows[each.ask].found, rows[each.ask].answers_NC))
+        after = each.apply(values, each.consensus(rows[each.ask].nearest, rows[each.ask].answers_NC))
         return float(gains.row_losses(ONE, after, targets).mean())
 
     grid = [

@@ -122,19 +122,19 @@ def test_file_bytes_of_any_tensors(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_survey_gives_settings_to_the_methods_that_have_them(stories: str) -> None:
-    plain, narrow = (adapter_sizes.survey([f"model.id={stories}", *words]).found for words in ([], ["adapter.rank=6"]))
+    plain, narrow = (adapter_sizes.survey([f"model.id={stories}", *words]).sizes for words in ([], ["adapter.rank=6"]))
     assert set(plain) == set(narrow) == set(METHODS)
     for name, section in METHODS.items():
         assert (plain[name] == narrow[name]) == ("rank" not in section.model_fields or isinstance(plain[name], str))
     assert isinstance(plain["bitfit"], str) and "has no biases" in plain["bitfit"]
     one = adapter_sizes.survey([f"model.id={stories}", "adapter={method: dora, rank: 6}"])
-    assert one.found == {"dora": narrow["dora"]} and one.parameters == 260_032
+    assert one.sizes == {"dora": narrow["dora"]} and one.parameters == 260_032
 
 
 def test_a_survey_refuses_as_a_run_does(stories: str) -> None:
-    found = adapter_sizes.survey([f"model.id={stories}", "model.weights=nf4"]).found
+    found = adapter_sizes.survey([f"model.id={stories}", "model.weights=nf4"]).sizes
     assert "quantised weights have no gradient. Write model.weights=float32|" in str(found["full"])
-    found = adapter_sizes.survey([f"model.id={stories}", "model.weights=float16", "adapter.method=full"]).found
+    found = adapter_sizes.survey([f"model.id={stories}", "model.weights=float16", "adapter.method=full"]).sizes
     assert "adapter.method=full cannot train float16 weights" in str(found["full"])
     with pytest.raises(BackboneError, match=r"no folder \./none"):
         adapter_sizes.survey(["model.id=./none"])
@@ -144,7 +144,7 @@ def test_new_tokens_count_as_they_train(stories: str) -> None:
     """Two rows of 64 for the tied embedding, and the two that the vocabulary grows by."""
     words = [f"model.id={stories}", "adapter.method=lora"]
     plain, more = (adapter_sizes.survey([*words, *new]) for new in ([], ["model.new_tokens=[<a>, <b>]"]))
-    before, after = plain.found["lora"], more.found["lora"]
+    before, after = plain.sizes["lora"], more.sizes["lora"]
     assert isinstance(before, AdapterSize) and isinstance(after, AdapterSize)
     assert after.trainable == before.trainable + 2 * 64
     grown = json.loads((Path(stories) / "config.json").read_text())["vocab_size"] + 2 - 512

@@ -82,7 +82,7 @@ def test_backbones_of_alike_blocks_are_cut_for_timing_and_others_are_whole(name:
 
 
 def test_the_list_of_methods_has_sizes_and_refusals_on_pictures(tmp_path: Path) -> None:
-    found = adapter_sizes.survey([f"model.id={save_vision(tmp_path, 'ResNet')}", "adapter.rank=4"]).found
+    found = adapter_sizes.survey([f"model.id={save_vision(tmp_path, 'ResNet')}", "adapter.rank=4"]).sizes
     sized = {name for name, size in found.items() if not isinstance(size, str)}
     assert {"lora", "rslora", "dora", "lora+", "layernorm", "bitfit", "linear-probe", "last-layers", "full"} <= sized
     refused = {name: reason for name, reason in found.items() if isinstance(reason, str)}

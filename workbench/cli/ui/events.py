@@ -51,10 +51,10 @@ class EventSource:
         """Yield events until the server ends."""
         quiet = 0.0
         while not self.closing():
-            found = await asyncio.to_thread(self.news)
-            for event in found:
+            new_events = await asyncio.to_thread(self.news)
+            for event in new_events:
                 yield event
-            quiet = 0.0 if found else quiet + LOOK_S
+            quiet = 0.0 if new_events else quiet + LOOK_S
             if quiet >= _ALIVE_S:
                 quiet = 0.0
                 yield ": here\n\n"
@@ -62,14 +62,14 @@ class EventSource:
 
     def news(self) -> list[str]:
         """Events for everything that is new since the last look."""
-        found = [self._changed("runs", self.runs.summaries())]
-        found.append(self._changed("jobs", [asdict(job) for job in self.queue.jobs]))
-        found.append(self._changed("trouble", self.queue.trouble))
-        found += [self._rows(run, curve) for run, curve in self.watched.curves]
-        found += [self._files(run) for run in dict.fromkeys(run for run, _ in self.watched.curves)]
+        events = [self._changed("runs", self.runs.summaries())]
+        events.append(self._changed("jobs", [asdict(job) for job in self.queue.jobs]))
+        events.append(self._changed("trouble", self.queue.trouble))
+        events += [self._rows(run, curve) for run, curve in self.watched.curves]
+        events += [self._files(run) for run in dict.fromkeys(run for run, _ in self.watched.curves)]
         if self.watched.log is not None:
-            found.append(self._log(self.queue.log(self.watched.log)))
-        return [event for event in found if event]
+            events.append(self._log(self.queue.log(self.watched.log)))
+        return [event for event in events if event]
 
     def _changed(self, name: str, value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
@@ -124,7 +124,7 @@ class EventSource:
 def positions(header: str | None) -> dict[str, str]:
     """Positions that a client has, by its own account; none where that is malformed."""
     try:
-        found = json.loads(header or "{}")
+        parsed = json.loads(header or "{}")
     except (ValueError, RecursionError):
         return {}
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
+    return {str(key): str(value) for key, value in parsed.items()} if isinstance(parsed, dict) else {}

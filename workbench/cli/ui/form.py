@@ -97,11 +97,11 @@ def free_name(name: str, taken: Sequence[str]) -> str:
     """A name for a run of a recipe that no other has."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name.removesuffix(".yaml").removesuffix(".yml")).strip("-.") or "run"
     number = 1
-    found = stem
-    while found in taken:
+    candidate = stem
+    while candidate in taken:
         number += 1
-        found = f"{stem}-{number}"
-    return found
+        candidate = f"{stem}-{number}"
+    return candidate
 
 
 def _is_recipe(path: Path) -> bool:

@@ -29,11 +29,11 @@ def inspect(recipe: str, words: Sequence[str]) -> list[Part]:
     from workbench.recipes.inspection import Inspection
     from workbench.recipes.load import load
 
-    found = check(load(recipe, words))
-    if isinstance(found, Inspection):
-        examples = [{"example": place, "pieces": pieces} for place, pieces in found.examples]
-        return [*examples, {"text": _printed(lambda: render.numbers(found))}]
-    return [{"text": _printed(lambda: render.inspection(found))}]
+    check_result = check(load(recipe, words))
+    if isinstance(check_result, Inspection):
+        examples = [{"example": place, "pieces": pieces} for place, pieces in check_result.examples]
+        return [*examples, {"text": _printed(lambda: render.numbers(check_result))}]
+    return [{"text": _printed(lambda: render.inspection(check_result))}]
 
 
 def plan(recipe: str, words: Sequence[str]) -> list[Part]:
@@ -83,18 +83,18 @@ def _answer(ask: Ask, recipe: str, words: Sequence[str], end: Connection) -> Non
 async def answered(ask: Ask, recipe: str, words: Sequence[str]) -> dict[str, Any]:
     """Ask in a new process; returns what is found, or why nothing is. Whoever stops waiting ends it."""
     loop = asyncio.get_running_loop()
-    found: asyncio.Future[dict[str, Any]] = loop.create_future()
+    future: asyncio.Future[dict[str, Any]] = loop.create_future()
     given_up = threading.Event()
 
     def work() -> None:
         answer = _asked(ask, recipe, words, given_up)
         if answer is not None:
-            loop.call_soon_threadsafe(found.set_result, answer)
+            loop.call_soon_threadsafe(future.set_result, answer)
 
     # The first process waits for imports that take long: a server that ends does not wait for them.
     threading.Thread(target=work, daemon=True).start()
     try:
-        return await found
+        return await future
     finally:
         given_up.set()
 
@@ -109,8 +109,8 @@ def _asked(ask: Ask, recipe: str, words: Sequence[str], given_up: threading.Even
         while not ours.poll(0.05):
             if given_up.is_set():
                 return None
-        found: dict[str, Any] = ours.recv()
-        return found
+        reply: dict[str, Any] = ours.recv()
+        return reply
     except EOFError:
         process.join()
         return {"error": f"The process that looked ended with status {process.exitcode}: memory may have run out."}

@@ -80,8 +80,8 @@ class JobQueue:
         return lock
 
     def _read(self) -> list[QueuedCommand]:
-        found = files.read_json(self._folder / "jobs.json").get("jobs", [])
-        return [QueuedCommand(**{**job, "words": tuple(job["words"])}) for job in found]
+        records = files.read_json(self._folder / "jobs.json").get("jobs", [])
+        return [QueuedCommand(**{**job, "words": tuple(job["words"])}) for job in records]
 
     def _write(self) -> None:
         over = [job.number for job in self._jobs.values() if job.state in OVER]

@@ -59,11 +59,11 @@ class MetricFile:
                 self._forget(0)
 
     def _read(self, descriptor: int, file: Any) -> None:
-        found = os.fstat(descriptor)
-        if found.st_ino != self._inode or found.st_size < self._offset:
-            self._forget(found.st_ino)
+        file_stat = os.fstat(descriptor)
+        if file_stat.st_ino != self._inode or file_stat.st_size < self._offset:
+            self._forget(file_stat.st_ino)
         file.seek(self._offset)
-        text: bytes = file.read(found.st_size - self._offset)
+        text: bytes = file.read(file_stat.st_size - self._offset)
         whole = text[: text.rfind(b"\n") + 1]  # a live run may be in the middle of its last line
         lines = whole.splitlines(keepends=True)
         try:
@@ -117,8 +117,8 @@ def last_rows(path: Path, rows: int) -> list[dict[str, float]]:
     lines = text[: text.rfind(b"\n") + 1].splitlines()
     whole = lines[1:] if size > rows * _ROW_BYTES else lines
     try:
-        found = [json.loads(line) for line in whole[-rows:]]
-        return [{key: value for key, value in row.items() if isinstance(value, (int, float))} for row in found]
+        records = [json.loads(line) for line in whole[-rows:]]
+        return [{key: value for key, value in row.items() if isinstance(value, (int, float))} for row in records]
     except (ValueError, AttributeError, RecursionError) as error:
         raise FileError(f"{path}: damaged ({error}).") from None
 
@@ -154,21 +154,21 @@ def thinned(columns: dict[str, npt.NDArray[np.float64]]) -> dict[str, npt.NDArra
     width = -(-rows // POINTS)
     if width <= 1:
         return columns
-    found: dict[str, npt.NDArray[np.float64]] = {}
+    downsampled: dict[str, npt.NDArray[np.float64]] = {}
     starts = np.arange(0, rows, width)
     ends = np.append(starts[1:], rows) - 1
     for name, values_N in columns.items():
         if name in _LAST:
-            found[name] = values_N[ends]
+            downsampled[name] = values_N[ends]
             continue
         known = np.isfinite(values_N)
         count = np.add.reduceat(known, starts, dtype=np.int64)
         total = np.add.reduceat(np.where(known, values_N, 0.0), starts)
-        found[name] = np.divide(total, count, out=np.full(len(starts), np.nan), where=count > 0)
+        downsampled[name] = np.divide(total, count, out=np.full(len(starts), np.nan), where=count > 0)
         if name == "loss":
-            found["loss_low"] = np.fmin.reduceat(values_N, starts)
-            found["loss_high"] = np.fmax.reduceat(values_N, starts)
-    return found
+            downsampled["loss_low"] = np.fmin.reduceat(values_N, starts)
+            downsampled["loss_high"] = np.fmax.reduceat(values_N, starts)
+    return downsampled
 
 
 def _listed(values_N: npt.NDArray[np.float64]) -> list[float | None]:

@@ -135,11 +135,11 @@ class Page:
     async def _run(self, request: Request) -> Response:
         name = self._named(request)
         try:
-            found = await asyncio.to_thread(self._runs.page, name)
+            run_page = await asyncio.to_thread(self._runs.page, name)
         except WorkbenchError as error:
             raise HTTPException(422, str(error)) from None
         report = f"/runs/{name}/report.html"
-        return JSONResponse({**found, "ticket": self._access.ticket(report)})
+        return JSONResponse({**run_page, "ticket": self._access.ticket(report)})
 
     async def _report(self, request: Request) -> Response:
         path = self._runs.path / self._named(request) / "report.html"
@@ -153,12 +153,12 @@ class Page:
             raise HTTPException(400, "first: expected the number of a row.")
         table = request.path_params["table"]
         try:
-            found = await asyncio.to_thread(self._runs.table, name, table, first=int(first), count=_ROWS)
+            table_page = await asyncio.to_thread(self._runs.table, name, table, first=int(first), count=_ROWS)
         except (OSError, ValueError) as error:
             raise HTTPException(422, f"{table}.parquet: damaged ({error}).") from None
-        if found is None:
+        if table_page is None:
             raise HTTPException(404, f"{name} has no {table}.parquet.")
-        return JSONResponse(found)
+        return JSONResponse(table_page)
 
     async def _samples(self, request: Request) -> Response:
         return JSONResponse(await asyncio.to_thread(self._runs.samples, self._named(request)))
@@ -184,12 +184,12 @@ class Page:
     async def _recipe(self, request: Request) -> Response:
         name = request.path_params["name"]
         try:
-            found = await asyncio.to_thread(form.recipe, name)
+            recipe_form = await asyncio.to_thread(form.recipe, name)
         except WorkbenchError as error:
             raise HTTPException(422, str(error)) from None
-        if found is None:
+        if recipe_form is None:
             raise HTTPException(404, f"No recipe is called {name}.")
-        return JSONResponse({**found, "run": form.free_name(name, self._taken())})
+        return JSONResponse({**recipe_form, "run": form.free_name(name, self._taken())})
 
     def _taken(self) -> list[str]:
         there = [path.name for path in self._runs.path.iterdir()]
@@ -197,8 +197,8 @@ class Page:
 
     async def _mistakes(self, request: Request) -> Response:
         name, answers, _ = await _form(request)
-        found = await asyncio.to_thread(form.mistakes, name, answers)
-        return JSONResponse({"mistakes": found, "code": [] if found else form.code(name, answers)})
+        errors = await asyncio.to_thread(form.mistakes, name, answers)
+        return JSONResponse({"mistakes": errors, "code": [] if errors else form.code(name, answers)})
 
     async def _check(self, request: Request) -> Response:
         return await self._looked(request, inspections.inspect)
@@ -220,8 +220,8 @@ class Page:
 
     async def _start(self, request: Request) -> Response:
         name, answers, run = await _form(request)
-        if found := await asyncio.to_thread(form.mistakes, name, answers):
-            return JSONResponse({"mistakes": found}, 422)
+        if errors := await asyncio.to_thread(form.mistakes, name, answers):
+            return JSONResponse({"mistakes": errors}, 422)
         form.require_name(run, self._taken())
         words = [name, *form.words(answers), "--out", str(self._runs.path / run)]
         return JSONResponse({"job": self._queue.add("run", words, run=run).number, "run": run})
@@ -296,12 +296,12 @@ async def _body(request: Request) -> dict[str, Any]:
         if len(body) > _BODY:
             raise HTTPException(413, f"The request has more than {_BODY:,} bytes.")
     try:
-        found = json.loads(bytes(body))
+        payload = json.loads(bytes(body))
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        payload = None
+    if not isinstance(payload, dict):
         raise HTTPException(400, "Expected a JSON object.")
-    return found
+    return payload
 
 
 async def _form(request: Request) -> tuple[str, Mapping[str, str], str]:

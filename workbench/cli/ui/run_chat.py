@@ -98,10 +98,10 @@ class Chat:
     def lines(self, request: Mapping[str, Any]) -> Iterator[bytes]:
         """The stream of an answer to a request as OpenAI's interface has it; raises ConfigError where none answers."""
         child = self._child
-        found = None if child is None else _ADDRESS.search(child.printed)
-        if child is None or found is None:
+        address = None if child is None else _ADDRESS.search(child.printed)
+        if child is None or address is None:
             raise ConfigError("No run is loaded. Load one first.")
-        connection = http.client.HTTPConnection(found[1], int(found[2]), timeout=_WAIT_S)
+        connection = http.client.HTTPConnection(address[1], int(address[2]), timeout=_WAIT_S)
         headers = {"Authorization": f"Bearer {child.key}", "Content-Type": "application/json"}
         try:
             connection.request("POST", "/v1/chat/completions", json.dumps({**request, "stream": True}), headers)

@@ -65,18 +65,18 @@ class RunFolder:
 
     def summaries(self) -> list[Facts]:
         """A line for each run, the newest first."""
-        found = [self._known(path.parent.name) for path in self.path.glob("*/manifest.json")]
-        return sorted(found, key=lambda run: str(run.get("created") or ""), reverse=True)
+        run_facts = [self._known(path.parent.name) for path in self.path.glob("*/manifest.json")]
+        return sorted(run_facts, key=lambda run: str(run.get("created") or ""), reverse=True)
 
     def _known(self, name: str) -> Facts:
         """The summary of a run; one that has ended is read again only when its files have changed."""
         files_now = _changed(self.path / name)
         if name in self._ended and self._ended[name][0] == files_now:
             return self._ended[name][1]
-        found = self.summary(name)
-        if found["status"] != "running":
-            self._ended[name] = files_now, found
-        return found
+        facts = self.summary(name)
+        if facts["status"] != "running":
+            self._ended[name] = files_now, facts
+        return facts
 
     def summary(self, name: str) -> Facts:
         """Facts of a run for a list: how it stands, what it is, how far it came."""
@@ -89,7 +89,7 @@ class RunFolder:
             return {"name": name, "status": "damaged", "reason": str(error)}
         values = self.config(name)
         status = _status(path, manifest)
-        found = {
+        facts = {
             "name": name,
             "status": status,
             "reason": manifest.get("reason"),
@@ -105,7 +105,7 @@ class RunFolder:
             "resumable": status in ("stopped", "interrupted", "failed") and any(path.rglob("checkpoints/step-*")),
             **progress,
         }
-        return found if status == "running" else {**found, "left_s": None}
+        return facts if status == "running" else {**facts, "left_s": None}
 
     def _progress(self, name: str, manifest: Mapping[str, Any]) -> Facts:
         """Steps, speed and memory; of members, of the one that came farthest."""
@@ -158,9 +158,9 @@ class RunFolder:
 
     def differences(self, names: Sequence[str]) -> list[tuple[str, list[str]]]:
         """Settings that are not the same in all of some runs, with their value in each."""
-        found = [flat(self.config(name)) for name in names]
-        keys = dict.fromkeys(key for each in found for key in each)
-        rows = [(key, [each.get(key, "") for each in found]) for key in keys]
+        configs = [flat(self.config(name)) for name in names]
+        keys = dict.fromkeys(key for each in configs for key in each)
+        rows = [(key, [each.get(key, "") for each in configs]) for key in keys]
         return [(key, values) for key, values in rows if len(set(values)) > 1]
 
     def table(self, name: str, table: str, *, first: int, count: int) -> Facts | None:
@@ -178,13 +178,13 @@ class RunFolder:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Settings by their key, such as `train.epochs`, with their value as JSON."""
-    found: dict[str, str] = {}
+    flattened: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
+            flattened |= flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return found
+            flattened[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return flattened
 
 
 def is_live(path: Path) -> bool:
@@ -215,14 +215,14 @@ def _left(rows: Sequence[Mapping[str, float]], steps: Any) -> float | None:
 
 def _changed(path: Path) -> tuple[tuple[int, int] | None, ...]:
     """Time and size of the files that a summary is made of."""
-    found: list[tuple[int, int] | None] = []
+    stamps: list[tuple[int, int] | None] = []
     for name in _SUMMARISED:
         try:
             now = (path / name).stat()
-            found.append((now.st_mtime_ns, now.st_size))
+            stamps.append((now.st_mtime_ns, now.st_size))
         except OSError:
-            found.append(None)
-    return tuple(found)
+            stamps.append(None)
+    return tuple(stamps)
 
 
 def _no_samples(values: Mapping[str, Any]) -> str | None:
@@ -238,8 +238,8 @@ def _no_samples(values: Mapping[str, Any]) -> str | None:
 
 
 def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = values.get(name)
-    return found if isinstance(found, Mapping) else {}
+    section = values.get(name)
+    return section if isinstance(section, Mapping) else {}
 
 
 def _number(value: Any) -> float | None:

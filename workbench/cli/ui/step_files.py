@@ -22,13 +22,13 @@ Shown = dict[str, Any]
 
 def marks(path: Path) -> dict[str, int]:
     """Sizes of the files that are there, which grow with each line; a page reads them again where they have changed."""
-    found = {}
+    sizes = {}
     for name in (SAMPLES, LAYERS):
         try:
-            found[name.partition(".")[0]] = (path / name).stat().st_size
+            sizes[name.partition(".")[0]] = (path / name).stat().st_size
         except OSError:
             continue
-    return found
+    return sizes
 
 
 def samples(path: Path) -> list[Shown]:
@@ -92,8 +92,8 @@ def _lines(path: Path, *, whole: bool = False) -> Iterator[Shown]:
         return
     for line in text.split(b"\n")[1 if first else 0 : -1]:  # a live run may be in the middle of its last line
         try:
-            found = json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict) and isinstance(found.get("step"), int):
-            yield found
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            yield record

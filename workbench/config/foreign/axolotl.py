@@ -54,33 +54,35 @@ def translate(settings: Mapping[str, Any]) -> Translation:
     Raises:
         ConfigError: Its task has no equivalent, or a value is not what its key takes.
     """
-    found = Translation(settings)
+    translation = Translation(settings)
     for key, reason in NO_TASK.items():
-        found.refuse(key, reason)
-    found.refuse("gptq", "GPTQ weights are told by the backbone's own files: leave gptq out.")
-    _task(found)
-    found.move("base_model", "model.id")
-    found.move("revision_of_model", "model.revision")
-    shared_settings.trust(found)
-    _template(found)
-    kind = found.take("adapter")
-    four = found.take("load_in_4bit") is True or kind == "qlora"
-    shared_settings.weights(found, bits=4 if four else 8 if found.take("load_in_8bit") is True else None)
-    _adapter(found, kind)
-    _rows(found)
-    shared_settings.length_and_rate(found, epochs=1)
-    shared_settings.schedule(found, "lr_scheduler")
-    shared_settings.optimizer(found, "optimizer")
-    shared_settings.batch(found, "micro_batch_size", packed=found.take("sample_packing") is True)
-    shared_settings.often(found, "evaluate.every", steps="eval_steps", per_epoch="evals_per_epoch")
-    shared_settings.often(found, "save.every", steps="save_steps", per_epoch="saves_per_epoch")
-    found.move("save_total_limit", "save.keep", found.whole)
-    _devices(found)
-    if address := found.take("mlflow_tracking_uri"):
-        found.look(f"mlflow_tracking_uri: set the environment variable MLFLOW_TRACKING_URI={address}.")
-    shared_settings.trackers(found, [name for name, keys in TRACKED.items() if any([found.take(key) for key in keys])])
-    found.ignore(*shared_settings.IDLE, *IDLE)
-    return found
+        translation.refuse(key, reason)
+    translation.refuse("gptq", "GPTQ weights are told by the backbone's own files: leave gptq out.")
+    _task(translation)
+    translation.move("base_model", "model.id")
+    translation.move("revision_of_model", "model.revision")
+    shared_settings.trust(translation)
+    _template(translation)
+    kind = translation.take("adapter")
+    four = translation.take("load_in_4bit") is True or kind == "qlora"
+    shared_settings.weights(translation, bits=4 if four else 8 if translation.take("load_in_8bit") is True else None)
+    _adapter(translation, kind)
+    _rows(translation)
+    shared_settings.length_and_rate(translation, epochs=1)
+    shared_settings.schedule(translation, "lr_scheduler")
+    shared_settings.optimizer(translation, "optimizer")
+    shared_settings.batch(translation, "micro_batch_size", packed=translation.take("sample_packing") is True)
+    shared_settings.often(translation, "evaluate.every", steps="eval_steps", per_epoch="evals_per_epoch")
+    shared_settings.often(translation, "save.every", steps="save_steps", per_epoch="saves_per_epoch")
+    translation.move("save_total_limit", "save.keep", translation.whole)
+    _devices(translation)
+    if address := translation.take("mlflow_tracking_uri"):
+        translation.look(f"mlflow_tracking_uri: set the environment variable MLFLOW_TRACKING_URI={address}.")
+    shared_settings.trackers(
+        translation, [name for name, keys in TRACKED.items() if any([translation.take(key) for key in keys])]
+    )
+    translation.ignore(*shared_settings.IDLE, *IDLE)
+    return translation
 
 
 def _task(found: Translation) -> None:

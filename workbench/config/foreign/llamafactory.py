@@ -33,46 +33,48 @@ def translate(settings: Mapping[str, Any], *, folders: tuple[Path, ...]) -> Tran
     Raises:
         ConfigError: Its task has no equivalent, or a value is not what its key takes.
     """
-    found = Translation(settings)
+    translation = Translation(settings)
     for key in PICTURES:
-        found.refuse(key, "pictures, films and sound beside text have no equivalent here.")
+        translation.refuse(key, "pictures, films and sound beside text have no equivalent here.")
     if "use_kt" in settings or "export_dir" in settings:
         raise ConfigError(
             "This file computes or exports with another program and trains nothing that could be translated."
         )
-    _task(found)
-    found.move("model_name_or_path", "model.id")
-    found.move("model_revision", "model.revision")
-    shared_settings.trust(found)
-    template = found.take("template")
+    _task(translation)
+    translation.move("model_name_or_path", "model.id")
+    translation.move("model_revision", "model.revision")
+    shared_settings.trust(translation)
+    template = translation.take("template")
     if template is not None:
-        found.look(
+        translation.look(
             f"template: {template}: here the tokenizer's own template is used, or a Jinja file (model.chat_template)."
         )
-    shared_settings.weights(found, bits=found.whole("quantization_bit"))
-    if found.take("pure_bf16"):
-        found.give("model.weights", "bfloat16")
-    _adapter(found)
-    _rows(found, folders)
-    shared_settings.length_and_rate(found, epochs=3)
-    shared_settings.schedule(found, "lr_scheduler_type")
-    _optimizer(found)
-    packed = bool(found.take("packing") or found.take("neat_packing"))
-    shared_settings.batch(found, "per_device_train_batch_size", packed=packed)
-    shared_settings.often(found, "evaluate.every", steps="eval_steps", per_epoch="")
-    shared_settings.often(found, "save.every", steps="save_steps", per_epoch="")
-    found.move("save_total_limit", "save.keep", found.whole)
-    shared_settings.sharing(found, deepspeed=found.take("deepspeed"), fsdp=found.take("fsdp"), offload=False)
-    found.ignore("fsdp_config")
-    report = found.take("report_to")
+    shared_settings.weights(translation, bits=translation.whole("quantization_bit"))
+    if translation.take("pure_bf16"):
+        translation.give("model.weights", "bfloat16")
+    _adapter(translation)
+    _rows(translation, folders)
+    shared_settings.length_and_rate(translation, epochs=3)
+    shared_settings.schedule(translation, "lr_scheduler_type")
+    _optimizer(translation)
+    packed = bool(translation.take("packing") or translation.take("neat_packing"))
+    shared_settings.batch(translation, "per_device_train_batch_size", packed=packed)
+    shared_settings.often(translation, "evaluate.every", steps="eval_steps", per_epoch="")
+    shared_settings.often(translation, "save.every", steps="save_steps", per_epoch="")
+    translation.move("save_total_limit", "save.keep", translation.whole)
+    shared_settings.sharing(
+        translation, deepspeed=translation.take("deepspeed"), fsdp=translation.take("fsdp"), offload=False
+    )
+    translation.ignore("fsdp_config")
+    report = translation.take("report_to")
     report = [*report] if isinstance(report, list) else [report]
-    report += ["swanlab"] if found.take("use_swanlab") else []
-    shared_settings.trackers(found, report)
+    report += ["swanlab"] if translation.take("use_swanlab") else []
+    shared_settings.trackers(translation, report)
     for name in report:
         if name not in (None, "none", "all", *shared_settings.TRACKERS):
-            found.look(f"report_to: {name} has no equivalent; metrics.jsonl has every figure.")
-    found.ignore(*shared_settings.IDLE, *IDLE)
-    return found
+            translation.look(f"report_to: {name} has no equivalent; metrics.jsonl has every figure.")
+    translation.ignore(*shared_settings.IDLE, *IDLE)
+    return translation
 
 
 def _task(found: Translation) -> None:

@@ -78,8 +78,8 @@ def _cleaned(train: PairSource, data: DataConfig) -> tuple[PairSource, Cleaning 
     if not data.clean:
         return train, None
     rows = [row_texts.of_texts(record.place, record.texts) for record in train.records]
-    found = cleaning.find(train.name, rows, data.clean)
-    return train.subset(found.kept([record.place for record in train.records])), found
+    cleaning_report = cleaning.find(train.name, rows, data.clean)
+    return train.subset(cleaning_report.kept([record.place for record in train.records])), cleaning_report
 
 
 def _require_loss(config: RunConfig, train: PairSource) -> None:
@@ -140,9 +140,9 @@ def _groups(source: PairSource) -> list[str]:
     texts = [[normalised(text) for text in record.texts[:2]] for record in source.records]
     numbers = text_units.numbered(text for own in texts for text in own)
     rows = np.repeat(np.arange(len(texts)), [len(own) for own in texts])
-    found = np.asarray([numbers[text] for own in texts for text in own])
+    text_ids = np.asarray([numbers[text] for own in texts for text in own])
     size = len(texts) + len(numbers)
-    edges = coo_array((np.ones(len(rows)), (rows, len(texts) + found)), shape=(size, size))
+    edges = coo_array((np.ones(len(rows)), (rows, len(texts) + text_ids)), shape=(size, size))
     _, group = connected_components(edges, directed=False)
     first: dict[int, str] = {}
     # By its first text, so that the order of rows does not matter.

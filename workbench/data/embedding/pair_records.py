@@ -88,7 +88,7 @@ def read(source: str, config: DataConfig, *, limit: int | None = None, form: For
     Raises:
         DataError: As `convert_rows`; or no form fits the columns.
     """
-    found: list[Form] = []
+    forms: list[Form] = []
 
     def converter(first: RawRow) -> Callable[[RawRow], PairRecord]:
         own = _form(source, first, config.columns)
@@ -97,13 +97,13 @@ def read(source: str, config: DataConfig, *, limit: int | None = None, form: For
                 f"{source}: has columns of {own} rows, and data.train has {form} ones. Give it the columns "
                 f"{', '.join(COLUMNS[form or own])}, or write data.columns with their names."
             )
-        found.append(own)
+        forms.append(own)
         return partial(_record, form=own, columns=config.columns)
 
     skipped: list[str] = []
     refuse = config.on_bad_row == "refuse"
     records = tuple(convert_rows(source, converter, refuse=refuse, skipped=skipped, limit=limit))
-    return PairSource(source, fingerprint(source), found[0], records, tuple(skipped))
+    return PairSource(source, fingerprint(source), forms[0], records, tuple(skipped))
 
 
 def _form(source: str, row: RawRow, renames: Mapping[str, str]) -> Form:
@@ -150,13 +150,13 @@ def _record(row: RawRow, *, form: Form, columns: Mapping[str, str]) -> PairRecor
 
 
 def _negatives(values: Mapping[str, Any]) -> list[str]:
-    found = [] if values.get(NEGATIVE) is None else [_text(values, NEGATIVE)]
+    negatives = [] if values.get(NEGATIVE) is None else [_text(values, NEGATIVE)]
     more = values.get(NEGATIVES)
     if more is None:
-        return found
+        return negatives
     if not isinstance(more, list):
         raise DataError(f"`{NEGATIVES}` must be a list of texts, found {excerpt(more)}. Write [{excerpt(more)}].")
-    return found + [_text({NEGATIVES: each}, NEGATIVES) for each in more]
+    return negatives + [_text({NEGATIVES: each}, NEGATIVES) for each in more]
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
@@ -215,5 +215,5 @@ def read_texts(source: str, config: DataConfig, skipped: list[str]) -> tuple[lis
         return lambda row: GivenText(row.place, _text(renamed(row.columns, config.columns), names[0]))
 
     rows = convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped)
-    found = list(rows)
-    return found, chosen[0] in PASSAGES
+    texts = list(rows)
+    return texts, chosen[0] in PASSAGES

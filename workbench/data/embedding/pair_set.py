@@ -91,8 +91,8 @@ class PairSet:
         """Tokens of all texts of each row."""
         length_U = self.units.lengths
         more_N = np.asarray([int(length_U[each].sum()) for each in self.negatives], dtype=np.int64)
-        found: Indices = length_U[self.anchor_N] + length_U[self.positive_N] + more_N
-        return found
+        length_N: Indices = length_U[self.anchor_N] + length_U[self.positive_N] + more_N
+        return length_N
 
     @property
     def longest_sequences(self) -> Indices:
@@ -228,11 +228,11 @@ class PairSet:
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
-        found: dict[str, Any] = {"form": self.form, "texts": len(self.units.texts)}
-        found |= {"classes": len(np.unique(self.class_N))} if self.form == "labelled" else {}
-        found |= {"sources": self.rows_by_source} if self.sources else {}
-        found |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
-        return {**dataset_facts.shared(self, supervised_tokens=len(self)), **found}
+        pair_facts: dict[str, Any] = {"form": self.form, "texts": len(self.units.texts)}
+        pair_facts |= {"classes": len(np.unique(self.class_N))} if self.form == "labelled" else {}
+        pair_facts |= {"sources": self.rows_by_source} if self.sources else {}
+        pair_facts |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
+        return {**dataset_facts.shared(self, supervised_tokens=len(self)), **pair_facts}
 
 
 def encode(
@@ -247,7 +247,7 @@ def encode(
     units_of = [np.asarray([numbers[text] for text in texts], dtype=np.int64) for texts in others]
     labelled = source.form == "labelled"
     classes = text_units.numbered(sorted({record.label for record in records}))
-    found = PairSet(
+    pair_set = PairSet(
         form=source.form,
         records=records,
         units=text_units.units(list(numbers), tokenizer, max_tokens=max_tokens),
@@ -263,7 +263,7 @@ def encode(
         sources=source.sources,
         source_N=source.source_N,
     )
-    return found.with_partners(epoch=0) if labelled else found
+    return pair_set.with_partners(epoch=0) if labelled else pair_set
 
 
 def first_units(rows: PairSet, count: int) -> TextUnits:

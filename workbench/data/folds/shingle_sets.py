@@ -67,19 +67,19 @@ def signatures(sets: ShingleSets, *, hashes: int, bands: int, width: int, seed: 
     factor_K, shift_K = MinHash(num_perm=hashes, seed=seed, scheme="affine32").permutations
     mixed_V, starts = _mixed(sets.hash_V), sets.table_UV.indptr
     count = len(starts) - 1
-    found = Signatures(np.zeros((bands, count), dtype=np.uint64), np.zeros((count, hashes), dtype=np.uint8))
+    minhashes = Signatures(np.zeros((bands, count), dtype=np.uint64), np.zeros((count, hashes), dtype=np.uint8))
     for first in range(0, count, TEXTS):
         rows = slice(first, min(first + TEXTS, count))
         value = mixed_V[sets.table_UV.indices[starts[first] : starts[rows.stop]]]
         begin = np.asarray(starts[rows] - starts[first], dtype=np.int64)
         for number, (factor, shift) in enumerate(zip(factor_K, shift_K, strict=True)):
             least = np.minimum.reduceat(value * factor + shift, begin)
-            found.sketch_UK[rows, number] = least.astype(np.uint8)
+            minhashes.sketch_UK[rows, number] = least.astype(np.uint8)
             if number < bands * width:
-                band = found.band_BU[number // width, rows]
+                band = minhashes.band_BU[number // width, rows]
                 band ^= least
                 band *= np.uint64(0x9E3779B97F4A7C15)
-    return found
+    return minhashes
 
 
 def _block(texts: Sequence[str], shingle: Literal["characters", "words"], size: int) -> tuple[csr_array, list[str]]:

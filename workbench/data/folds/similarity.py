@@ -74,14 +74,14 @@ def near_pairs(sets: ShingleSets, *, threshold: float, seed: int) -> Ints:
     """
     count = sets.table_UV.shape[0]
     bands, width = _banding(threshold)
-    found = signatures(sets, hashes=PERMUTATIONS, bands=bands, width=width, seed=seed)
+    minhashes = signatures(sets, hashes=PERMUTATIONS, bands=bands, width=width, seed=seed)
     size_U = np.diff(sets.table_UV.indptr)
     known = np.zeros(0, dtype=np.int64)
     # Sorted arrays rather than datasketch's index, whose buckets are Python sets: 1 kB per text instead of 26 kB.
-    for band_U in found.band_BU:
+    for band_U in minhashes.band_BU:
         for pairs_P2 in pairs_within(band_U):
             first, second = _new(pairs_P2, known, count).T
-            likely = _likely(size_U, found.sketch_UK, first, second, threshold)
+            likely = _likely(size_U, minhashes.sketch_UK, first, second, threshold)
             first, second = first[likely], second[likely]
             near = jaccard(sets.table_UV, first, second) >= threshold
             known = np.union1d(known, first[near] * count + second[near])
@@ -100,19 +100,19 @@ def near_vectors(vectors_ND: NDArray[np.float32], *, threshold: float) -> tuple[
 
     centred_ND = torch.from_numpy(vectors_ND - vectors_ND.mean(0, dtype=np.float64).astype(np.float32))
     unit_ND = torch.nn.functional.normalize(centred_ND, dim=1)
-    pairs, found, count = [torch.zeros(0, 2, dtype=torch.int64)], [torch.zeros(0)], 0
+    pairs, similarities, count = [torch.zeros(0, 2, dtype=torch.int64)], [torch.zeros(0)], 0
     for start in range(0, len(unit_ND), VECTORS):
         similarity = unit_ND[start : start + VECTORS] @ unit_ND[start:].T
         near = torch.nonzero(torch.triu(similarity, diagonal=1) >= threshold)
         pairs.append(near + start)
-        found.append(similarity[near[:, 0], near[:, 1]])
+        similarities.append(similarity[near[:, 0], near[:, 1]])
         count += len(near)
         if count > MAX_PAIRS:
             raise DataError(
                 f"{len(unit_ND)} rows have over {MAX_PAIRS} pairs with a similarity of features of {threshold:g}. "
                 "Write a higher duplicates.features, or null."
             )
-    return torch.cat(pairs).numpy(), torch.cat(found).double().numpy()
+    return torch.cat(pairs).numpy(), torch.cat(similarities).double().numpy()
 
 
 def jaccard(table_UV: csr_array, first_P: Ints, second_P: Ints) -> NDArray[np.float64]:

@@ -70,8 +70,8 @@ class _Counts(NamedTuple):
 
     def groups_with(self, number: int) -> list[int]:
         """Groups that have a class."""
-        found: list[int] = self.group_P[self.class_P == number].tolist()
-        return found
+        groups: list[int] = self.group_P[self.class_P == number].tolist()
+        return groups
 
     def of_group(self, group: int) -> Iterator[tuple[int, int]]:
         """The classes of a group, each with its rows."""

@@ -188,10 +188,10 @@ def _erased(
     picture_hw3: Picture, config: AugmentConfig, drawn: _Draws, trials: list[float], rng: np.random.Generator
 ) -> Picture:
     height, width = picture_hw3.shape[:2]
-    found = rectangle((height, width), config.erasing_area, config.erasing_ratio, trials)
-    if found is None:
+    box_size = rectangle((height, width), config.erasing_area, config.erasing_ratio, trials)
+    if box_size is None:
         return picture_hw3
-    box_h, box_w = max(1, round(found[0])), max(1, round(found[1]))
+    box_h, box_w = max(1, round(box_size[0])), max(1, round(box_size[1]))
     top, left = int(drawn.erasing_y * (height - box_h + 1)), int(drawn.erasing_x * (width - box_w + 1))
     result_hw3: Picture = picture_hw3.copy()
     box_hw3 = result_hw3[top : top + box_h, left : left + box_w]

@@ -191,11 +191,13 @@ def _ends_grey(image: Image.Image) -> bool:
 def _is_whole_jpeg(image: Image.Image, data: bytes) -> bool:
     """Whether a file holds the data of all blocks: further data before its end marker then changes nothing."""
     place = 2
-    while (found := _MARKER.search(data, place)) and found[0][-1:] != _JPEG_END[1:]:
-        place = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
-    if found is None:
+    while (marker_match := _MARKER.search(data, place)) and marker_match[0][-1:] != _JPEG_END[1:]:
+        place = marker_match.end() + int.from_bytes(data[marker_match.end() : marker_match.end() + 2], "big")
+    if marker_match is None:
         return False
-    with Image.open(io.BytesIO(data[: found.start()] + _NOISE + data[found.start() :]), formats=["JPEG"]) as other:
+    with Image.open(
+        io.BytesIO(data[: marker_match.start()] + _NOISE + data[marker_match.start() :]), formats=["JPEG"]
+    ) as other:
         return ImageChops.difference(other, image).getbbox() is None
 
 

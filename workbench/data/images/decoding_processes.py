@@ -131,10 +131,10 @@ def _feed(
         ready.add(process.pid)
         while (chunk := _next(todo)) is not None:
             _send(process.stdin, (chunk, files[chunk.start : chunk.stop]))
-            found = pickle.load(process.stdout)
-            if isinstance(found, Exception):
-                raise found
-            mistakes |= found
+            reply = pickle.load(process.stdout)
+            if isinstance(reply, Exception):
+                raise reply
+            mistakes |= reply
     except (EOFError, BrokenPipeError, pickle.UnpicklingError):
         if process.pid in ready or not todo.empty():
             raise DataError(
@@ -171,10 +171,10 @@ def serve() -> None:
         except EOFError:
             return
         try:
-            found: Mistakes | Exception = fill(chunk, files, work)
+            reply: Mistakes | Exception = fill(chunk, files, work)
         except Exception as error:  # told where it can be shown
-            found = error
+            reply = error
         try:
-            _send(answers, found)
+            _send(answers, reply)
         except BrokenPipeError:
             return

@@ -72,8 +72,8 @@ def read_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
 
 def fingerprint(path: Path) -> str:
     """SHA-256 over both files."""
-    found = (_bytes(content) for each in (path, _renamed(path, "labels", 1)) if (content := _content(each)))
-    return hashlib.sha256(" ".join(hashlib.sha256(each).hexdigest() for each in found).encode()).hexdigest()
+    contents = (_bytes(content) for each in (path, _renamed(path, "labels", 1)) if (content := _content(each)))
+    return hashlib.sha256(" ".join(hashlib.sha256(each).hexdigest() for each in contents).encode()).hexdigest()
 
 
 def _content(path: Path) -> PictureFile | None:
@@ -82,8 +82,8 @@ def _content(path: Path) -> PictureFile | None:
     if archive is None:
         return PictureFile(str(path), path) if path.is_file() else None
     inside = path.relative_to(archive).as_posix()
-    found = (each for each in picture_archives.members(archive) if str(each.path) == inside and not each.is_folder)
-    return next((PictureFile(str(path), archive, inside, span=each.span) for each in found), None)
+    matches = (each for each in picture_archives.members(archive) if str(each.path) == inside and not each.is_folder)
+    return next((PictureFile(str(path), archive, inside, span=each.span) for each in matches), None)
 
 
 def _renamed(path: Path, kind: str, dimensions: int) -> Path:

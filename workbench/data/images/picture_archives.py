@@ -40,32 +40,32 @@ def _of_zip(archive: Path) -> list[Member]:
     try:
         with zipfile.ZipFile(archive) as opened:
             # Later ones replace earlier ones of the same name, as in unpacking.
-            found = {info.filename: info for info in opened.infolist()}
+            entries = {info.filename: info for info in opened.infolist()}
     except (OSError, zipfile.BadZipFile) as error:
         raise DataError(
             f"{archive}: not a zip archive that can be read ({error}). Copy or download it again."
         ) from None
-    if any(info.flag_bits & 1 for info in found.values()):
+    if any(info.flag_bits & 1 for info in entries.values()):
         raise DataError(f"{archive}: is encrypted. Unpack it, and name the folder.")
-    if wrong := next((name for name in found if "\\" in name), None):
+    if wrong := next((name for name in entries if "\\" in name), None):
         raise DataError(
             f"{archive}: holds {wrong}, with a backslash in place of /, as old programs for Windows write. Unpack it, "
             "and name the folder."
         )
-    return [Member(_path(archive, name), info.is_dir()) for name, info in found.items()]
+    return [Member(_path(archive, name), info.is_dir()) for name, info in entries.items()]
 
 
 def _of_tar(archive: Path) -> list[Member]:
     try:
         # Later ones replace earlier ones of the same name, as in unpacking.
         with tarfile.open(archive, "r:") as opened:
-            found = {info.name: info for info in opened.getmembers()}
+            entries = {info.name: info for info in opened.getmembers()}
     except (OSError, tarfile.TarError) as error:
         raise DataError(
             f"{archive}: not a tar archive that can be read ({error}). A compressed one must be unpacked; name the "
             "folder. Else copy or download it again."
         ) from None
-    return [_member(archive, info) for info in found.values()]
+    return [_member(archive, info) for info in entries.values()]
 
 
 def _member(archive: Path, info: tarfile.TarInfo) -> Member:

@@ -130,12 +130,12 @@ def _candidates(spectra_UF: Floats) -> Ints:
     centred = torch.from_numpy(spectra_UF - spectra_UF.mean(0))
     unit_UF = torch.nn.functional.normalize(centred, dim=1)
     count = min(CANDIDATES + 1, len(unit_UF))  # the nearest of all is the picture itself
-    found = []
+    pairs = []
     for start in range(0, len(unit_UF), BLOCK):
         similarity, nearest = (unit_UF[start : start + BLOCK] @ unit_UF.T).topk(count, dim=1)
         row, rank = torch.nonzero(similarity > LEAST, as_tuple=True)
-        found.append(torch.stack([row + start, nearest[row, rank]], dim=1).sort(dim=1).values)
-    pairs_P2 = np.unique(torch.cat(found).numpy(), axis=0)
+        pairs.append(torch.stack([row + start, nearest[row, rank]], dim=1).sort(dim=1).values)
+    pairs_P2 = np.unique(torch.cat(pairs).numpy(), axis=0)
     return np.asarray(pairs_P2[pairs_P2[:, 0] != pairs_P2[:, 1]], dtype=np.int64)
 
 
@@ -153,10 +153,10 @@ def _chunk(looks: Sequence[_Look], least: float, pairs_P2: Ints) -> list[float]:
 def _similarity(first: _Look, second: _Look, *, least: float) -> float:
     """Similarity of two pictures; what is below `least` by details alone is not looked at further."""
     best = _aligned(first.details_SS, second.details_SS)
-    found = 1 - (1 - best.correlation) / 2
-    if found < least:
-        return found
-    return min(found, 1 - STRICTNESS / 2 * (1 - _same_shapes(first.small_SS, second.small_SS, best.centre)))
+    score = 1 - (1 - best.correlation) / 2
+    if score < least:
+        return score
+    return min(score, 1 - STRICTNESS / 2 * (1 - _same_shapes(first.small_SS, second.small_SS, best.centre)))
 
 
 class _Alignment(NamedTuple):

@@ -108,12 +108,12 @@ class PictureFile:
     def digest(self) -> bytes:
         """SHA-256 that tells other contents apart: of the bytes, or of a zip archive and the member's name."""
         if self.path is not None and self.member and self.span is None:
-            found = hashlib.sha256(_archive_digest(*_version(self.path)))
-            found.update(self.member.encode())
+            hasher = hashlib.sha256(_archive_digest(*_version(self.path)))
+            hasher.update(self.member.encode())
         else:
-            found = hashlib.sha256(self.read())
-            found.update(repr(self.shape).encode())
-        return found.digest()
+            hasher = hashlib.sha256(self.read())
+            hasher.update(repr(self.shape).encode())
+        return hasher.digest()
 
     def digest_or_fault(self) -> bytes:
         """The digest, or why there is none: a file that cannot be read is refused, or left out, where it is decoded."""
@@ -132,10 +132,10 @@ _UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, NotImplementedError, z
 
 
 def _whole(path: Path) -> bytes:
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):  # reading a pipe would wait for ever
+    file_stat = path.stat()
+    if not stat.S_ISREG(file_stat.st_mode):  # reading a pipe would wait for ever
         raise OSError("it is no file")
-    _require_size(found.st_size)
+    _require_size(file_stat.st_size)
     return path.read_bytes()
 
 
@@ -153,19 +153,19 @@ def _part(path: Path, start: int, size: int) -> bytes:
     _require_size(size)
     with path.open("rb") as file:
         file.seek(start)
-        found = file.read(size)
-    if len(found) < size:
+        content = file.read(size)
+    if len(content) < size:
         raise EOFError("the archive is shorter than it was")
-    return found
+    return content
 
 
 def _version(path: Path) -> tuple[Path, int, int]:
     """An archive as it is now, so that one which is replaced is opened again."""
     try:
-        found = path.stat()
+        file_stat = path.stat()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({_why(error)}).") from None
-    return path, found.st_mtime_ns, found.st_size
+    return path, file_stat.st_mtime_ns, file_stat.st_size
 
 
 @functools.lru_cache(maxsize=4)

@@ -60,11 +60,11 @@ class PictureFormat:
         timm, own = hub_config.get("pretrained_cfg"), backbone.get("image_size")
         own = own if isinstance(own, int) else None
         if isinstance(timm, Mapping):
-            found = _of_timm(timm)
+            picture_format = _of_timm(timm)
         else:
-            found = _of_processor(processor, str(hub_config.get("model_type")), size or own)
+            picture_format = _of_processor(processor, str(hub_config.get("model_type")), size or own)
             size = size or (None if processor else own)
-        return found if size is None else found.of_size(size)
+        return picture_format if size is None else picture_format.of_size(size)
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> PictureFormat:
@@ -82,7 +82,7 @@ class PictureFormat:
         """The preprocessor_config.json of a stock processor that prepares pictures so; None where there is none."""
         if self.fit == "pad" or self.resized[0] != self.resized[1]:
             return None
-        found: dict[str, Any] = {
+        config: dict[str, Any] = {
             "image_processor_type": "CLIPImageProcessor",
             "do_resize": True,
             "size": {"height": self.resized[0], "width": self.resized[1]},
@@ -94,10 +94,10 @@ class PictureFormat:
             "image_std": list(self.std),
         }
         if self.fit == "stretch" and self.resized == (self.height, self.width):
-            return {**found, "image_processor_type": "ViTImageProcessor"}
+            return {**config, "image_processor_type": "ViTImageProcessor"}
         crop = {"do_center_crop": True, "crop_size": {"height": self.height, "width": self.width}}
-        size = {"shortest_edge": self.resized[0]} if self.fit == "crop" else found["size"]
-        return {**found, **crop, "size": size}
+        size = {"shortest_edge": self.resized[0]} if self.fit == "crop" else config["size"]
+        return {**config, **crop, "size": size}
 
     def of_size(self, size: int) -> PictureFormat:
         """The same format for a square of another size."""
@@ -109,14 +109,14 @@ class PictureFormat:
         """Pictures (B, H, W, 3), at least one, as the backbone reads them, (B, 3, H, W)."""
         scale_311, shift_311 = (values_3[:, None, None] for values_3 in self.affine)
         height, width = pixels[0].shape[:2]
-        found = np.empty((len(pixels), 3, height, width), np.float32)
+        inputs_B3HW = np.empty((len(pixels), 3, height, width), np.float32)
 
         def write(number: int) -> None:  # one at a time stays in the processor's cache
-            np.multiply(pixels[number].transpose(2, 0, 1), scale_311, out=found[number])
-            found[number] += shift_311
+            np.multiply(pixels[number].transpose(2, 0, 1), scale_311, out=inputs_B3HW[number])
+            inputs_B3HW[number] += shift_311
 
         threads.each(write, range(len(pixels)), size=height * width)
-        return found
+        return inputs_B3HW
 
     @property
     def affine(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:

@@ -110,10 +110,10 @@ class PictureReader:
         skipped: list[str] = []
         refuse = self.data.on_bad_row == "refuse"
         rows = partial(picture_sources.read_rows, column=self.image.column)
-        found = list(convert_rows(source, converter, refuse=refuse, skipped=skipped, limit=limit, reader=rows))
+        converted = list(convert_rows(source, converter, refuse=refuse, skipped=skipped, limit=limit, reader=rows))
         fingerprint = picture_sources.fingerprint(source, self.image.column)
         return self._stored(
-            RecordSource(source, fingerprint, tuple(found), tuple(skipped)), refuse=refuse, labelled=labelled
+            RecordSource(source, fingerprint, tuple(converted), tuple(skipped)), refuse=refuse, labelled=labelled
         )
 
     def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:
@@ -222,9 +222,9 @@ class PictureReader:
         return replace(self, image=self.image.model_copy(update={"prepare": prepare}), statistics=None, training=None)
 
     def _file(self, record: LabelledRecord) -> PictureFile:
-        found = record.row.columns[self.image.column]
-        assert isinstance(found, PictureFile)
-        return found
+        picture_file = record.row.columns[self.image.column]
+        assert isinstance(picture_file, PictureFile)
+        return picture_file
 
     def _stored(self, source: RecordSource, *, refuse: bool = True, labelled: bool) -> RecordSource:
         """The rows whose pictures can be decoded, with their prepared pixels.
@@ -300,8 +300,8 @@ def saved_format(folder: Path) -> SavedFormat:
 def _training_ranges(sources: tuple[str, ...], column: str, max_pixels: int, depth: Depth) -> ValueRanges:
     """Ranges of the deep pictures of data.train, or of all of data.sources."""
     rows = (row for source in sources for row in picture_sources.read_rows(source, column))
-    found = (row.columns[column] for row in rows if not row.mistake)
-    deep = [file for file in found if file.may_be_deep()]
+    candidates = (row.columns[column] for row in rows if not row.mistake)
+    deep = [file for file in candidates if file.may_be_deep()]
     return value_ranges.measure(deep, max_pixels=max_pixels, depth=depth, folder=cache_folder() / "value_ranges")
 
 

@@ -71,18 +71,18 @@ def fingerprint(source: str, column: str = "image") -> str:
     path = _path(source)
     if idx_files.is_idx(path):
         return idx_files.fingerprint(path)
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     if not picture_trees.is_tree(path) and not _is_picture(path):
         table = rows.fingerprint(source)
         if not os.path.exists(path):
             return table
-        found.update(table.encode())
+        hasher.update(table.encode())
     for row in read_rows(source, column):
         file = row.columns.get(column)
         if isinstance(file, PictureFile) and (file.path is not None):
-            found.update(f"{row.place}\0{row.columns.get(LABEL)}\0".encode())
-            found.update(file.digest_or_fault())
-    return found.hexdigest()
+            hasher.update(f"{row.place}\0{row.columns.get(LABEL)}\0".encode())
+            hasher.update(file.digest_or_fault())
+    return hasher.hexdigest()
 
 
 def _path(source: str) -> Path:

@@ -91,11 +91,11 @@ def store(
     """
     work = Work(Path(), 0, format, prepare, max_pixels, statistics, ranges)
     path = folder / _fingerprint(files, work)
-    if (found := _opened(path, files)) is not None:
-        return found
+    if (cached := _opened(path, files)) is not None:
+        return cached
     with _locked(path):
-        if (found := _opened(path, files)) is not None:  # another process made it meanwhile
-            return found
+        if (cached := _opened(path, files)) is not None:  # another process made it meanwhile
+            return cached
         _make_room(files, format, folder)
         with whole_files.new_folder(path, durable=False) as aside:  # `_read` compares the checksum
             mistakes = _write(files, work, aside / _PIXELS, workers)
@@ -144,10 +144,10 @@ def _fingerprint(files: Sequence[PictureFile], work: Work) -> str:
     statistics = work.statistics if prepare.standardise == "data" else None
     versions = (VERSION, PIL.__version__, cv2.__version__)
     settings = [versions, format, prepare.model_dump(), work.max_pixels, statistics, work.ranges]
-    found = hashlib.sha256(json.dumps(settings, default=str).encode())
+    hasher = hashlib.sha256(json.dumps(settings, default=str).encode())
     for file in files:
-        found.update(file.digest_or_fault())
-    return found.hexdigest()[:32]
+        hasher.update(file.digest_or_fault())
+    return hasher.hexdigest()[:32]
 
 
 def _opened(path: Path, files: Sequence[PictureFile], *, known_whole: bool = False) -> StoredPictures | None:
@@ -155,12 +155,12 @@ def _opened(path: Path, files: Sequence[PictureFile], *, known_whole: bool = Fal
     if not path.exists():
         return None
     release = store_eviction.use(path)
-    found = _read(path, files, known_whole=known_whole)
-    if found is None:
+    pictures = _read(path, files, known_whole=known_whole)
+    if pictures is None:
         release()
     else:
-        weakref.finalize(found.pixels, release)
-    return found
+        weakref.finalize(pictures.pixels, release)
+    return pictures
 
 
 def _read(path: Path, files: Sequence[PictureFile], *, known_whole: bool) -> StoredPictures | None:
@@ -181,10 +181,10 @@ def _checksum(path: Path) -> int:
     starts = range(0, path.stat().st_size, BLOCK)
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        found = threads.each(lambda start: zlib.crc32(os.pread(descriptor, BLOCK, start)), starts, size=BLOCK)
+        block_checksums = threads.each(lambda start: zlib.crc32(os.pread(descriptor, BLOCK, start)), starts, size=BLOCK)
     finally:
         os.close(descriptor)
-    return zlib.crc32(np.asarray(found, np.uint32).tobytes())
+    return zlib.crc32(np.asarray(block_checksums, np.uint32).tobytes())
 
 
 def _write(files: Sequence[PictureFile], work: Work, path: Path, workers: int | Literal["auto"]) -> Mistakes:

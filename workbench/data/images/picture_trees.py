@@ -190,8 +190,8 @@ def _unwrapped(tree: _Tree) -> _Tree:
 
 
 def _require_no_idx(tree: _Tree) -> None:
-    if found := sorted(str(file) for file in tree.files if idx_files.is_named_so(file)):
-        pictures = [file for file in found if "labels" not in file] or ["the file of their pictures"]
+    if idx_names := sorted(str(file) for file in tree.files if idx_files.is_named_so(file)):
+        pictures = [file for file in idx_names if "labels" not in file] or ["the file of their pictures"]
         raise DataError(f"{tree.name}: holds idx files. Name one: {tree.name}/{f' or {tree.name}/'.join(pictures)}.")
 
 

@@ -61,16 +61,16 @@ def _limit(room: int) -> float:
     if not given:
         return SHARE * room
     with suppress(ValueError):
-        if math.isfinite(found := float(given)) and found >= 0:
-            return found * 1e9
+        if math.isfinite(limit_gb := float(given)) and limit_gb >= 0:
+            return limit_gb * 1e9
     raise ConfigError(f"{VARIABLE}={given}: expected a number of gigabytes, such as 50.")
 
 
 def _size(store: Path) -> int:
-    found = 0
+    total_bytes = 0
     with suppress(OSError):  # another process deletes it
-        found = sum(file.stat().st_size for file in store.iterdir())
-    return found
+        total_bytes = sum(file.stat().st_size for file in store.iterdir())
+    return total_bytes
 
 
 def _last_use(store: Path) -> float:

@@ -49,14 +49,14 @@ def measure(
 def in_words(ranges: ValueRanges, depth: int | Literal["auto"]) -> str:
     """The ranges, for a person who checks a recipe; empty where no picture has more than 8 bits."""
     decided = "as the training pictures need" if depth == "auto" else f"image.depth={depth}"
-    found = []
+    phrases = []
     if ranges.integers is not None:
         low, high = ranges.integers
         bits = {2.0**bits - 1: f"{bits} bits, " for bits in DEPTHS}.get(high, "") if low == 0 else ""
-        found.append(f"{bits}{low:,.0f} to {high:,.0f} become 0 to 255, {decided}")
+        phrases.append(f"{bits}{low:,.0f} to {high:,.0f} become 0 to 255, {decided}")
     if ranges.floats is not None:
-        found.append("floats of {:.4g} to {:.4g} become 0 to 255".format(*ranges.floats))
-    return "; ".join(found)
+        phrases.append("floats of {:.4g} to {:.4g} become 0 to 255".format(*ranges.floats))
+    return "; ".join(phrases)
 
 
 def _kept(files: Sequence[PictureFile], max_pixels: int, folder: Path) -> dict[str, _Span]:
@@ -67,14 +67,14 @@ def _kept(files: Sequence[PictureFile], max_pixels: int, folder: Path) -> dict[s
     path = folder / f"{name.hexdigest()[:32]}.json"
     with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or a damaged one
         return {kind: (float(low), float(high)) for kind, (low, high) in json.loads(path.read_text()).items()}
-    found: dict[str, _Span] = {}
+    spans: dict[str, _Span] = {}
     for each in threads.each(lambda file: _extremes(file, max_pixels), files, size=threads.LARGE):
         if each is not None:
             kind, (low, high) = each
-            known = found.get(kind, (low, high))
-            found[kind] = (min(low, known[0]), max(high, known[1]))
-    whole_files.write_json(path, found)
-    return found
+            known = spans.get(kind, (low, high))
+            spans[kind] = (min(low, known[0]), max(high, known[1]))
+    whole_files.write_json(path, spans)
+    return spans
 
 
 def _extremes(file: PictureFile, max_pixels: int) -> tuple[str, _Span] | None:

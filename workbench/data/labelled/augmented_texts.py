@@ -46,9 +46,9 @@ def rewritten(texts: Fields, config: TextAugmentConfig, *, seed: int, epoch: int
         return texts
     name = config.operators[rng.integers(len(config.operators))]
     change = partial(_NOISE[name], rng=rng, share=config.noise) if name in NOISY else _PLAIN[name]
-    found = tuple(map(change, texts))
-    emptied = any(before.strip() and not after.strip() for before, after in zip(texts, found, strict=True))
-    return texts if emptied else found
+    augmented = tuple(map(change, texts))
+    emptied = any(before.strip() and not after.strip() for before, after in zip(texts, augmented, strict=True))
+    return texts if emptied else augmented
 
 
 @dataclass(frozen=True, eq=False)

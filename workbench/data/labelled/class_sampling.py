@@ -44,10 +44,10 @@ class ClassBalancedRows(RepeatedRows):
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
         """The rows as a step reads them; their classes are known already."""
-        found = super().seen(epoch=epoch, step=step, steps=steps)
-        if found is not self:
-            vars(found)["members"] = self.members
-        return found
+        seen_rows = super().seen(epoch=epoch, step=step, steps=steps)
+        if seen_rows is not self:
+            vars(seen_rows)["members"] = self.members
+        return seen_rows
 
     def taken(self, number: int, epoch: int) -> Indices:
         """The rows of the class `number` that an epoch takes, in order."""

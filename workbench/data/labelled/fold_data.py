@@ -78,7 +78,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     test = read_each(config.data.test_files, reader)
     stratification.require_labelled(RawRows(train.records), train.labels)
     trains, left_out = cleaned({"": train}, config, reader)
-    train, found = decontaminated(trains[""], contamination.evaluation_sets({}, test), config, reader)
+    train, contamination_report = decontaminated(trains[""], contamination.evaluation_sets({}, test), config, reader)
     find = partial(_duplicates, reader=reader, config=config, features=features)
     clean = _deduplicate(train, list(test.values()), find, config)
     meaning = labels.fit(config.classes.kind, clean.source.labels, source=config.data.train)
@@ -91,7 +91,9 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     )
     return FoldData(
         rows=replace(
-            encode(clean.source, reader, meaning).reweighted(clean.weight_N), contamination=found, cleaning=left_out
+            encode(clean.source, reader, meaning).reweighted(clean.weight_N),
+            contamination=contamination_report,
+            cleaning=left_out,
         ),
         folds=folds,
         cluster_N=clean.cluster_N,
@@ -110,11 +112,11 @@ def _duplicates(
     sources: Sequence[RecordSource], *, reader: RowReader, config: RunConfig, features: Features | None
 ) -> DuplicateClusters:
     """Near-duplicates by what rows hold, and by their features where the configuration says so."""
-    found, threshold = reader.duplicates(sources), config.duplicates.features
+    clusters, threshold = reader.duplicates(sources), config.duplicates.features
     if threshold is None:
-        return found
+        return clusters
     assert features is not None, "whoever reads the rows of a cross-validation can compute them"
-    return duplicates.joined(found, features(sources), threshold=threshold)
+    return duplicates.joined(clusters, features(sources), threshold=threshold)
 
 
 def _unlabelled(

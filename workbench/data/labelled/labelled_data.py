@@ -203,11 +203,11 @@ class LabelledSet:
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
         classes = labels.counts([each for each in self.labels if each is not None])
-        found = {} if self.contamination is None else {"contamination": self.contamination.facts()}
-        found |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
+        quality_facts = {} if self.contamination is None else {"contamination": self.contamination.facts()}
+        quality_facts |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
         counted: dict[str, Any] = {"classes": dict(sorted(classes.items()))}
         counted |= {"sources": self.rows_by_source} if self.sources else {}
-        return {**dataset_facts.shared(self, supervised_tokens=len(self)), **counted, **found}
+        return {**dataset_facts.shared(self, supervised_tokens=len(self)), **counted, **quality_facts}
 
 
 class ClassSplits(NamedTuple):
@@ -231,19 +231,19 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     held_out = held_out or shares
     sets = contamination.evaluation_sets(held_out, test)
     trains, left_out = cleaned(trains, config, reader)
-    found = list[Contamination | None]()
+    contamination_reports = list[Contamination | None]()
     for name, train in trains.items():
         for other in sets.values():
             train = held_out_rows.without_overlap(train, other, drop=config.data.overlap == "drop")
         trains[name], matched = decontaminated(train, sets, config, reader)
-        found.append(matched)
-    told = [label for train in trains.values() for label in train.labels]
-    meaning = labels.fit(config.classes.kind, told, source=_names(trains))
-    held_out_rows.require_measured(meaning, told, held_out, config)
+        contamination_reports.append(matched)
+    train_labels = [label for train in trains.values() for label in train.labels]
+    meaning = labels.fit(config.classes.kind, train_labels, source=_names(trains))
+    held_out_rows.require_measured(meaning, train_labels, held_out, config)
     weight_N = np.asarray([record.weight for train in trains.values() for record in train.records])
     rows = replace(
         encode_each(trains, reader, meaning).reweighted(weight_N),
-        contamination=contamination.joined(found),
+        contamination=contamination.joined(contamination_reports),
         cleaning=left_out,
     )
     return ClassSplits(
@@ -304,11 +304,11 @@ def cleaned(
         return dict(trains), None
     read = [(train.name, map(row_text, train.records)) for train in trains.values()]
     repeats = _repeated_pictures(list(trains.values()), config.data.clean, reader) if config.reads_pictures else None
-    found = cleaning.find_in_sources(read, config.data.clean, repeats=repeats)
+    cleaning_reports = cleaning.find_in_sources(read, config.data.clean, repeats=repeats)
     return {
         name: train.subset(own.kept([record.place for record in train.records]))
-        for (name, train), own in zip(trains.items(), found, strict=True)
-    }, cleaning.joined(found)
+        for (name, train), own in zip(trains.items(), cleaning_reports, strict=True)
+    }, cleaning.joined(cleaning_reports)
 
 
 def _repeated_pictures(trains: Sequence[RecordSource], rules: Sequence[str], reader: RowReader) -> list[Flag]:
@@ -331,17 +331,17 @@ def decontaminated(
     wanted = config.data.decontaminate
     if wanted.action == "off":
         return train, None
-    found = contamination.find(
+    contamination_report = contamination.find(
         train.name,
         _texts(train),
         {name: _texts(source) for name, source in sets.items()}
         | {name: _texts(reader.read(name, labelled=False)) for name in wanted.against},
         wanted,
     )
-    if wanted.action != "drop" or not found.matches:
-        return train, found
-    note = f"{len(found.matches)} rows that hold the text of evaluation rows"
-    return train.subset(~found.contaminated_N, note), found
+    if wanted.action != "drop" or not contamination_report.matches:
+        return train, contamination_report
+    note = f"{len(contamination_report.matches)} rows that hold the text of evaluation rows"
+    return train.subset(~contamination_report.contaminated_N, note), contamination_report
 
 
 def target_rows(config: RunConfig, reader: RowReader, meaning: Labels) -> LabelledSet:
@@ -364,10 +364,10 @@ def _selected(train: LabelledSet, config: RunConfig, reader: RowReader, meaning:
         texts=lambda: (" ".join(record.fields) for record in train.records),
         target=lambda name: (" ".join(record.fields) for record in reader.read(name, labelled=False).records),
     )
-    found = train.subset(kept, note)
+    selected_rows = train.subset(kept, note)
     if not config.data.select.by_backbone:
-        require_every_class(train, found, meaning, cure="Keep more rows.")
-    return found
+        require_every_class(train, selected_rows, meaning, cure="Keep more rows.")
+    return selected_rows
 
 
 def require_room(train: LabelledSet, config: RunConfig, meaning: Labels) -> None:

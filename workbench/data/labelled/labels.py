@@ -101,20 +101,20 @@ def fit(kind: Kind, labels: Sequence[Label], *, source: str) -> Labels:
         if not values.std() > 0:
             raise DataError(f"{source}: every label is {values[0]:g}, so there is nothing to learn. Give other rows.")
         return Labels(kind, ("value",), mean=float(values.mean()), scale=float(values.std()))
-    found = set(counts(labels))
-    if len(found) < (1 if kind == "several" else 2):
-        only = f"every label is `{next(iter(found))}`" if found else "no row has a class"
+    class_names = set(counts(labels))
+    if len(class_names) < (1 if kind == "several" else 2):
+        only = f"every label is `{next(iter(class_names))}`" if class_names else "no row has a class"
         raise DataError(
             f"{source}: {only}, so there is nothing to learn. Give rows of another class, or name the column of "
             "the label with data.columns={label: NAME}."
         )
-    if kind == "several" and not any(set(classes_of(label)) != found for label in labels):
+    if kind == "several" and not any(set(classes_of(label)) != class_names for label in labels):
         raise DataError(f"{source}: every row has all classes, so there is nothing to learn. Give other rows.")
     if kind == "pair":
-        return Labels(kind, tuple(name for name in WINNERS if name in found))
+        return Labels(kind, tuple(name for name in WINNERS if name in class_names))
     # Class 2 comes before class 10.
-    integers = all(name.removeprefix("-").isdecimal() for name in found)
-    return Labels(kind, tuple(sorted(found, key=int if integers else str)))
+    integers = all(name.removeprefix("-").isdecimal() for name in class_names)
+    return Labels(kind, tuple(sorted(class_names, key=int if integers else str)))
 
 
 def require_known(labels: Labels, found: Sequence[Label | None], places: Iterable[str]) -> None:

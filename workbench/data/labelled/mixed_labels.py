@@ -37,11 +37,11 @@ class MixedLabelledRows(MixedRows[LabelledSet], RepeatedRows):
 
 def drawn(rows: LabelledSet, config: RunConfig) -> LabelledSet | ClassBalancedRows | MixedLabelledRows:
     """The training rows as `data.sources` or `classes` ask for them."""
-    found = balanced(rows, config)
+    balanced_rows = balanced(rows, config)
     if not config.data.sources:
-        return found
-    assert isinstance(found, LabelledSet), "classes.sampling beside data.sources is refused"
-    return MixedLabelledRows(found, *mixture.plan(found, config))
+        return balanced_rows
+    assert isinstance(balanced_rows, LabelledSet), "classes.sampling beside data.sources is refused"
+    return MixedLabelledRows(balanced_rows, *mixture.plan(balanced_rows, config))
 
 
 @lru_cache(maxsize=2)

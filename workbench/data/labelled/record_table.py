@@ -75,13 +75,13 @@ class RecordTable(Sequence[LabelledRecord]):
         def pickled(record: LabelledRecord) -> bytes:
             assert not record.row.mistake, "a malformed row is no record"
             columns, label = record.row.columns, record.label
-            found = pickle.dumps((record.row.place, *columns.values(), record.fields, record.digest), protocol=5)
-            lengths.append(len(found))
+            row_bytes = pickle.dumps((record.row.place, *columns.values(), record.fields, record.digest), protocol=5)
+            lengths.append(len(row_bytes))
             # Equal labels and names are kept once; a number stays as it is, since 0.0 equals -0.0.
             labels.append(label if isinstance(label, float) else known.setdefault(label, label))
             names.append(known.setdefault(named := tuple(columns), named))
             weights.append(record.weight)
-            return found
+            return row_bytes
 
         store = ByteStore(map(pickled, records))
         end_N = np.cumsum(np.asarray(lengths, dtype=np.int64))

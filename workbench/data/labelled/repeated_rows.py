@@ -35,13 +35,13 @@ class RepeatedRows(ResampledRows[LabelledSet]):
     @property
     def supervised(self) -> Weights:
         """Weight of each number."""
-        found: Weights = np.concatenate([self.rows.supervised] * self._times)
-        return found
+        weights: Weights = np.concatenate([self.rows.supervised] * self._times)
+        return weights
 
     def row_of(self, numbers: Indices) -> Indices:
         """The row of each number."""
-        found: Indices = numbers % len(self.rows)
-        return found
+        row_numbers: Indices = numbers % len(self.rows)
+        return row_numbers
 
     def place(self, index: int) -> str:
         """File and row of a number."""

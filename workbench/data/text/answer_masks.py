@@ -62,26 +62,26 @@ class Conversation:
         """The same with the segments of its messages; its text is checked against `text`."""
         text = self.text(prompt=False)
         try:
-            found = self._render(None, prompt=False)
+            rendering = self._render(None, prompt=False)
         except BackboneError:
             raise
         except Exception:  # The same template wrote `text`, so it is the marks that it cannot live with.
-            found = None
-        if found is None or found.text != text:
+            rendering = None
+        if rendering is None or rendering.text != text:
             raise self.tokenizer.refusal("computes with the text of whole messages")
-        return found
+        return rendering
 
     def part(self, *, stop: int | None = None, prompt: bool = False) -> Rendering:
         """The first `stop` messages with their segments."""
         try:
-            found = self._render(stop, prompt=prompt)
+            rendering = self._render(stop, prompt=prompt)
         except BackboneError:
             raise
         except Exception as error:
             raise self._refused(error) from None
-        if found is None:
+        if rendering is None:
             raise self.tokenizer.refusal("computes with the text of whole messages")
-        return found
+        return rendering
 
     def answer(self, number: int) -> str:
         """Text of message `number` while it is the last one."""
@@ -98,10 +98,10 @@ class Conversation:
         Args:
             text: What the template writes without marks, where that is known.
         """
-        found = self.tokenizer.instrumented.render(
+        rendering = self.tokenizer.instrumented.render(
             self.bare(stop), self.tools, prompt=prompt, special_tokens=self.tokenizer.special_tokens, text=text
         )
-        return found and replace(found, text=found.text.replace(HIDDEN, CLOSING))
+        return rendering and replace(rendering, text=rendering.text.replace(HIDDEN, CLOSING))
 
     def endless(self) -> BackboneError:
         """The error for a template that is not done in time."""
@@ -134,7 +134,7 @@ def wholes(conversations: Sequence[Conversation]) -> list[Rendering]:
         return []
     tokenizer = conversations[0].tokenizer
     checked = conversations if tokenizer.instrumented.captures else conversations[:1]
-    found: list[Rendering] = []
+    renderings: list[Rendering] = []
     try:
         with time_limit(conversations[0].endless):
             bare = [conversation.bare(None) for conversation in checked]
@@ -143,10 +143,10 @@ def wholes(conversations: Sequence[Conversation]) -> list[Rendering]:
                 whole = conversation.marked(text=text)
                 if whole is None or (text is not None and whole.text != str(text).replace(HIDDEN, CLOSING)):
                     return []
-                found.append(whole)
+                renderings.append(whole)
     except Exception:  # A template is foreign code; `whole` tells what is wrong, of the conversation that it is about.
         return []
-    return found
+    return renderings
 
 
 class AnswerMasker:
@@ -165,9 +165,9 @@ class AnswerMasker:
         tokens = self._tokenizer.tokenise(whole.text)
         spans: list[tuple[int, int, int]] = []
         for number in numbers:
-            found = list(self._spans(conversation, whole, tokens, number))
-            _check_written(conversation, number, "".join(whole.text[start:stop] for start, stop in found))
-            spans += [(number, start, stop) for start, stop in found]
+            message_spans = list(self._spans(conversation, whole, tokens, number))
+            _check_written(conversation, number, "".join(whole.text[start:stop] for start, stop in message_spans))
+            spans += [(number, start, stop) for start, stop in message_spans]
         if any(tokens.straddles(start) for _, start, _ in spans):
             tokens = self._tokenizer.tokenise(whole.text, [start for _, start, _ in spans])
         answer = self._tagged if self._tokenizer.instrumented.tagged else self._untagged

@@ -325,15 +325,15 @@ class ChatEncoder:
 
 def outcomes(function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> list[ResultT | WorkbenchError]:
     """Results of `function`, with an item's DataError in the place of its result; any other error is the last one."""
-    found: list[ResultT | WorkbenchError] = []
+    results: list[ResultT | WorkbenchError] = []
     for item in items:
         try:
-            found.append(function(item))
+            results.append(function(item))
         except WorkbenchError as error:
-            found.append(error)
+            results.append(error)
             if not isinstance(error, DataError):
                 break
-    return found
+    return results
 
 
 def learnt(messages: Sequence[Message], loss_on: LossOn) -> list[int]:

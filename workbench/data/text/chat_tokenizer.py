@@ -118,8 +118,8 @@ class ChatTokenizer:
         if not texts:
             return []
         self._encodings(texts[:1])  # sets what the library below is asked for: all of each text, special tokens read
-        found = self.tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        encodings = self.tokenizer.backend_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def _encode(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         ids, encoding = self._encoding(text)
@@ -132,14 +132,14 @@ class ChatTokenizer:
         """The ids of each text, and the encoding of the library behind the tokenizer: its `offsets` are made late."""
         if not texts:
             return []
-        found = self.tokenizer(
+        batch = self.tokenizer(
             list(texts),
             add_special_tokens=False,
             return_attention_mask=False,
             return_token_type_ids=False,
             verbose=False,
         )
-        return list(zip(found["input_ids"], found.encodings or [], strict=True))
+        return list(zip(batch["input_ids"], batch.encodings or [], strict=True))
 
     def _encode_continued(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """`text` as it follows other text: after a line break, because some vocabularies open a text with a space."""

@@ -13,12 +13,12 @@ from workbench.errors import DataError
 def number_of(value: Any, name: str) -> float:
     """The finite number `value`, found in the column `name`; raises DataError for anything else."""
     try:
-        found = math.nan if isinstance(value, bool) else float(value)
+        parsed = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
-        found = math.nan
-    if not math.isfinite(found):
+        parsed = math.nan
+    if not math.isfinite(parsed):
         raise DataError(f"`{name}` must be a finite number, found {excerpt(value)}.")
-    return found
+    return parsed
 
 
 def string_of(columns: Mapping[str, Any], name: str, remedy: str = "write it in quotes") -> str:

@@ -99,9 +99,9 @@ def find(
             yield row
 
     matches = tuple(index.matches(trained(), share=config.share))
-    found = Contamination(config, read, counts, matches)
+    report = Contamination(config, read, counts, matches)
     if matches and config.action == "refuse":
-        listed = found.sentences[1:]
+        listed = report.sentences[1:]
         raise DataError(
             f"{name}: {len(matches):,} of {read:,} training rows hold the text of evaluation rows, so scores would be "
             "too good:\n" + "\n".join(listed) + "\n  Write data.decontaminate.action=drop to leave them out of "
@@ -112,21 +112,21 @@ def find(
             f"{name}: every row holds the text of an evaluation row; nothing is left to train on. Give other rows, or "
             "raise data.decontaminate.share."
         )
-    return found
+    return report
 
 
 def joined(parts: Sequence[Contamination | None]) -> Contamination | None:
     """Findings in several sets of training rows that were compared with the same evaluation rows."""
-    found = [each for each in parts if each is not None]
-    if not found:
+    reports = [each for each in parts if each is not None]
+    if not reports:
         return None
-    starts = accumulate((each.rows for each in found), initial=0)
+    starts = accumulate((each.rows for each in reports), initial=0)
     matches = (
         match._replace(row=start + match.row)
-        for start, each in zip(starts, found, strict=False)
+        for start, each in zip(starts, reports, strict=False)
         for match in each.matches
     )
-    return replace(found[0], rows=sum(each.rows for each in found), matches=tuple(matches))
+    return replace(reports[0], rows=sum(each.rows for each in reports), matches=tuple(matches))
 
 
 def evaluation_sets(held_out: Mapping[str, T], test: Mapping[str, T]) -> dict[str, T]:

@@ -162,14 +162,14 @@ def encode(items: Sequence[Item], *, config: DataConfig, encoder: RowEncoder) ->
     def expanded(item: Item) -> Sequence[formats.Example] | str:
         return item if isinstance(item, str) else encoder.expanded(item, loss_on=config.loss_on)
 
-    found = chat.outcomes(expanded, items)
-    parts = [part for each in found if not isinstance(each, str | WorkbenchError) for part in each]
+    expansions = chat.outcomes(expanded, items)
+    parts = [part for each in expansions if not isinstance(each, str | WorkbenchError) for part in each]
     with _no_collection():
         encoded = encoder.encode_many(parts, loss_on=config.loss_on)
     columns: dict[str, list[Any]] = {name: [] for name in FEATURES}
     skipped: list[str] = []
     emptied, position = Emptied(), 0
-    for item in found:
+    for item in expansions:
         if isinstance(item, str):
             skipped.append(item)
             continue

@@ -38,7 +38,7 @@ class JudgedEncoder(WrappedEncoder):
             DataError: An answer is several messages, and the template drops the reasoning of all but the last.
         """
         sides = [example] if example.rejected is None else [example, example.rejected]
-        found = []
+        examples = []
         for number, side in enumerate(sides, start=1):
             part, *others = self.base.expanded(replace(side, rejected=None), loss_on=loss_on)
             if others:
@@ -48,8 +48,8 @@ class JudgedEncoder(WrappedEncoder):
                     "data.on_bad_row=skip."
                 )
             place = example.place if len(sides) == 1 else f"{example.place}, answer {number} of 2"
-            found.append(replace(part, place=place, weight=example.weight, margin=example.margin))
-        return found
+            examples.append(replace(part, place=place, weight=example.weight, margin=example.margin))
+        return examples
 
 
 def cut(parts: Sequence[Example], wholes: Sequence[Encoded], config: DataConfig) -> list[Encoded]:

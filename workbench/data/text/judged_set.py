@@ -71,8 +71,8 @@ class JudgedSet:
     @cached_property
     def margins(self) -> npt.NDArray[np.float64]:
         """By how much the reward of the chosen answer of each example is to be higher."""
-        found: npt.NDArray[np.float64] = self.answers.table.data.column("margin").to_numpy()[self.answers.rows]
-        return found[:: self.each]
+        answer_margins: npt.NDArray[np.float64] = self.answers.table.data.column("margin").to_numpy()[self.answers.rows]
+        return answer_margins[:: self.each]
 
     @property
     def answer_tokens(self) -> Indices:

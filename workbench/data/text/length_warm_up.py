@@ -64,8 +64,8 @@ class GrowingRows(ResampledRows[TokenizedSet]):
     @cached_property
     def cut_lengths(self) -> Indices:
         """Tokens of each row that are read."""
-        found: Indices = self.rows.lengths if self.limit is None else np.minimum(self.rows.lengths, self.limit)
-        return found
+        token_counts: Indices = self.rows.lengths if self.limit is None else np.minimum(self.rows.lengths, self.limit)
+        return token_counts
 
     @property
     def lengths(self) -> Indices:
@@ -116,9 +116,9 @@ def growing(rows: TokenizedSet, config: LengthWarmUpConfig, steps: int | None) -
     if config.start is None:
         return rows
     assert steps is not None, "a warm-up with a budget alone is refused"
-    found = GrowingRows(rows, config, steps)
-    _require_cut(found, config.start)
-    return found
+    growing_rows = GrowingRows(rows, config, steps)
+    _require_cut(growing_rows, config.start)
+    return growing_rows
 
 
 def in_words(rows: Examples) -> list[str]:

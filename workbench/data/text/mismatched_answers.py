@@ -69,8 +69,8 @@ def _partners_within(digests: npt.NDArray[np.uint64], where: str) -> Indices:
     partner = np.roll(np.arange(count), 1)
     while (same := digests[partner] == digests).any():
         partner[same] -= 1
-    found: Indices = partner % count
-    return found
+    partner_rows: Indices = partner % count
+    return partner_rows
 
 
 def _chunks(answers: TokenizedSet, partner: Indices, max_tokens: int, bos: int | None) -> Iterator[EncodedChunk]:

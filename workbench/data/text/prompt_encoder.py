@@ -53,8 +53,8 @@ class PromptEncoder(WrappedEncoder):
 
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
         """`encode` of each example, as `chat.outcomes`."""
-        found = self.base.encode_many(examples, loss_on="last")
-        return [each if isinstance(each, WorkbenchError) else _prompt_of(each) for each in found]
+        encoded = self.base.encode_many(examples, loss_on="last")
+        return [each if isinstance(each, WorkbenchError) else _prompt_of(each) for each in encoded]
 
 
 def _answered(columns: dict[str, Any], renames: Mapping[str, str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def read_questions(
         DataError: A row has nothing to answer (the message names file and row), or no row is left.
     """
     skipped = [] if skipped is None else skipped
-    found = 0
+    question_count = 0
     rows = list(read_rows(source))
     if not rows:
         raise DataError(f"{source}: holds no rows to answer. Write it again, or name another one.")
@@ -47,9 +47,9 @@ def read_questions(
             skipped.append(str(error))
         else:
             if example is not None:
-                found += 1
+                question_count += 1
                 yield example, row.columns
-    if not found:
+    if not question_count:
         reason = f"The last one: {skipped[-1]}" if skipped else "All are labelled as bad answers."
         raise DataError(f"{source}: none of its rows can be answered. {reason}")
 

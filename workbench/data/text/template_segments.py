@@ -245,9 +245,9 @@ def _captures(tree: nodes.Template) -> bool:
 def _names(trees: Iterable[nodes.Node], *contexts: str, name: str | None = None) -> Iterable[nodes.Name]:
     # find_all looks below a node, so a tree is wrapped to be looked at itself.
     for tree in trees:
-        for found in nodes.Scope([tree]).find_all(nodes.Name):
-            if found.ctx in contexts and name in (None, found.name):
-                yield found
+        for name_node in nodes.Scope([tree]).find_all(nodes.Name):
+            if name_node.ctx in contexts and name in (None, name_node.name):
+                yield name_node
 
 
 def _read(pieces: list[str]) -> Rendering | None:

@@ -68,10 +68,10 @@ class MlmEncoder:
 
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
         """`encode` of each example, as `outcomes`, tokenised in one call."""
-        found = outcomes(_text, examples)
-        texts = [each for each in found if isinstance(each, str)]
+        text_outcomes = outcomes(_text, examples)
+        texts = [each for each in text_outcomes if isinstance(each, str)]
         tokenised = iter(self._tokenizer(texts, verbose=False)["input_ids"] if texts else [])
-        return [self._encoded(next(tokenised)) if isinstance(each, str) else each for each in found]
+        return [self._encoded(next(tokenised)) if isinstance(each, str) else each for each in text_outcomes]
 
     def _encoded(self, ids: list[int]) -> Encoded:
         has_bos, has_eos = (ids[end] in self._special for end in (0, -1))

@@ -200,7 +200,7 @@ def _cleaned(
     if not rules:
         return dict(train)
     places = {name: [example_of(place) for place in each.places()] for name, each in train.items()}
-    found = cleaning.find_in_sources(
+    cleaning_reports = cleaning.find_in_sources(
         [
             (
                 config.train,
@@ -212,7 +212,7 @@ def _cleaned(
     )
     return {
         name: replace(each.subset(own.kept(places[name])), cleaning=own)
-        for (name, each), own in zip(train.items(), found, strict=True)
+        for (name, each), own in zip(train.items(), cleaning_reports, strict=True)
     }
 
 
@@ -222,13 +222,13 @@ def _decontaminated(train: TokenizedSet, sets: Mapping[str, Iterable[TextRow]], 
     if wanted.action == "off":
         return train
     sets = {**sets, **contamination.named_sets(config)}
-    found = contamination.find(train.source, _texts(train, config, limit=config.limit), sets, wanted)
-    train = replace(train, contamination=found)
-    if wanted.action != "drop" or not found.matches:
+    contamination_report = contamination.find(train.source, _texts(train, config, limit=config.limit), sets, wanted)
+    train = replace(train, contamination=contamination_report)
+    if wanted.action != "drop" or not contamination_report.matches:
         return train
-    dropped = {match.train for match in found.matches}
+    dropped = {match.train for match in contamination_report.matches}
     kept = np.fromiter((example_of(place) not in dropped for place in train.places()), dtype=bool, count=len(train))
-    return train.subset(kept, f"{len(found.matches)} rows that hold the text of evaluation rows")
+    return train.subset(kept, f"{len(contamination_report.matches)} rows that hold the text of evaluation rows")
 
 
 def _selected(train: TokenizedSet, parts: Mapping[str, TokenizedSet], config: DataConfig, *, seed: int) -> TokenizedSet:

@@ -153,13 +153,13 @@ class TokenizedSet:
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
-        found = {} if self.contamination is None else {"contamination": self.contamination.facts()}
-        found |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
+        check_facts = {} if self.contamination is None else {"contamination": self.contamination.facts()}
+        check_facts |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
         return {
             **dataset_facts.shared(self, supervised_tokens=int(self.supervised.sum())),
             "chat": self.chat,
             **({"sources": self.rows_by_source} if self.sources else {}),
-            **found,
+            **check_facts,
         }
 
     def _column(self, name: str) -> Indices:

@@ -125,10 +125,10 @@ def confine(folder: str, *, seconds: int, memory: int, output: int) -> None:
 
 
 def _architecture() -> tuple[int, int]:
-    found = _ARCHITECTURES.get(platform.machine())
-    if sys.platform != "linux" or found is None:
+    architecture = _ARCHITECTURES.get(platform.machine())
+    if sys.platform != "linux" or architecture is None:
         raise OSError(f"{sys.platform} on {platform.machine()} has no filter here, Linux on x86_64 and aarch64 has")
-    return found
+    return architecture
 
 
 def _limit(*, seconds: int, memory: int, output: int) -> None:
@@ -167,10 +167,10 @@ def _visible(folder: str) -> Mapping[str, int]:
     library = os.path.dirname(os.__file__)
     folders = (library, f"{sys.base_prefix}/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
     files = ("/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/null")
-    found = {os.path.realpath(path): _READ_FILE | _READ_FOLDER for path in (*folders, *files)}
-    found["/dev/null"] |= _WRITE_FILE | _TRUNCATE
-    found[folder] = _READ_FILE | _READ_FOLDER | _WRITE_FILE | _TRUNCATE | _CHANGES
-    return found
+    rights_by_path = {os.path.realpath(path): _READ_FILE | _READ_FOLDER for path in (*folders, *files)}
+    rights_by_path["/dev/null"] |= _WRITE_FILE | _TRUNCATE
+    rights_by_path[folder] = _READ_FILE | _READ_FOLDER | _WRITE_FILE | _TRUNCATE | _CHANGES
+    return rights_by_path
 
 
 def instructions(number: int, architecture: int, *, own: int) -> Iterator[Instruction]:

@@ -41,8 +41,8 @@ class RewardEnsemble:
 
     def pessimistic(self, reward_MS: Floats) -> list[float]:
         """Mean of the models less `pessimism` times their standard deviation (M - 1 degrees of freedom)."""
-        found: list[float] = (reward_MS.mean(0) - self._config.pessimism * spread(reward_MS)).tolist()
-        return found
+        penalised_rewards: list[float] = (reward_MS.mean(0) - self._config.pessimism * spread(reward_MS)).tolist()
+        return penalised_rewards
 
     def read(self, answers: Sequence[Answer]) -> Floats:
         """Reward (M, S) of each answer by each model."""
@@ -53,8 +53,8 @@ def spread(reward_MS: Floats) -> Floats:
     """Standard deviation (S,) of the models, 0 where there is one."""
     if len(reward_MS) < 2:
         return np.zeros(reward_MS.shape[1])
-    found: Floats = reward_MS.std(0, ddof=1)
-    return found
+    deviation_S: Floats = reward_MS.std(0, ddof=1)
+    return deviation_S
 
 
 def _load(run: Path, *, trust: bool) -> tuple[RewardModel, int]:
@@ -75,11 +75,11 @@ def _read(model: RewardModel, answers: Sequence[Answer], max_tokens: int) -> lis
 
     def compute(numbers: Indices) -> list[float]:
         batch = model.template.collate([rows[number] for number in numbers], epoch=0)
-        found: list[float] = model.rewards(batch.to(device)).double().cpu().tolist()
-        return found
+        batch_rewards: list[float] = model.rewards(batch.to(device)).double().cpu().tolist()
+        return batch_rewards
 
-    found = over_rows(model.model, np.asarray([len(row.input_ids) for row in rows]), compute)
-    return [found[number] for number in range(len(rows))]
+    reward_by_row = over_rows(model.model, np.asarray([len(row.input_ids) for row in rows]), compute)
+    return [reward_by_row[number] for number in range(len(rows))]
 
 
 def _encoded(template: ChatEncoder, answer: Answer) -> Encoded:

@@ -105,12 +105,12 @@ def require_columns(sources: Sequence[RewardSource], rows: Iterable[tuple[str, M
 
 def digests(sources: Sequence[RewardSource]) -> dict[str, str]:
     """Digests of the files that rewards are read from, by their names; one that is not there is left out."""
-    found: dict[str, str] = {}
+    digest_by_name: dict[str, str] = {}
     for path in (path for source in sources for path in source.files):
         place = path.expanduser()
-        found |= {str(path): provenance.digest(place)} if place.is_file() else {}
-        found |= provenance.digests(place, title=str(path)) if place.is_dir() else {}
-    return found
+        digest_by_name |= {str(path): provenance.digest(place)} if place.is_file() else {}
+        digest_by_name |= provenance.digests(place, title=str(path)) if place.is_dir() else {}
+    return digest_by_name
 
 
 _MADE: dict[type[RewardSource], Callable[..., Reward]] = {
@@ -125,11 +125,11 @@ _MADE: dict[type[RewardSource], Callable[..., Reward]] = {
 
 
 def _checked(part: Part, answers: Sequence[Answer]) -> list[float]:
-    found = part.score(answers)
-    for answer, value in zip(answers, found, strict=True):
+    part_rewards = part.score(answers)
+    for answer, value in zip(answers, part_rewards, strict=True):
         if not math.isfinite(value):
             raise ConfigError(
                 f"rewards, {part.name}: the reward of an answer is {value}, which nothing can be learnt from: "
                 f"{answer.place}, {excerpt(answer.text)}. Let it give a finite number for every answer."
             )
-    return found
+    return part_rewards

@@ -43,8 +43,8 @@ def require(limits: SandboxLimits) -> None:
     lines = _results("", ["pass"], limits, word="word")
     if lines[:1] == ["confined"] and lines[1:] == ["word 0 passed"]:
         return
-    told = lines[0].removeprefix("refused ") if lines and lines[0] != "confined" else None
-    reason = told or f"its process ended at once, and {limits.memory:,} bytes of memory may be too few"
+    refusal = lines[0].removeprefix("refused ") if lines and lines[0] != "confined" else None
+    reason = refusal or f"its process ended at once, and {limits.memory:,} bytes of memory may be too few"
     raise ConfigError(
         f"kind=unit_tests runs code that a model wrote, and this machine does not keep it in: {reason}. It needs Linux "
         "5.13 or later on x86_64 or aarch64 with Landlock and seccomp, which a container may have to be allowed. Take "

@@ -37,12 +37,12 @@ class UnitTestVerifier:
             return list(pool.map(self._score, answers, tests))
 
     def _tests(self, answer: Answer) -> list[str]:
-        found = column(answer, self._config.tests, kind="unit_tests")
-        pieces = [found] if isinstance(found, str) else found
+        cell = column(answer, self._config.tests, kind="unit_tests")
+        pieces = [cell] if isinstance(cell, str) else cell
         if not isinstance(pieces, list) or not pieces or not all(isinstance(each, str) for each in pieces):
             raise DataError(
                 f"{answer.place}: `{self._config.tests}` must be Python code, or a list of pieces of it, found "
-                f"{excerpt(found)}. Correct the row, or name another column as `tests` of the reward."
+                f"{excerpt(cell)}. Correct the row, or name another column as `tests` of the reward."
             )
         return pieces
 

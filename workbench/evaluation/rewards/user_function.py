@@ -33,12 +33,14 @@ class UserFunction:
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
         values = self._call(list(answers))
         try:
-            found = [_number(value) for value in values]
+            reward_values = [_number(value) for value in values]
         except (TypeError, ValueError):
             raise self._error(f"returned {excerpt(values)}. Return a list of numbers, one for each answer") from None
-        if len(found) != len(answers):
-            raise self._error(f"returned {len(found)} rewards for {len(answers)} answers. Return one for each answer")
-        return found
+        if len(reward_values) != len(answers):
+            raise self._error(
+                f"returned {len(reward_values)} rewards for {len(answers)} answers. Return one for each answer"
+            )
+        return reward_values
 
     def _call(self, answers: list[Answer]) -> Any:
         seconds = self._config.timeout

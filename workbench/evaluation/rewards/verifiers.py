@@ -27,10 +27,10 @@ _FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:\n?```|\Z)", re.DOTALL)
 def number_in(text: str) -> Decimal | None:
     """The first number behind the last `####`, or else the last one of the text; None where there is none."""
     _, mark, behind = text.rpartition(_MARK)
-    found = _NUMBER.findall(behind if mark else text)
-    if not found:
+    numbers = _NUMBER.findall(behind if mark else text)
+    if not numbers:
         return None
-    return Decimal(found[0 if mark else -1].replace(",", "").replace("\u2212", "-"))
+    return Decimal(numbers[0 if mark else -1].replace(",", "").replace("\u2212", "-"))
 
 
 def fenced(text: str) -> str:
@@ -65,13 +65,13 @@ class NumberVerifier:
 
     def _score(self, answer: Answer) -> float:
         right = column(answer, self._config.answer, kind="number")
-        wanted, found = number_in(str(right)), number_in(answer.text)
+        wanted, predicted = number_in(str(right)), number_in(answer.text)
         if wanted is None:
             raise DataError(
                 f"{answer.place}: `{self._config.answer}` holds no number, found {excerpt(right)}. Correct the row, or "
                 "name another column as `answer` of the reward."
             )
-        return float(found is not None and abs(found - wanted) <= Decimal(str(self._config.tolerance)))
+        return float(predicted is not None and abs(predicted - wanted) <= Decimal(str(self._config.tolerance)))
 
 
 class PatternVerifier:
@@ -92,11 +92,11 @@ class PatternVerifier:
 
     def _score(self, answer: Answer) -> float:
         search = self._pattern.fullmatch if self._config.whole else self._pattern.search
-        found = search(answer.text)
-        if found is None or self._config.answer is None:
-            return float(found is not None)
+        match = search(answer.text)
+        if match is None or self._config.answer is None:
+            return float(match is not None)
         right = str(column(answer, self._config.answer, kind="regex"))
-        return float((found[1] or "").strip() == right.strip())
+        return float((match[1] or "").strip() == right.strip())
 
     def _endless(self) -> ConfigError:
         return ConfigError(

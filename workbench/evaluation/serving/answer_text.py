@@ -52,10 +52,10 @@ class AnswerText:
         if self.stopped:
             return ""
         text = self._held + more
-        found = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
-        if found:  # the one that is complete first
+        stop_spans = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if stop_spans:  # the one that is complete first
             self.stopped, self._held = True, ""
-            return text[: min(found)[1]]
+            return text[: min(stop_spans)[1]]
         kept = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - kept :]
         return text[: len(text) - kept]

@@ -145,22 +145,22 @@ class Server:
         asked = requests.read(EmbeddingRequest, await self._body(request))
         model = self._of_kind(asked.model, EmbeddingModel)
         passages = asked.input_type == "passage"
-        found = await self._in_turn(model.turns, lambda: model.embed(asked.texts, passages, asked.dimensions))
-        rows = found.embeddings_UD.numpy().astype("<f4")
+        embedded = await self._in_turn(model.turns, lambda: model.embed(asked.texts, passages, asked.dimensions))
+        rows = embedded.embeddings_UD.numpy().astype("<f4")
         data = [
             {"object": "embedding", "index": index, "embedding": _numbers(row_D, asked.encoding_format)}
             for index, row_D in enumerate(rows)
         ]
-        used = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+        used = {"prompt_tokens": embedded.tokens, "total_tokens": embedded.tokens}
         return JSONResponse({"object": "list", "model": model.name, "data": data, "usage": used})
 
     async def _classify(self, request: Request) -> Response:
         asked = requests.read(ClassifyRequest, await self._body(request))
         model = self._of_kind(asked.model, ClassModel)
-        found = await self._in_turn(model.turns, lambda: model.classify(asked.rows))
+        predictions = await self._in_turn(model.turns, lambda: model.classify(asked.rows))
         data = [
             {"index": index, "label": each.label, "probs": each.probs, "num_classes": len(each.probs)}
-            for index, each in enumerate(found)
+            for index, each in enumerate(predictions)
         ]
         head = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
         return JSONResponse({**head, "model": model.name, "data": data})

@@ -61,13 +61,13 @@ class Engine:
 
         They are those after a chunk's last token, or after each of its tokens where it is scored.
         """
-        found = []
+        chunk_logits = []
         for laid in laid_out(chunks, self.sizes, sharing=self._sharing):
             each_WV = self._logits(laid).split([chunk.wanted for chunk in laid.chunks])
-            found += list(zip(laid.chunks, each_WV, strict=True))
+            chunk_logits += list(zip(laid.chunks, each_WV, strict=True))
         for chunk in chunks:
             chunk.cache.length += len(chunk.ids)
-        return found
+        return chunk_logits
 
     def _logits(self, laid: Pass) -> Tensor:
         device = self._backbone.device
@@ -89,15 +89,15 @@ class Engine:
 
     def _proven(self) -> Sizes:
         """Sizes at which rows are as in the largest, wherever they stand; found with random tokens."""
-        largest, found = SIZES[-1], list(SIZES)
+        largest, proven_sizes = SIZES[-1], list(SIZES)
         ids = torch.randint(self._head.vocabulary, (largest,), generator=torch.Generator().manual_seed(0)).tolist()
         for member in self._routes.shapes:
             wanted_TV = self._alone(ids, member)
-            for size in found[:-1]:
+            for size in proven_sizes[:-1]:
                 same = [torch.equal(self._alone(ids[some], member), wanted_TV[some]) for some in _ends(size)]
                 if not all(same):
-                    found.remove(size)
-        return tuple(found)
+                    proven_sizes.remove(size)
+        return tuple(proven_sizes)
 
     def _require_same(self, member: str) -> None:
         """Raise BackboneError where a row in chunks does not get the logits that the model itself gives."""
@@ -106,13 +106,15 @@ class Engine:
             whole: Any = self._routes.model(
                 input_ids=torch.tensor([ids], device=self._backbone.device), **self._head.settings
             )
-        cache, found = RowCache(), []
+        cache, chunk_logits = RowCache(), []
         for chunk in [ids[: _CHECKED // 2], *([each] for each in ids[_CHECKED // 2 :])]:
-            found.append(self.step([Chunk(cache, chunk, member)])[0][1][0].float())
+            chunk_logits.append(self.step([Chunk(cache, chunk, member)])[0][1][0].float())
         self.token_bytes = -(-cache.bytes // room(_CHECKED))
         wanted = whole.logits[0, _CHECKED // 2 - 1 :].float()
         tolerance = 1e-3 if whole.logits.dtype == torch.float32 else 5e-2
-        if not torch.allclose(torch.stack(found), wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max())):
+        if not torch.allclose(
+            torch.stack(chunk_logits), wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max())
+        ):
             raise _unknown(self._backbone, "a row beside others does not come out as it does alone")
 
 

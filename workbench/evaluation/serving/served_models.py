@@ -78,17 +78,17 @@ class TextModel(ServedModel):
         """Token ids of each prompt; raises Refusal where one cannot be written or is too long."""
         try:
             if isinstance(request, ChatRequest):
-                found = [self.template.prompt(messages_of(request.messages, "messages"))]
+                prompt_ids = [self.template.prompt(messages_of(request.messages, "messages"))]
             else:
                 assert isinstance(request, CompletionRequest)
-                found = [self._raw(prompt) for prompt in request.prompts]
+                prompt_ids = [self._raw(prompt) for prompt in request.prompts]
         except WorkbenchError as error:
             raise Refusal(str(error), param="messages") from None
         except (UnicodeError, TypeError) as error:
             raise Refusal(f"The prompt cannot be tokenised: {error}", param="messages") from None
-        for ids in found:
+        for ids in prompt_ids:
             self._require_room(len(ids), request)
-        return found
+        return prompt_ids
 
     def answer(
         self, prompt: Sequence[int], request: Generation, sampling: Sampling, listener: Listener, *, seconds: float

@@ -75,8 +75,8 @@ def licence(place: str) -> str:
     folder = path if path.is_dir() else path.parent
     if not path.exists():
         return UNKNOWN
-    if found := _card_fields(folder).get("license"):
-        return str(found)
+    if licence_id := _card_fields(folder).get("license"):
+        return str(licence_id)
     names = sorted(each.name for each in folder.glob("LICEN[SC]E*"))
     return f"see {names[0]} beside it" if names else UNKNOWN
 
@@ -88,27 +88,27 @@ def _card_fields(folder: Path) -> dict[str, Any]:
     if not text.startswith("---\n"):
         return {}
     try:
-        found = load_yaml(text[4:].partition("\n---")[0])
+        fields = load_yaml(text[4:].partition("\n---")[0])
     except (YAMLError, WorkbenchError):  # somebody else's file, of which nothing is needed
         return {}
-    return found if isinstance(found, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _front_matter(values: Mapping[str, Any], scores: Mapping[str, Any], facts: CardFacts) -> dict[str, Any]:
     model = values["model"]["id"]
-    found: dict[str, Any] = {
+    front_matter: dict[str, Any] = {
         "library_name": LIBRARIES.get(facts.target, "transformers"),
         "pipeline_tag": "image-classification" if facts.pictures else PIPELINES[facts.head],
         "tags": ["peft-workbench", values["recipe"], str(values["adapter"]["method"])],
     }
     if _on_hub(model):
-        found = {"base_model": model, **found}
+        front_matter = {"base_model": model, **front_matter}
     known = licence(model)
     if known != UNKNOWN and not known.startswith("see "):
-        found["license"] = known
+        front_matter["license"] = known
     if metrics := _metrics(scores):
-        found["metrics"] = metrics
-    return found
+        front_matter["metrics"] = metrics
+    return front_matter
 
 
 def _metrics(scores: Mapping[str, Any]) -> list[str]:
@@ -131,8 +131,8 @@ def _usage(facts: CardFacts, out: Path) -> str:
 
 
 def _sources(data: Mapping[str, Any]) -> list[str]:
-    found = [facts["source"] for facts in data.values() if isinstance(facts, Mapping) and "source" in facts]
-    return list(dict.fromkeys(map(str, found)))
+    sources = [facts["source"] for facts in data.values() if isinstance(facts, Mapping) and "source" in facts]
+    return list(dict.fromkeys(map(str, sources)))
 
 
 def _data(data: Mapping[str, Any]) -> str:
@@ -163,8 +163,10 @@ def _score(scores: Mapping[str, Any], name: str) -> str:
 
 
 def _limits(manifest: Mapping[str, Any], facts: CardFacts) -> list[str]:
-    found = [*facts.limits, "Scores are of the rows above; nothing says what it does on others."]
-    return found if manifest.get("status") in (None, "done") else [*found, f"The run is {manifest['status']}."]
+    limitations = [*facts.limits, "Scores are of the rows above; nothing says what it does on others."]
+    return (
+        limitations if manifest.get("status") in (None, "done") else [*limitations, f"The run is {manifest['status']}."]
+    )
 
 
 def _versions(manifest: Mapping[str, Any]) -> str:

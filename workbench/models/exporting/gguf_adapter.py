@@ -50,13 +50,13 @@ def restore(path: Path, config: PretrainedConfig, folder: Path, *, like: Path) -
         like: Folder of the adapter that the file was written from, for the names of the layers alone.
     """
     reader, layout = gguf.GGUFReader(path), GgufLayout(config)
-    found: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
+    tensor_by_name: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
     alpha = float(reader.get_field(gguf.Keys.Adapter.LORA_ALPHA).contents())  # type: ignore[union-attr]
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
     for key in load_file(like / "adapter_model.safetensors"):
         part, target, rows = _place(key, layout)
-        tensor = read_array(found[f"{target}.lora_{part}"])
+        tensor = read_array(tensor_by_name[f"{target}.lora_{part}"])
         tensors[key] = (layout.restored(rows, tensor) if part == "b" else tensor).contiguous()
         if part == "a":
             ranks[rows.removesuffix(".weight")] = len(tensor)

@@ -44,10 +44,10 @@ class GgufLayout:
 
     def tensor_name(self, path: str) -> str:
         """The name in GGUF of a parameter of transformers; raises BackboneError where there is none."""
-        found: str | None = self._names.get_name(path, try_suffixes=(".weight", ".bias"))
-        if found is None:
+        gguf_name: str | None = self._names.get_name(path, try_suffixes=(".weight", ".bias"))
+        if gguf_name is None:
             raise BackboneError(f"GGUF's architecture {self.name} has no place for {path}. Export --to merged.")
-        return found
+        return gguf_name
 
     def ordered(self, path: str, tensor: Tensor) -> Tensor:
         """Rows of a parameter, or of what is multiplied to it on the left, in GGUF's order."""
@@ -103,19 +103,19 @@ def require_known(config: PretrainedConfig) -> None:
 
 def rope(config: PretrainedConfig) -> Mapping[str, Any]:
     """Settings of rotary position embeddings."""
-    found: Mapping[str, Any] = config.rope_parameters
-    return found
+    rope_settings: Mapping[str, Any] = config.rope_parameters
+    return rope_settings
 
 
 def _interleaved(tensor: Tensor, heads: int) -> Tensor:
     """Rows of each head from two halves to pairs."""
-    found: Tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(tensor.shape)
-    return found
+    interleaved: Tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(tensor.shape)
+    return interleaved
 
 
 def _in_halves(tensor: Tensor, heads: int) -> Tensor:
-    found: Tensor = tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(tensor.shape)
-    return found
+    reordered: Tensor = tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(tensor.shape)
+    return reordered
 
 
 def read_array(tensor: gguf.ReaderTensor) -> Tensor:

@@ -76,24 +76,24 @@ def load(path: Path) -> PreTrainedModel:
     width = gguf.GGUFReader(path).get_field(gguf.Keys.Attention.KEY_LENGTH.format(arch=config.model_type))
     assert width is not None, "write puts it there"
     config.head_dim = width.contents()  # transformers reads it for none of these architectures
-    found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    causal_lm: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, config=config, dtype=torch.float32, local_files_only=True
     )
-    found.requires_grad_(False).eval()
-    return found
+    causal_lm.requires_grad_(False).eval()
+    return causal_lm
 
 
 def _write_vocabulary(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, *, rows: int) -> None:
-    found = gguf_tokenizer.convert(tokenizer, rows=rows)
-    writer.add_tokenizer_model(found.kind)
-    writer.add_tokenizer_pre(found.words)
-    writer.add_token_list(found.tokens)
-    writer.add_token_types(found.types)
-    if found.scores:
-        writer.add_token_scores(found.scores)
-        writer.add_add_space_prefix(found.space_first)
+    vocabulary = gguf_tokenizer.convert(tokenizer, rows=rows)
+    writer.add_tokenizer_model(vocabulary.kind)
+    writer.add_tokenizer_pre(vocabulary.words)
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.types)
+    if vocabulary.scores:
+        writer.add_token_scores(vocabulary.scores)
+        writer.add_add_space_prefix(vocabulary.space_first)
     else:
-        writer.add_token_merges(found.merges)
+        writer.add_token_merges(vocabulary.merges)
 
 
 def _write_special_tokens(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerBase, stop: Sequence[int]) -> None:
@@ -110,18 +110,18 @@ def _write_special_tokens(writer: gguf.GGUFWriter, tokenizer: PreTrainedTokenize
 
 def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """Parameters by name; a head that is tied to the embedding is not stored twice."""
-    found = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
-        found.pop("lm_head.weight", None)
-    return found
+        tensors.pop("lm_head.weight", None)
+    return tensors
 
 
 def _require_equal(path: Path, layout: GgufLayout, wanted: Mapping[str, Tensor]) -> None:
     """Raise FileError where a tensor of the file is not the model's, bit for bit."""
-    found: dict[str, Any] = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    tensor_by_name: dict[str, Any] = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     names = {layout.tensor_name(key): key for key in wanted}
-    if found.keys() != names.keys():
-        raise FileError(f"{path}: holds other tensors than the model: {sorted(found.keys() ^ names.keys())}.")
+    if tensor_by_name.keys() != names.keys():
+        raise FileError(f"{path}: holds other tensors than the model: {sorted(tensor_by_name.keys() ^ names.keys())}.")
     for name, key in names.items():
-        if not torch.equal(layout.restored(key, read_array(found[name])), wanted[key].float()):
+        if not torch.equal(layout.restored(key, read_array(tensor_by_name[name])), wanted[key].float()):
             raise FileError(f"{path}: its tensor {name} is not the model's {key}. Please report this backbone.")

@@ -47,22 +47,22 @@ def settings(adapter: Path) -> dict[str, Any]:
     """The PEFT configuration in the folder of an adapter."""
     path = adapter / "adapter_config.json"
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return {"peft_type": found["peft_type"], **found}
+        peft_config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return {"peft_type": peft_config["peft_type"], **peft_config}
     except (ValueError, KeyError, TypeError) as error:
         raise FileError(f"{path}: damaged ({error}). Restore it, or train again.") from None
 
 
 def require(adapter: Path, method: Method, limits: LoraLimits) -> None:
     """Raise ConfigError, with each fault and its cure, where a program does not read all of the adapter in a folder."""
-    found = [*_faults(adapter, settings(adapter), limits)]
-    if not found:
+    faults = [*_faults(adapter, settings(adapter), limits)]
+    if not faults:
         return
     reason = METHODS[method.method].about[method.method].no_merge if method.method in METHODS else ""
-    cures = {fault.cure for fault in found}
+    cures = {fault.cure for fault in faults}
     cure = NORMALISE if cures == {NORMALISE} else f"{MERGE}" if not reason else ""
     advice = f"{cure}." if cure else f"adapter.method={method.method} cannot be merged either: {reason}."
-    lines = [f"{fault.setting}: {fault.why}." for fault in found]
+    lines = [f"{fault.setting}: {fault.why}." for fault in faults]
     raise ConfigError("\n  ".join([f"{adapter}: {limits.program} would not compute what was trained.", *lines, advice]))
 
 
@@ -95,10 +95,10 @@ def _faults(adapter: Path, found: Mapping[str, Any], limits: LoraLimits) -> Iter
 
 def require_plain(adapter: Path) -> None:
     """Raise ConfigError where an adapter cannot be written as plain LoRA without changing what it computes."""
-    found = settings(adapter)
-    if found["peft_type"] != "LORA":
-        raise ConfigError(f"{adapter}: --normalise: a {found['peft_type']} adapter is no LoRA. {MERGE}.")
-    for key, value in _more_than_updates(found).items():
+    peft_config = settings(adapter)
+    if peft_config["peft_type"] != "LORA":
+        raise ConfigError(f"{adapter}: --normalise: a {peft_config['peft_type']} adapter is no LoRA. {MERGE}.")
+    for key, value in _more_than_updates(peft_config).items():
         raise ConfigError(
             f"{adapter}: --normalise: {key}={_short(value)} is no update of a linear layer, so plain LoRA would not "
             f"compute what was trained. {MERGE}."

@@ -87,14 +87,14 @@ def take_apart(render: Render, *, begin: str) -> TemplateParts:
         BackboneError: The template does more than to put text around messages.
     """
     try:
-        found = _parts(render)
+        template_parts = _parts(render)
         for messages in CONVERSATIONS:
-            if found.write(messages) != render(messages, True):
+            if template_parts.write(messages) != render(messages, True):
                 raise _refused(f"it does more than put text around messages (such as {messages[0][1]!r})")
     except (jinja2.TemplateError, ValueError, IndexError) as error:
         raise _refused(f"it does not write a system message, a question and an answer as parts ({error})") from None
-    first = {name: getattr(found, name).removeprefix(begin) for name in ("before_system", "no_system")}
-    return replace(found, **first)
+    first = {name: getattr(template_parts, name).removeprefix(begin) for name in ("before_system", "no_system")}
+    return replace(template_parts, **first)
 
 
 def modelfile(parts: TemplateParts, stop: Sequence[str], *, weights: str, adapter: str | None, tokens: int) -> str:

@@ -33,8 +33,8 @@ class TextOutput(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """The output for a batch."""
-        found = self.model(input_ids=input_ids, attention_mask=attention_mask, **self.settings)
-        return getattr(found, self.output)  # type: ignore[no-any-return]
+        model_output = self.model(input_ids=input_ids, attention_mask=attention_mask, **self.settings)
+        return getattr(model_output, self.output)  # type: ignore[no-any-return]
 
 
 class PictureOutput(nn.Module):
@@ -75,8 +75,8 @@ class OnnxModel(nn.Module):
         if "input_ids" in inputs and inputs.get("attention_mask") is None:
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         names = [each.name for each in self.session.get_inputs()]
-        (found,) = self.session.run([self.output], {name: inputs[name].cpu().numpy() for name in names})
-        return SimpleNamespace(**{self.output: torch.from_numpy(found).to(self.stock.device)})
+        (output_array,) = self.session.run([self.output], {name: inputs[name].cpu().numpy() for name in names})
+        return SimpleNamespace(**{self.output: torch.from_numpy(output_array).to(self.stock.device)})
 
 
 class LogitsHead(Head):
@@ -84,8 +84,8 @@ class LogitsHead(Head):
 
     def hidden(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         """Logits (B, L, V)."""
-        found: Tensor = model(**inputs).logits
-        return found
+        logits_BLV: Tensor = model(**inputs).logits
+        return logits_BLV
 
     def project(self, hidden: Tensor) -> Tensor:
         """The same logits."""

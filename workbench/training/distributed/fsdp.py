@@ -70,11 +70,11 @@ class ShardedReader:
 
     def __call__(self, work: Callable[[], T]) -> T:
         """Call `work`, which reads the model, in all processes together; the model's shares are released afterwards."""
-        found: T = self.module(work)
+        result: T = self.module(work)
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-        return found
+        return result
 
 
 class FullySharded(Sharded):
@@ -110,8 +110,8 @@ class FullySharded(Sharded):
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip the gradients of all processes."""
-        found = nn.utils.clip_grad_norm_(list(self._named.values()), max_norm)
-        return found.full_tensor() if isinstance(found, DTensor) else found
+        total_norm = nn.utils.clip_grad_norm_(list(self._named.values()), max_norm)
+        return total_norm.full_tensor() if isinstance(total_norm, DTensor) else total_norm
 
     def take(self) -> None:
         """Take the step."""
@@ -130,8 +130,8 @@ class FullySharded(Sharded):
     def states(self) -> Mapping[str, Tensor]:
         """Optimizer states as if one process held all."""
         assert self._optimizer is not None
-        found = optimizer_states.state_tensors(self._optimizer, self._named)
-        return {key: self._gathered(tensor) for key, tensor in found.items()}
+        local_states = optimizer_states.state_tensors(self._optimizer, self._named)
+        return {key: self._gathered(tensor) for key, tensor in local_states.items()}
 
     @torch.no_grad()
     def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
@@ -194,7 +194,10 @@ def _mesh(section: DistributedConfig, ranks: Ranks) -> DeviceMesh:
 def _homes(model: nn.Module, parameter: nn.Parameter) -> list[tuple[nn.Module, str]]:
     """Where a parameter is: in several modules where these share it."""
     return [
-        (module, own) for module in model.modules() for own, found in module._parameters.items() if found is parameter
+        (module, own)
+        for module in model.modules()
+        for own, candidate in module._parameters.items()
+        if candidate is parameter
     ]
 
 

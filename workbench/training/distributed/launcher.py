@@ -109,11 +109,11 @@ def _stopped(folder: Path) -> Exception:
 
 def _reported_errors(folder: Path) -> list[tuple[float, int, str]]:
     """Time, rank and message of each process that left one."""
-    found = []
+    errors = []
     for file in folder.rglob("error.json"):
         content = json.loads(file.read_text())
-        found.append((content["at"], int(file.parent.name), content["message"]["message"]))
-    return found
+        errors.append((content["at"], int(file.parent.name), content["message"]["message"]))
+    return errors
 
 
 def _quieten() -> None:

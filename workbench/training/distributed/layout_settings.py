@@ -36,11 +36,11 @@ def deepspeed(config: TrainingSections, compute: torch.dtype, *, world: int, tra
         ConfigError: As `read` does.
     """
     own = read(config.distributed)
-    found = own or {"zero_optimization": _zero(config.distributed, trained)}
+    base_settings = own or {"zero_optimization": _zero(config.distributed, trained)}
     return {
         "communication_data_type": "fp32",
         "data_types": {"grad_accum_dtype": "fp32"},
-        **found,
+        **base_settings,
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": world,
         "gradient_accumulation_steps": 1,
@@ -66,7 +66,7 @@ def cuts_weights(section: DistributedConfig) -> bool:
 def _zero(section: DistributedConfig, trained: int) -> Settings:
     places = {"cpu": {"device": "cpu"}, "nvme": {"device": "nvme", "nvme_path": str(section.nvme)}}
     elements = max(1, min(section.bucket_bytes // 4, trained))  # it makes room for all of them
-    found: Settings = {
+    settings: Settings = {
         "stage": section.zero,
         "overlap_comm": section.overlap and section.zero == 2,  # others need to know the last micro-batch before
         "contiguous_gradients": True,
@@ -74,17 +74,17 @@ def _zero(section: DistributedConfig, trained: int) -> Settings:
         "allgather_bucket_size": elements,
     }
     if section.zero == 3:
-        found |= {
+        settings |= {
             "stage3_prefetch_bucket_size": max(1, section.bucket_bytes // 4),
             "stage3_max_live_parameters": max(elements, 10**8),
             "stage3_max_reuse_distance": max(elements, 10**8),
             "stage3_param_persistence_threshold": KEPT_ELEMENTS,
         }
     if section.offload_optimizer in places:
-        found["offload_optimizer"] = places[section.offload_optimizer]
+        settings["offload_optimizer"] = places[section.offload_optimizer]
     if section.offload_parameters in places:
-        found["offload_param"] = places[section.offload_parameters]
-    return found
+        settings["offload_param"] = places[section.offload_parameters]
+    return settings
 
 
 def read(section: DistributedConfig) -> Settings:
@@ -97,20 +97,20 @@ def read(section: DistributedConfig) -> Settings:
     if path is None:
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"distributed.deepspeed: {path} cannot be read ({error}). Write the path of a DeepSpeed JSON."
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise ConfigError(f"distributed.deepspeed: {path} holds no JSON object.")
-    ours = {key: value for key, value in found.items() if key in OURS and value != "auto"}
+    ours = {key: value for key, value in settings.items() if key in OURS and value != "auto"}
     if ours:
         lines = "\n".join(f"  {key}: the recipe says it, in {OURS[key]}" for key in ours)
         raise ConfigError(
             f"distributed.deepspeed: {path} says again what the recipe says, and both cannot hold.\n{lines}\n"
             '  Leave these out of the file, or write "auto" for them.'
         )
-    if "zero_optimization" not in found:
+    if "zero_optimization" not in settings:
         raise ConfigError(f"distributed.deepspeed: {path} has no zero_optimization. Write one, or leave the file out.")
-    return {key: value for key, value in found.items() if key not in OURS}
+    return {key: value for key, value in settings.items() if key not in OURS}

@@ -139,8 +139,8 @@ class RowParts(Arrangement):
         )
 
     def _part(self, lengths: Indices) -> Indices:
-        found: Indices = -(-lengths // self._own.size)
-        return found
+        part_lengths: Indices = -(-lengths // self._own.size)
+        return part_lengths
 
 
 def _longer(position_BL: Tensor, more: int) -> Tensor:

@@ -109,14 +109,14 @@ class ZeroParameters(Sharded):
         assert self._optimizer is not None
         held: dict[str, Any] = next(iter(self._optimizer.state.values()), {})
         count = held.get(COUNTED)
-        found: dict[str, Tensor] = {}
+        full_states: dict[str, Tensor] = {}
         for name, parameter in self._named.items():
             for kind in held:
                 if kind != COUNTED:
-                    found[f"{name}|{kind}"] = self._kept(safe_get_full_optimizer_state(parameter, kind))
+                    full_states[f"{name}|{kind}"] = self._kept(safe_get_full_optimizer_state(parameter, kind))
             if count is not None:
-                found[f"{name}|{COUNTED}"] = torch.as_tensor(count).detach().cpu().clone()
-        return found
+                full_states[f"{name}|{COUNTED}"] = torch.as_tensor(count).detach().cpu().clone()
+        return full_states
 
     def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
         """Set the masters, what computes, and the optimizer's share of this process."""

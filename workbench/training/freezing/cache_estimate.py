@@ -74,7 +74,7 @@ def profile(sets: Sequence[Examples], *, causal: bool) -> DataProfile:
     Returns:
         Zeros at the end of such rows count as padding, as in the cache.
     """
-    found: dict[bytes, int] = {}
+    row_lengths: dict[bytes, int] = {}
     trailing = 0
     for examples in sets:
         for indices in np.array_split(np.arange(len(examples.lengths)), -(-len(examples.lengths) // 256)):
@@ -83,10 +83,10 @@ def profile(sets: Sequence[Examples], *, causal: bool) -> DataProfile:
             assert rows is not None, "micro-batches are padded on the right"
             # A picture has as many patches as its row is long.
             lengths = examples.lengths[indices].tolist() if "pixel_values" in batch.inputs else rows.lengths
-            found.update(zip(rows.keys, lengths, strict=True))
+            row_lengths.update(zip(rows.keys, lengths, strict=True))
             if causal and batch.lengths_B is not None:
                 trailing = max(trailing, int((batch.lengths_B - torch.tensor(rows.lengths)).max()))
-    return DataProfile(len(found), sum(found.values()) + trailing * len(found), trailing)
+    return DataProfile(len(row_lengths), sum(row_lengths.values()) + trailing * len(row_lengths), trailing)
 
 
 def estimate(
@@ -205,8 +205,8 @@ def _chances(module: nn.Module, *, in_block: bool) -> list[float]:
         return [module.p]
     # What holds the blocks may keep their share as an attribute, but uses only that of whole layers.
     names = ("drop", "jitter") if in_block else ("layerdrop",)
-    found = ((key, value) for key, value in vars(module).items() if isinstance(value, float))
-    return [value for key, value in found if any(name in key for name in names)]
+    attributes = ((key, value) for key, value in vars(module).items() if isinstance(value, float))
+    return [value for key, value in attributes if any(name in key for name in names)]
 
 
 def refusal(backbone: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: int) -> str | None:
@@ -260,12 +260,12 @@ def _refusal_of_trial(backbone: PreTrainedModel, blocks: Sequence[nn.Module], de
     cached.install()
     try:
         with torch.no_grad():
-            found = backbone(**inputs)[0]
+            actual = backbone(**inputs)[0]
     except (LookupError, TypeError, AttributeError):
         return f"the upper blocks of {family} read more of the lower ones than hidden states"
     finally:
         cached.remove()
-    if not cached.read or not torch.allclose(found, wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max())):
+    if not cached.read or not torch.allclose(actual, wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max())):
         return f"{family} gives something else with outputs of its frozen blocks that were kept"
     return None
 

@@ -153,20 +153,20 @@ class CachedPrefix:
 
     def _keep(self, call: Mapping[str, Any], rows: UnpaddedRows, places: Sequence[int]) -> None:
         """Compute some rows together, and put what the store lacks of them there."""
-        found = self._compute(call, rows, places)
+        row_states = self._compute(call, rows, places)
         keys = [rows.keys[place] for place in places]
         unknown = self.states.missing(keys)
-        self.states.put([keys[number] for number in unknown], [found[number] for number in unknown])
+        self.states.put([keys[number] for number in unknown], [row_states[number] for number in unknown])
         self.computed += len(unknown)
 
     def _compute(self, call: Mapping[str, Any], rows: UnpaddedRows, places: Sequence[int]) -> list[Tensor]:
         """States (l, D) of some rows of a call; of fewer at once where memory runs out."""
-        found: list[Tensor] = []
+        row_states: list[Tensor] = []
 
         def remaining(count: int) -> list[Tensor]:
-            while len(found) < len(places):
-                found.extend(self._compute_together(call, rows, places[len(found) : len(found) + count]))
-            return found
+            while len(row_states) < len(places):
+                row_states.extend(self._compute_together(call, rows, places[len(row_states) : len(row_states) + count]))
+            return row_states
 
         return smaller_until_fits(remaining, len(places), longest=1, retry=lambda _: None)
 

@@ -125,9 +125,9 @@ class ActivationCallback:
 
     def _outputs(self) -> Sequence[Tensor]:
         """Outputs of each block (B, L, D), with zeros at padding."""
-        found: list[Tensor] = []
+        activations: list[Tensor] = []
         handles = [
-            block.register_forward_hook(lambda _, __, output: found.append(parts(output)[0]))
+            block.register_forward_hook(lambda _, __, output: activations.append(parts(output)[0]))
             for block in self._freezer.blocks
         ]
         try:
@@ -137,9 +137,12 @@ class ActivationCallback:
                 handle.remove()
         mask_BL = _mask(batch)
         if mask_BL is None:
-            return found
+            return activations
         # A classifier's last block may compute nothing but the first token, which is no padding.
-        return [each.masked_fill(~mask_BL[..., None], 0) if each.shape[:2] == mask_BL.shape else each for each in found]
+        return [
+            each.masked_fill(~mask_BL[..., None], 0) if each.shape[:2] == mask_BL.shape else each
+            for each in activations
+        ]
 
 
 def _mask(batch: MicroBatch) -> Tensor | None:

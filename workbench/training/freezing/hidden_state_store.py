@@ -252,13 +252,13 @@ def fingerprint(
     settings = backbone.config.to_dict() | {"attention": backbone.config._attn_implementation}
     named = {key: value for key, value in settings.items() if key not in _ORIGINS}
     says = [FORMAT, type(backbone).base_model_prefix, depth, str(dtype), dict(about), named]
-    found = hashlib.sha256(json.dumps(says, sort_keys=True, default=str).encode())
+    hasher = hashlib.sha256(json.dumps(says, sort_keys=True, default=str).encode())
     for name, tensor in (*backbone.base_model.named_parameters(), *backbone.base_model.named_buffers()):
         if id(tensor) not in above and not tensor.requires_grad:
             content = tensor.detach().cpu().contiguous().reshape(-1)
-            found.update(f"{name} {content.dtype} {tuple(tensor.shape)}".encode())
-            found.update(content.view(torch.uint8).numpy().data)
-    return found.hexdigest()[:32]
+            hasher.update(f"{name} {content.dtype} {tuple(tensor.shape)}".encode())
+            hasher.update(content.view(torch.uint8).numpy().data)
+    return hasher.hexdigest()[:32]
 
 
 _ORIGINS = {"_name_or_path", "_commit_hash", "transformers_version", "architectures"}
@@ -267,10 +267,10 @@ _ORIGINS = {"_name_or_path", "_commit_hash", "transformers_version", "architectu
 
 def _firsts(keys: Sequence[bytes]) -> dict[bytes, int]:
     """Where each key stands first."""
-    found: dict[bytes, int] = {}
+    first_places: dict[bytes, int] = {}
     for place, key in enumerate(keys):
-        found.setdefault(key, place)
-    return found
+        first_places.setdefault(key, place)
+    return first_places
 
 
 def _opened(path: Path) -> int:

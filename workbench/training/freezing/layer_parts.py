@@ -79,7 +79,7 @@ def survey_parts(model: nn.Module, backbone: PreTrainedModel, layers: LayerMap) 
     stacks = [list(layers.blocks)] if layers.blocks else anatomy.blocks(backbone)
     blocks = dict(_named(stacks))
     number = {path: place for place, path in enumerate(layers.blocks, start=1)}
-    found: dict[str, Counter[str]] = {}
+    counts: dict[str, Counter[str]] = {}
     layer: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         path = name.removeprefix("base_model.model.")
@@ -92,10 +92,10 @@ def survey_parts(model: nn.Module, backbone: PreTrainedModel, layers: LayerMap) 
             last = at > len(layers.blocks) if layers.blocks else own == "head"
             where = _AFTER if last else _BEFORE
         layer[where] = at
-        found.setdefault(where, Counter())[own] += parameter.numel() * parameter.requires_grad
-    order = [name for name in (_BEFORE, *blocks.values(), _AFTER) if name in found]
+        counts.setdefault(where, Counter())[own] += parameter.numel() * parameter.requires_grad
+    order = [name for name in (_BEFORE, *blocks.values(), _AFTER) if name in counts]
     return tuple(
-        LayerParts(name, layer[name], {each: found[name][each] for each in ORDER if each in found[name]})
+        LayerParts(name, layer[name], {each: counts[name][each] for each in ORDER if each in counts[name]})
         for name in order
     )
 

@@ -71,6 +71,6 @@ class PrefixBatches:
         self._places.update(dict.fromkeys(new, BatchPlace(examples, np.sort(indices), new)))
 
     def _rows(self, examples: Examples, indices: Indices) -> UnpaddedRows:
-        found = self._read(examples.batch(indices).inputs)
-        assert found is not None, "micro-batches are padded on the right"
-        return found
+        unpadded = self._read(examples.batch(indices).inputs)
+        assert unpadded is not None, "micro-batches are padded on the right"
+        return unpadded

@@ -76,17 +76,17 @@ def groups(
     """
     optimizer, top = config.optimizer, blocks + 1
     layered = not config.freeze.fixed or optimizer.layer_decay < 1
-    found: dict[tuple[float, float, int | None, bool], list[nn.Parameter]] = {}
+    grouped: dict[tuple[float, float, int | None, bool], list[nn.Parameter]] = {}
     for name, parameter in trainable.items():
         layer = top if name in fresh else layers.get(name, top)
         factor = config.adapter.rate_factor(name) * optimizer.layer_decay ** (top - layer)
         factor *= optimizer.head_rate if name in fresh else 1.0
         decay = config.train.weight_decay if _decays(name, parameter, config) else 0.0
         inner = optimizer.name in OF_INNER_MATRICES and 0 < layer < top and is_matrix(parameter)
-        found.setdefault((factor, decay, layer if layered else None, inner), []).append(parameter)
+        grouped.setdefault((factor, decay, layer if layered else None, inner), []).append(parameter)
     return [
         {"params": group, "rate_factor": factor, "weight_decay": decay, "layer": layer, "inner": inner}
-        for (factor, decay, layer, inner), group in found.items()
+        for (factor, decay, layer, inner), group in grouped.items()
     ]
 
 

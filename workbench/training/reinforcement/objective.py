@@ -48,9 +48,9 @@ class ReinforceObjective:
 
     def _now(self) -> Rollout:
         """The answers of the step, on the device."""
-        found = self._rollouts.now
-        if self._known is None or self._known[0] is not found:
-            self._known = found, found.to(self._device)
+        rollout = self._rollouts.now
+        if self._known is None or self._known[0] is not rollout:
+            self._known = rollout, rollout.to(self._device)
         return self._known[1]
 
     def _of_answers(self, now: Rollout, log_p_BT: Tensor, slot_B: Tensor, *, counted: bool) -> Tensor:

@@ -173,5 +173,5 @@ def blank(limit: int) -> Rollout:
     """A rollout of no step, whose one answer is as long as any, to try how much memory holds."""
     group = Group(-1, [np.zeros(limit, dtype=np.int64)], {}, np.zeros(1))
     zeros = torch.zeros(1, limit)
-    found = rolled_out([group], np.asarray([-1]), -1, limit=limit, stop=(), replaced=0)
-    return replace(found, old_ST=zeros, reference_ST=zeros, advantage_ST=zeros.double())
+    trial_rollout = rolled_out([group], np.asarray([-1]), -1, limit=limit, stop=(), replaced=0)
+    return replace(trial_rollout, old_ST=zeros, reference_ST=zeros, advantage_ST=zeros.double())

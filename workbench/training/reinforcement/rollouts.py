@@ -196,8 +196,8 @@ class RolloutRows:
         if int(self.now.epoch) < 0:
             return [0] * each
         if self.config.pairs:
-            found: list[int] = self._pairs(self.now)[self._place[index]].tolist()
-            return found
+            slots: list[int] = self._pairs(self.now)[self._place[index]].tolist()
+            return slots
         prompt, answer = divmod(index, self.config.answers)
         return [self._place[prompt] * self.config.answers + answer]
 
@@ -294,8 +294,8 @@ class Rollouts(RolloutRows):
         ]
         written: dict[int, list[Indices]] = {}
         for batch in self._sampler.batches(asked, answers=each, tokens=limit):
-            found = self._sampler.answer([asked[row] for row in batch], [draws[row] for row in batch])
-            written.update(zip(batch.tolist(), found, strict=True))
+            batch_answers = self._sampler.answer([asked[row] for row in batch], [draws[row] for row in batch])
+            written.update(zip(batch.tolist(), batch_answers, strict=True))
         answers = [answer for row in range(len(prompts)) for answer in written[row]]
         named = self._judge.named(np.repeat(self.prompts.rows[prompts], each).tolist(), answers)
         total = self._judge.total(named) + self._penalty(answers)
@@ -314,8 +314,10 @@ class Rollouts(RolloutRows):
         tokens = torch.tensor([len(answer) for answer in answers])
         if not self.config.buffer:
             return np.zeros(len(tokens))
-        found: Floats = advantages.overlong(tokens, limit=self.config.max_new_tokens, buffer=self.config.buffer).numpy()
-        return found
+        penalty_S: Floats = advantages.overlong(
+            tokens, limit=self.config.max_new_tokens, buffer=self.config.buffer
+        ).numpy()
+        return penalty_S
 
     def _read(self, found: Rollout) -> Rollout:
         """The answers with their log-probabilities and advantages."""

@@ -50,6 +50,6 @@ def looked_at(shares: Sequence[RowShare], training: WatchedModel, seen: Examples
         return training.ranks.gathered(watch.collected(labels=labels))
 
     training.model.eval()
-    found = training.masters.reading(look) if isinstance(training.masters, Sharded) else look()
+    rank_losses = training.masters.reading(look) if isinstance(training.masters, Sharded) else look()
     training.model.train()
-    return row_losses.joined(found)
+    return row_losses.joined(rank_losses)

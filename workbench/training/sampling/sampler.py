@@ -103,9 +103,9 @@ class Sampler(ABC):
 
     def new_losses(self) -> RowLosses | None:
         """Losses of the rows of all processes since the last call, by row; every process has to ask."""
-        found = [each for part in self.ranks.gathered(self._new_losses) for each in part]
+        losses = [each for part in self.ranks.gathered(self._new_losses) for each in part]
         self._new_losses = []
-        return by_row(found) if found else None
+        return by_row(losses) if losses else None
 
     def share(self, step: int) -> float:
         """Share of the run that is done before step `step`; 0 where a budget alone ends it."""

@@ -30,5 +30,5 @@ def importances(
     places = {trial: {0: float(place)} for place, trial in enumerate(order)}
     study = studied(search, [tried[trial] for trial in places], list(places.values()), seed=seed, top=0)
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=seed)
-    found = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    return {key: float(value) for key, value in found.items()}
+    shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {key: float(value) for key, value in shares.items()}

@@ -39,17 +39,17 @@ def propose(
     """
     study = studied(search, tried, standings, seed=seed, top=search.rungs)
     known = {_key(each) for each in tried}
-    found: list[Settings] = []
+    proposals: list[Settings] = []
     asked = distributions(search)
     for _ in range(ATTEMPTS * count):
-        if len(found) == count:
-            return found
+        if len(proposals) == count:
+            return proposals
         settings = _settings(study.ask(asked).params, search)
         if _key(settings) not in known:
             known.add(_key(settings))
-            found.append(settings)
+            proposals.append(settings)
     rest = (each for each in _enumerated(search) if _key(each) not in known)
-    return [*found, *itertools.islice(rest, count - len(found))]
+    return [*proposals, *itertools.islice(rest, count - len(proposals))]
 
 
 def studied(
@@ -112,16 +112,16 @@ def _frozen(search: SearchConfig, settings: Settings, standing: Standing, *, top
 
 def _settings(params: Mapping[str, Any], search: SearchConfig) -> Settings:
     """Proposed values, numbers in few digits and inside their range."""
-    found = dict[str, Any]()
+    settings = dict[str, Any]()
     for key, each in search.space.items():
         value = params[key]
         if not isinstance(each, Range):
-            found[key] = each[value]
+            settings[key] = each[value]
         elif each.integer:
-            found[key] = int(value)
+            settings[key] = int(value)
         else:
-            found[key] = min(max(float(f"{value:.{DIGITS}g}"), each.low), each.high)
-    return found
+            settings[key] = min(max(float(f"{value:.{DIGITS}g}"), each.low), each.high)
+    return settings
 
 
 def _enumerated(search: SearchConfig) -> Iterator[Settings]:

@@ -60,9 +60,9 @@ def empty_turns(row: RowText) -> float | None:
 def _repeated(exchange: Exchange) -> float:
     answer = normalised(exchange.answer)
     asked = {normalised(exchange.prompt), normalised((exchange.prompt.strip().splitlines() or [""])[-1])}
-    found = [
+    ratios = [
         len(prompt) / len(answer)
         for prompt in asked
         if prompt and (prompt == answer or (len(prompt.split()) >= PROMPT_WORDS and f" {prompt} " in f" {answer} "))
     ]
-    return max(found, default=0.0)
+    return max(ratios, default=0.0)

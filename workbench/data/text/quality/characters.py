@@ -16,11 +16,11 @@ _BROKEN = re.compile("\ufffd|[\u00c2\u00c3][\u0080-\u00bf]|\u00e2\u20ac.|\u00ef\
 
 def scripts(text: str) -> dict[str, int]:
     """Letters of each script, the most frequent first; the first word of a letter's Unicode name is its script."""
-    found: Counter[str] = Counter()
+    letter_counts: Counter[str] = Counter()
     for character, count in Counter(text).items():
         if script := _script(character):
-            found[script] += count
-    return dict(found.most_common())
+            letter_counts[script] += count
+    return dict(letter_counts.most_common())
 
 
 def symbol_share(text: str) -> float | None:

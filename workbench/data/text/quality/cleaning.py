@@ -62,11 +62,11 @@ class Cleaning:
 
 def joined(parts: Sequence[Cleaning | None]) -> Cleaning | None:
     """Findings of the same rules in several sets of training rows."""
-    found = [each for each in parts if each is not None]
-    if not found:
+    reports = [each for each in parts if each is not None]
+    if not reports:
         return None
-    counts = {rule: sum(each.counts[rule] for each in found) for rule in found[0].counts}
-    return Cleaning(sum(each.rows for each in found), counts, tuple(flag for each in found for flag in each.flags))
+    counts = {rule: sum(each.counts[rule] for each in reports) for rule in reports[0].counts}
+    return Cleaning(sum(each.rows for each in reports), counts, tuple(flag for each in reports for flag in each.flags))
 
 
 def texts(
@@ -162,8 +162,8 @@ def find(
             f"{name}: data.clean names {', '.join(asking)}, which judge answers to prompts, and its rows are texts "
             f"without any. Leave {'it' if len(asking) == 1 else 'them'} out of data.clean."
         )
-    found = Counter(flag.rule for flag in flags)
-    cleaning = Cleaning(counted, {rule: found[rule] for rule in rules}, tuple(sorted(flags)))
+    rule_counts = Counter(flag.rule for flag in flags)
+    cleaning = Cleaning(counted, {rule: rule_counts[rule] for rule in rules}, tuple(sorted(flags)))
     if len(cleaning.places) == counted:
         worst, most = max(cleaning.counts.items(), key=lambda item: item[1])
         rule = RULES.get(worst)

@@ -101,11 +101,11 @@ def by_keys(
 def apart(flags: Iterable[Flag], sizes: Sequence[int]) -> list[list[Flag]]:
     """The flags of each of several sets of rows, which stand one after another and have these sizes."""
     ends = list(itertools.accumulate(sizes))
-    found: list[list[Flag]] = [[] for _ in sizes]
+    flags_by_set: list[list[Flag]] = [[] for _ in sizes]
     for flag in flags:
         number = bisect.bisect_right(ends, flag.row)
-        found[number].append(flag._replace(row=flag.row - ends[number] + sizes[number]))
-    return found
+        flags_by_set[number].append(flag._replace(row=flag.row - ends[number] + sizes[number]))
+    return flags_by_set
 
 
 def near_keys(rows: Sequence[RowText], clusters: DuplicateClusters) -> list[tuple[int, int]]:

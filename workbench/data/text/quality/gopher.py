@@ -49,8 +49,8 @@ def alphabetic(row: RowText) -> float | None:
 
 def stop_words(row: RowText) -> float | None:
     """Different English stop words; None for other languages, which the paper had filtered out before."""
-    found = len(STOP_WORDS & {word.strip(".,;:!?\"'()").lower() for word in row.words})
-    return float(found) if found >= LEAST_STOP_WORDS or row.language in ("en", "") else None
+    stop_count = len(STOP_WORDS & {word.strip(".,;:!?\"'()").lower() for word in row.words})
+    return float(stop_count) if stop_count >= LEAST_STOP_WORDS or row.language in ("en", "") else None
 
 
 def _share(parts: Sequence[str], true: Sequence[bool]) -> float | None:

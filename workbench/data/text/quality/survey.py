@@ -109,8 +109,8 @@ def examine(read: Sequence[SourceRows]) -> list[Findings]:
     train, others = [each for each in read if each.trains], [each for each in read if not each.trains]
     flags, notes = _in_evaluation(train, others), {}
     for group in [train, *([each] for each in others)]:
-        found, notes[group[0].title] = _compared(group)
-        for each, own in zip(group, flagging.apart(found, [len(each.rows) for each in group]), strict=True):
+        group_flags, notes[group[0].title] = _compared(group)
+        for each, own in zip(group, flagging.apart(group_flags, [len(each.rows) for each in group]), strict=True):
             flags[each.title] = [*own, *flags.get(each.title, [])]
     return [_examined(each, flags[each.title], notes.get(each.title, ())) for each in read]
 
@@ -175,10 +175,12 @@ def _compared(group: Sequence[SourceRows]) -> tuple[list[Flag], tuple[str, ...]]
         return [*_repeated(rows, titles, clusters), *_conflicts(group, rows, clusters)], ()
     flags = flagging.by_comparison(rows, ["exact_duplicate"], titles=titles)
     try:
-        found = clusters = flagging.near_duplicates([row.text for row in rows]) if clusters is None else clusters
+        near_clusters = clusters = (
+            flagging.near_duplicates([row.text for row in rows]) if clusters is None else clusters
+        )
     except DataError as error:
         return flags, (f"Near-duplicates of {' + '.join(each.source for each in group)} were not counted: {error}",)
-    flags += flagging.by_comparison(rows, ["near_duplicate"], near=lambda _: found, titles=titles)
+    flags += flagging.by_comparison(rows, ["near_duplicate"], near=lambda _: near_clusters, titles=titles)
     return [*flags, *_conflicts(group, rows, clusters)], ()
 
 
@@ -233,8 +235,8 @@ def _conflicts(group: Sequence[SourceRows], rows: Sequence[RowText], clusters: D
         return []
     flags = []
     for numbers in duplicates.report(clusters, labels).conflicts:
-        told = "; ".join(f"{', '.join(labels[number])} ({rows[number].place})" for number in numbers[:4])
-        flags += [Flag(number, rows[number].place, "conflicting_label", 1.0, told) for number in numbers]
+        listing = "; ".join(f"{', '.join(labels[number])} ({rows[number].place})" for number in numbers[:4])
+        flags += [Flag(number, rows[number].place, "conflicting_label", 1.0, listing) for number in numbers]
     return flags
 
 
