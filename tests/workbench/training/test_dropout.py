@@ -10,9 +10,12 @@ import pytest
 import torch
 
 import workbench
+from tests.conftest import save_tiny, trains
+from tests.stopping import stop_after
 from tests.workbench.training.together import LabelledSet, Together, Trained, bert, class_outputs, section
 from workbench.config import RunConfig
 from workbench.config.regularise_config import RegulariseConfig
+from workbench.errors import Stopped
 
 RECIPE = """
 recipe: sft
@@ -55,6 +58,27 @@ def test_micro_batches_and_checkpointing_change_nothing(curve: Callable[..., lis
     assert curve(f"adapter={adapter}", "batch.tokens_per_device=4000", "train.steps=1", "seed=1")[0] != pytest.approx(
         wanted[0], rel=1e-3
     )
+
+
+def test_the_backbones_own_dropout_is_a_function_of_seed_and_step(
+    stories: str, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else has drawn numbers in this process, and after a stop too."""
+    gpt2 = save_tiny(tmp_path / "gpt2", "GPT2", "CausalLM", stories, max_position_embeddings=128, resid_pdrop=0.2)
+    train = trains(tmp_path, RECIPE, model=gpt2, train=questions)
+
+    def losses(name: str, *words: str, resume: bool = False) -> list[float]:
+        torch.manual_seed(len(name))
+        run = train(*words, "adapter={method: full}", name=name, resume=resume)
+        return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+    whole = losses("whole", "model.dropout=true")
+    assert whole[0] != pytest.approx(losses("without")[0], rel=1e-5)
+    with monkeypatch.context() as patch:
+        stop_after(patch, step=2)
+        with pytest.raises(Stopped):
+            losses("stopped", "model.dropout=true")
+    assert losses("stopped", "model.dropout=true", resume=True) == whole
 
 
 def test_the_members_of_a_bank_drop_what_they_drop_alone(tmp_path: Path) -> None:
