@@ -198,7 +198,9 @@ def _source(found: Translation, name: str, table: dict[str, Any], where: str) ->
         return f"{where}/{name}.json", {}
     path = entry.get("hf_hub_url") or f"{where}/{entry.get('file_name', f'{name}.json')}"
     names = {"prompt": "instruction", "query": "input", "response": "output", "messages": "messages"}
-    if entry.get("formatting") == "sharegpt":
+    if found.recipe.get("data", {}).get("format") == "text":  # of stage pt, which reads one column as it stands
+        names = {"prompt": "text"}
+    elif entry.get("formatting") == "sharegpt":
         names = {"messages": "conversations"}
     if entry.get("ranking"):
         names = {**names, "chosen": "chosen", "rejected": "rejected"}

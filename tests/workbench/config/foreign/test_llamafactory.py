@@ -94,6 +94,16 @@ def test_data_sets_are_found_by_the_table_of_their_folder(tmp_path: Path) -> Non
     }
 
 
+@pytest.mark.parametrize("theirs,columns", [("text", {}), ("content", {"text": "content"})])
+def test_raw_text_stands_in_the_column_of_prompts(theirs: str, columns: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    table = {"web": {"file_name": "web.jsonl", "columns": {"prompt": theirs}}}
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(table))
+    found = llamafactory.translate({**FILE, "stage": "pt", "dataset": "web"}, folders=(tmp_path,))
+    assert found.recipe["data"]["format"] == "text"
+    assert found.recipe["data"].get("columns", {}) == columns
+
+
 @pytest.mark.parametrize(
     "change,reason",
     [
