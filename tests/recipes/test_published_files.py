@@ -1,4 +1,4 @@
-"""Example files that Axolotl and LLaMA-Factory publish, unchanged: each becomes a recipe that `check` takes, or is told.
+"""Published example files of Axolotl and LLaMA-Factory, unchanged: each is a recipe that `check` takes, or refused.
 
 Their rows are those of LLaMA-Factory's own table of data sets where these are here, else shipped ones of the same kind;
 the backbone is the shipped one. Nothing else of a file is replaced, but what MORE says.

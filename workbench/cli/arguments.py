@@ -7,11 +7,18 @@ from typing import Annotated
 
 import typer
 
+from workbench.cli import completions
 from workbench.errors import ConfigError
 
-Recipe = Annotated[str, typer.Argument(help="A YAML file, or a shipped recipe such as sft/quickstart.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, such as train.epochs=3.", show_default=False)]
-RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
+Recipe = Annotated[
+    str,
+    typer.Argument(help="A YAML file, or a shipped recipe such as sft/quickstart.", autocompletion=completions.recipes),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="key=value, such as train.epochs=3.", show_default=False, autocompletion=completions.settings),
+]
+RunFolder = Annotated[Path, typer.Argument(help="A run directory.", autocompletion=completions.runs)]
 Trusted = Annotated[bool, typer.Option("--trust", help="Execute the Python code that the run's config.yaml names.")]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import typer
 
 from workbench.config import reference
-from workbench.config.reference import SettingReference
+from workbench.config.reference import NamedChoice, SettingReference
 
 
 def show(found: Sequence[SettingReference], words: str) -> None:
@@ -25,6 +25,16 @@ def show(found: Sequence[SettingReference], words: str) -> None:
     for head, setting in zip(heads, found, strict=True):
         typer.echo(_cut(f"{head:{max(map(len, heads))}}  {setting.meaning}", _width()))
     typer.echo("One of them in full: workbench explain KEY")
+
+
+def show_choices(found: Sequence[NamedChoice]) -> None:
+    """What a name chooses, such as a method, and the keys that it has."""
+    for choice in found:
+        typer.echo(f"{choice.key}={choice.name}")
+        _paragraph("  meaning    ", choice.meaning)
+        heads = [f"{each.key}" + (f" = {each.default}" if each.default else "") for each in choice.settings]
+        for head, setting in zip(heads, choice.settings, strict=True):
+            typer.echo(_cut(f"  {head:{max(map(len, heads))}}  {setting.meaning}", _width()))
 
 
 def show_sections() -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from workbench.cli import answering_verbs, init_verb, shipping_verbs
+from workbench.cli import answering_verbs, completions, init_verb, shipping_verbs
 from workbench.cli.arguments import Overrides, Recipe, RunFolder, Trusted, Version, byte_size
 from workbench.cli.ui.verb import ui
 from workbench.errors import ConfigError, Stopped, WorkbenchError
@@ -19,7 +19,6 @@ from workbench.runs.process_memory import importing
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # importing rich is half of what --help would take
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -278,14 +277,20 @@ def ls(
 @app.command()
 def explain(
     setting: Annotated[
-        str, typer.Argument(help="A key or section, such as batch.size or freeze; a word to look for.")
+        str,
+        typer.Argument(
+            help="A key or section, such as batch.size; a method or policy, such as dora; a word to look for.",
+            autocompletion=completions.explained,
+        ),
     ] = "",
 ) -> None:
     """Say what a setting does: its values, default, meaning and paper; without a name, all sections."""
     from workbench.cli import reference_table
     from workbench.config import reference
 
-    if setting:
+    if chosen := reference.named_choices(setting):
+        reference_table.show_choices(chosen)
+    elif setting:
         reference_table.show(reference.look_up(setting), setting)
     else:
         reference_table.show_sections()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,8 @@ Node = Mapping[str, Any]
 """A part of a JSON schema."""
 
 _BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+_OPEN = re.compile(r"^(a whole number|a number|text|a list of|a path|keys of its own|any value|null$|keys and values)")
+"""Values of a setting that are no words to choose among."""
 _TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "object": "keys and values"}
 
 
@@ -32,6 +35,28 @@ class SettingReference:
     of: tuple[str, ...] = ()
     """Values of the section's choosing key, such as `adapter.method`, that have it; empty: all."""
     is_section: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """Those of its values that are words to choose among."""
+        return [word for word in self.values.split(" | ") if not _OPEN.match(word)]
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing but its words, or null, may be written there."""
+        return not any(_OPEN.match(word) and word != "null" for word in self.values.split(" | "))
+
+
+@dataclass(frozen=True)
+class NamedChoice:
+    """A section of a family, such as the method dora, by the name that chooses it."""
+
+    key: str
+    """The key that chooses, such as `adapter.method`."""
+    name: str
+    meaning: str
+    settings: tuple[SettingReference, ...]
+    """Keys that it has, those of all sections of the family too."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -68,6 +93,22 @@ def choices(key: str) -> dict[str, str]:
     if family is None or key != f"{_section(key)}.{family.tag}":
         return {}
     return {name: family.described(name) for name in family.names()}
+
+
+def named_choices(name: str) -> list[NamedChoice]:
+    """Methods, policies and other sections that are chosen by this name; none where it is a key itself."""
+    known = settings()
+    if any(each.key == name for each in known):
+        return []
+    found = [each.key for each in known if name in choices(each.key)]
+    return [NamedChoice(key, name, choices(key)[name], tuple(_keys_of(known, key, name))) for key in found]
+
+
+def _keys_of(known: Sequence[SettingReference], key: str, name: str) -> Iterator[SettingReference]:
+    """Keys of the section of `key` that the section called `name` has."""
+    for each in known:
+        if _section(each.key) == _section(key) and each.key != key and (not each.of or name in each.of):
+            yield each
 
 
 def look_up(words: str) -> list[SettingReference]:

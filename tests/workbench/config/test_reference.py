@@ -95,6 +95,21 @@ def test_a_word_finds_keys_then_meanings_else_is_told_what_is_near() -> None:
         reference.look_up("bach.size")
 
 
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_method_is_told_by_its_name_with_all_keys_that_it_has(name: str) -> None:
+    (found,) = [each for each in reference.named_choices(name) if each.key == "adapter.method"]
+    keys = {each.key.removeprefix("adapter.") for each in found.settings}
+    assert keys == METHODS[name].model_fields.keys() - {"method"}
+    assert found.meaning == reference.choices("adapter.method")[name]
+
+
+def test_a_name_that_is_a_key_is_the_key_and_an_unknown_one_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert reference.named_choices("model") == [] and reference.named_choices("lsia") == []
+    reference_table.show_choices(reference.named_choices("lisa"))
+    told = capsys.readouterr().out
+    assert told.startswith("freeze.policy=lisa\n  meaning    LISA (Pan et al. 2024") and "freeze.active = 2 " in told
+
+
 def test_what_is_printed_is_whole_for_one_key_and_a_line_each_for_several(capsys: pytest.CaptureFixture[str]) -> None:
     reference_table.show(reference.look_up("freeze.policy"), "freeze.policy")
     told = capsys.readouterr().out

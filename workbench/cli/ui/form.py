@@ -18,8 +18,6 @@ from workbench.recipes.load import load
 from workbench.runs import trust
 from workbench.schema import ROOT
 
-_OPEN = re.compile(r"^(a whole number|a number|text|a list of|a path|keys of its own|any value|null$|keys and values)")
-"""Values of a setting that are no words to choose among."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TOP = ("model.id", "data.train", "adapter.method", "train.learning_rate", "train.epochs", "train.steps", "batch.size")
 """Settings that most runs change."""
@@ -49,12 +47,11 @@ def settings() -> list[dict[str, Any]]:
 
 
 def _field(setting: SettingReference) -> dict[str, Any]:
-    known = setting.values.split(" | ")
     return {
         "key": setting.key,
         "values": setting.values,
-        "words": [word for word in known if not _OPEN.match(word)],
-        "closed": not any(_OPEN.match(word) and word != "null" for word in known),
+        "words": setting.words,
+        "closed": setting.is_closed,
         "choices": reference.choices(setting.key),
         "default": setting.default,
         "meaning": setting.meaning,

@@ -1,0 +1,75 @@
+"""Words that a shell completes, each of which the command line takes, and what a shell gets of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from workbench import recipes
+from workbench.cli import completions, verbs
+from workbench.config import reference
+from workbench.recipes.load import load
+
+
+def test_every_shipped_recipe_and_what_is_on_the_way_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert completions.recipes("") == recipes.shipped()
+    (tmp_path / "sft").mkdir()
+    for name in ("mine.yaml", "rows.jsonl", ".hidden.yml", "sft/other.yml"):
+        (tmp_path / name).touch()
+    assert completions.recipes("sft/q") == ["sft/qlora", "sft/quickstart"]
+    assert completions.recipes("sft/o") == ["sft/other.yml"]
+    assert completions.recipes("m") == ["mlm/quickstart", "mine.yaml"]
+    assert completions.recipes(f"{tmp_path}/") == [f"{tmp_path}/mine.yaml", f"{tmp_path}/sft/"]
+    assert completions.recipes("gone/") == []
+    assert completions.runs("s") == ["sft/"], "a file is no run"
+
+
+def test_settings_complete_to_keys_and_then_to_values_that_a_recipe_takes() -> None:
+    assert completions.settings("train.learn") == ["train.learning_rate="]
+    known = {each.key for each in reference.settings()}
+    assert {word.rstrip("=") for word in completions.settings("")} < known
+    assert completions.settings("schedule.name=co") == ["schedule.name=cosine", "schedule.name=constant"]
+    for word in completions.settings("schedule.name=co"):
+        load("sft/quickstart", [word])
+    assert completions.settings("train.learning_rate=") == completions.settings("nothing=") == []
+
+
+def test_explain_completes_to_what_it_knows() -> None:
+    found = completions.explained("do")
+    assert "dora" in found and all(reference.named_choices(word) or reference.look_up(word) for word in found)
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("workbench run sft/q", {"sft/qlora", "sft/quickstart"}),
+        ("workbench check sft/quickstart adapter.targ", {"adapter.targets="}),
+        ("workbench explain lis", {"lisa"}),
+        ("workbench exp", {"export", "explain"}),
+    ],
+)
+def test_a_shell_asks_the_program_itself(
+    line: str, wanted: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["workbench"])
+    monkeypatch.setenv("_WORKBENCH_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+    with pytest.raises(SystemExit) as ended:
+        verbs.main()
+    assert ended.value.code in (0, None)
+    assert {*capsys.readouterr().out.split()} == wanted
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_told_how_to_ask(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # else the shell that began the tests
+    monkeypatch.setattr(sys, "argv", ["workbench", "--show-completion", shell])
+    with pytest.raises(SystemExit):
+        verbs.main()
+    assert f"complete_{shell}" in capsys.readouterr().out
