@@ -9,6 +9,10 @@ from workbench.runs import files
 from workbench.schema import did_you_mean
 
 CONFIGS = Path(__file__).parent / "configs"
+SCHEMA = CONFIGS / "recipe.schema.json"
+"""What `workbench schema` writes, by which editors complete and check recipes."""
+FOR_EDITORS = "# yaml-language-server: $schema="
+"""How the line of a recipe begins that names its schema."""
 
 
 def shipped() -> list[str]:
@@ -33,4 +37,10 @@ def copy(recipe: str, file: Path) -> None:
         raise ConfigError(f"{recipe}: no such file. `workbench ls recipes` lists the shipped recipes.")
     if file.exists():
         raise ConfigError(f"{file} exists already. Name another file, or delete it first.")
-    files.write_bytes(file, source.read_bytes())
+    text = source.read_text(encoding="utf-8")
+    files.write_bytes(file, text.replace(f"{FOR_EDITORS}../{SCHEMA.name}\n", editor_line()).encode())
+
+
+def editor_line() -> str:
+    """The line by which an editor completes and checks a recipe that stands anywhere on this machine."""
+    return f"{FOR_EDITORS}{SCHEMA.resolve().as_uri()}\n"

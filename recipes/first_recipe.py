@@ -13,6 +13,7 @@ from workbench.config.yaml_text import dump_yaml
 from workbench.data.images import picture_sources
 from workbench.data.rows import read_rows
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.recipes import editor_line
 from workbench.recipes.check import check
 from workbench.recipes.inspection import Inspection
 from workbench.recipes.load import load
@@ -118,7 +119,7 @@ def write(wishes: Wishes, out: Path) -> str:
         f"To {GOALS[wishes.goal].says}; begun from {GOALS[wishes.goal].base}.",
     ]
     head = "".join(f"# {line}\n" for line in lines)
-    files.write_bytes(out, (head + commented(dump_yaml(values), comments)).encode())
+    files.write_bytes(out, (head + editor_line() + commented(dump_yaml(values), comments)).encode())
     return f"{peak} of {memory}, {_seconds(decided.plan.seconds)}weights in {weights}"
 
 

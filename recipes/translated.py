@@ -11,6 +11,7 @@ from workbench.config.foreign import axolotl, llamafactory
 from workbench.config.foreign.translation import Translation
 from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.errors import ConfigError
+from workbench.recipes import editor_line
 from workbench.runs import files
 from workbench.schema import parse
 
@@ -52,7 +53,7 @@ def text(found: Translation, source: Path, out: Path) -> str:
     """The recipe, below comments that say what to look at."""
     lines = [f"workbench check {out}", f"From {source}.", *_paragraph("Look at", found.looks)]
     lines += _paragraph("No equivalent", [f"{key}: {value}" for key, value in found.left.items()])
-    return "".join(f"# {line}\n" for line in lines) + dump_yaml(found.recipe)
+    return "".join(f"# {line}\n" for line in lines) + editor_line() + dump_yaml(found.recipe)
 
 
 def _paragraph(title: str, parts: Sequence[str]) -> list[str]:

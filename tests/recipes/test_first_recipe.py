@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from tests.workbench.evaluation.picture_sets import write_pictures
 from workbench.cli.verbs import app
 from workbench.errors import ConfigError
+from workbench.recipes import editor_line
 from workbench.recipes.check import check
 from workbench.recipes.first_recipe import GOALS, Wishes, commented, suggested, write
 from workbench.recipes.load import load
@@ -56,6 +57,7 @@ def test_a_recipe_of_own_rows_checks_and_reads_almost_all_of_them_whole(tmp_path
     assert config.recipe == "sft" and config.budget.time == 600 and config.model.weights != "auto"
     longest = max(check(config).data.train.lengths)  # type: ignore[union-attr]
     assert longest <= config.data.max_tokens < longest + 64
+    assert editor_line() in out.read_text()
     assert "# `workbench lr" in out.read_text() and "the fastest that fits" in out.read_text()
 
 

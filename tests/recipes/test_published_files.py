@@ -91,7 +91,7 @@ def test_a_published_file_checks_and_says_what_is_left(
     done = CliRunner().invoke(app, ["import", beside_its_data.name, "--out", "ours.yaml"])
     assert done.exit_code == 0, done.output
     name = request.node.callspec.params["beside_its_data"]
-    listed = (tmp_path / "ours.yaml").read_text().partition("# No equivalent:\n")[2].partition("\nrecipe:")[0]
+    listed = (tmp_path / "ours.yaml").read_text().partition("# No equivalent:\n")[2].partition("\n# yaml")[0]
     assert {line.split(":")[0].removeprefix("# - ") for line in listed.splitlines()} == LEFT.get(name, set())
     recipe = read_yaml(tmp_path / "ours.yaml")
     rows = ROWS[recipe["recipe"]] if name.startswith("axolotl/") else ()

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.workbench.config.foreign import test_axolotl, test_llamafactory
+from workbench import recipes
 from workbench.cli.verbs import app
 from workbench.config.yaml_text import dump_yaml
 from workbench.errors import ConfigError
@@ -29,6 +30,7 @@ def test_a_file_of_each_tool_is_a_recipe_that_check_takes(tmp_path: Path) -> Non
         out = tmp_path / f"{name}.recipe.yaml"
         done = CliRunner().invoke(app, ["import", str(tmp_path / f"{name}.yml"), "--out", str(out)])
         assert done.exit_code == 0 and f"Next: workbench check {out}" in done.output
+        assert out.read_text().partition("\nrecipe:")[0].endswith(recipes.editor_line().rstrip())
         found = check(load(str(out), [f"data.train={ROWS}", "data.limit=40"]))
         assert found is not None
     assert "# - batch.size=8 are the rows of a step on one device" in out.read_text()

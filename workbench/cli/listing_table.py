@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.errors import ConfigError
-from workbench.recipes import CONFIGS, shipped
+from workbench.recipes import CONFIGS, FOR_EDITORS, shipped
 from workbench.runs.files import read_json
 
 _out = Console(highlight=False, soft_wrap=False)
@@ -21,7 +21,8 @@ def show(what: str, folder: Path) -> None:
         table = Table("recipe", "what it says of itself")
         for name in shipped():
             lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-            table.add_row(name, Text("\n".join(line.lstrip("# ") for line in lines if line.startswith("#"))))
+            said = [line for line in lines if line.startswith("#") and not line.startswith(FOR_EDITORS)]
+            table.add_row(name, Text("\n".join(line.lstrip("# ") for line in said)))
     elif what == "runs":
         table = Table("run", "status", "held-out loss before", "after")
         for path in sorted(folder.glob("*/manifest.json")):

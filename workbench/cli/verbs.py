@@ -301,17 +301,15 @@ def schema(
     out: Annotated[Path | None, typer.Option(help="File to write; without it the schema is printed.")] = None,
 ) -> None:
     """Write the JSON Schema of recipes, by which editors complete and check them."""
-    import json
-
     from workbench.config import reference
+    from workbench.recipes import FOR_EDITORS
     from workbench.runs.files import write_bytes
 
-    text = json.dumps(reference.json_schema(), indent=1)
     if out is None:
-        typer.echo(text)
+        typer.echo(reference.json_schema_text(), nl=False)
         return
-    write_bytes(out, text.encode())
-    typer.echo(f"{out} written. First line of a recipe: # yaml-language-server: $schema={out}")
+    write_bytes(out, reference.json_schema_text().encode())
+    typer.echo(f"{out} written. A line of a recipe that names it: {FOR_EDITORS}{out.resolve().as_uri()}")
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,6 +67,11 @@ def json_schema() -> dict[str, Any]:
     """
     title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Recipe of peft-workbench"}
     return {**RunConfig.model_json_schema(), **title}
+
+
+def json_schema_text() -> str:
+    """`json_schema` as it stands in a file, a key a line."""
+    return json.dumps(json_schema(), indent=1) + "\n"
 
 
 def settings() -> list[SettingReference]:

@@ -147,6 +147,7 @@ def test_the_list_of_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     text = capsys.readouterr().out
     for name in shipped():
         assert f"workbench run {name}" in " ".join(_cells(text, name))
+    assert "schema" not in text
     with pytest.raises(ConfigError, match="ls cheese: expected recipes, adapters or runs"):
         listing_table.show("cheese", tmp_path)
 

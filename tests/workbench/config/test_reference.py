@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlparse
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -72,6 +75,27 @@ def test_an_editor_accepts_every_shipped_recipe_and_no_other_key(name: str, edit
         wrong = copy.deepcopy(values)
         wrong[section]["wrnog"] = 1
         assert not editor.is_valid(wrong), section
+
+
+def _schema_named_by(path: Path) -> Path:
+    """The file that a recipe names for editors, which know addresses and paths from the recipe's folder."""
+    (line,) = [each for each in path.read_text().splitlines() if each.startswith(recipes.FOR_EDITORS)]
+    named = line.removeprefix(recipes.FOR_EDITORS)
+    assert not re.search(r"\s", named), "an editor reads up to the first space"
+    return Path(unquote(urlparse(named).path)) if named.startswith("file:") else path.parent / named
+
+
+def test_the_published_schema_is_that_of_the_settings() -> None:
+    assert recipes.SCHEMA.read_text() == reference.json_schema_text(), (
+        f"Write: workbench schema --out {recipes.SCHEMA.relative_to(recipes.CONFIGS.parents[1])}"
+    )
+
+
+@pytest.mark.parametrize("name", recipes.shipped())
+def test_a_shipped_recipe_and_its_copy_name_the_schema(name: str, tmp_path: Path) -> None:
+    assert _schema_named_by(recipes.find(name)).samefile(recipes.SCHEMA)
+    recipes.copy(name, tmp_path / "below/a folder/mine.yaml")
+    assert _schema_named_by(tmp_path / "below/a folder/mine.yaml").samefile(recipes.SCHEMA)
 
 
 @pytest.mark.parametrize(
