@@ -332,7 +332,9 @@ def combined(found: Combined, out: Path) -> None:
 
 
 def comparison(found: Comparison, out: Path) -> None:
-    """Runs as columns: measures, settings that differ, and what makes them less comparable than they look."""
+    """Runs as columns: measures, settings that differ, what makes them less comparable than they look; and pairs."""
+    from workbench.report import paired_section
+
     table = Table(*map(escape, found.columns))
     for row in found.rows:
         table.add_row(*map(Text, row))
@@ -342,6 +344,12 @@ def comparison(found: Comparison, out: Path) -> None:
     _out.print(table)
     for note in found.notes:
         _out.print(note, markup=False)
+    if found.paired:
+        pairs = Table(*paired_section.COLUMNS, title="On the same rows", title_justify="left")
+        for row in found.paired:
+            pairs.add_row(*map(Text, row))
+        _out.print(pairs)
+        _out.print(paired_section.note(found.paired), markup=False)
     _out.print(f"Plots: {out}", markup=False)
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from workbench.errors import ConfigError, DataError
+from workbench.evaluation import paired_rows
 from workbench.training import capacity
 
 LIBRARY = "peft-workbench[eval]"
@@ -68,12 +68,7 @@ class Paired:
         same = [key for key in self.after.documents if key in self.before.documents]
         if len(same) < 2 or len(same) != len(self.before.documents):
             return None
-        difference_S = np.array([self.after.documents[key] - self.before.documents[key] for key in same])
-        error = float(difference_S.std(ddof=1)) / len(same) ** 0.5
-        if error == 0:  # as where no answer changed: of other documents this says nothing
-            return None
-        bound = float(stats.t.ppf(0.975, len(same) - 1)) * error
-        return float(difference_S.mean()) - bound, float(difference_S.mean()) + bound
+        return paired_rows.interval(np.array([self.after.documents[key] - self.before.documents[key] for key in same]))
 
     def row(self) -> dict[str, Any]:
         """The row of tasks.json."""

@@ -22,6 +22,7 @@ from workbench.report import (
     layer_section,
     mixture_plot,
     neighbours,
+    paired_section,
     picture_section,
     preference_section,
     reinforce_section,
@@ -60,6 +61,8 @@ class Comparison:
     """The keys of config.yaml that differ, with each run's value."""
     notes: tuple[str, ...]
     """Reasons why the numbers are less comparable than they look."""
+    paired: tuple[tuple[str, ...], ...] = ()
+    """Each run against the first on the same rows, as `paired_section.COLUMNS` has it."""
 
 
 def write(run: Path) -> Path:
@@ -118,10 +121,13 @@ def compare(runs: Sequence[Path], out: Path) -> Comparison:
         rows=tuple((measure.label, *map(measure.shown, records)) for measure in measures),
         settings=tuple(_settings(records)),
         notes=tuple(_notes(records)),
+        paired=paired_section.paired(records, names),
     )
     page = render(
         "comparison.html",
         table=comparison,
+        paired_columns=paired_section.COLUMNS,
+        paired_note=paired_section.note(comparison.paired),
         best=[measure.best(records) for measure in measures],
         plots=curves.of_runs(records, names),
         verdicts=[(name, findings.verdict(one)) for name, one in zip(names, records, strict=True)],

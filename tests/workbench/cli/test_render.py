@@ -139,6 +139,7 @@ def test_comparison_puts_runs_side_by_side(trained: Path, tmp_path: Path, capsys
     text = capsys.readouterr().out
     assert "run" in text and "[other]" in text
     assert _cells(text, "train.learning_rate")[1:] == ["0.01", "0.02"]
+    assert "On the same rows" in text and "f1" in text and "paired t-test" in " ".join(text.split())
     assert f"Plots: {tmp_path / 'page.html'}" in text and (tmp_path / "page.html").stat().st_size > 10_000
 
 

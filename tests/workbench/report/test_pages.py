@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -330,6 +332,26 @@ def test_compare_puts_runs_side_by_side(full_run: Path, tmp_path: Path) -> None:
     assert ("held-out loss after", "3.50") in starred
     assert ("answer F1 after", "0.210") in starred
     assert not re.search(r"https?:", out.read_text())
+
+
+def test_compare_tests_runs_against_the_first_on_the_rows_of_both(full_run: Path, tmp_path: Path) -> None:
+    table = pd.read_parquet(full_run / "predictions.parquet")
+    others = []
+    for place, gain in enumerate((0.25, 0.0)):
+        others.append(Path(shutil.copytree(full_run, tmp_path / f"other{place}")))
+        more = table.assign(f1_after=table["f1_after"] + gain * (np.arange(len(table)) % 2 == 0))
+        more.iloc[::-1].to_parquet(others[-1] / "predictions.parquet")
+    comparison = report.compare([full_run, *others], tmp_path / "compare.html")
+    f1 = [row for row in comparison.paired if row[1] == "f1"]
+    assert [(row[0].split("/")[-1], row[2]) for row in f1] == [
+        ("other0)", f"{len(table)}"),
+        ("other1)", f"{len(table)}"),
+    ]
+    assert float(f1[0][5]) > 0 and re.fullmatch(r"[+-]0\.\d{4} to \+0\.\d{4}", f1[0][6]) and f1[0][7] == "< 0.0001"
+    assert f1[1][5:] == ("+0.0000", "-", "-"), "nothing differs"
+    text = Page(tmp_path / "compare.html").text
+    assert "On the same rows" in text and f"of {len(comparison.paired)}, a small one comes by chance" in text
+    assert report.compare([full_run], tmp_path / "one.html").paired == ()
 
 
 @pytest.mark.parametrize(
