@@ -14,8 +14,8 @@ from workbench.evaluation import benchmarks
 from workbench.evaluation.benchmarks import Benchmark, Metric, Paired
 from workbench.models import backbones, exported
 from workbench.recipes import serve
-from workbench.report import pages, tasks_section
-from workbench.runs import files, run_directory
+from workbench.report import pages
+from workbench.runs import run_directory, task_scores
 from workbench.runs.trust import Trust
 
 
@@ -39,7 +39,7 @@ def benchmark(run: Path, asked: Benchmark, *, against: Path | None = None, trust
     else:
         comparisons = _both(run, configs[run], asked)
         rows = [each.row() for each in comparisons]
-        files.write_json(run / tasks_section.FILE, {"shots": asked.shots, "limit": asked.limit, "tasks": rows})
+        task_scores.keep(run, {"shots": asked.shots, "limit": asked.limit, "rows": rows})
         pages.write(run)
     return comparisons
 

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import workbench
+from workbench.cli import render
 from workbench.cli.verbs import app
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation.benchmarks import Benchmark, Metric, Paired, require
@@ -71,21 +72,24 @@ def test_a_run_and_its_merge_have_the_scores_that_lm_eval_gives(run: Path, task:
     assert found.after.value == theirs
 
 
-def test_a_task_is_asked_before_and_after_and_kept(run: Path, task: Path) -> None:
+def test_a_task_is_asked_before_and_after_and_kept(run: Path, task: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = CliRunner().invoke(app, ["evaluate", str(run), "--tasks", str(task), "--limit", "6"])
     assert done.exit_code == 0 and "sums" in done.output
-    kept = json.loads((run / "tasks.json").read_text())
-    (row,) = kept["tasks"]
+    scores = json.loads((run / "scores.json").read_text())
+    assert {"before", "after"} < scores.keys()
+    kept = scores["tasks"]
+    (row,) = kept["rows"]
     assert kept["limit"] == 6 and row["documents"] == 6 and row["difference"] == row["after"] - row["before"]
     assert "Tasks of lm-eval" in (run / "report.html").read_text()
+    render.outcome(run)  # which knows scores of rows alone
+    assert "tasks" not in capsys.readouterr().out
 
 
 def test_against_itself_no_document_differs(run: Path, task: Path) -> None:
-    before = (run / "tasks.json").read_bytes() if (run / "tasks.json").exists() else None
+    before = (run / "scores.json").read_bytes()
     (found,) = benchmark(run, Benchmark((str(task),), limit=4), against=run)
     assert found.difference == 0 and found.interval is None and found.before.documents == found.after.documents
-    after = (run / "tasks.json").read_bytes() if (run / "tasks.json").exists() else None
-    assert after == before  # that file is about the backbone
+    assert (run / "scores.json").read_bytes() == before, "its tasks are about the backbone"
 
 
 def test_the_interval_is_students_of_the_paired_differences() -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from workbench.adapters import METHODS
 from workbench.cli import embed_table, fold_table, picture_table
+from workbench.runs import task_scores
 from workbench.runs.files import read_json
 from workbench.runs.run_directory import shipped_values
 
@@ -47,7 +48,7 @@ def outcome(run: Path) -> None:
     if (run / "stages.json").exists():
         _stages(run)
         return
-    run_scores = read_json(run / "scores.json")
+    run_scores = task_scores.without(read_json(run / "scores.json"))
     predictions = pd.read_parquet(run / "predictions.parquet")
     recipe = shipped_values(run).get("recipe")
     embeds, classifies = recipe in embed_table.PREDICTS, "predicted" in predictions

@@ -71,7 +71,7 @@ class Paired:
         return paired_rows.interval(np.array([self.after.documents[key] - self.before.documents[key] for key in same]))
 
     def row(self) -> dict[str, Any]:
-        """The row of tasks.json."""
+        """The row of scores.json."""
         low, high = self.interval or (None, None)
         return {
             **{"task": self.after.task, "metric": self.after.name, "documents": len(self.after.documents) or None},

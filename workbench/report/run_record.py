@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import ConfigError, FileError
-from workbench.runs import files, run_directory, units
+from workbench.runs import files, run_directory, task_scores, units
 
 COLUMNS = (
     "step",
@@ -236,7 +236,7 @@ def read(folder: Path) -> RunRecord:
         metrics=merged_records(members)
         if members and config.get("recipe") == "crossval"
         else _read(folder / "metrics.jsonl", _metrics),
-        scores=files.read_json(folder / "scores.json") or before,
+        scores=task_scores.without(files.read_json(folder / "scores.json")) or before,
         predictions=_table(folder / "predictions.parquet"),
         members=members,
         stages=files.read_json(folder / "stages.json"),

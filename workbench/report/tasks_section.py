@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.runs import files, units
-
-FILE = "tasks.json"
+from workbench.runs import task_scores, units
 
 
 @dataclass(frozen=True)
@@ -22,16 +20,16 @@ class TaskTable:
 
 def read(run: Path) -> TaskTable | None:
     """The tasks of a run directory; None where it was asked none."""
-    results = files.read_json(run / FILE)
+    results = task_scores.read(run)
     if not results:
         return None
     limit = f"The first {results['limit']:,} documents of each task. " if results["limit"] else ""
     note = f"{limit}The same documents before and after; Student's 95 % interval of their mean difference."
-    return TaskTable([shown(row) for row in results["tasks"]], note)
+    return TaskTable([shown(row) for row in results["rows"]], note)
 
 
 def shown(row: Mapping[str, Any]) -> dict[str, str]:
-    """A row of tasks.json in words."""
+    """A row of these scores in words."""
     low, high = row["low"], row["high"]
     return {
         "task": str(row["task"]),

@@ -13,7 +13,7 @@ from workbench.cli.ui import step_files
 from workbench.cli.ui.metric_files import MetricFiles, last_rows
 from workbench.config.yaml_text import read_yaml
 from workbench.errors import WorkbenchError
-from workbench.runs import evaluation_request, files, trust
+from workbench.runs import evaluation_request, files, task_scores, trust
 
 _WRITING = ("sft", "prefer", "reinforce")
 """Recipes whose models answer prompts."""
@@ -134,7 +134,8 @@ class RunFolder:
         return {
             **self.summary(name),
             "curves": self.curves(name),
-            "scores": files.read_json(path / "scores.json") or {},
+            "scores": task_scores.without(files.read_json(path / "scores.json")),
+            "tasks": task_scores.read(path).get("rows", []),
             "facts": files.read_json(path / "manifest.json"),
             "config": text.read_text(encoding="utf-8", errors="replace") if text.is_file() else "",
             "code": trust.code(self.config(name)),

@@ -12,7 +12,7 @@ from ruamel.yaml.error import YAMLError
 from workbench.config.yaml_text import dump_yaml, load_yaml
 from workbench.data import starter
 from workbench.errors import WorkbenchError
-from workbench.runs import files, units
+from workbench.runs import files, task_scores, units
 
 UNKNOWN = "unknown"
 LIBRARIES = {"peft": "peft", "gguf": "gguf", "ollama": "gguf", "onnx": "onnx"}
@@ -60,6 +60,7 @@ def write(run: Path, folder: Path, values: Mapping[str, Any], facts: CardFacts, 
         _usage(facts, out),
         f"## Data\n\n{_data(data)}",
         f"## Scores\n\n{_scores(scores)}",
+        *_tasks(scores.get(task_scores.KEY) or {}),
         f"## Limits\n\n{_listed(_limits(manifest, facts))}",
         f"## Licences\n\n{_listed(licences)}",
         f"## How it was made\n\n```\n{facts.command}\n```\n",
@@ -160,6 +161,26 @@ def _score(scores: Mapping[str, Any], name: str) -> str:
     low, high = (scores.get(f"{name}_{end}") for end in ("low", "high"))
     text = units.number(float(value))
     return text if low is None or high is None else f"{text} ({units.number(low)} to {units.number(high)})"
+
+
+def _tasks(found: Mapping[str, Any]) -> list[str]:
+    """The section on tasks of lm-eval; none where the run was asked none."""
+    if not found:
+        return []
+    rows = [
+        f"| {row['task']} | {row['metric']} | {'' if row['documents'] is None else row['documents']} | "
+        f"{row['before']:.4f} | {row['after']:.4f} | {_difference(row)} |\n"
+        for row in found["rows"]
+    ]
+    limit = f" The first {found['limit']:,} documents of each." if found["limit"] else ""
+    head = f"The same documents before and after; in brackets the 95 % interval of their mean difference.{limit}\n\n"
+    columns = "| task | metric | documents | before | after | difference |\n|---|---|---|---|---|---|\n"
+    return ["".join(["## Tasks of lm-eval\n\n", head, columns, *rows])]
+
+
+def _difference(row: Mapping[str, Any]) -> str:
+    bounds = "" if row["low"] is None else f" ({row['low']:+.4f} to {row['high']:+.4f})"
+    return f"{row['difference']:+.4f}{bounds}"
 
 
 def _limits(manifest: Mapping[str, Any], facts: CardFacts) -> list[str]:

@@ -61,6 +61,14 @@ def test_runs_and_their_facts(client: TestClient, folder: Path) -> None:
     assert client.get("/api/runs/first/tables/scores").status_code == 404
 
 
+@pytest.mark.parametrize("tasks,shown", [(None, []), ("x", []), ({"rows": [{"task": "sums"}]}, [{"task": "sums"}])])
+def test_tasks_are_no_column_of_the_scores(client: TestClient, folder: Path, tasks: Any, shown: Any) -> None:
+    path = folder / "first" / "scores.json"
+    path.write_text(json.dumps({"before": {"loss": 2.0}, "after": {"loss": 1.0}, "tasks": tasks}))
+    page = client.get("/api/runs/first").json()
+    assert [*page["scores"]] == ["before", "after"] and page["tasks"] == shown
+
+
 @pytest.mark.parametrize("name", ["%2e%2e%2f..", "..%2f..", "first%2f..%2fsecond", ".queue", "%00"])
 def test_no_name_leads_out_of_the_folder(client: TestClient, name: str) -> None:
     for path in (f"/api/runs/{name}", f"/runs/{name}/report.html", f"/static/{name}", f"/api/recipes/{name}"):

@@ -24,7 +24,7 @@ SCORES = {
 }
 
 
-def _written(folder: Path, **changes: Any) -> tuple[ModelCard, str]:
+def _written(folder: Path, *, scores: dict[str, Any] = SCORES, **changes: Any) -> tuple[ModelCard, str]:
     run, out = folder / "my-run", folder / "out"
     run.mkdir()
     out.mkdir()
@@ -32,7 +32,7 @@ def _written(folder: Path, **changes: Any) -> tuple[ModelCard, str]:
     (folder / "rows.csv").write_text("text,label\n")
     facts = {"source": str(folder / "rows.csv"), "rows": 90, "fingerprint": "abc123"}
     (run / "manifest.json").write_text(json.dumps({"data": {"train": facts}, "versions": {"peft": "0.21.2"}}))
-    (run / "scores.json").write_text(json.dumps(SCORES))
+    (run / "scores.json").write_text(json.dumps(scores))
     known = {"target": "peft", "form": "Adapter.", "error": "Same.", "usage": "import x  # DIR", "limits": ("Small.",)}
     known |= {"command": "workbench export my-run --to peft --out out", "head": "classes", "pictures": False}
     card.write(run, out, {**VALUES, **changes}, CardFacts(**known), out=Path("name"))  # type: ignore[arg-type]
@@ -48,12 +48,22 @@ def test_the_hub_reads_the_front_matter(tmp_path: Path) -> None:
 
 def test_data_scores_limits_licences_and_the_command_are_told(tmp_path: Path) -> None:
     _, text = _written(tmp_path)
+    assert "lm-eval" not in text
     assert f"| train | `{tmp_path / 'rows.csv'}` | 90 | `abc123` |" in text
     assert "| accuracy | 0.250 (0.100 to 0.500) | 0.875 (0.750 to 0.950) |\n| loss | 2.00 | 0.500 |" in text
     assert "- Small.\n" in text and "import x  # name" in text
     assert "Base model `google/tiny`: unknown" in text and "rows.csv`: cc-by-4.0" in text
     assert "workbench export my-run --to peft --out out" in text
     assert load_yaml(text.split("```yaml\n")[1].split("```")[0]) == VALUES
+
+
+def test_tasks_of_lm_eval_are_told_with_the_interval_of_their_difference(tmp_path: Path) -> None:
+    row = {"metric": "acc", "documents": 40, "before": 0.25, "after": 0.5, "difference": 0.25, "higher_is_better": True}
+    rows = [{"task": "sums", **row, "low": 0.125, "high": 0.375}, {"task": "same", **row, "low": None, "high": None}]
+    found, text = _written(tmp_path, scores={**SCORES, "tasks": {"shots": None, "limit": 40, "rows": rows}})
+    assert "## Tasks of lm-eval" in text and "The first 40 documents of each." in text
+    assert "| sums | acc | 40 | 0.2500 | 0.5000 | +0.2500 (+0.1250 to +0.3750) |\n| same | acc | 40 |" in text
+    assert found.data.metrics == ["accuracy", "loss"]
 
 
 def test_a_local_base_model_is_no_address_on_the_hub(tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ export async function runPage(name) {
     const scores = [...new Set(columns.flatMap((when_) => Object.keys(found.scores[when_])))];
     fill(rest,
       scores.length ? [h("h2", {}, "Scores"), table(["score", ...columns.map((name_) => ({ name: name_, right: true }))], scores.map((score) => [score, ...columns.map((when_) => number(found.scores[when_][score]))]))] : "",
+      found.tasks.length ? [h("h2", {}, "Tasks of lm-eval"), table(["task", "metric", ...["documents", "before", "after", "difference", "low", "high"].map((name_) => ({ name: name_, right: true }))],
+        found.tasks.map((each) => [each.task, each.metric, ...["documents", "before", "after", "difference", "low", "high"].map((name_) => number(each[name_]))]), { caption: "Tasks" })] : "",
       found.tables.length ? h("h2", {}, "Tables") : "",
       ...["predictions", ...found.tables.filter((each) => each !== "predictions")].filter((each) => found.tables.includes(each)).map((each) => rows(name, each)),
       h("h2", {}, "Settings"),
