@@ -16,6 +16,7 @@ ANY = ("0.0.0.0", "::")
 """Addresses that stand for all of a machine's."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "frame-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HEADERS = {

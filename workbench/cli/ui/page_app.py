@@ -28,7 +28,9 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.runs import evaluation_request
 
 STATIC = Path(__file__).parent / "static"
-_REPORT = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"
+_REPORT = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; frame-ancestors 'self'"
+)
 """Policy of a report, which may come from anybody: it is shown, and nothing in it is executed."""
 _BODY = 2**20
 _ROWS = 200

@@ -117,6 +117,24 @@ def test_hostile_rows_are_text(chromium: Any, page: Any, folder: Path) -> None:
         report.close()
 
 
+def test_the_report_and_the_last_log_stand_on_the_page_of_a_run(page: Any, folder: Path) -> None:
+    make_run(folder, "over", steps=20, text="<script>document.title = 1</script><b>a table</b>")
+    job = {"number": 7, "verb": "run", "words": ["sft/quickstart"], "run": "over", "state": "failed"}
+    (folder / ".queue").mkdir(exist_ok=True)
+    (folder / ".queue" / "jobs.json").write_text(json.dumps({"jobs": [job]}))
+    (folder / ".queue" / "7.log").write_text("Error: no room on the disk.\n")
+    with served(folder) as address:
+        _open(page, address, "#/run/over")
+        assert page.locator("iframe").count() == 0, "it is read when somebody wants it"
+        page.click("summary:has-text('Report')")
+        frame = page.frame_locator("iframe")
+        frame.locator("p").wait_for()
+        assert page.get_attribute("iframe", "sandbox") == "" and page.title() == "over - Workbench"
+        assert frame.locator("b").inner_text() == "a table", "in its frame, where no script runs"
+        page.get_by_role("link", name="Log").click()
+        page.wait_for_selector("pre:has-text('no room on the disk')")
+
+
 def test_sample_answers_come_while_a_run_trains(page: Any, folder: Path) -> None:
     path = make_run(folder, "living", steps=40, status="running")
     write_samples(path, steps=range(0, 140, 20), prompts=["What is it?", HOSTILE + " why " * 200], name=HOSTILE)

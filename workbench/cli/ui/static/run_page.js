@@ -24,6 +24,8 @@ export async function runPage(name) {
   let marks = {};
   let now = run;
 
+  const report = `/runs/${encodeURIComponent(name)}/report.html?ticket=${run.ticket}`;
+
   function act(label, path, disabled, done, kind = null, why = null) {
     return h("button", { type: "button", class: kind, disabled: Boolean(disabled) || !unlocked(), title: why ?? (unlocked() ? null : "needs the token"),
       onclick: async () => { try { const answer = await post(path); say(done); if (answer.job) location.hash = `#/jobs/${answer.job}`; } catch (error) { say(error.message); } } }, label);
@@ -32,6 +34,7 @@ export async function runPage(name) {
   function head() {
     const job = jobs.findLast((each) => each.run === name && !["done", "stopped", "failed"].includes(each.state));
     const all = `/api/runs/${encodeURIComponent(name)}`;
+    const last = jobs.findLast((each) => each.run === name);
     const elsewhere = now.status === "running" && !job;
     fill(top,
       h("h1", {}, name, " ", status(now.status)),
@@ -43,9 +46,9 @@ export async function runPage(name) {
         ["time", duration(now.elapsed_s)], ["time left", duration(now.left_s)], ["started", when(now.created)],
       ]),
       h("div", { class: "row" },
-        run.report || now.report ? h("a", { class: "button", href: `/runs/${encodeURIComponent(name)}/report.html?ticket=${run.ticket}`, target: "_blank", rel: "noopener" }, "Report") : "",
+        run.report || now.report ? h("a", { class: "button", href: report, target: "_blank", rel: "noopener" }, "Report") : "",
         job ? act("Stop and save", `/api/jobs/${job.number}/stop`, job.state === "stopping", "Asked to stop: it saves a checkpoint first.") : "",
-        job ? h("a", { class: "button", href: `#/jobs/${job.number}` }, "Log") : "",
+        last ? h("a", { class: "button", href: `#/jobs/${last.number}` }, "Log") : "",
         now.status === "running" ? act(marks.asked ? "Evaluates after this step" : "Evaluate now", `${all}/evaluate`, marks.asked || now.refuses_request, "Asked: the run evaluates at the end of this step, and goes on as if nobody had asked.", null, now.refuses_request) : "",
         now.resumable && !job ? act("Resume", `${all}/resume`, false, "Resumes when its turn comes.", "main") : "",
         now.adapter && now.status === "done" && !job ? act("Evaluate now", `${all}/evaluate`, false, "Scores the saved adapter when its turn comes.") : "",
@@ -63,6 +66,8 @@ export async function runPage(name) {
         found.tasks.map((each) => [each.task, each.metric, ...["documents", "before", "after", "difference", "low", "high"].map((name_) => number(each[name_]))]), { caption: "Tasks" })] : "",
       found.tables.length ? h("h2", {}, "Tables") : "",
       ...["predictions", ...found.tables.filter((each) => each !== "predictions")].filter((each) => found.tables.includes(each)).map((each) => rows(name, each)),
+      found.report ? h("details", { ontoggle: (event) => { if (event.target.open && event.target.children.length === 1) event.target.append(h("iframe", { src: report, sandbox: true, title: `Report of ${name}` })); } },
+        h("summary", {}, "Report: plots, pictures and tables")) : "",
       h("h2", {}, "Settings"),
       h("details", {}, h("summary", {}, "config.yaml"), h("pre", { class: "card", tabindex: "0" }, found.config)),
       h("details", {}, h("summary", {}, "manifest.json"), h("pre", { class: "card", tabindex: "0" }, JSON.stringify(found.facts, null, 2))));
