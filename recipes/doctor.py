@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ LITTLE_DISK = 5 * 10**9
 """Free bytes below which a run with checkpoints of a billion parameters may end in a full disk."""
 LITTLE_SHARED = 256 << 20
 """Bytes of /dev/shm below which processes that share tensors fail, as in a container with its default of 64 MiB."""
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)[af]?")
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
@@ -41,6 +43,7 @@ def examine() -> list[MachineFact]:
     """All findings, faults first."""
     checks: list[Callable[[], Iterator[MachineFact]]] = [
         packages,
+        optional_packages,
         processor,
         accelerator,
         threads,
@@ -71,13 +74,37 @@ def _unmet(requirements: list[str]) -> Iterator[str]:
     for requirement in map(Requirement, requirements):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        try:
-            version = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
+        if _version(requirement.name) is None:
             yield f"{requirement.name} is not installed"
-            continue
-        if not requirement.specifier.contains(version, prereleases=True):
-            yield f"{requirement.name} {version} is there, {requirement.specifier} is needed"
+        elif fault := _other_version(requirement):
+            yield fault
+
+
+def _version(name: str) -> str | None:
+    """The version of an installed package; None where it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _other_version(requirement: Requirement) -> str:
+    """An installed package of a version that does not go with the workbench, in words; empty where it does."""
+    version = _version(requirement.name)
+    if version is None or requirement.specifier.contains(version, prereleases=True):
+        return ""
+    return f"{requirement.name} {version} is there, {requirement.specifier} is needed"
+
+
+def optional_packages() -> Iterator[MachineFact]:
+    """Packages of extras that are installed in a version that does not go with the workbench."""
+    requirements = [Requirement(each) for each in metadata.requires("peft-workbench") or []]
+    extras = [each for each in requirements if each.marker is not None and not each.marker.evaluate({"extra": ""})]
+    for fault in dict.fromkeys(filter(None, map(_other_version, extras))):
+        name = fault.partition(" ")[0]
+        yield MachineFact(
+            name, fault, f"What needs it fails or computes otherwise: pip install -c constraints.txt -U {name}"
+        )
 
 
 def processor() -> Iterator[MachineFact]:
@@ -97,16 +124,19 @@ def accelerator() -> Iterator[MachineFact]:
     if torch.cuda.is_available():
         for number in range(torch.cuda.device_count()):
             free, total = torch.cuda.mem_get_info(number)
-            yield MachineFact(
-                f"cuda:{number}",
-                f"{torch.cuda.get_device_name(number)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free",
-            )
+            fact = f"{torch.cuda.get_device_name(number)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+            capability, built = torch.cuda.get_device_capability(number), torch.cuda.get_arch_list()
+            foreign = not runs_on(capability, built)
+            cure = f"This torch has kernels for {', '.join(built)} only. Install another build from pytorch.org."
+            yield MachineFact(f"cuda:{number}", fact, cure if foreign else "", is_fault=foreign)
         if torch.distributed.is_nccl_available():
             yield MachineFact("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
         else:
             yield MachineFact(
                 "NCCL", "not in this torch", "Several devices talk by gloo, slowly. Install torch from pytorch.org."
             )
+    elif DRIVER.exists() and (hidden := os.environ.get("CUDA_VISIBLE_DEVICES")) in ("", "-1"):
+        yield MachineFact("accelerator", f"hidden by CUDA_VISIBLE_DEVICES={hidden}", "Unset it to train on the GPU.")
     elif DRIVER.exists():
         yield MachineFact(
             "accelerator",
@@ -114,6 +144,20 @@ def accelerator() -> Iterator[MachineFact]:
             "Install a build of torch for its CUDA version (pytorch.org); `nvidia-smi` shows it.",
             is_fault=True,
         )
+
+
+def runs_on(capability: tuple[int, int], built: list[str]) -> bool:
+    """Whether a GPU of a compute capability runs a torch that was built for these architectures.
+
+    A binary (`sm_80`) runs on the same major version from its minor one on; an intermediate form (`compute_90`) is
+    compiled for all that is newer. Other words, those of ROCm, say nothing.
+    """
+    known = [match for match in map(_ARCHITECTURE.fullmatch, built) if match]
+    for kind, major, minor in (match.groups() for match in known):
+        own = int(major), int(minor)
+        if own <= capability and (kind == "compute" or own[0] == capability[0]):
+            return True
+    return not known
 
 
 def threads() -> Iterator[MachineFact]:
