@@ -268,3 +268,61 @@ def test_without_the_token_a_page_only_looks(page: Any, folder: Path) -> None:
         page.get_by_label("Token").fill(address.partition("token=")[2])
         page.get_by_role("button", name="Use it").click()
         _until(page, "[...document.querySelectorAll('button')].some(e => e.textContent === 'Start' && !e.disabled)")
+
+
+def test_runs_are_compared_over_each_other_with_the_settings_that_differ(page: Any, folder: Path) -> None:
+    with served(folder) as address:
+        _open(page, address, "#/")
+        page.get_by_label("Choose first").check()
+        page.get_by_label("Choose second").check()
+        page.get_by_role("link", name="Compare 2 runs").click()
+        page.wait_for_selector(".u-over")
+        described = page.get_attribute(".plot", "aria-label")
+        assert "first" in described and "second" in described
+        differing = page.locator("table:has(th:has-text('setting')) tbody tr").all_inner_texts()
+        assert [each.split("\t")[0] for each in differing] == ["train.learning_rate"]
+        page.select_option("#x", label="tokens")
+        _until(page, "document.querySelector('.plot').ariaLabel.includes('against tokens')")
+
+
+def test_two_runs_and_their_backbone_answer_side_by_side(page: Any, folder: Path, trained: Path) -> None:
+    for name in ("one", "other"):
+        shutil.copytree(trained, folder / name)
+    with served(folder) as address:
+        _open(page, address, "#/chat?run=one")
+        page.wait_for_selector("select option[value=other]", state="attached")
+        page.get_by_label("Second run").select_option("other")
+        page.get_by_role("button", name="Load").click()
+        page.wait_for_selector("text=one and other ready.")
+        page.get_by_label("beside the backbone without adapter").check()
+        columns = page.locator(".talk .card")
+        assert [text.split("\n")[0] for text in columns.all_inner_texts()][:2] == ["one", "other"]
+        assert columns.count() == 3 and "without adapter" in columns.nth(2).inner_text()
+        page.get_by_label("Most tokens").fill("12")
+        page.get_by_label("Message", exact=True).fill("What is it?")
+        page.keyboard.press("Control+Enter")
+        _until(page, "document.querySelectorAll('.talk .card p.soft').length === 3")
+        assert page.locator(".talk p.bad").count() == 0
+        one, other, bare = page.locator(".turn.assistant").all_inner_texts()
+        assert one and one == other and bare != one, "a copy answers alike, the backbone otherwise"
+        page.get_by_role("button", name="Free the memory").click()
+        page.wait_for_selector("text=No run is loaded.")
+
+
+def test_a_form_plans_and_starts_a_run_that_the_page_follows(page: Any, folder: Path) -> None:
+    settings = {"data.limit": "24", "train.steps": "2", "evaluate.answers": "1", "data.max_tokens": "64"}
+    settings |= {"evaluate.every": "null", "evaluate.samples": "0"}
+    with served(folder) as address:
+        _open(page, address, "#/new")
+        for key, value in settings.items():
+            page.get_by_label("Find a setting").fill(key)
+            page.get_by_label(key, exact=True).fill(value)
+        page.get_by_label("Find a setting").fill("")
+        page.get_by_role("button", name="Plan").click()
+        page.wait_for_selector("h2:has-text('What the run will take')")
+        page.get_by_role("button", name="Start").click()
+        page.wait_for_selector("h2:has-text('What job')")
+        _until(page, "[...document.querySelectorAll('td .status')].some(each => each.textContent === 'done')")
+        assert "Report: " in page.inner_text("pre[role=log]")
+        page.locator("td a[href^='#/run/']").first.click()
+        page.wait_for_selector("h2:has-text('Scores')")
