@@ -10,7 +10,7 @@ from workbench.schema import did_you_mean
 
 CONFIGS = Path(__file__).parent / "configs"
 SCHEMA = CONFIGS / "recipe.schema.json"
-"""What `workbench schema` writes, by which editors complete and check recipes."""
+"""The output of `workbench schema`, by which editors complete and check recipes."""
 FOR_EDITORS = "# yaml-language-server: $schema="
 """How the line of a recipe begins that names its schema."""
 

@@ -47,7 +47,7 @@ def test_the_first_commands_of_the_readme_run_on_own_rows(tmp_path: Path) -> Non
         .replace("data.train=my.jsonl", f"data.train=my.jsonl {TINY}")
     )
     assert script.count("model.id=starter") == script.count(TINY) == 2
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(Path(forked.python()).parent), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script.replace("init my.yaml", "init my.yaml --rows my.jsonl --memory 8GB")],

@@ -49,10 +49,10 @@ def _paths(incomplete: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     folder, _, name = incomplete.rpartition("/")
     place = Path(f"{folder}/" if "/" in incomplete else ".").expanduser()
     try:
-        found = sorted(place.iterdir())
+        beside = sorted(place.iterdir())
     except OSError:
         return
-    for path in found:
+    for path in beside:
         if path.name.startswith(name) and (name.startswith(".") or not path.name.startswith(".")):
             if path.is_dir():
                 yield f"{incomplete[: len(incomplete) - len(name)]}{path.name}/"

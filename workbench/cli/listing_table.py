@@ -21,8 +21,8 @@ def show(what: str, folder: Path) -> None:
         table = Table("recipe", "what it says of itself")
         for name in shipped():
             lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-            said = [line for line in lines if line.startswith("#") and not line.startswith(FOR_EDITORS)]
-            table.add_row(name, Text("\n".join(line.lstrip("# ") for line in said)))
+            comments = [line for line in lines if line.startswith("#") and not line.startswith(FOR_EDITORS)]
+            table.add_row(name, Text("\n".join(line.lstrip("# ") for line in comments)))
     elif what == "runs":
         table = Table("run", "status", "held-out loss before", "after")
         for path in sorted(folder.glob("*/manifest.json")):

@@ -27,9 +27,9 @@ def show(found: Sequence[SettingReference], words: str) -> None:
     typer.echo("One of them in full: workbench explain KEY")
 
 
-def show_choices(found: Sequence[NamedChoice]) -> None:
-    """What a name chooses, such as a method, and the keys that it has."""
-    for choice in found:
+def show_choices(chosen: Sequence[NamedChoice]) -> None:
+    """The sections that a name chooses, such as a method, and the keys that they have."""
+    for choice in chosen:
         typer.echo(f"{choice.key}={choice.name}")
         _paragraph("  meaning    ", choice.meaning)
         heads = [f"{each.key}" + (f" = {each.default}" if each.default else "") for each in choice.settings]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -381,9 +382,9 @@ def main() -> None:
 
 
 @cache
-def _command() -> typer.core.TyperGroup:
-    """The verbs with their arguments, read from the functions above."""
-    return typer.main.get_group(app)
+def _command() -> Callable[..., object]:
+    """The verbs with their arguments, read from the functions above, and what shells ask."""
+    return typer.main.get_command(app)
 
 
 def _tell(text: str) -> None:

@@ -106,8 +106,8 @@ def named_choices(name: str) -> list[NamedChoice]:
     known = settings()
     if any(each.key == name for each in known):
         return []
-    found = [each.key for each in known if name in choices(each.key)]
-    return [NamedChoice(key, name, choices(key)[name], tuple(_keys_of(known, key, name))) for key in found]
+    choosing = [each.key for each in known if name in choices(each.key)]
+    return [NamedChoice(key, name, choices(key)[name], tuple(_keys_of(known, key, name))) for key in choosing]
 
 
 def _keys_of(known: Sequence[SettingReference], key: str, name: str) -> Iterator[SettingReference]:

@@ -64,9 +64,9 @@ def interval(difference_S: Floats) -> tuple[float, float] | None:
 
 def _paired(name: str, first_S: Floats, second_S: Floats) -> PairedScore:
     difference_S = second_S - first_S
-    found = interval(difference_S)
+    bounds = interval(difference_S)
     means = float(first_S.mean()), float(second_S.mean())
-    return PairedScore(name, len(first_S), *means, found, None if found is None else _p(difference_S, first_S))
+    return PairedScore(name, len(first_S), *means, bounds, None if bounds is None else _p(difference_S, first_S))
 
 
 def _p(difference_S: Floats, first_S: Floats) -> float:

@@ -14,15 +14,15 @@ FILE = "scores.json"
 
 def read(run: Path) -> dict[str, Any]:
     """The tasks that a run was asked: `shots`, `limit` and `rows`; empty where it was asked none."""
-    found = files.read_json(run / FILE).get(KEY)
-    return dict(found) if isinstance(found, Mapping) else {}
+    asked = files.read_json(run / FILE).get(KEY)
+    return dict(asked) if isinstance(asked, Mapping) else {}
 
 
-def keep(run: Path, found: Mapping[str, Any]) -> None:
+def keep(run: Path, asked: Mapping[str, Any]) -> None:
     """Write tasks into scores.json, in place of those of before."""
-    files.write_json(run / FILE, {**files.read_json(run / FILE), KEY: dict(found)})
+    files.write_json(run / FILE, {**files.read_json(run / FILE), KEY: dict(asked)})
 
 
 def without(scores: Mapping[str, Any]) -> dict[str, Any]:
     """The scores of rows alone: before, after and the others by their names."""
-    return {name: found for name, found in scores.items() if name != KEY}
+    return {name: of_rows for name, of_rows in scores.items() if name != KEY}

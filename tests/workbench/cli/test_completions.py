@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from workbench import recipes
 from workbench.cli import completions, verbs
@@ -69,7 +70,13 @@ def test_a_shell_is_told_how_to_ask(
     shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # else the shell that began the tests
-    monkeypatch.setattr(sys, "argv", ["workbench", "--show-completion", shell])
+    with pytest.raises(SystemExit):
+        typer.main.get_command(verbs.app)(["--show-completion", shell], prog_name="workbench")
+    assert f"complete_{shell}" in capsys.readouterr().out
+
+
+def test_the_program_offers_to_install_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["workbench", "--help"])
     with pytest.raises(SystemExit):
         verbs.main()
-    assert f"complete_{shell}" in capsys.readouterr().out
+    assert "--install-completion" in capsys.readouterr().out

@@ -163,16 +163,16 @@ def _score(scores: Mapping[str, Any], name: str) -> str:
     return text if low is None or high is None else f"{text} ({units.number(low)} to {units.number(high)})"
 
 
-def _tasks(found: Mapping[str, Any]) -> list[str]:
+def _tasks(asked: Mapping[str, Any]) -> list[str]:
     """The section on tasks of lm-eval; none where the run was asked none."""
-    if not found:
+    if not asked:
         return []
     rows = [
         f"| {row['task']} | {row['metric']} | {'' if row['documents'] is None else row['documents']} | "
         f"{row['before']:.4f} | {row['after']:.4f} | {_difference(row)} |\n"
-        for row in found["rows"]
+        for row in asked["rows"]
     ]
-    limit = f" The first {found['limit']:,} documents of each." if found["limit"] else ""
+    limit = f" The first {asked['limit']:,} documents of each." if asked["limit"] else ""
     head = f"The same documents before and after; in brackets the 95 % interval of their mean difference.{limit}\n\n"
     columns = "| task | metric | documents | before | after | difference |\n|---|---|---|---|---|---|\n"
     return ["".join(["## Tasks of lm-eval\n\n", head, columns, *rows])]
