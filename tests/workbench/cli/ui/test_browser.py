@@ -63,9 +63,9 @@ def _open(page: Any, address: str, path: str) -> None:
     page.wait_for_selector("h1")
 
 
-def _until(page: Any, holds: str) -> None:
+def _until(page: Any, holds: str, *, seconds: float = 60) -> None:
     """Wait until an expression is true; the page's policy forbids Playwright's own way, which evaluates text in it."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + seconds
     while not page.evaluate(holds):
         assert time.monotonic() < deadline, holds
         page.wait_for_timeout(50)
@@ -322,7 +322,26 @@ def test_a_form_plans_and_starts_a_run_that_the_page_follows(page: Any, folder: 
         page.wait_for_selector("h2:has-text('What the run will take')")
         page.get_by_role("button", name="Start").click()
         page.wait_for_selector("h2:has-text('What job')")
-        _until(page, "[...document.querySelectorAll('td .status')].some(each => each.textContent === 'done')")
+        _until(
+            page, "[...document.querySelectorAll('td .status')].some(each => each.textContent === 'done')", seconds=240
+        )
         assert "Report: " in page.inner_text("pre[role=log]")
         page.locator("td a[href^='#/run/']").first.click()
         page.wait_for_selector("h2:has-text('Scores')")
+
+
+def test_an_answer_that_was_cut_off_is_no_answer(page: Any, folder: Path) -> None:
+    """As where the next key is typed while the mistakes of the last one arrive, which is then given up."""
+    with served(folder) as address:
+        _open(page, address, "#/")
+        told = page.evaluate(
+            """async () => {
+                const { post } = await import("/static/server.js");
+                const real = window.fetch;
+                window.fetch = async () => new Response('{"mistakes": [', { status: 200 });
+                try { await post("/api/form/mistakes"); return "answered"; }
+                catch (error) { return error.name; }
+                finally { window.fetch = real; }
+            }"""
+        )
+    assert told == "SyntaxError"

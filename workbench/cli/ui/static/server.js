@@ -19,9 +19,8 @@ export class Refused extends Error {
 }
 
 async function answer(response) {
-  const found = await response.json().catch(() => ({ error: `The server answers ${response.status}.` }));
-  if (!response.ok) throw new Refused(response.status, found);
-  return found;
+  if (response.ok) return response.json(); // which fails where the request was given up before all of it came
+  throw new Refused(response.status, await response.json().catch(() => ({ error: `The server answers ${response.status}.` })));
 }
 
 export const get = async (path) => answer(await fetch(path, { headers: headers() }));
