@@ -71,6 +71,7 @@ def test_only_the_doors_import_recipes() -> None:
         "workbench/__init__.py",
         "workbench/cli/answering_verbs.py",
         "workbench/cli/check_plot.py",
+        "workbench/cli/completions.py",
         "workbench/cli/embed_table.py",
         "workbench/cli/data_table.py",
         "workbench/cli/init_verb.py",
