@@ -45,3 +45,11 @@ def _show_versions(asked: bool) -> None:
 Version = Annotated[
     bool, typer.Option("--version", is_eager=True, callback=_show_versions, help="Versions, and no more.")
 ]
+
+
+def weights_of(text: str) -> list[float]:
+    """Numbers of `--weights`; raises ConfigError where they are none."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--weights {text}: expected numbers with commas between them, such as 0.5,0.5.") from None

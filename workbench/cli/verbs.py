@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from workbench.cli import answering_verbs, completions, init_verb, shipping_verbs
-from workbench.cli.arguments import Overrides, Recipe, RunFolder, Trusted, Version, byte_size
+from workbench.cli.arguments import Overrides, Recipe, RunFolder, Trusted, Version, byte_size, weights_of
 from workbench.cli.ui.verb import ui
 from workbench.errors import ConfigError, Stopped, WorkbenchError
 from workbench.runs.process_memory import importing
@@ -233,7 +233,7 @@ def combine(
         from workbench.cli import render
         from workbench.recipes.combine import combine_runs
 
-    render.combined(combine_runs(runs, weights=_numbers(weights), rank=rank, out=out, trust=trust), out)
+    render.combined(combine_runs(runs, weights=weights_of(weights), rank=rank, out=out, trust=trust), out)
 
 
 @app.command()
@@ -351,13 +351,6 @@ def import_(
     from workbench.recipes import translated
 
     import_table.show(translated.write(file, out), out)
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--weights {text}: expected numbers with commas between them, such as 0.5,0.5.") from None
 
 
 def main() -> None:

@@ -243,18 +243,14 @@ def _run_facts(run: RunRecord) -> list[tuple[str, str]]:
         facts.append(("Micro-batch", f"{batch['tokens_per_device']:,} {run.unit_of_length} per device"))
     if run.data_wait is not None:
         facts.append(("Waited for data", f"{units.percent(run.data_wait)} of the time of the steps"))
-    if manifest.get("hardware"):
-        facts.append(("Hardware", _hardware(manifest["hardware"])))
+    if own := manifest.get("hardware"):
+        facts.append(("Hardware", f"{own['name']}, {own['cores']} cores, {units.size(own['memory_bytes'])}"))
     if manifest.get("versions"):
         facts.append(("Versions", ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())))
     if manifest.get("git_commit"):
         commit, dash, changed = manifest["git_commit"].partition("-")
         facts.append(("Commit", commit[:10] + dash + changed))
     return facts
-
-
-def _hardware(hardware: Mapping[str, Any]) -> str:
-    return f"{hardware['name']}, {hardware['cores']} cores, {units.size(hardware['memory_bytes'])}"
 
 
 def _data(run: RunRecord) -> list[tuple[str, str, list[str]]]:
