@@ -108,7 +108,8 @@ class RewardRun(SingleRun[RewardModel, JudgedSet]):
     def supervise(self, live: RewardModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         train = self.pairs.train
         loss = live.pair_loss(train, centre=self.config.reward.centre)
-        return TrainingSignal(mixture.mixed(train, self.config), loss)
+        packed = live.classifier.reads_packed(self.config.adapter)
+        return TrainingSignal(mixture.mixed(train, self.config), loss, reads_packed=packed)
 
     def width(self, live: RewardModel) -> int:
         return anatomy.hidden_size(live.classifier.backbone.config)

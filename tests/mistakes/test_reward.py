@@ -46,7 +46,6 @@ CASES = {
     "kept outputs": Case(
         "recipe=reward computes two together", "Write freeze.cache=off", "freeze.policy=static freeze.layers=2"
     ),
-    "packed": Case("reads the last token of padded rows", "Write batch.packing=auto", "batch.packing=true"),
     "ZeRO": Case("not tried with ZeRO", "Leave section distributed out", "distributed.zero=2"),
     "section elsewhere": Case("reward is for recipe=reward", "Leave reward out", "recipe=sft reward.centre=1"),
     "prefer's section": Case("prefer is for recipe=prefer", "Leave prefer out", "prefer.beta=0.3"),

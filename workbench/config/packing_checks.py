@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from workbench.config.run_sections import RunSections, TrainingSections
 
-ABLE = ("sft", "mlm", "prefer", "classify", "crossval")
+ABLE = ("sft", "mlm", "prefer", "classify", "crossval", "reward")
 """Recipes that can pack rows."""
 OF_MEMBERS = ("sweep", "search")
 """Recipes whose members are runs of other recipes, each of which is checked by itself."""

@@ -29,7 +29,5 @@ def mistakes(config: RunSections) -> Iterator[str]:
             f"freeze.cache={config.freeze.cache} keeps what frozen blocks give for single rows, and recipe=reward "
             "computes two together. Write freeze.cache=off."
         )
-    if config.batch.packing is True:
-        yield "batch.packing=true: recipe=reward reads the last token of padded rows. Write batch.packing=auto."
     if config.distributed.sharded:
         yield "distributed: recipe=reward was not tried with ZeRO or FSDP2. Leave section distributed out."

@@ -46,9 +46,12 @@ class RewardModel:
 
     def rewards(self, batch: MicroBatch) -> Tensor:
         """Reward (S,) of each row, float32: the head's output at its last token."""
-        assert batch.lengths_B is not None, "rows are padded"
-        length = batch.inputs["input_ids"].shape[1]
-        last_S = torch.arange(len(batch.lengths_B), device=batch.lengths_B.device) * length + batch.lengths_B - 1
+        if "row_starts" in batch.inputs:  # packed
+            last_S = batch.inputs["row_starts"][1:].long() - 1
+        else:
+            assert batch.lengths_B is not None, "padded rows say how long they are"
+            length = batch.inputs["input_ids"].shape[1]
+            last_S = torch.arange(len(batch.lengths_B), device=batch.lengths_B.device) * length + batch.lengths_B - 1
         return self.classifier.outputs(replace(batch, positions_N=last_S))[:, 0].float()
 
     def pair_loss(self, train: JudgedSet, *, centre: float) -> Callable[[MicroBatch, float], Tensor]:

@@ -42,6 +42,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "all weights": ("adapter={method: full}", "train.learning_rate=1e-4"),
     "frozen layers": ("freeze.policy=egeria", "freeze.every=2", "freeze.cache=off"),
     "masked words": ("recipe=mlm", "model.id={encoder}", "data.train={texts}"),
+    "rewards": ("recipe=reward", "data.train={pairs}", "adapter.dropout=0.3"),
     "classes of a causal model": ("recipe=classify", "data.train={labelled}", "evaluate.every=null"),
     "classes of an encoder": (
         "recipe=classify",
