@@ -20,7 +20,7 @@ adapter: {{method: lora, rank: 4, alpha: 8}}
 data: {{train: {train}, held_out: 0.1}}
 batch: {{size: 8}}
 train: {{steps: 5, learning_rate: 1.0e-2}}
-evaluate: {{every: 4, answers: 0, max_new_tokens: 4}}
+evaluate: {{every: 4, answers: 3, max_new_tokens: 4}}
 save: {{every: null}}
 distributed: {layout}
 """

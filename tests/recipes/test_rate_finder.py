@@ -69,9 +69,11 @@ def test_each_rate_is_a_run_of_its_own_however_it_trains(
 @pytest.mark.slow
 def test_what_a_bank_cannot_hold_trains_one_by_one(config: RunConfig, tmp_path: Path) -> None:
     together = found(config, tmp_path / "lr")
-    checkpointed = config.model_copy(update={"train": config.train.model_copy(update={"checkpointing": True})})
-    apart = found(checkpointed, tmp_path / "apart")
-    assert apart.alone is not None and "checkpointing" in apart.alone
+    noisy = config.model_copy(
+        update={"model": config.model.model_copy(update={"dropout": True})}
+    )  # of which it has none
+    apart = found(noisy, tmp_path / "apart")
+    assert apart.alone is not None and "model.dropout" in apart.alone
     for one, other in zip(apart.choice.tried, together.choice.tried, strict=True):
         assert one.losses == pytest.approx(other.losses, rel=1e-4)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import stats
 
 from workbench.evaluation import prediction_table
 
@@ -58,6 +57,8 @@ def interval(difference_S: Floats) -> tuple[float, float] | None:
     error = float(difference_S.std(ddof=1)) / count**0.5 if count > 1 else 0.0
     if error == 0:  # as where no answer changed: of other rows this says nothing
         return None
+    from scipy import stats  # half a second, and most pages compare nothing
+
     bound = float(stats.t.ppf(0.975, count - 1)) * error
     return float(difference_S.mean()) - bound, float(difference_S.mean()) + bound
 
@@ -70,6 +71,8 @@ def _paired(name: str, first_S: Floats, second_S: Floats) -> PairedScore:
 
 
 def _p(difference_S: Floats, first_S: Floats) -> float:
+    from scipy import stats
+
     if np.isin(first_S, (0, 1)).all() and np.isin(difference_S, (-1, 0, 1)).all():
         gained, lost = int((difference_S > 0).sum()), int((difference_S < 0).sum())
         return float(stats.binomtest(gained, gained + lost).pvalue)
