@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -123,11 +123,9 @@ class BankTrainer:
         reads_packed: bool = False,
     ) -> None:
         self.bank, self.model = bank, bank.model
-        self.freezer = freezer
+        self.freezer, self.predict, self.callback = freezer, predict, callback
         self.objectives = dict(zip(bank.members, objectives, strict=True))
-        self.predict = predict
         self.tokens = tokens
-        self.callback = callback
         self.device = next(bank.model.parameters()).device
         self.recomputes = False
         """Whether the backward pass computes activations again."""
@@ -138,42 +136,43 @@ class BankTrainer:
         own = {name: bank.parameters_of(name) for name in bank.members}
         self.label_losses = label_losses
         self.row_losses = {name: RowLossWatch() for name in bank.members}
-        self.visits: dict[str, VisitRecord] = {}
+        tasks = dict(zip(bank.members, train_tasks, strict=True))
+        self.visits = {} if label_losses is None else self._visit_records(tasks)
         """Losses of the rows of each member, where they are recorded."""
-        for name, task in zip(bank.members, train_tasks, strict=True) if label_losses is not None else ():
-            if (visit_record := row_losses.record(task.config, len(task.train), ALONE)) is not None:
-                self.visits[name] = self.row_losses[name].observers["dynamics"] = visit_record
         self.members = {
             name: AdapterTrainer(
                 task,
                 replace(every, values={key: each for key, each in every.values.items() if key in own[name]}),
                 hooks=self.row_losses[name].hooks,
             )
-            for name, task in zip(bank.members, train_tasks, strict=True)
+            for name, task in tasks.items()
         }
         self.begun = dict.fromkeys(self.members, 0)
         """Step of each member when this bank began, where members come from others; all are in step from there."""
-        first = train_tasks[0]
-        self.config = first.config
+        self.config = train_tasks[0].config
         """Settings that all members share."""
-        self._reads_pictures = first.config.reads_pictures
         self.arrangement = packing.of_bank(
             train_tasks, freezer.backbone, reads_packed=reads_packed, tokens=tokens, compute=compute
         )
+        read_rows = [*(task.train for task in train_tasks), *rows]
         self.prefix = PrefixCacheManager(
             freezer,
-            PrefixForward(
-                [*(task.train for task in train_tasks), *rows],
-                passes=partial(_passes, self.members.values()),
-                tokens=lambda: self.tokens,
-            ),
-            first.config,
+            PrefixForward(read_rows, passes=partial(_passes, self.members.values()), tokens=lambda: self.tokens),
+            self.config,
             compute=compute,
-            folder=first.run.path / "prefix",
+            folder=train_tasks[0].run.path / "prefix",
             say=callback.say,
             trial_context=partial(bank.only, bank.members[0]),
             kept=kept,
         )
+
+    def _visit_records(self, tasks: Mapping[str, TrainTask]) -> dict[str, VisitRecord]:
+        """Records of the losses of rows, of those members that keep them."""
+        records = {name: row_losses.record(task.config, len(task.train), ALONE) for name, task in tasks.items()}
+        kept = {name: record for name, record in records.items() if record is not None}
+        for name, record in kept.items():
+            self.row_losses[name].observers["dynamics"] = record
+        return kept
 
     def work(self) -> None:
         """Train every member to its end, or to its error; raises Stopped after checkpoints when the callback asks.
@@ -332,7 +331,7 @@ class BankTrainer:
     def _cut(self, batches: Sequence[Indices], lengths: Sequence[Indices]) -> Iterator[list[OwnerRows]]:
         """Micro-batches of the members' rows."""
         return mixed_batches(
-            batches, lengths, tokens=self.tokens, arrangement=self.arrangement, padded=not self._reads_pictures
+            batches, lengths, tokens=self.tokens, arrangement=self.arrangement, padded=not self.config.reads_pictures
         )
 
     def _collated(self, rows: Sequence[EpochRows], *, then: Sequence[EpochRows]) -> JoinedRows:
