@@ -35,9 +35,9 @@ def explained(incomplete: str) -> list[str]:
     """Keys, sections, and names among which a key chooses, such as methods."""
     from workbench.config import reference
 
-    known = reference.settings()
-    names = [name for each in known for name in reference.choices(each.key)]
-    return list(dict.fromkeys(_beginning([*(each.key for each in known), *names], incomplete)))
+    names = [name for key in reference.choosing_keys() for name in reference.choices(key)]
+    words = [*(each.key for each in reference.settings()), *names]
+    return list(dict.fromkeys(_beginning(words, incomplete)))
 
 
 def _beginning(words: list[str], incomplete: str) -> list[str]:

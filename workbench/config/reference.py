@@ -93,6 +93,11 @@ def settings() -> list[SettingReference]:
     return list(references.values())
 
 
+def choosing_keys() -> list[str]:
+    """Keys that choose among sections, such as `adapter.method`."""
+    return [f"{section}.{family.tag}" for section, family in families(RunConfig).items()]
+
+
 def choices(key: str) -> dict[str, str]:
     """Meanings of the values of a key that chooses among sections, such as `adapter.method`; empty for other keys."""
     family = families(RunConfig).get(_section(key))
@@ -106,7 +111,7 @@ def named_choices(name: str) -> list[NamedChoice]:
     known = settings()
     if any(each.key == name for each in known):
         return []
-    choosing = [each.key for each in known if name in choices(each.key)]
+    choosing = [key for key in choosing_keys() if name in choices(key)]
     return [NamedChoice(key, name, choices(key)[name], tuple(_keys_of(known, key, name))) for key in choosing]
 
 

@@ -127,11 +127,8 @@ class Run:
             file.write(text)
 
     def evaluation_asked(self) -> bool:
-        """Whether a person has asked for an evaluation since the last call.
-
-        The same in all processes that train together, which all have to call this.
-        """
-        return self.ranks.agreed(self.ranks.first and evaluation_request.withdrawn(self.path))
+        """Whether a person has asked for an evaluation since the last call; the first process alone hears of it."""
+        return self.ranks.first and evaluation_request.withdrawn(self.path)
 
     def rewind(self, step: int) -> None:
         """Drop what STEPPED say of steps after `step`, which will be done again."""

@@ -111,7 +111,8 @@ class Trainer:
         """Collates the next micro-batch in a thread, during `work`."""
         self.tokens = 0
         """Tokens in one forward pass, padding included if there is any; known after `prepare`."""
-        more = (self.held_out_parts, self.signal.reference, self.run.evaluation_asked)
+        self.evaluation_asked = False
+        more = (self.held_out_parts, self.signal.reference, lambda: self.evaluation_asked)
         task = TrainTask(self.train, self._held_out_loss, self.config, self.run, *more)
         self.member = AdapterTrainer(task, trained(self.masters, self.freezer), hooks=self._hooks())
         self.drawn = sampling.Draw(np.arange(0))
@@ -160,7 +161,8 @@ class Trainer:
             record = member.finish_step(self.step(failures.rows(member)), began=began)
             self.trackers.log(record)
             self.callback.step(record, total=member.total)
-            stopping = self.ranks.any(self.callback.stop_requested())
+            asked_by_rank = self.ranks.gathered((self.callback.stop_requested(), self.run.evaluation_asked()))
+            stopping, self.evaluation_asked = map(any, zip(*asked_by_rank, strict=True))
             if member.due or stopping:
                 with self.run.deadline.phase("checkpoint"):
                     member.save(keep=self.config.save.keep)

@@ -172,6 +172,7 @@ def test_a_request_of_a_process_that_ended_is_forgotten(run: Callable[..., Path]
     other = path.parent / "other"
     with pytest.raises(Stopped):
         run_config(config, out=other, resume=False, callback=Asking(other, {3}, stop=3))
-    assert evaluation_request.is_open(other)
+    assert not evaluation_request.is_open(other), "it was heard with the stop, and the run ends"
+    evaluation_request.ask(other, {"recipe": "sft"})  # of nobody that lives
     run_config(config, out=other, resume=True, callback=Silent())
     assert _losses(other) == _losses(path)
