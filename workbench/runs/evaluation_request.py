@@ -1,4 +1,4 @@
-"""Requests to evaluate a run that trains, at the end of its present step: a file in its directory.
+"""Requests to evaluate a run that trains, after its next whole step: a file in its directory.
 
 A file reaches a run that a page started, one in a terminal, and one of several processes alike.
 """
