@@ -10,31 +10,37 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted(path for path in (ROOT / "scripts" / "tutorials").glob("*.md") if path.name != "README.md")
-PAGES = [
-    *(ROOT / name for name in ("README.md", "recipes/README.md", "adapters/README.md", "scripts/launch/README.md")),
-    *TUTORIALS,
-]
+_GUIDES = ("README.md", "CONTRIBUTING.md", "recipes/README.md", "adapters/README.md")
+_OF_SCRIPTS = ("scripts/launch/README.md", "scripts/gpu/README.md", "scripts/bench/README.md")
+PAGES = [*(ROOT / name for name in (*_GUIDES, *_OF_SCRIPTS)), *TUTORIALS]
 TAKES_A_RECIPE = ("run", "check", "plan")
-_FENCE = re.compile(r"(?:^<!-- (?P<said>[^\n]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
-_INDENTED = re.compile(r"(?<=\n\n)(?: {4}\S.*\n)+")
+_FENCE = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 _INLINE = re.compile(r"`([^`]+)`")
 _OPTIONAL = re.compile(r"\[((?:[a-z_.]+=|--)[^\]]*)\]")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, and the comment in front of it: `needs: HARDWARE` or `tiny: key=value ...`."""
+    """A fenced block, and the comment before it: `needs: HARDWARE`, `run by: TEST` or `tiny: key=value ...`."""
 
     language: str
     text: str
     needs: str = ""
     """Hardware or files that it needs and a test has not; empty where a test runs it."""
+    run_by: str = ""
+    """The test that runs what it shows, where that takes a server, an answer or a layout of its own."""
     tiny: str = ""
     """Settings that a test adds to each command that takes a recipe."""
 
+    @property
+    def runs_as_printed(self) -> bool:
+        """A shell runs it, with the settings of `tiny`."""
+        return self.language == "sh" and not self.needs and not self.run_by
+
     def script(self) -> str:
         """Its commands, as a test runs them."""
-        return "\n".join(f"{line} {self.tiny}" if _takes_a_recipe(line) else line for line in self.text.splitlines())
+        lines = (line.partition("  #")[0].rstrip() for line in self.text.splitlines())
+        return "\n".join(f"{line} {self.tiny}" if _takes_a_recipe(line) else line for line in lines)
 
 
 def blocks(page: Path) -> list[Block]:
@@ -43,21 +49,19 @@ def blocks(page: Path) -> list[Block]:
 
 
 def _block(match: re.Match[str]) -> Block:
-    kind, _, said = (match["said"] or "").partition(": ")
-    marks = {kind: said} if kind in ("needs", "tiny") else {}
+    kind, _, text = (match["mark"] or "").partition(": ")
+    marks = {kind.replace(" ", "_"): text} if kind in ("needs", "run by", "tiny") else {}
     return Block(match["language"], match["text"], **marks)
 
 
 def _takes_a_recipe(line: str) -> bool:
     words = line.split()
-    return words[:1] == ["workbench"] and words[1] in TAKES_A_RECIPE
+    return "scripts/launch/" in line or (words[:1] == ["workbench"] and words[1] in TAKES_A_RECIPE)
 
 
 def commands(page: Path) -> list[list[str]]:
     """The words behind `workbench` of each command in a block of a page."""
-    shells = [block.text for block in blocks(page) if block.language in ("", "sh")]
-    shells += _INDENTED.findall(page.read_text())
-    return _parsed(line for shell in shells for line in shell.splitlines())
+    return _parsed(line for block in blocks(page) if block.language == "sh" for line in block.text.splitlines())
 
 
 def mentioned(page: Path) -> list[list[str]]:

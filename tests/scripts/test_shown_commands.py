@@ -49,7 +49,6 @@ def require_valid(words: list[str]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_every_shown_command_parses(page: Path) -> None:
     mistakes, shown = list[str](), commands(page)
-    assert shown or page.parent.name == "adapters"
     for words in [*shown, *mentioned(page)]:
         try:
             require_valid(words)
@@ -82,12 +81,25 @@ def test_a_command_with_a_mistake_is_found(words: list[str]) -> None:
         require_valid(words)
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_every_block_of_a_tutorial_is_run_or_says_what_it_needs(page: Path) -> None:
-    found = blocks(page)
-    assert found and {block.language for block in found} == {"sh"}
-    assert page.read_text().count("<!--") == sum(bool(block.needs or block.tiny) for block in found)
-    assert all(re.search("GPU|network|your", block.needs) for block in found if block.needs)
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_shell_block_is_run_or_says_what_it_needs(page: Path) -> None:
+    shown = [block for block in blocks(page) if block.language != "yaml"]
+    marks = re.findall(r"^<!-- (needs|run by|tiny): ", page.read_text(), re.M)
+    assert len(marks) == sum(bool(block.needs or block.run_by or block.tiny) for block in shown)
+    assert not [block.text for block in shown if not block.language and "workbench " in block.text]
+    assert not re.findall(r"(?m)^ {4}(?:workbench|pip|python) .*", page.read_text()), "indented: write a block of sh"
+    assert all(re.search("GPU|network|your|machine", block.needs) for block in shown if block.needs)
+    assert all((ROOT / block.run_by).is_file() for block in shown if block.run_by)
+
+
+def test_commands_are_read_from_the_pages_that_have_some() -> None:
+    counts = {str(page.relative_to(ROOT)): len(commands(page)) for page in PAGES}
+    assert all(counts[name] >= 5 for name in ("README.md", "recipes/README.md", "scripts/launch/README.md"))
+    assert all(counts[str(page.relative_to(ROOT))] for page in TUTORIALS)
+
+
+def test_tutorials_are_shell_alone() -> None:
+    assert {block.language for page in TUTORIALS for block in blocks(page)} == {"sh"}
 
 
 def test_the_list_of_tutorials_is_whole() -> None:
