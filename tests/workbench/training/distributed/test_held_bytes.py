@@ -48,12 +48,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data": {
             "train": str(files("workbench.data.starter") / "fairytaleqa_train.jsonl"),
             "held_out": 0.1,
-            "limit": 24,  # of which every step takes four: 21 train, 3 are held out
+            "limit": 16,  # of which every step takes four: 14 train, 2 are held out
             "max_tokens": 128,
         },
         "adapter": {"method": "full"},
         "batch": {"size": 4, "tokens_per_device": 128},
-        "train": {"steps": 5, "learning_rate": 1e-3},
+        "train": {"steps": 3, "learning_rate": 1e-3},
         "evaluate": {"every": None, "answers": 0},
         "save": {"every": None},
     }
