@@ -16,6 +16,7 @@ from workbench.recipes import inputs, start_checks, streamed_rows
 from workbench.runs import deadline, files, process_memory, run_directory
 from workbench.runs.ranks import Ranks, joined, launched, require_same, restarted
 from workbench.runs.run_directory import Run
+from workbench.runs.run_log import RunLog
 from workbench.training.callbacks import Callback
 
 Main = Callable[[RunConfig, Run, Callback], Mapping[str, Any]]
@@ -27,11 +28,20 @@ def main_of(recipe: str) -> Main:
     return main
 
 
-def run(config: RunConfig, *, out: Path, resume: bool, callback: Callback, began: float | None = None) -> Path:
+def run(
+    config: RunConfig,
+    *,
+    out: Path,
+    resume: bool,
+    callback: Callback,
+    began: float | None = None,
+    log: RunLog | None = None,
+) -> Path:
     """Run `config` in the directory `out`; returns that directory, whose report says how it ended.
 
     Args:
         began: When its wall clock began, by `time.monotonic`; by default now.
+        log: Becomes the run's log, and keeps what ends it; `callback` writes what it says.
     """
     began = time.monotonic() if began is None else began
     process_memory.keep()
@@ -48,6 +58,8 @@ def run(config: RunConfig, *, out: Path, resume: bool, callback: Callback, began
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
     written = config.model_copy(update={"data": asked})
     directory = _entered(out, written, resume=resume, ranks=ranks)
+    if log is not None:
+        log.open(directory.path)
     callback.say(f"Run directory: {directory.path}")
     clock = directory.path / "clock.json"
     try:
@@ -59,16 +71,22 @@ def run(config: RunConfig, *, out: Path, resume: bool, callback: Callback, began
     except Stopped as stopped:
         directory.note(status="stopped", reason=str(stopped))
         _report(directory)
-        raise Stopped(f"{stopped}\nContinue with: --out {directory.path} --resume") from None
-    except ResumeError:  # the run is as good as before
+        ended = Stopped(f"{stopped}\nContinue with: --out {directory.path} --resume")
+        _log(ended, log)
+        raise ended from None
+    except ResumeError as error:  # the run is as good as before
         directory.note(**directory.before)
+        _log(error, log)
         raise
     except BaseException as error:
         expected = isinstance(error, WorkbenchError)
+        _log(error, log)
         directory.note(status="failed", reason=str(error) if expected else f"{type(error).__name__}: {error}")
         _report(directory)
         raise
     finally:
+        if log is not None:
+            log.close()
         directory.close()
     return directory.home
 
@@ -94,6 +112,11 @@ def _entered(out: Path, config: RunConfig, *, resume: bool, ranks: Ranks) -> Run
     directory = run_directory.start(out, config, resume=resume, ranks=ranks) if ranks.first else None
     ranks.wait()
     return directory or run_directory.follow(out, resume=resume, ranks=ranks)
+
+
+def _log(error: BaseException, log: RunLog | None) -> None:
+    if log is not None:
+        log.end(error)
 
 
 def _report(directory: Run) -> None:

@@ -61,8 +61,10 @@ def run(
     from workbench.cli.console import Terminal
     from workbench.recipes.run import run as run_config
     from workbench.runs.ranks import joined
+    from workbench.runs.run_log import RunLog
 
     ranks = joined()
     path = ranks.agreed(Path(out) if out is not None else directory(recipe, resume=resume))
-    with Terminal(quiet=quiet or not ranks.first) as terminal:
-        return run_config(config, out=path, resume=resume, callback=terminal, began=began)
+    log = RunLog() if ranks.first else None
+    with Terminal(quiet=quiet or not ranks.first, log=log) as terminal:
+        return run_config(config, out=path, resume=resume, callback=terminal, began=began, log=log)

@@ -11,14 +11,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from workbench.runs import units
+from workbench.runs.run_log import RunLog
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Terminal:
-    """A callback that draws a progress bar; SIGTERM or Ctrl-C asks the run to finish its step, save and end."""
+    """A callback that draws a progress bar; SIGTERM or Ctrl-C asks the run to finish its step, save and end.
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    Args:
+        log: Keeps what is said, and the lines of progress that a file would get; also where this is quiet.
+    """
+
+    def __init__(self, *, quiet: bool = False, log: RunLog | None = None) -> None:
+        self._log = log
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self._progress = Progress(
             TextColumn("step"),
@@ -59,19 +65,24 @@ class Terminal:
                 self._progress.start()
                 self._task = self._progress.add_task("", total=total, completed=record["step"] - 1, **fields)
             self._progress.update(self._task, completed=record["step"], **fields)
-        elif record["step"] % max(1, total // 20) == 0 or "held_out_loss" in record or record["step"] == total:
-            self.console.print(
-                f"step {record['step']}/{total}  loss {record['loss']:.3f}  held-out {self._held_out}  "
-                f"{record['tokens_per_second']:,.0f} tokens/s  {record['elapsed_s']:.0f} s"
-                f"{self._left(record, total)}",
-                soft_wrap=True,
-            )
+        if record["step"] % max(1, total // 20) == 0 or "held_out_loss" in record or record["step"] == total:
+            self._tell(record, total)
         if record["step"] == total:
             self._first = None
             if self._task is not None:
                 self._progress.stop()
                 self._progress.remove_task(self._task)
                 self._task = None
+
+    def _tell(self, record: dict[str, Any], total: int) -> None:
+        line = (
+            f"step {record['step']}/{total}  loss {record['loss']:.3f}  held-out {self._held_out}  "
+            f"{record['tokens_per_second']:,.0f} tokens/s  {record['elapsed_s']:.0f} s{self._left(record, total)}"
+        )
+        if not self.console.is_terminal:
+            self.console.print(line, soft_wrap=True)
+        if self._log is not None:
+            self._log.write(line)
 
     def _left(self, record: dict[str, Any], total: int) -> str:
         """Time left, by the pace of this process so far; empty after one step, which is slower than others."""
@@ -85,6 +96,8 @@ class Terminal:
     def say(self, text: str) -> None:
         """Print a sentence above the progress bar."""
         self.console.print(text, markup=False, soft_wrap=not self.console.is_terminal)
+        if self._log is not None:
+            self._log.write(text)
 
     def stop_requested(self) -> bool:
         """Whether a signal asked the run to end."""

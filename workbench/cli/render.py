@@ -41,13 +41,23 @@ FARTHEST = 8
 """Members of a search that are shown."""
 
 
-def outcome(run: Path) -> None:
-    """Scores before and after, three answers, and where the report is; of a cross-validation its stages."""
-    import pandas as pd
+def outcome(run: Path) -> str:
+    """Print scores before and after, three answers, and where the report is; of a cross-validation its stages.
 
+    Returns:
+        The same as plain text.
+    """
+    _out.record = True
     if (run / "stages.json").exists():
         _stages(run)
-        return
+    else:
+        _scored(run)
+    return _out.export_text()
+
+
+def _scored(run: Path) -> None:
+    import pandas as pd
+
     run_scores = task_scores.without(read_json(run / "scores.json"))
     predictions = pd.read_parquet(run / "predictions.parquet")
     recipe = shipped_values(run).get("recipe")

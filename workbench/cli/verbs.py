@@ -55,12 +55,12 @@ def run(
     with importing():
         import workbench.recipes.run
         from workbench.cli import render
-        from workbench.runs import deadline
+        from workbench.runs import deadline, run_log
         from workbench.runs.ranks import joined
 
     path = workbench.run(recipe, overrides or (), out=out, resume=resume, began=deadline.process_began())
     if joined().first:
-        render.outcome(path)
+        run_log.add(path, render.outcome(path))
 
 
 @app.command()

@@ -23,7 +23,7 @@ import torch
 from workbench.config import RunConfig, sweep_expansion
 from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
-from workbench.runs import evaluation_request, files, trust
+from workbench.runs import evaluation_request, files, run_log, trust
 from workbench.runs.deadline import Deadline
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.trust import Trust
@@ -185,7 +185,7 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
         lock.close()
         raise
     if not resume:
-        for stale in (*STEPPED, "before.json", "report.html", "clock.json", "scored_rows.json"):
+        for stale in (*STEPPED, "before.json", "report.html", "clock.json", "scored_rows.json", run_log.NAME):
             (path / stale).unlink(missing_ok=True)
         text = dump_yaml(config.model_dump(mode="json"))
         run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))

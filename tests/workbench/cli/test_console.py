@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import io
 import signal
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from workbench.cli.console import Terminal
+from workbench.runs import run_log
+from workbench.runs.run_log import RunLog
 
 
 def _record(step: int, *, seconds: float) -> dict[str, float]:
     return {"step": step, "loss": 2.0, "tokens_per_second": 100.0, "elapsed_s": seconds}
 
 
-def _terminal(*, interactive: bool) -> tuple[Terminal, io.StringIO]:
+def _terminal(*, interactive: bool, log: RunLog | None = None) -> tuple[Terminal, io.StringIO]:
     """A terminal, or a file, of 80 columns."""
-    terminal, out = Terminal(), io.StringIO()
+    terminal, out = Terminal(log=log), io.StringIO()
     terminal.console.file = out
     terminal.console._force_terminal = interactive
     terminal.console.width = 80
@@ -50,6 +53,22 @@ def test_a_terminal_gets_one_line_for_each_training() -> None:
             _trained(terminal, 40)
     assert out.getvalue().count("\n") <= 4 and "40/40" in out.getvalue()
     assert Console(file=io.StringIO()).is_terminal is False
+
+
+@pytest.mark.parametrize("interactive", [True, False])
+def test_a_log_gets_the_lines_of_a_file_wherever_progress_is_shown(interactive: bool, tmp_path: Path) -> None:
+    log = RunLog()
+    terminal, _ = _terminal(interactive=interactive, log=log)
+    log.open(tmp_path)
+    with terminal:
+        terminal.say("A sentence " + "that is long " * 10)
+        _trained(terminal, 40)
+    plain, out = _terminal(interactive=False)
+    with plain:
+        plain.say("A sentence " + "that is long " * 10)
+        _trained(plain, 40)
+    ends = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert (tmp_path / run_log.NAME).read_text().splitlines() == ends and len(ends) == 21
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

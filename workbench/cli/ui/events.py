@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from workbench.cli.ui.job_queue import JobQueue
 from workbench.cli.ui.run_folder import RunFolder
 from workbench.errors import WorkbenchError
+from workbench.runs import run_log
 
 LOOK_S = 0.5
 """Seconds between two looks at the files."""
@@ -32,6 +34,8 @@ class Watched:
     """Runs and their members, "" for the run itself."""
     log: int | None = None
     """A job whose log is shown."""
+    run: str | None = None
+    """A run whose log is shown."""
 
 
 @dataclass
@@ -69,6 +73,8 @@ class EventSource:
         events += [self._files(run) for run in dict.fromkeys(run for run, _ in self.watched.curves)]
         if self.watched.log is not None:
             events.append(self._log(self.queue.log(self.watched.log)))
+        elif self.watched.run is not None and (run := self.runs.run(self.watched.run)) is not None:
+            events.append(self._log(run / run_log.NAME))
         return [event for event in events if event]
 
     def _changed(self, name: str, value: Any) -> str:
@@ -102,19 +108,20 @@ class EventSource:
         return self._changed(f"files {run}", {"run": run, **marks}) if marks or f"files {run}" in self._sent else ""
 
     def _log(self, path: Path) -> str:
+        inode, _, offset = self.positions.get("log", "").partition(".")
         try:
-            size = path.stat().st_size
-            sent = int(self.positions.get("log", "-1"))
-            first = sent if 0 <= sent <= size else max(0, size - _LOG_BYTES)
             with path.open("rb") as file:
+                now = os.fstat(file.fileno())
+                goes_on = inode == f"{now.st_ino:x}" and int(offset) <= now.st_size
+                first = int(offset) if goes_on else max(0, now.st_size - _LOG_BYTES)
                 file.seek(first)
-                text = file.read(size - first)
+                text = file.read(now.st_size - first)
         except (OSError, ValueError):
             return ""
-        if first == sent == size:
+        if goes_on and not text:
             return ""
-        self.positions["log"] = str(first + len(text))
-        value = {"text": text.decode(errors="replace"), "goes_on": first == sent}
+        self.positions["log"] = f"{now.st_ino:x}.{first + len(text)}"
+        value = {"text": text.decode(errors="replace"), "goes_on": goes_on}
         return self._event("log", json.dumps(value, ensure_ascii=False))
 
     def _event(self, name: str, text: str) -> str:

@@ -22,7 +22,7 @@ import psutil
 
 from workbench.cli.ui.run_folder import is_live
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.runs import files
+from workbench.runs import files, run_log
 
 _log = logging.getLogger(__name__)
 State = Literal["waiting", "running", "stopping", "done", "stopped", "failed"]
@@ -87,7 +87,7 @@ class JobQueue:
         over = [job.number for job in self._jobs.values() if job.state in OVER]
         for number in over[:-_KEPT]:
             del self._jobs[number]
-            self.log(number).unlink(missing_ok=True)
+            self._printed(number).unlink(missing_ok=True)
         files.write_json(self._folder / "jobs.json", {"jobs": [asdict(job) for job in self._jobs.values()]})
 
     def close(self) -> None:
@@ -100,7 +100,14 @@ class JobQueue:
         return list(self._jobs.values())
 
     def log(self, number: int) -> Path:
-        """The file with what a job printed."""
+        """The file with what a job printed: that of its run, where it came as far."""
+        printed, job = self._printed(number), self._jobs.get(number)
+        if job is None or job.verb != "run" or printed.exists():
+            return printed
+        return self._runs / job.run / run_log.NAME
+
+    def _printed(self, number: int) -> Path:
+        """The file that a job prints to, until the log of a run takes its place."""
         return self._folder / f"{number}.log"
 
     def busy(self, run: str) -> bool:
@@ -153,14 +160,15 @@ class JobQueue:
             self.trouble = ""
 
     def _start(self, job: QueuedCommand) -> None:
-        with self.log(job.number).open("wb") as log:
+        keeps = {run_log.CONSOLE: str(self._printed(job.number))} if job.verb == "run" else {}
+        with self._printed(job.number).open("wb") as log:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "workbench.cli", *job.words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C at the server's terminal is not for it
-                env={**os.environ, "COLUMNS": "100", "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "COLUMNS": "100", "PYTHONUNBUFFERED": "1", **keeps},
             )
         pid = self._child.pid
         self._change(job, state="running", pid=pid, born=psutil.Process(pid).create_time(), began=time.time())

@@ -118,7 +118,7 @@ class Page:
             (run, curve) for run, _, curve in (word.partition("//") for word in request.query_params.getlist("curve"))
         ]
         log = request.query_params.get("log", "")
-        watched = Watched(curves, int(log) if log.isdecimal() else None)
+        watched = Watched(curves, int(log) if log.isdecimal() else None, request.query_params.get("run"))
         source = EventSource(
             self._runs,
             self._queue,

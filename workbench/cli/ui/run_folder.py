@@ -13,7 +13,7 @@ from workbench.cli.ui import step_files
 from workbench.cli.ui.metric_files import MetricFiles, last_rows
 from workbench.config.yaml_text import read_yaml
 from workbench.errors import WorkbenchError
-from workbench.runs import evaluation_request, files, task_scores, trust
+from workbench.runs import evaluation_request, files, run_log, task_scores, trust
 
 _WRITING = ("sft", "prefer", "reinforce")
 """Recipes whose models answer prompts."""
@@ -100,6 +100,7 @@ class RunFolder:
             "before": _number(_part(scores, "before").get("loss")),
             "after": _number(_part(scores, "after").get("loss")),
             "report": (path / "report.html").is_file(),
+            "log": (path / run_log.NAME).is_file(),
             "adapter": (path / "adapter").is_dir(),
             "refuses_request": evaluation_request.refusal(values),
             "resumable": status in ("stopped", "interrupted", "failed") and any(path.rglob("checkpoints/step-*")),

@@ -135,6 +135,21 @@ def test_the_report_and_the_last_log_stand_on_the_page_of_a_run(page: Any, folde
         page.wait_for_selector("pre:has-text('no room on the disk')")
 
 
+def test_the_log_of_a_run_that_a_terminal_started_grows_on_its_page(page: Any, folder: Path) -> None:
+    path = make_run(folder, "elsewhere", steps=20)
+    (path / "log.txt").write_text(f"Run directory: {HOSTILE}\n")
+    with served(folder) as address:
+        _open(page, address, "#/run/elsewhere")
+        page.get_by_role("link", name="Log", exact=True).click()
+        page.wait_for_selector("pre[role=log]:has-text('Run directory')")
+        with (path / "log.txt").open("a") as file:
+            file.write("step 2/20\n")
+        page.wait_for_selector("pre[role=log]:has-text('step 2/20')")
+        assert page.inner_text("pre[role=log]").splitlines()[0] == f"Run directory: {HOSTILE}"
+        page.click("h1 a")
+        page.wait_for_selector("h2:has-text('Settings')")
+
+
 def test_sample_answers_come_while_a_run_trains(page: Any, folder: Path) -> None:
     path = make_run(folder, "living", steps=40, status="running")
     write_samples(path, steps=range(0, 140, 20), prompts=["What is it?", HOSTILE + " why " * 200], name=HOSTILE)

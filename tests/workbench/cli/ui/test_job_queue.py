@@ -62,6 +62,27 @@ def test_a_queue_that_cannot_go_on_says_why_and_tries_again(tmp_path: Path) -> N
     queue.close()
 
 
+def test_the_log_of_a_run_is_that_of_its_job_once_it_is_there(tmp_path: Path) -> None:
+    queue = JobQueue(tmp_path)
+    with _live_run(tmp_path / "elsewhere"):
+        trains, scores = (queue.add(verb, QUICK, run="first").number for verb in ("run", "evaluate"))
+        here = tmp_path / ".queue" / f"{trains}.log"
+        here.write_text("Loading torch ...\n")
+        assert queue.log(trains) == here
+        here.unlink()  # as the run does that takes its place
+        assert queue.log(trains) == tmp_path / "first" / "log.txt"
+        assert queue.log(scores) == tmp_path / ".queue" / f"{scores}.log"
+    queue.close()
+
+
+def test_a_job_that_fails_before_its_run_has_a_directory_keeps_its_own_log(tmp_path: Path) -> None:
+    queue = JobQueue(tmp_path)
+    number = queue.add("run", ("no/recipe", "--out", str(tmp_path / "first")), run="first").number
+    _until(queue, lambda: _states(queue) == ["failed"])
+    assert queue.log(number).parent == tmp_path / ".queue" and "no/recipe" in queue.log(number).read_text()
+    queue.close()
+
+
 @pytest.mark.slow
 def test_commands_run_one_after_another_and_outlive_their_server(tmp_path: Path) -> None:
     queue = JobQueue(tmp_path)

@@ -172,6 +172,26 @@ def test_events_go_on_where_a_page_was_cut_off(events: Any, folder: Path) -> Non
     assert events([("first", "../second"), ("..", "")]).news()[3:] == []  # no such curves
 
 
+def test_the_log_of_a_run_comes_wherever_it_was_started(events: Any, folder: Path) -> None:
+    log_file = folder / "first" / "log.txt"
+    log_file.write_text("step 1\n")
+    assert [RunFolder(folder).summary(name)["log"] for name in ("first", "second")] == [True, False]
+    source: EventSource = events([])
+    source.watched = Watched(run="first")
+    assert _read(source.news())[-1][:2] == ("log", {"text": "step 1\n", "goes_on": False}) and not source.news()
+    with log_file.open("a") as file:
+        file.write("step 2\n")
+    *_, (event, data, position) = _read(source.news())
+    assert (event, data) == ("log", {"text": "step 2\n", "goes_on": True})
+    log_file.rename(folder / "first" / "aside")
+    log_file.write_text("(older lines were dropped)\nstep 2\nstep 3\n")  # longer, and another file
+    again: EventSource = events([], position)
+    again.watched = Watched(run="first")
+    assert _read(again.news())[-1][1] == {"text": log_file.read_text(), "goes_on": False}
+    again.watched = Watched(run="..")
+    assert not again.news()
+
+
 def test_only_those_with_the_token_write(client: TestClient) -> None:
     for path in WRITING:
         assert client.post(f"/api/{path}", json={}).status_code == 401, path

@@ -6,9 +6,32 @@ import { duration, when } from "./units.js";
 
 const OVER = ["done", "stopped", "failed"];
 
+// Lines that come while somebody reads: the end stays in view for who is there.
+function logged() {
+  const element = h("pre", { class: "card", tabindex: "0", role: "log", "aria-label": "Log" });
+  return {
+    element,
+    hear(data) {
+      const atEnd = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
+      element.textContent = data.goes_on ? element.textContent + data.text : data.text;
+      if (atEnd) element.scrollTop = element.scrollHeight;
+    },
+  };
+}
+
+export function logPage(name) {
+  const log = logged();
+  return {
+    element: h("div", {}, h("h1", {}, "Log of ", h("a", { href: `#/run/${encodeURIComponent(name)}` }, name)), log.element),
+    title: `Log of ${name}`,
+    watch: `run=${encodeURIComponent(name)}`,
+    hear(event, data) { if (event === "log") log.hear(data); },
+  };
+}
+
 export function jobsPage(number) {
   const place = h("div");
-  const log = h("pre", { class: "card", tabindex: "0", role: "log", "aria-label": "Log" });
+  const log = logged();
   let jobs = [];
 
   function took(job) {
@@ -35,16 +58,12 @@ export function jobsPage(number) {
 
   show();
   return {
-    element: h("div", {}, h("h1", {}, "Queue"), h("p", { class: "soft" }, "One at a time, in the order in which they came, so that no two fight for a device. They go on when the server ends."), place, number === null ? "" : log),
+    element: h("div", {}, h("h1", {}, "Queue"), h("p", { class: "soft" }, "One at a time, in the order in which they came, so that no two fight for a device. They go on when the server ends."), place, number === null ? "" : log.element),
     title: "Queue",
     watch: number === null ? "" : `log=${number}`,
     hear(event, data) {
       if (event === "jobs") { jobs = data; show(); }
-      else if (event === "log") {
-        const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-        log.textContent = data.goes_on ? log.textContent + data.text : data.text;
-        if (atEnd) log.scrollTop = log.scrollHeight;
-      }
+      else if (event === "log") log.hear(data);
     },
   };
 }

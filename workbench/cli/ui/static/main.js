@@ -2,7 +2,7 @@
 
 import { chatPage } from "./chat_page.js";
 import { h } from "./dom.js";
-import { jobsPage } from "./jobs_page.js";
+import { jobsPage, logPage } from "./jobs_page.js";
 import { newPage } from "./new_page.js";
 import { comparePage, runPage } from "./run_page.js";
 import { runsPage } from "./runs_page.js";
@@ -24,6 +24,7 @@ function pageOf(hash) {
   if (name === "run") return ["runs", () => runPage(rest)];
   if (name === "compare") return ["runs", () => comparePage(words.getAll("run"))];
   if (name === "new") return ["new", () => newPage(words.get("recipe"))];
+  if (name === "log") return ["runs", () => logPage(rest)];
   if (name === "jobs") return ["jobs", () => jobsPage(rest ? Number(rest) : null)];
   if (name === "chat") return ["chat", () => chatPage(words.get("run"))];
   return ["runs", () => runsPage()];
