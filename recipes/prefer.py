@@ -34,7 +34,7 @@ from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.recipes import preference_reference, start_adapter
 from workbench.recipes.preference_reference import AnswerNumbers, Floats
-from workbench.recipes.sft import answer, read_template
+from workbench.recipes.sft import TextOutputs, answer, read_template
 from workbench.recipes.single_run import Scored
 from workbench.recipes.started_run import StartedRun
 from workbench.runs import files, provenance
@@ -164,7 +164,7 @@ class PreferenceRun(StartedRun):
         with self.run.deadline.phase("answers"):
             written = answer(start, self.data.held_out, self.config, scoring)
         scores = self._summary("held_out", own.counted_S, own.mean_S, own.others_S)
-        return Scored(scores | self._of_answers(written), written)
+        return Scored(scores | self._of_answers(written), TextOutputs(written))
 
     def finish(self, more: Mapping[str, Any] | None = None) -> Scores:
         if self.ruler is not None and preference_reference.is_start(self.config) and self.placement.scores:
@@ -248,11 +248,11 @@ class PreferenceRun(StartedRun):
         with self.scoring_time(rows):
             if name is None:  # a few rows, to see how long it takes
                 self._counted(model, rows.answers, rows.shared_tokens, None)
-                return Scored({}, [])
+                return Scored({}, TextOutputs([]))
             scores = self._summary(name, *self._read(model, name, scoring))
         with self.run.deadline.phase("answers"):
             written = answer(model, rows.good, self.config, scoring)
-        return Scored(scores | self._of_answers(written), written)
+        return Scored(scores | self._of_answers(written), TextOutputs(written))
 
     def _of_answers(self, written: list[GeneratedAnswer]) -> dict[str, float]:
         """Scores of written answers, of all and of those to the prompts of each named set."""

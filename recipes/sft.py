@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,9 +32,10 @@ from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.errors import ConfigError
-from workbench.evaluation import GeneratedAnswer
+from workbench.evaluation import GeneratedAnswer, held_out_losses
 from workbench.evaluation.result_store import ModelResults, ResultStore, stored_results
 from workbench.evaluation.row_scores import Floats
+from workbench.evaluation.scores import SummedLosses
 from workbench.losses import r_drop
 from workbench.losses.drawn_labels import LabelDraws
 from workbench.losses.label_losses import LabelTap, token_losses
@@ -129,6 +130,15 @@ def _chosen(
     return row_choice.chosen(rows, config, run, callback, score=score)
 
 
+class TextOutputs(NamedTuple):
+    """Outputs of a model for the rows of a split."""
+
+    answers: list[GeneratedAnswer]
+    """Answers to some of them."""
+    losses: SummedLosses | None = None
+    """Loss of each, where there is one by tokens."""
+
+
 @dataclass(frozen=True)
 class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     """A run that learns to predict tokens."""
@@ -173,8 +183,8 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     def write_before(self, start: ExportedModel) -> None:
         """Write scores and answers of the model that training starts from."""
         scoring = stored_results(self.config, self.run, self.callback.stop_requested, model="before")
-        scores, answers = self.placement.reading(start.model)(lambda: self.score_start(start, scoring))
-        by_place = {each.place: each.answer for each in answers}
+        scores, outputs = self.placement.reading(start.model)(lambda: self.score_start(start, scoring))
+        by_place = {each.place: each.answer for each in outputs.answers}
         files.write_json(self.run.path / "before.json", {"scores": scores, "answers": by_place})
         scoring.store.clear()
 
@@ -237,12 +247,13 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
             likelihoods = evaluation.likelihood(model.model, model.head, rows, scoring=scoring)
         with self.run.deadline.phase("answers"):
             answers = answer(model, rows, self.config, scoring)
-        return Scored(evaluation.summary(likelihoods, answers), answers)
+        return Scored(evaluation.summary(likelihoods, answers), TextOutputs(answers, likelihoods.rows))
 
-    def write_predictions(
-        self, model: ExportedModel, outputs: list[GeneratedAnswer], before: Mapping[str, Any]
-    ) -> None:
-        evaluation.write_predictions(self.run.path / "predictions.parquet", outputs, before=before["answers"])
+    def write_predictions(self, model: ExportedModel, outputs: TextOutputs, before: Mapping[str, Any]) -> None:
+        path = self.run.path / "predictions.parquet"
+        evaluation.write_predictions(path, outputs.answers, before=before["answers"])
+        if outputs.losses is not None:
+            held_out_losses.write(self.run.path, self.data.held_out, outputs.losses)
 
 
 def _drawn(train: TokenizedSet, config: RunConfig) -> Examples:

@@ -15,6 +15,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 import workbench
 from tests.conftest import MINILM, save_tiny
 from tests.stopping import stop_after
+from workbench import report
 from workbench.errors import ConfigError, Stopped
 from workbench.models import exported
 from workbench.recipes.check import check
@@ -127,3 +128,10 @@ def test_such_a_run_writes_no_text(taught: Path, tmp_path: Path) -> None:
 def test_settings_of_another_recipe_are_refused(recipe: str, word: str, cure: str) -> None:
     with pytest.raises(ConfigError, match=cure):
         load(recipe, [word])
+
+
+def test_runs_are_compared_on_the_same_masks_only(train: Train, taught: Path, tmp_path: Path) -> None:
+    slower, masked = train("slower", "train.learning_rate=1e-3"), train("more-masks", "masking.share=0.3")
+    comparison = report.compare([taught, slower, masked], tmp_path / "page.html")
+    assert [row[:3] for row in comparison.paired] == [("slower", "loss", "12")]
+    assert any(note.startswith("taught and more-masks: no paired difference") for note in comparison.notes)

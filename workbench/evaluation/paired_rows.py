@@ -63,6 +63,19 @@ def interval(difference_S: Floats) -> tuple[float, float] | None:
     return float(difference_S.mean()) - bound, float(difference_S.mean()) + bound
 
 
+def tested(
+    difference: float, error: float, count: int
+) -> tuple[tuple[float, float] | None, float | None]:
+    """Student's 95 % interval of a difference over `count` rows that has this standard error, and p; None where it has
+    none."""
+    if count < 2 or error == 0:
+        return None, None
+    from scipy import stats
+
+    bound = float(stats.t.ppf(0.975, count - 1)) * error
+    return (difference - bound, difference + bound), float(2 * stats.t.sf(abs(difference) / error, count - 1))
+
+
 def _paired(name: str, first_S: Floats, second_S: Floats) -> PairedScore:
     difference_S = second_S - first_S
     bounds = interval(difference_S)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -40,6 +41,8 @@ class Likelihood:
     """Share of supervised tokens that the model finds most likely."""
     by_source: Mapping[str, Likelihood] = field(default_factory=dict, hash=False)
     """That of each source, where there are several."""
+    rows: SummedLosses | None = field(default=None, hash=False, compare=False, repr=False)
+    """That of each row, of all rows together."""
 
     @property
     def perplexity(self) -> float:
@@ -51,6 +54,16 @@ class Likelihood:
         """By name."""
         score_by_name = {"loss": self.loss, "perplexity": self.perplexity, "token_accuracy": self.token_accuracy}
         return {name: round(value, 6) for name, value in score_by_name.items()}
+
+
+@dataclass(frozen=True)
+class SummedLosses:
+    """Losses of rows in their order, each summed over its tokens."""
+
+    loss_N: npt.NDArray[np.float64]
+    """Negative log-likelihood in nats, summed over the supervised tokens of a row."""
+    tokens_N: Indices
+    """Number of these tokens."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +115,12 @@ def likelihood(
     """
     likelihood_by_row = row_likelihoods(model, head, tokens, scoring=scoring)
     by_source = {name: _whole(likelihood_by_row, own.tolist()) for name, own in named_sets.rows_by_set(tokens).items()}
-    return replace(_whole(likelihood_by_row, range(len(tokens))), by_source=by_source)
+    numbers = range(len(tokens))
+    rows = SummedLosses(
+        np.fromiter((likelihood_by_row[row][0] for row in numbers), np.float64, len(tokens)),
+        np.fromiter((likelihood_by_row[row][2] for row in numbers), np.int64, len(tokens)),
+    )
+    return replace(_whole(likelihood_by_row, numbers), by_source=by_source, rows=rows)
 
 
 def _whole(found: Mapping[int, tuple[float, int, int]], rows: Iterable[int]) -> Likelihood:

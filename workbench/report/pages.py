@@ -116,12 +116,13 @@ def compare(runs: Sequence[Path], out: Path) -> Comparison:
     names = _names(records)
     measures = [*_MEASURES, *_of_sets(records)]
     measures = [measure for measure in measures if any(measure.value(one) is not None for one in records)]
+    paired = paired_section.paired(records, names)
     comparison = Comparison(
         columns=("", *names),
         rows=tuple((measure.label, *map(measure.shown, records)) for measure in measures),
         settings=tuple(_settings(records)),
-        notes=tuple(_notes(records)),
-        paired=paired_section.paired(records, names),
+        notes=(*_notes(records), *paired.notes),
+        paired=paired.rows,
     )
     page = render(
         "comparison.html",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from workbench.evaluation import paired_rows
+from workbench.evaluation import held_out_losses, paired_rows
 from workbench.evaluation.paired_rows import PairedScore
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
@@ -12,21 +13,43 @@ from workbench.runs import units
 COLUMNS = ("run", "score", "rows", "first", "this", "change", "95 %", "p")
 NOTE = (
     "The same held-out rows of both runs: Student's 95 % interval of their mean difference, and p by the exact test of "
-    "McNemar where a row is right or wrong, else by the paired t-test."
+    "McNemar where a row is right or wrong, else by the paired t-test; the loss in nats per token by the ratio "
+    "estimator over rows."
 )
 MANY = " p is of one comparison: of {count}, a small one comes by chance more often than it says."
 _LEAST = 1e-4
 """Probability below which its size says nothing more."""
 
 
-def paired(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """A row for each score of each run but the first, as `COLUMNS` has it; none where the rows are not the same."""
+class PairedRuns(NamedTuple):
+    """Scores of all runs but the first, each against the first on the same rows."""
+
+    rows: tuple[tuple[str, ...], ...]
+    """A row for each score, as `COLUMNS` has it; none where the rows are not the same."""
+    notes: tuple[str, ...]
+    """Runs whose losses are not compared so, and why; and where they are those of some rows."""
+
+
+def paired(records: Sequence[RunRecord], names: Sequence[str]) -> PairedRuns:
+    """Compare each run with the first, row by row."""
     first, *others = records
-    return tuple(
-        _shown(name, score)
-        for other, name in zip(others, names[1:], strict=True)
-        for score in paired_rows.compare(first.predictions, other.predictions)
-    )
+    rows, notes = list[tuple[str, ...]](), list[str]()
+    losses = held_out_losses.read(first.folder)
+    for other, name in zip(others, names[1:], strict=True):
+        own = held_out_losses.read(other.folder)
+        if losses is not None and own is not None:
+            found = held_out_losses.compare(losses, own)
+            if isinstance(found, str):
+                notes.append(f"{names[0]} and {name}: no paired difference of the loss, for {found}.")
+            else:
+                rows.append(_shown(name, found))
+                if found.rows < own.rows:
+                    notes.append(f"{name}: the paired loss is of {found.rows:,} rows of {own.rows:,}, evenly spaced.")
+        elif losses is not None or own is not None:
+            without = names[0] if losses is None else name
+            notes.append(f"{names[0]} and {name}: no paired difference of the loss, for {without} keeps none of rows.")
+        rows += [_shown(name, score) for score in paired_rows.compare(first.predictions, other.predictions)]
+    return PairedRuns(tuple(rows), tuple(notes))
 
 
 def note(rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""`check` and `plan` of a form, each in a process of its own that ends with the question."""
+"""`check` and `plan` of a form and pairs of runs, each in a process of its own that ends with the question."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from workbench.errors import WorkbenchError
@@ -43,6 +44,17 @@ def plan(recipe: str, words: Sequence[str]) -> list[Part]:
     from workbench.recipes.plan import solve
 
     return list(_parts(plan_table.parts(solve(load(recipe, words)).plan)))
+
+
+def paired(folder: str, names: Sequence[str]) -> list[Part]:
+    """Show scores of runs of a folder against the first of them on the same rows, as `workbench compare` does."""
+    from workbench.report import paired_section, run_record
+
+    found = paired_section.paired([run_record.read(Path(folder, name)) for name in names], names)
+    columns = {"head": list(paired_section.COLUMNS), "right": [place > 1 for place in range(len(paired_section.COLUMNS))]}
+    tables: list[Part] = [{"table": "On the same rows", "rows": list(map(list, found.rows)), **columns}]
+    note = [paired_section.note(found.rows)] if found.rows else []
+    return [*(tables if found.rows else []), *({"text": text} for text in (*note, *found.notes))]
 
 
 def _parts(found: Iterable[Any]) -> Iterable[Part]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +44,7 @@ class Page:
     def __init__(self, folder: Path, access: Access) -> None:
         self._runs, self._access = RunFolder(folder), access
         self._queue, self._chat = JobQueue(folder), Chat(folder)
+        self._comparing = asyncio.Lock()
 
     @property
     def app(self) -> Starlette:
@@ -59,6 +60,7 @@ class Page:
             Route("/api/runs/{name}/samples", self._samples),
             Route("/api/runs/{name}/layers", self._layers),
             Route("/api/differences", self._differences),
+            Route("/api/paired", self._paired),
             Route("/api/settings", self._settings),
             Route("/api/recipes", self._recipes),
             Route("/api/recipes/{name:path}", self._recipe),
@@ -171,11 +173,21 @@ class Page:
         except WorkbenchError as error:
             raise HTTPException(422, str(error)) from None
 
-    async def _differences(self, request: Request) -> Response:
+    def _several(self, request: Request) -> list[str]:
         names = request.query_params.getlist("run")
         if missing := [name for name in names if self._runs.run(name) is None]:
             raise HTTPException(404, f"No run is called {missing[0]}.")
-        return JSONResponse(await asyncio.to_thread(self._runs.differences, names))
+        return names
+
+    async def _differences(self, request: Request) -> Response:
+        return JSONResponse(await asyncio.to_thread(self._runs.differences, self._several(request)))
+
+    async def _paired(self, request: Request) -> Response:
+        names = self._several(request)
+        if len(names) < 2:
+            raise HTTPException(400, "run: expected two names or more.")
+        async with self._comparing:  # one process at a time, however many ask
+            return await self._looked(request, inspections.paired, str(self._runs.path), names)
 
     async def _settings(self, _: Request) -> Response:
         return JSONResponse(await asyncio.to_thread(form.settings))
@@ -203,14 +215,15 @@ class Page:
         return JSONResponse({"mistakes": errors, "code": [] if errors else form.code(name, answers)})
 
     async def _check(self, request: Request) -> Response:
-        return await self._looked(request, inspections.inspect)
+        name, answers, _ = await _form(request)
+        return await self._looked(request, inspections.inspect, name, form.words(answers))
 
     async def _plan(self, request: Request) -> Response:
-        return await self._looked(request, inspections.plan)
-
-    async def _looked(self, request: Request, ask: inspections.Ask) -> Response:
         name, answers, _ = await _form(request)
-        answer = asyncio.ensure_future(inspections.answered(ask, name, form.words(answers)))
+        return await self._looked(request, inspections.plan, name, form.words(answers))
+
+    async def _looked(self, request: Request, ask: inspections.Ask, name: str, words: Sequence[str]) -> Response:
+        answer = asyncio.ensure_future(inspections.answered(ask, name, words))
         gone = asyncio.ensure_future(_hung_up(request))
         try:
             while not (answer.done() or gone.done() or request.app.state.closing()):

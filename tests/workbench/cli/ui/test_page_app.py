@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
@@ -18,6 +20,7 @@ from workbench.cli.ui.job_queue import JobQueue
 from workbench.cli.ui.page_app import STATIC, Page
 from workbench.cli.ui.run_folder import RunFolder
 from workbench.errors import ConfigError
+from workbench.evaluation import held_out_losses
 from workbench.runs import evaluation_request
 
 PERMITTED = {"Authorization": f"Bearer {TOKEN}"}
@@ -170,6 +173,23 @@ def test_events_go_on_where_a_page_was_cut_off(events: Any, folder: Path) -> Non
     again = _read(events([("first", "")], position).news())[-1]
     assert again[1]["goes_on"] and again[1]["columns"]["step"] == [64, 65]
     assert events([("first", "../second"), ("..", "")]).news()[3:] == []  # no such curves
+
+
+@pytest.mark.slow
+def test_runs_are_compared_row_by_row_in_a_process_of_their_own(client: TestClient, folder: Path) -> None:
+    columns = {"row": ["a", "b", "c"], "tokens": [2, 3, 4], "labels": [1, 2, 3]}
+    for name, losses in {"first": [1.0, 2.0, 3.0], "second": [1.5, 2.0, 4.0]}.items():
+        table = pa.table({**columns, "loss": losses}, schema=held_out_losses._SCHEMA)
+        pq.write_table(table, folder / name / held_out_losses.FILE)
+        (folder / name / "predictions.parquet").unlink()
+    told = client.get("/api/paired?run=first&run=second").json()
+    table, note = told["parts"]
+    assert table["head"][1] == "score" and note["text"].startswith("The same held-out rows of both runs")
+    assert table["rows"][0][:6] == ["second", "loss", "3", "0.6667", "0.8333", "+0.1667"]
+    pq.write_table(pa.table(columns), folder / "second" / held_out_losses.FILE)
+    assert "second" in client.get("/api/paired?run=first&run=second").json()["error"]
+    assert client.get("/api/paired?run=first").status_code == 400
+    assert client.get("/api/paired?run=first&run=..").status_code == 404
 
 
 def test_the_log_of_a_run_comes_wherever_it_was_started(events: Any, folder: Path) -> None:

@@ -133,8 +133,17 @@ export async function comparePage(names) {
   const curves = new Map(names.map((name, place) => [name, new Curve(name, place)]));
   const plots = new Plots([...curves.values()]);
   const top = h("div");
+  const pairs = h("div", {}, names.length > 1 ? h("p", { class: "soft" }, "Comparing their rows ...") : "");
+  if (names.length > 1) {
+    get(`/api/paired?${names.map((name) => `run=${encodeURIComponent(name)}`).join("&")}`).then(
+      ({ parts = [], error }) => fill(pairs,
+        parts.length ? h("h2", {}, "On the same rows") : "",
+        error ? h("p", { class: "bad" }, error) : "",
+        ...parts.map((part) => (part.head ? table(part.head.map((name, place) => ({ name, right: part.right[place] })), part.rows, { caption: part.table }) : h("p", { class: "soft" }, part.text)))),
+      (error) => fill(pairs, h("p", { class: "bad" }, error.message)));
+  }
   return {
-    element: h("div", {}, h("h1", {}, `${names.length} runs`), top, plots.element, h("h2", {}, "Settings that differ"),
+    element: h("div", {}, h("h1", {}, `${names.length} runs`), top, plots.element, pairs, h("h2", {}, "Settings that differ"),
       found.length ? table(["setting", ...names], found.map(([key, values]) => [key, ...values])) : h("p", {}, "None.")),
     title: "Compare",
     watch: watched(names.map((name) => [name, ""])),

@@ -1,0 +1,120 @@
+"""Final losses of held-out rows, kept with a run: by them two runs are compared in pairs.
+
+Legend: S rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.errors import FileError
+from workbench.evaluation.paired_rows import Floats, PairedScore, tested
+from workbench.evaluation.scores import Indices, SummedLosses
+from workbench.runs import files
+
+FILE = "held_out_losses.parquet"
+MOST = 2**20
+"""Rows that are kept; of more, as many that are evenly spaced."""
+_AT_ONCE = 2**12
+_ROWS = b"rows"
+_SCHEMA = pa.schema([("row", pa.string()), ("tokens", pa.int64()), ("loss", pa.float64()), ("labels", pa.uint64())])
+
+
+@dataclass(frozen=True)
+class KeptLosses:
+    """Rows of FILE, in the order of their places."""
+
+    table: pa.Table
+    rows: int
+    """How many were scored."""
+
+    @property
+    def loss_S(self) -> Floats:
+        """Loss in nats, summed over the tokens of a row that carry loss."""
+        return self._numbers("loss")
+
+    @property
+    def tokens_S(self) -> Floats:
+        """Number of these tokens."""
+        return self._numbers("tokens")
+
+    def _numbers(self, column: str) -> Floats:
+        return np.asarray(self.table[column].to_numpy(), dtype=np.float64)
+
+
+def write(folder: Path, rows: TokenizedSet, losses: SummedLosses) -> None:
+    """Write FILE: place, number of tokens that carry loss, their summed loss in nats, and a hash of them, of each row.
+
+    Memory is bounded: rows are read a few thousand at a time, and no more than MOST are kept.
+    """
+    kept_S = np.arange(len(rows)) if len(rows) <= MOST else np.linspace(0, len(rows) - 1, MOST).astype(np.int64)
+    buffer = io.BytesIO()
+    schema = _SCHEMA.with_metadata({_ROWS: str(len(rows))})
+    with pq.ParquetWriter(buffer, schema, compression="zstd") as writer:
+        for start in range(0, len(kept_S), _AT_ONCE):
+            part_S = kept_S[start : start + _AT_ONCE]
+            columns = {
+                "row": list(rows.subset(part_S).places()),
+                "tokens": losses.tokens_N[part_S],
+                "loss": losses.loss_N[part_S],
+                "labels": list(_hashes(rows, part_S, losses.tokens_N[part_S])),
+            }
+            writer.write_table(pa.table(columns, schema=schema))
+    files.write_bytes(folder / FILE, buffer.getvalue())
+
+
+def _hashes(rows: TokenizedSet, part_S: Indices, tokens_S: Indices) -> Iterator[int]:
+    """A hash of the tokens of each row that carry loss, as they were predicted: masks of recipe mlm are drawn."""
+    ends_S, labels_N = np.cumsum(tokens_S), rows.batch(part_S).labels_N.numpy()
+    assert ends_S[-1] == len(labels_N)
+    for labels in np.split(labels_N, ends_S[:-1]):
+        yield int.from_bytes(hashlib.blake2b(labels.tobytes(), digest_size=8).digest(), "little")
+
+
+def read(folder: Path) -> KeptLosses | None:
+    """The losses that a run keeps; None where it keeps none; raises FileError where the file is damaged."""
+    if not (folder / FILE).exists():
+        return None
+    try:
+        table = pq.read_table(folder / FILE, columns=_SCHEMA.names)
+        rows = int((table.schema.metadata or {}).get(_ROWS, table.num_rows))
+        table = table.cast(_SCHEMA)
+    except (OSError, ValueError) as error:
+        raise FileError(f"{folder / FILE}: damaged ({error}). Restore it, or train again.") from None
+    return KeptLosses(table.sort_by([("row", "ascending"), ("labels", "ascending")]), rows)
+
+
+def compare(first: KeptLosses, second: KeptLosses) -> PairedScore | str:
+    """The mean loss of a token in two runs over the same rows; or why there is no such comparison."""
+    if first.rows != second.rows or not first.table["row"].equals(second.table["row"]):
+        return f"their held-out rows are not the same ({first.rows:,} and {second.rows:,})"
+    if not all(first.table[name].equals(second.table[name]) for name in ("tokens", "labels")):
+        return "other tokens of the held-out rows carry loss: they are cut, masked or chosen otherwise"
+    return paired(first.loss_S, second.loss_S, first.tokens_S)
+
+
+def paired(first_S: Floats, second_S: Floats, tokens_S: Floats) -> PairedScore:
+    """The difference of two mean losses per token, by the ratio estimator over rows (Cochran 1977, section 6.3).
+
+    With T = sum t_s tokens and d_s = l2_s - l1_s, the difference is D = sum d_s / T, and its linearised variance
+    S / (S - 1) * sum (d_s - D t_s)^2 / T^2; rows are drawn, and tokens of one row are not independent. Interval and p
+    are those of Student's t with S - 1 degrees of freedom. Rows of one length have those of the paired t-test.
+
+    Args:
+        first_S: Summed loss of each row in nats.
+        tokens_S: Tokens over which it is summed.
+    """
+    count, tokens, difference_S = len(first_S), tokens_S.sum(), second_S - first_S
+    residual_S = difference_S - difference_S.sum() / tokens * tokens_S
+    error = float(np.sqrt(count / max(1, count - 1) * (residual_S**2).sum()) / tokens)
+    means = float(first_S.sum() / tokens), float(second_S.sum() / tokens)
+    return PairedScore("loss", count, *means, *tested(means[1] - means[0], error, count))
