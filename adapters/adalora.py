@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import ExtraParameters, MethodInfo, Sample, TrainHook, register
 from workbench.adapters.target_modules import OnLinear
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -28,9 +29,9 @@ class AdaLora(OnLinear):
                          no_freezing="it shares out ranks among all layers", token_rows=True),
     }  # fmt: skip
     method: Literal["adalora"] = "adalora"
-    rank: PositiveInt = 8
+    rank: Annotated[PositiveInt, Unit("ranks")] = 8
     """Ranks per layer at the end, on average over the layers."""
-    initial_rank: PositiveInt | None = None
+    initial_rank: Annotated[PositiveInt | None, Unit("ranks")] = None
     """Ranks of every layer at the start; null: one and a half times `rank`."""
     alpha: float = Field(default=32.0, gt=0)
     """Scale of the update is alpha / initial rank."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
 from workbench.adapters import anatomy, bottleneck_places, picture_tower
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, Method, MethodInfo, Sample, register
 from workbench.errors import ConfigError
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -35,7 +36,7 @@ class BlockExpansion(Method):
         )
     }
     method: Literal["block-expansion"] = "block-expansion"
-    every: PositiveInt = 4
+    every: Annotated[PositiveInt, Unit("blocks")] = 4
     """Blocks of the backbone before each new one; the last few have one, too, where fewer are left."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:

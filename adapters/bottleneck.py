@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from workbench.adapters import anatomy, bottleneck_places
 from workbench.adapters.method import ExtraParameters, Method, MethodInfo, register
 from workbench.errors import ConfigError
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -52,9 +53,9 @@ class Bottleneck(Method):
     }
     method: Literal["houlsby", "pfeiffer", "parallel"] = "houlsby"
     """houlsby (after attention and after the MLP), pfeiffer (after the MLP) or parallel (beside the MLP)."""
-    width: PositiveInt | None = None
+    width: Annotated[PositiveInt | None, Unit("hidden units")] = None
     """Units of the bottleneck; leave it out to set `reduction`."""
-    reduction: PositiveInt | None = None
+    reduction: Annotated[PositiveInt | None, Unit("hidden size / hidden units")] = None
     """Hidden size of the backbone divided by the units of the bottleneck; 16 where neither is set."""
     activation: Literal["relu", "gelu", "gelu_new", "silu", "tanh", "leaky_relu"] = "relu"
     """Activation function between the two projections."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, RowLosses, Sample, register
 from workbench.adapters.target_modules import OnLayers
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -44,7 +45,7 @@ class SparseTuning(OnLayers):
     the largest."""
     share: float = Field(default=0.01, gt=0, lt=1)
     """Share of a layer's weights that train."""
-    rows: PositiveInt | None = None
+    rows: Annotated[PositiveInt | None, Unit("rows")] = None
     """Training rows whose gradients `fisher` and `gradient` read before the first step; null: 64, or all there are."""
     trained: Path | None = None
     """A run of adapter.method=full, or the folder of a model that it saved, from the same backbone, for `movement`."""

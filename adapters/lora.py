@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -11,6 +11,7 @@ from workbench.adapters.expert_targets import taken_for_experts
 from workbench.adapters.method import ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLinear
 from workbench.errors import ConfigError
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -22,7 +23,7 @@ Decomposition = Literal["auto", "exact", "randomised"]
 class LowRank(OnLinear):
     """W + scale * B A, with A (rank, in) and B (out, rank): what all LoRA methods have in common."""
 
-    rank: PositiveInt = 16
+    rank: Annotated[PositiveInt, Unit("ranks")] = 16
     """Rank of the update B A."""
     alpha: float = Field(default=32.0, gt=0)
     """Scale of the update is alpha / rank (alpha / sqrt(rank) for rslora and lora-ga)."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLinear
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -23,11 +24,11 @@ class GraLora(OnLinear):
         "gralora": MethodInfo("a low-rank update for each block of a grid", "Jung et al. 2025, arXiv:2505.20355"),
     }
     method: Literal["gralora"] = "gralora"
-    rank: PositiveInt = 32
+    rank: Annotated[PositiveInt, Unit("ranks")] = 32
     """Parameters are those of LoRA of this rank; `blocks` divides it."""
     alpha: float = Field(default=64.0, gt=0)
     """Scale of the update is alpha / rank."""
-    blocks: PositiveInt = 2
+    blocks: Annotated[PositiveInt, Unit("blocks along each side")] = 2
     """Blocks along each side of a weight; they divide inputs and outputs of every target."""
 
     @model_validator(mode="after")
@@ -72,7 +73,7 @@ class DeLora(OnLinear):
     }  # fmt: skip
     changes_transposed: ClassVar[bool] = False
     method: Literal["delora"] = "delora"
-    rank: PositiveInt = 8
+    rank: Annotated[PositiveInt, Unit("ranks")] = 8
     """Rank of the update."""
     bound: PositiveInt = 15
     """Initial value of s, which trains."""
@@ -94,7 +95,7 @@ class RandLora(OnLinear):
         "randlora": MethodInfo("scales of a sum of shared random matrices", "Albert et al. 2025, arXiv:2502.00987"),
     }
     method: Literal["randlora"] = "randlora"
-    rank: PositiveInt = 32
+    rank: Annotated[PositiveInt, Unit("ranks")] = 32
     """Rank of each product; a lower one has more products, and more parameters."""
     alpha: float | None = Field(default=None, gt=0)
     """Scale of the update is alpha / rank; null: 20 times the rank."""

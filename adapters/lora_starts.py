@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -19,6 +19,7 @@ from workbench.adapters.method import (
 )
 from workbench.adapters.target_modules import linear_layers
 from workbench.errors import ConfigError
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -143,7 +144,7 @@ class LoraGa(Decomposed):
     }
     parts: ClassVar[int] = 2
     method: Literal["lora-ga"] = "lora-ga"
-    rows: PositiveInt = 64
+    rows: Annotated[PositiveInt, Unit("rows")] = 64
     """Training rows whose summed gradient is decomposed before the first step, or all there are. The sums take four
     bytes for each weight of a layer that is changed, while this goes on."""
     gamma: float = Field(default=64.0, gt=0)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from workbench.adapters.method import WEIGHTS, ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLayers
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -23,7 +24,7 @@ class Lycoris(OnLayers):
     changes_convolutions: ClassVar[bool] = True
     changes_transposed: ClassVar[bool] = False
 
-    rank: PositiveInt = 8
+    rank: Annotated[PositiveInt, Unit("ranks")] = 8
     """Rank of the matrices that are multiplied."""
     alpha: float = Field(default=8.0, gt=0)
     """Scale of the update is alpha / rank."""
@@ -57,7 +58,7 @@ class LoKr(Lycoris):
     method: Literal["lokr"] = "lokr"
     both: bool = False
     """Whether C, too, is a product of low-rank matrices where that is smaller."""
-    factor: PositiveInt | None = None
+    factor: Annotated[PositiveInt | None, Unit("columns")] = None
     """Width of C, where it divides the sizes of a layer; null: the divisor nearest to the square root."""
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import PositiveInt
 
 from workbench.adapters.method import ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLinear
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -24,9 +25,9 @@ class Miss(OnLinear):
     }
     changes_transposed: ClassVar[bool] = False
     method: Literal["miss"] = "miss"
-    rank: PositiveInt = 64
+    rank: Annotated[PositiveInt, Unit("inputs")] = 64
     """Inputs of a shard: columns of D. The last shard is filled up with zeros where it does not divide the inputs."""
-    outputs: PositiveInt | None = None
+    outputs: Annotated[PositiveInt | None, Unit("outputs")] = None
     """Columns of outputs that have numbers of their own and are repeated for the others, for fewer parameters; it
     divides the outputs of every target. null: each output has its own."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLinear
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -20,7 +21,7 @@ class Orthogonal(OnLinear):
     """W R, where R is a rotation built from blocks of `block` neighbouring inputs; it is the identity at the start."""
 
     changes_transposed: ClassVar[bool] = False
-    block: PositiveInt = 32
+    block: Annotated[PositiveInt, Unit("inputs")] = 32
     """Inputs that one rotation turns; it divides the inputs of every target."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the rotations that are left out while training."""
@@ -57,7 +58,7 @@ class Oft(Orthogonal):
         "oft": MethodInfo("a rotation of the inputs of linear layers", "Qiu et al. 2023, arXiv:2306.07280"),
     }
     method: Literal["oft"] = "oft"
-    terms: PositiveInt = 5
+    terms: Annotated[PositiveInt, Unit("terms")] = 5
     """Terms of the Neumann series for the inverse in the Cayley transform; more are closer to a rotation."""
     shared: bool = False
     """Whether all blocks of a layer share one rotation."""
@@ -102,9 +103,9 @@ class Boft(Orthogonal):
         "boft": MethodInfo("a product of rotations, and output factors", "Liu et al. 2023, arXiv:2311.06243"),
     }
     method: Literal["boft"] = "boft"
-    block: PositiveInt = 8
+    block: Annotated[PositiveInt, Unit("inputs")] = 8
     """Inputs that one rotation turns; `block` times two to the power of `factors` - 1 divides every target's inputs."""
-    factors: PositiveInt = 2
+    factors: Annotated[PositiveInt, Unit("factors")] = 2
     """Layers of rotations; with each, twice as many inputs mix. Stock PEFT loads several only with a CUDA compiler."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:

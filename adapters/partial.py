@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import PositiveInt
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, Method, MethodInfo, register
 from workbench.errors import ConfigError
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -123,7 +124,7 @@ class LastLayers(Partial):
         )
     }
     method: Literal["last-layers"] = "last-layers"
-    layers: PositiveInt = 2
+    layers: Annotated[PositiveInt, Unit("blocks")] = 2
     """Number of blocks that train, counted from the output."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:

@@ -6,13 +6,14 @@ encoder-decoders, classifiers) they are ours, and stand in each attention module
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
 from workbench.adapters import anatomy, attention_cache
 from workbench.adapters.method import ExtraParameters, MethodInfo, Sample, register
 from workbench.adapters.virtual_tokens import NO_MERGE, VirtualTokens, follow_precision
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -132,7 +133,7 @@ class Prefix(_Prefix):
         )
     }
     method: Literal["prefix"] = "prefix"
-    encoder_width: PositiveInt | None = 512
+    encoder_width: Annotated[PositiveInt | None, Unit("hidden units")] = 512
     """Width of the network's hidden layer (the paper's reparametrisation); null: the prefix trains as it is."""
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:

@@ -5,13 +5,14 @@ Beside the patches of a picture the tokens are ours: visual prompt tuning.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import ExtraParameters, MethodInfo, Sample, register
 from workbench.adapters.virtual_tokens import NO_MERGE, VirtualTokens, embedding_width
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -161,7 +162,7 @@ class PTuning(_SoftPrompt):
     method: Literal["p-tuning"] = "p-tuning"
     encoder: Literal["mlp", "lstm"] = "mlp"
     """The network: three linear layers, or a bidirectional LSTM of two layers and two linear ones."""
-    encoder_width: PositiveInt | None = None
+    encoder_width: Annotated[PositiveInt | None, Unit("hidden units")] = None
     """Width of the network's hidden layers; null: that of the backbone."""
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:

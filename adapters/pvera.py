@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from workbench.adapters.method import ExtraParameters, MethodInfo, Sample, register
 from workbench.adapters.target_modules import OnLinear
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -27,7 +28,7 @@ class Pvera(OnLinear):
         ),
     }
     method: Literal["pvera"] = "pvera"
-    rank: PositiveInt = 256
+    rank: Annotated[PositiveInt, Unit("ranks")] = 256
     """Numbers of z, and columns of B."""
     initial: float = Field(default=0.1, gt=0)
     """Initial value of every number of d."""

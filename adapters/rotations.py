@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import PositiveInt, field_validator
 
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLayers
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -26,7 +27,7 @@ class Hra(OnLayers):
     changes_convolutions: ClassVar[bool] = True
     changes_transposed: ClassVar[bool] = False
     method: Literal["hra"] = "hra"
-    rank: PositiveInt = 8
+    rank: Annotated[PositiveInt, Unit("reflections")] = 8
     """Reflections, an even number."""
 
     @field_validator("rank")
@@ -58,7 +59,7 @@ class Road(OnLayers):
     method: Literal["road"] = "road"
     variant: Literal[1, 2, 4] = 1
     """Angles and factors of a pair: 1 for both outputs, 1 for each, or 2 for each, which is no rotation any more."""
-    group: PositiveInt | None = None
+    group: Annotated[PositiveInt | None, Unit("outputs")] = None
     """Outputs within which pairs are made, of one half with the other: an even number that divides the outputs of every
     target. null: the largest that does, 64 at most."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLinear
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -27,13 +28,13 @@ class VbLora(OnLinear):
                               "arXiv:2405.15179", starts_elsewhere=RANDOM, no_freezing=SHARED),
     }  # fmt: skip
     method: Literal["vb-lora"] = "vb-lora"
-    rank: PositiveInt = 4
+    rank: Annotated[PositiveInt, Unit("ranks")] = 4
     """Rank of B A."""
-    vectors: PositiveInt = 256
+    vectors: Annotated[PositiveInt, Unit("vectors")] = 256
     """Vectors in the bank."""
-    length: PositiveInt | None = None
+    length: Annotated[PositiveInt | None, Unit("numbers")] = None
     """Numbers of a vector; it divides inputs and outputs of every target. null: the largest that does, 256 at most."""
-    mixed: PositiveInt = 2
+    mixed: Annotated[PositiveInt, Unit("vectors")] = 2
     """Vectors of a mixture."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
@@ -78,9 +79,9 @@ class UniLora(OnLinear):
     }  # fmt: skip
     made_of_values: ClassVar[bool] = True
     method: Literal["uni-lora"] = "uni-lora"
-    rank: PositiveInt = 4
+    rank: Annotated[PositiveInt, Unit("ranks")] = 4
     """Rank of B A."""
-    numbers: PositiveInt = 256
+    numbers: Annotated[PositiveInt, Unit("numbers")] = 256
     """Length of the vector: all that trains."""
     initial: float = Field(default=0.02, gt=0)
     """Largest size of its numbers at the start."""

@@ -5,12 +5,13 @@ The weights are decomposed when the adapter is made and again when it is loaded,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLayers, OnLinear
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -56,9 +57,9 @@ class TinyLora(OnLinear):
                                no_freezing="layers may share what trains"),
     }  # fmt: skip
     method: Literal["tinylora"] = "tinylora"
-    rank: PositiveInt = 2
+    rank: Annotated[PositiveInt, Unit("ranks")] = 2
     """Singular parts."""
-    numbers: PositiveInt = 64
+    numbers: Annotated[PositiveInt, Unit("numbers")] = 64
     """Numbers that train for each group of layers."""
     shared: float = Field(default=0.0, ge=0, le=1)
     """Degree of sharing: 0, each layer has its own numbers; 1, all have the same."""
@@ -89,7 +90,7 @@ class Psoft(OnLinear):
     }  # fmt: skip
     changes_transposed: ClassVar[bool] = False
     method: Literal["psoft"] = "psoft"
-    rank: PositiveInt = 32
+    rank: Annotated[PositiveInt, Unit("ranks")] = 32
     """Singular parts, among which R turns."""
     scaled: bool = True
     """Whether a vector scales before, and another after the rotation."""

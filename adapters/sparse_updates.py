@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, Sample, register
 from workbench.adapters.target_modules import OnLayers, OnLinear
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -23,7 +24,7 @@ class Shira(OnLayers):
     }
     changes_transposed: ClassVar[bool] = False
     method: Literal["shira"] = "shira"
-    rank: PositiveInt = 16
+    rank: Annotated[PositiveInt, Unit("ranks")] = 16
     """As many weights of a layer train as LoRA of this rank has parameters: rank * (inputs + outputs)."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
@@ -71,7 +72,7 @@ class SuperTuning(OnLinear):
     """Share of a layer's weights that train."""
     largest: bool = True
     """Whether the largest weights train, or the smallest."""
-    rank: PositiveInt | None = None
+    rank: Annotated[PositiveInt | None, Unit("ranks")] = None
     """Rank of the low-rank update beside them, with scale 2 (the paper's Supra); null: there is none."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the low-rank update's inputs that is dropped while training."""

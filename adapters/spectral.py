@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from workbench.adapters.method import ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLayers
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -24,7 +25,7 @@ class C3a(OnLayers):
     }
     changes_transposed: ClassVar[bool] = False
     method: Literal["c3a"] = "c3a"
-    block: PositiveInt | None = None
+    block: Annotated[PositiveInt | None, Unit("inputs")] = None
     """Width of a block, which divides inputs and outputs of every target; null: the largest that does. A layer has
     inputs * outputs / block parameters."""
 
@@ -51,7 +52,7 @@ class C3a(OnLayers):
 class Sparse(OnLayers):
     """W + scale * the inverse transform of a matrix that is zero but at random places; all zero at the start."""
 
-    coefficients: PositiveInt = 1000
+    coefficients: Annotated[PositiveInt, Unit("coefficients")] = 1000
     """Numbers that train in each layer."""
     scale: float = Field(default=150.0, gt=0)
     """Factor of the update."""
@@ -97,7 +98,7 @@ class WaveFt(Sparse):
         "waveft": MethodInfo("random wavelet coefficients of an update", "Bilican et al. 2025, arXiv:2505.12532"),
     }
     method: Literal["waveft"] = "waveft"
-    coefficients: PositiveInt = 2592
+    coefficients: Annotated[PositiveInt, Unit("coefficients")] = 2592
     """Numbers that train in each layer."""
     scale: float = Field(default=25.0, gt=0)
     """Factor of the update."""

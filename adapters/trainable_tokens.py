@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import ExtraParameters, Method, MethodInfo, register
 from workbench.errors import ConfigError
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -29,7 +30,7 @@ class TrainableTokens(Method):
         ),
     }
     method: Literal["trainable-tokens"] = "trainable-tokens"
-    tokens: tuple[NonNegativeInt, ...] = ()
+    tokens: Annotated[tuple[NonNegativeInt, ...], Unit("token ids")] = ()
     """Ids of tokens of the vocabulary whose embeddings train, beside those of model.new_tokens."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:

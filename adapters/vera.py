@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLinear
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -25,7 +26,7 @@ class Vera(OnLinear):
         ),
     }
     method: Literal["vera"] = "vera"
-    rank: PositiveInt = 256
+    rank: Annotated[PositiveInt, Unit("ranks")] = 256
     """Rows of A, columns of B, and length of each d."""
     initial: float = Field(default=0.1, gt=0)
     """Initial value of every number of d."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import PositiveInt
 
 from workbench.adapters import anatomy, attention_cache
 from workbench.adapters.method import Method
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -19,7 +20,7 @@ NO_MERGE = "virtual tokens are no update of its weights"
 class VirtualTokens(Method):
     """Base of the methods that put trainable tokens before each row."""
 
-    virtual_tokens: PositiveInt = 20
+    virtual_tokens: Annotated[PositiveInt, Unit("tokens")] = 20
     """Number of virtual tokens before each row. They take memory, time, and, but for prefixes in attention
     modules, positions of the backbone."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, register
 from workbench.adapters.target_modules import OnLayers, OnLinear, linear_layers
+from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -25,7 +26,7 @@ class Hira(OnLinear):
                            "TwJrTz9cRS", weights=HALF_OR_FULL, why_weights=STORED),
     }  # fmt: skip
     method: Literal["hira"] = "hira"
-    rank: PositiveInt = 32
+    rank: Annotated[PositiveInt, Unit("ranks")] = 32
     """Rank of B A."""
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
@@ -45,9 +46,9 @@ class Peanut(OnLayers):
     }  # fmt: skip
     changes_transposed: ClassVar[bool] = False
     method: Literal["peanut"] = "peanut"
-    rank: PositiveInt = 32
+    rank: Annotated[PositiveInt, Unit("hidden units")] = 32
     """Units of the hidden layers."""
-    depth: NonNegativeInt = 0
+    depth: Annotated[NonNegativeInt, Unit("hidden layers")] = 0
     """Hidden layers more than A and B, as many on either side."""
     activation: Literal["relu", "gelu", "silu", "tanh", "sigmoid"] = "relu"
     """Function between the layers."""
@@ -72,7 +73,7 @@ class Deft(OnLinear):
                            weights=HALF_OR_FULL, why_weights=STORED),
     }  # fmt: skip
     method: Literal["deft"] = "deft"
-    rank: PositiveInt = 8
+    rank: Annotated[PositiveInt, Unit("ranks")] = 8
     """Width of the subspace."""
     projection: Literal["relu", "qr"] = "relu"
     """relu: p(P) is relu(P), no orthogonal projection; qr: P is made orthonormal in each pass."""
@@ -96,7 +97,7 @@ class Glora(OnLayers):
     }  # fmt: skip
     changes_transposed: ClassVar[bool] = False
     method: Literal["glora"] = "glora"
-    rank: PositiveInt = 8
+    rank: Annotated[PositiveInt, Unit("ranks")] = 8
     """Rank of what is low-rank."""
     weight: Literal["lora", "vector", "constant", "none"] = "lora"
     """Form of A and of B."""

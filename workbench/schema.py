@@ -11,6 +11,7 @@ import operator
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
@@ -34,6 +35,28 @@ def _field_docstrings(cls: type) -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
     }
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Unit of a setting: `steps: Annotated[PositiveInt | None, Unit("steps")]`. It stands in the JSON schema."""
+
+    name: str
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(core_schema), "unit": self.name}
+
+
+_SHARE = re.compile(r"([\w ,=]+: )?(?P<what>Shares?|Probability|Chances?) (of|that) ")
+"""Beginnings of docstrings that say that a number is a fraction of 1."""
+
+
+def _share(field: JsonSchemaValue, text: str) -> str | None:
+    """The unit of a number that is a fraction, by its docstring; None for anything else."""
+    found, numbers = _SHARE.match(text), [field, *field.get("anyOf", ())]
+    if found is None or not any(each.get("type") == "number" for each in numbers):
+        return None
+    return "share, as a fraction of 1" if found["what"].startswith("Share") else "probability"
 
 
 class Section(BaseModel):
@@ -65,6 +88,8 @@ class Section(BaseModel):
             for name, text in _field_docstrings(base).items() if issubclass(base, Section) else ():
                 if name in properties:
                     properties[name].setdefault("description", text)
+                    if (unit := _share(properties[name], text)) is not None:
+                        properties[name].setdefault("unit", unit)
         return found
 
 

@@ -32,6 +32,8 @@ def show_choices(chosen: Sequence[NamedChoice]) -> None:
     for choice in chosen:
         typer.echo(f"{choice.key}={choice.name}")
         _paragraph("  meaning    ", choice.meaning)
+        if choice.papers:
+            _paragraph("  paper      ", "; ".join(choice.papers))
         heads = [f"{each.key}" + (f" = {each.default}" if each.default else "") for each in choice.settings]
         for head, setting in zip(heads, choice.settings, strict=True):
             typer.echo(_cut(f"  {head:{max(map(len, heads))}}  {setting.meaning}", _width()))
@@ -50,6 +52,10 @@ def _whole(setting: SettingReference) -> None:
         "default": setting.default or "none: it must be written",
         "meaning": setting.meaning,
     }
+    if setting.unit:
+        lines = {"values": setting.values, "unit": setting.unit, **lines}
+    if setting.papers:
+        lines["paper"] = "; ".join(setting.papers)
     if setting.of:
         lines["only with"] = ", ".join(setting.of)
     for name, text in lines.items():

@@ -285,7 +285,7 @@ def explain(
         ),
     ] = "",
 ) -> None:
-    """Say what a setting does: its values, default, meaning and paper; without a name, all sections."""
+    """Say what a setting does: its values, unit, default, meaning and paper; without a name, all sections."""
     from workbench.cli import reference_table
     from workbench.config import reference
 

@@ -25,7 +25,7 @@ from workbench.config.select_config import SelectConfig
 from workbench.config.sources_config import MixConfig, SourceConfig
 from workbench.config.streaming_config import StreamingConfig
 from workbench.config.text_augment_config import TextAugmentConfig
-from workbench.schema import Section, did_you_mean
+from workbench.schema import Section, Unit, did_you_mean
 
 WEIGHT = "weight"
 """Column with how often a training row counts, which is read only where `data.columns` names it."""
@@ -107,11 +107,11 @@ class DataConfig(Section):
     """Renames columns: {wanted: found}, such as {prompt: question, completion: solution}. {weight: found} names one
     with how often each training row counts in the loss, 1e-6 to 1e6; the loss is divided by the sum of the weights.
     {margin: found} names one with by how much the reward of the chosen answer is to be higher (recipe prefer)."""
-    limit: PositiveInt | None = None
+    limit: Annotated[PositiveInt | None, Unit("rows")] = None
     """Use only the first `limit` rows of `train`; of class folders of pictures as many of each class, as far as it has
     them."""
     streaming: StreamingConfig = StreamingConfig()
-    max_tokens: Annotated[int, Field(ge=8)] = 1024
+    max_tokens: Annotated[int, Field(ge=8), Unit("tokens")] = 1024
     """Longest example in tokens; longer ones are cut."""
     truncate: Literal["left", "right"] = "left"
     """Which side of a long example is cut. `left` keeps the last answer, `right` keeps the beginning."""
@@ -231,12 +231,12 @@ class MaskingConfig(Section):
 class BatchConfig(Section):
     """Rows of an optimizer step, and how they are computed."""
 
-    size: PositiveInt = 32
+    size: Annotated[PositiveInt, Unit("rows")] = 32
     """Examples per optimizer step, summed over ranks and micro-batches."""
-    growth: PositiveInt | None = None
+    growth: Annotated[PositiveInt | None, Unit("rows")] = None
     """A step has twice as many rows, up to so many, once the measured noise scale (optimizer.noise_scale) is twice the
     batch (McCandlish et al. 2018). The learning rate stays. null: all steps have `size`."""
-    tokens_per_device: PositiveInt | Literal["auto"] = "auto"
+    tokens_per_device: Annotated[PositiveInt | Literal["auto"], Unit("tokens")] = "auto"
     """Tokens in one forward pass on one device, padding included. Never changes the result."""
     packing: bool | Literal["auto"] = "auto"
     """Lay the rows of a forward pass one after another, without padding and without seeing each other: for recipes sft,
@@ -249,9 +249,9 @@ class BatchConfig(Section):
 class TrainConfig(Section):
     """Length of the run, learning rate and what bounds a step."""
 
-    epochs: PositiveFloat | None = None
+    epochs: Annotated[PositiveFloat | None, Unit("passes over the training rows")] = None
     """Passes over the training rows; null: 1, or where `budget` limits the run, as many as it allows."""
-    steps: PositiveInt | None = None
+    steps: Annotated[PositiveInt | None, Unit("steps")] = None
     """Optimizer steps; wins over `epochs` where it is set."""
     learning_rate: PositiveFloat = 2.0e-4
     """Peak learning rate."""
@@ -268,25 +268,25 @@ class TrainConfig(Section):
 class EvaluateConfig(Section):
     """When held-out rows are scored, and what is asked of them."""
 
-    every: Every | None = 0.25
+    every: Annotated[Every | None, Unit("steps, or share of the run")] = 0.25
     """Held-out loss while training: every so many steps, or share of the run; null: only before and after."""
-    answers: Annotated[int, Field(ge=0)] = 64
+    answers: Annotated[int, Field(ge=0), Unit("rows")] = 64
     """Held-out rows that are answered (greedy decoding) and scored with token F1 and ROUGE-L, before and after;
     of several named sets or sources so many of each.
 
     Recipes sft and prefer, whose reference is the chosen answer. Recipe reinforce: held-out prompts whose answers are
     rewarded; 0: all of them.
     """
-    max_new_tokens: PositiveInt = 64
+    max_new_tokens: Annotated[PositiveInt, Unit("tokens")] = 64
     """Longest answer in tokens."""
-    samples: Annotated[int, Field(ge=0)] = 3
+    samples: Annotated[int, Field(ge=0), Unit("prompts")] = 3
     """Held-out prompts, drawn by the seed, that are answered before training and at each evaluation, greedily: the
     same through the run, in samples.jsonl and on the page of `workbench ui`. Recipes sft, prefer, reinforce and distill
     (of texts), where every device has all weights. At most as many as `answers` but in reinforce; never changes the
     training. 0: none."""
-    patience: PositiveInt | None = None
+    patience: Annotated[PositiveInt | None, Unit("evaluations")] = None
     """Stop after this many evaluations without a better held-out loss; null: never."""
-    probe: NonNegativeInt | Literal["auto"] = "auto"
+    probe: Annotated[NonNegativeInt | Literal["auto"], Unit("rows")] = "auto"
     """Rows, held-out ones among them, whose features by the frozen backbone are compared before recipes classify and
     crossval train: what it knows already, and neighbours of mistakes in the report. `auto`: as many as cost about a
     fiftieth of the training, of backbones up to 500 M parameters; 0: none. Never changes the training."""
@@ -298,9 +298,9 @@ class EvaluateConfig(Section):
 class SaveConfig(Section):
     """Checkpoints, and which values ship."""
 
-    every: Every | None = 0.25
+    every: Annotated[Every | None, Unit("steps, or share of the run")] = 0.25
     """A checkpoint every so many steps, or share of the run; null: only at the end and on request."""
-    keep: PositiveInt = 2
+    keep: Annotated[PositiveInt, Unit("checkpoints")] = 2
     """How many of the latest checkpoints are kept, beside the best."""
     ship: Literal["last", "best"] = "last"
     """Which adapter the run saves: that of the last step, or the one with the lowest held-out loss."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, PositiveFloat, PositiveInt, model_validator
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile("".join(rf"(?:(\d+\.?\d*){unit})?" for unit in _UNITS), re.ASCII)
@@ -30,17 +30,18 @@ class BudgetConfig(Section):
     time: Annotated[
         PositiveFloat | Literal["slurm"] | None,
         BeforeValidator(_seconds, json_schema_input_type=PositiveFloat | str | None),
+        Unit("seconds"),
     ] = None
     """Wall clock from the start of the command to its end, reports and scores included: 90m, 1h30m, or seconds.
 
     `slurm`: until the end of the job that it runs in. How fast the machine is decides how many steps that is, so such
     a run is repeated exactly only by the number of steps that it took.
     """
-    tokens: PositiveInt | None = None
+    tokens: Annotated[PositiveInt | None, Unit("tokens")] = None
     """Tokens that are read in training, without padding."""
-    energy: PositiveFloat | None = None
+    energy: Annotated[PositiveFloat | None, Unit("watt-hours")] = None
     """Watt-hours, at `power`."""
-    power: PositiveFloat | None = None
+    power: Annotated[PositiveFloat | None, Unit("watts")] = None
     """Watts that the machine draws."""
     money: PositiveFloat | None = None
     """Most that the run may cost, at `price`."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from workbench.config.folds_config import FoldsConfig
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 Ask = Literal["predictions", "labels"]
 """Which of the two neighbours are asked for."""
@@ -17,7 +17,7 @@ Strength = Annotated[float, Field(gt=0, le=1)]
 class CorrectionConfig(Section):
     """Predictions corrected by those of similar rows, where out-of-fold rows show a gain."""
 
-    neighbours: PositiveInt | tuple[PositiveInt, ...] | None = None
+    neighbours: Annotated[PositiveInt | tuple[PositiveInt, ...] | None, Unit("rows")] = None
     """Nearest labelled rows with which a row's prediction is to agree; of a list, [5, 20], the number with the lowest
     out-of-fold loss, among those that every row has to ask; null: off.
 
@@ -32,7 +32,7 @@ class CorrectionConfig(Section):
     temperature: PositiveFloat | None = None
     """Neighbours weigh by softmax(cosine similarity / temperature): a low one asks the nearest row alone, a high one
     all alike; null: fitted on out-of-fold rows."""
-    least_gain: NonNegativeFloat = 0.0
+    least_gain: Annotated[NonNegativeFloat, Unit("nats a row")] = 0.0
     """Nats a row by which the correction must lower the out-of-fold loss to be used (numbers: of their variance)."""
 
     @model_validator(mode="after")

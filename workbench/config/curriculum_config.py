@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -39,7 +39,7 @@ class CurriculumConfig(Section):
     """Share of the rows that is open from the start."""
     until: Share = 0.5
     """Share of the run after which all rows are open; by=self_paced: of what comes after the first pass."""
-    stages: PositiveInt | None = None
+    stages: Annotated[PositiveInt | None, Unit("steps of the pace")] = None
     """Steps of pace=step, which are 4 unless said otherwise."""
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 
 class DecontaminateConfig(Section):
@@ -17,7 +17,7 @@ class DecontaminateConfig(Section):
 
     action: Literal["off", "keep", "drop", "refuse"] = "off"
     """Do not look, list contaminated training rows and keep them, drop them from training, or end the run."""
-    ngram: Annotated[int, Field(ge=3, le=50)] = 8
+    ngram: Annotated[int, Field(ge=3, le=50), Unit("words")] = 8
     """Words of an n-gram (characters, where a script has no spaces); a shorter text counts only as a whole. Tülu 3
     compares 8 words, GPT-3 8 to 13; more words forgive chance phrases, fewer find changed copies."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.5

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Divergence = Literal[
@@ -63,7 +63,7 @@ class TeacherConfig(Section):
 class StudentConfig(Section):
     """Blocks of the teacher's architecture that the student has."""
 
-    layers: Literal["all"] | str | tuple[NonNegativeInt, ...] = "all"
+    layers: Annotated[Literal["all"] | str | tuple[NonNegativeInt, ...], Unit("numbers of layers")] = "all"
     """Which layers of the backbone the student has: every-N, first-N, last-N, or a list, the first layer being 0."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """Initial weights: those of model.id, or random ones."""
@@ -113,7 +113,7 @@ class MatchConfig(Section):
     `uniform` spreads the student's layers evenly over the teacher's, embeddings included for hidden states."""
     weight: PositiveFloat = 1.0
     """Factor of this term in the loss."""
-    heads: PositiveInt | None = None
+    heads: Annotated[PositiveInt | None, Unit("heads")] = None
     """Into how many heads `relation` cuts queries, keys and values; null: the teacher's attention heads."""
 
 
@@ -122,7 +122,7 @@ class CacheConfig(Section):
 
     folder: Path | None = None
     """Folder of the teacher's outputs for the training rows; null: the teacher runs in every step."""
-    k: PositiveInt = 64
+    k: Annotated[PositiveInt, Unit("tokens")] = 64
     """Likeliest tokens that are kept of each position, with the mass of all others; or draws, where `sampled`."""
     dtype: Literal["float16", "float32"] = "float16"
     """Type of the log-probabilities in the cache."""
@@ -135,7 +135,7 @@ class OnPolicyConfig(Section):
 
     share: Share = 0.0
     """Share of the rows whose answer the student writes itself, for the teacher to judge (GKD, Agarwal et al. 2024)."""
-    max_new_tokens: PositiveInt = 64
+    max_new_tokens: Annotated[PositiveInt, Unit("tokens")] = 64
     """Longest answer that the student writes."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature of the student."""
@@ -164,7 +164,7 @@ class DistillConfig(Section):
     on_policy: OnPolicyConfig = OnPolicyConfig()
     unlabelled: str | None = Field(default=None, min_length=1)
     """Recipe classify: a file of rows without labels, for which the student learns the teacher's outputs alone."""
-    peers: Annotated[int, Field(ge=2)] | None = None
+    peers: Annotated[Annotated[int, Field(ge=2)] | None, Unit("adapters")] = None
     """Adapters in one bank that teach each other instead of a teacher; the best is shipped (Zhang et al. 2018)."""
 
     @field_validator("temperature", "alpha", mode="before")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import PositiveInt, model_validator
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 Place = Literal["none", "cpu", "nvme"]
 
@@ -22,10 +22,10 @@ class DistributedConfig(Section):
     engine: Literal["deepspeed", "fsdp2"] = "deepspeed"
     """Sharding engine. fsdp2 is torch's, with stages 2 and 3: a device holds a share of every weight, and a block whole
     while it computes (zero=3) or from its forward to its backward pass (zero=2)."""
-    replicas: PositiveInt = 1
+    replicas: Annotated[PositiveInt, Unit("copies")] = 1
     """Copies of all weights, with engine=fsdp2: devices of a copy share them, such as those of one machine, and only
     gradients travel between copies."""
-    sequence: PositiveInt = 1
+    sequence: Annotated[PositiveInt, Unit("devices")] = 1
     """Devices that compute the same rows together, each a part of the tokens, and in attention a part of the heads
     (Ulysses): for rows that are too long for one device. Others share the rows of a step."""
     offload_optimizer: Place = "none"
@@ -34,7 +34,7 @@ class DistributedConfig(Section):
     """Where weights are kept until a block needs them, with zero=3."""
     nvme: Path | None = None
     """A folder on a fast disk."""
-    bucket_bytes: PositiveInt = 100_000_000
+    bucket_bytes: Annotated[PositiveInt, Unit("bytes")] = 100_000_000
     """Bytes of gradients, or of weights with zero=3, that are communicated at once."""
     overlap: bool = True
     """Communicate while devices compute."""

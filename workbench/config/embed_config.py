@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 Loss = Literal["contrastive", "triplet", "cosent", "cosine"]
 Form = Literal["pairs", "scored", "labelled"]
@@ -46,12 +46,12 @@ class EmbedConfig(Section):
     """Similarities are divided by it, in losses contrastive and cosent."""
     symmetric: bool = False
     """Loss contrastive: mean with the loss of finding the anchor of each positive among all anchors."""
-    margin: Annotated[float, Field(gt=0, le=2)] = 0.2
+    margin: Annotated[float, Field(gt=0, le=2), Unit("cosine distance")] = 0.2
     """Loss triplet: by how much nearer the positive is to be, in cosine distance."""
-    sizes: tuple[PositiveInt, ...] = ()
+    sizes: Annotated[tuple[PositiveInt, ...], Unit("numbers of an embedding")] = ()
     """Matryoshka: the first so many numbers of an embedding are embeddings too, all with the same loss (Kusupati et al.
     2022). The whole is always one of them."""
-    mine: NonNegativeInt = 0
+    mine: Annotated[NonNegativeInt, Unit("passages")] = 0
     """Loss contrastive or triplet: add so many passages of other rows to each row as negatives, the most similar ones
     to its anchor, as the backbone sees them before it trains."""
     mine_below: Annotated[float, Field(gt=0, le=1)] = 0.95

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 
 class DuplicatesConfig(Section):
@@ -29,7 +29,7 @@ class DuplicatesConfig(Section):
     shingle: Literal["characters", "words"] = "characters"
     """Unit of a shingle, for texts alone. Characters distinguish short sentences more finely; words are faster on
     documents."""
-    size: PositiveInt | Literal["auto"] = "auto"
+    size: Annotated[PositiveInt | Literal["auto"], Unit("characters or words")] = "auto"
     """Characters or words in a shingle, for texts alone. `auto`: 4 characters, 3 words."""
     overlap: Literal["refuse", "drop"] = "refuse"
     """Training rows in a cluster with a test row end the run, or are dropped from training and counted."""
@@ -53,11 +53,11 @@ class DuplicatesConfig(Section):
 class FoldsConfig(Section):
     """Folds of a cross-validation, and how they train."""
 
-    k: Annotated[int, Field(ge=2)] = 5
+    k: Annotated[int, Field(ge=2), Unit("folds")] = 5
     """Folds; each is validated by a model that trained on the others."""
-    repeats: PositiveInt = 1
+    repeats: Annotated[PositiveInt, Unit("splits")] = 1
     """Number of different splits of the rows into k folds."""
-    seeds: PositiveInt = 1
+    seeds: Annotated[PositiveInt, Unit("adapters")] = 1
     """Adapters of each fold; they differ in how they begin and in the order of their rows."""
     together: bool = True
     """Train all adapters in one bank; false: one after another, for less memory, or where a bank refuses."""

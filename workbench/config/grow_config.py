@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 _SPREAD = 0.6180339887498949
 """The fractional parts of its multiples are spread evenly between 0 and 1."""
@@ -17,7 +17,7 @@ _SPREAD = 0.6180339887498949
 class GrowConfig(Section):
     """Progressive stacking (Gong et al. 2019, ICML, algorithm 1). Off by default; over adapter.method=full."""
 
-    at: tuple[Annotated[float, Field(gt=0, le=0.9)], ...] = ()
+    at: Annotated[tuple[Annotated[float, Field(gt=0, le=0.9)], ...], Unit("shares of the run")] = ()
     """Shares of the run after which the blocks that train are stacked on top of themselves, as often as `factor` says;
     after the last one all blocks train. Gong et al. stack twice, after 50,000 and 120,000 steps; Du et al. (2024,
     arXiv:2405.15319) once with factor 4, for a language model of N parameters and C operations after d tokens,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 MULTIPLE = 8
 """Lengths are multiples of it, which matrix units of accelerators want (Li et al. 2022)."""
@@ -18,7 +18,7 @@ class LengthWarmUpConfig(Section):
     What is cut is not trained on in that step; it is as soon as the row comes again when rows are longer.
     """
 
-    start: Annotated[int, Field(ge=MULTIPLE)] | None = None
+    start: Annotated[Annotated[int, Field(ge=MULTIPLE)] | None, Unit("tokens")] = None
     """First tokens of a row that the first step reads; null: all of them in every step."""
     until: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Share of the run after which rows are whole."""

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.schedule_config import ScheduleConfig
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 Name = Literal[
     "adamw",
@@ -106,13 +106,13 @@ class OptimizerConfig(Section):
     """Added to the root of the second moment; null: its own."""
     momentum: Momentum | None = None
     """Memory of sgd (0), lars (0.9) and muon (0.95); null: what stands in brackets."""
-    rank: PositiveInt | None = None
+    rank: Annotated[PositiveInt | None, Unit("dimensions")] = None
     """Dimensions of the subspace of galore (128) and apollo (256); null: what stands in brackets."""
-    rank_every: PositiveInt | None = None
+    rank_every: Annotated[PositiveInt | None, Unit("steps")] = None
     """Steps after which galore, apollo and apollo_mini take another subspace; null: 200."""
     rank_scale: PositiveFloat | None = None
     """Factor on the steps of galore (0.25), apollo (1) and apollo_mini (the root of 128); null: what is in brackets."""
-    curvature_every: PositiveInt | None = None
+    curvature_every: Annotated[PositiveInt | None, Unit("steps")] = None
     """Steps from one look at the curvature to the next: sophia's estimate, shampoo's roots; null: 10."""
     curvature_factor: PositiveFloat | None = None
     """Factor on the curvature of sophia: the larger, the fewer values are clipped; null: 0.05."""
@@ -123,12 +123,12 @@ class OptimizerConfig(Section):
     """
     sam_adaptive: bool = False
     """Go further along larger weights (ASAM, Kwon et al. 2021); optimizer.sam is then usually ten times as large."""
-    sam_every: PositiveInt = 1
+    sam_every: Annotated[PositiveInt, Unit("steps")] = 1
     """Use SAM in every n-th step only, beginning with the first."""
     sam_reuse: PositiveFloat | None = None
     """In the steps between, add what was orthogonal to the gradient in the last that used SAM, so many times as long as
     the gradient (LookSAM, Liu et al. 2022), usually 0.7. null: they have plain gradients."""
-    lookahead: Annotated[int, Field(ge=2)] | None = None
+    lookahead: Annotated[Annotated[int, Field(ge=2)] | None, Unit("steps")] = None
     """Slow weights that follow every so many steps, usually 5, and are evaluated and shipped (Zhang et al. 2019).
 
     null: off.
@@ -152,9 +152,9 @@ class OptimizerConfig(Section):
     scaling: Literal["none", "linear", "sqrt"] = "none"
     """How train.learning_rate follows batch.size: times batch.size / reference_batch (Goyal et al. 2017), or its root
     (Krizhevsky 2014)."""
-    reference_batch: PositiveInt | None = None
+    reference_batch: Annotated[PositiveInt | None, Unit("rows")] = None
     """Rows of the batch that train.learning_rate was found for."""
-    noise_scale: PositiveInt | None = None
+    noise_scale: Annotated[PositiveInt | None, Unit("steps")] = None
     """Estimate the critical batch size in rows (McCandlish et al. 2018) every so many steps, as `noise_scale` of
     metrics.jsonl; null: never. It holds a copy of the gradients."""
 

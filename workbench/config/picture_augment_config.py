@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -72,7 +72,7 @@ class Growth(Section):
     """Share of the full value at the start of the run; 1: no growth."""
     until: Share = 0.8
     """Share of the run after which the value is the full one."""
-    steps: PositiveInt | None = None
+    steps: Annotated[PositiveInt | None, Unit("stages")] = None
     """Equal steps by which it grows; null: at every optimizer step."""
 
     def at(self, progress: float) -> float:
@@ -85,7 +85,7 @@ class Growth(Section):
 
 
 class ResolutionGrowth(Growth):
-    steps: PositiveInt | None = 4
+    steps: Annotated[PositiveInt | None, Unit("stages")] = 4
     """Equal steps by which the side grows; each is another shape, which costs a compilation where models are compiled.
     null: at every optimizer step that changes the rounded side."""
 
@@ -115,15 +115,15 @@ class AugmentConfig(Section):
     """Probability that left and right are exchanged."""
     vertical_flip: Probability = 0.0
     """Probability that top and bottom are exchanged."""
-    rotation: Annotated[float, Field(ge=0, le=180)] = 0.0
+    rotation: Annotated[float, Field(ge=0, le=180), Unit("degrees")] = 0.0
     """Largest rotation about the centre, in degrees to either side."""
     translate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Largest shift along each axis to either side, as a share of the picture's side."""
-    shear: Annotated[float, Field(ge=0, lt=80)] = 0.0
+    shear: Annotated[float, Field(ge=0, lt=80), Unit("degrees")] = 0.0
     """Largest horizontal shear about the centre, in degrees to either side."""
     border: Literal["reflect", "edge", "black"] = "reflect"
     """Pixels from beyond the picture: its mirror image, the nearest pixel of its edge, or black."""
-    randaugment: NonNegativeInt = 0
+    randaugment: Annotated[NonNegativeInt, Unit("operations")] = 0
     """Operations that RandAugment (Cubuk et al. 2020) applies one after the other, drawn from its 14; 0: off."""
     randaugment_magnitude: Annotated[float, Field(ge=0, le=30)] = 9.0
     """Magnitude of every operation of RandAugment, from 0 to 30."""
@@ -139,7 +139,7 @@ class AugmentConfig(Section):
     """Largest change of saturation: the distance from grey is multiplied by 1 ± saturation at most."""
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Largest turn of the colour circle to either side, as a share of a full turn; brightness stays (YIQ rotation)."""
-    blur: Annotated[float, Field(ge=0, le=20)] = 0.0
+    blur: Annotated[float, Field(ge=0, le=20), Unit("pixels")] = 0.0
     """Largest standard deviation of a Gaussian blur, in pixels of the full side; drawn evenly from 0."""
     erasing: Probability = 0.0
     """Probability that a rectangle is erased: random erasing (Zhong et al. 2020)."""

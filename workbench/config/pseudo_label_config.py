@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from workbench.config.classes_config import Kind
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 
@@ -25,7 +25,7 @@ class PseudoLabelConfig(Section):
 
     Its rows are taken to be of the known classes. A row of no class is left out only as far as the models are unsure.
     """
-    rounds: PositiveInt = 1
+    rounds: Annotated[PositiveInt, Unit("rounds")] = 1
     """Rounds of labelling rows and training all folds again. The first round without a gain is undone and ends it."""
     threshold: Probability = 0.95
     """Calibrated probability from which the likeliest class becomes a row's label."""
@@ -46,9 +46,9 @@ class PseudoLabelConfig(Section):
     """Most pseudo-labelled rows of a class, as a multiple of its labelled rows; the most certain stay. null: all."""
     weight: PositiveFloat = 1.0
     """Weight of a pseudo-labelled row in the loss; a labelled one has 1."""
-    ramp_up: PositiveInt = 1
+    ramp_up: Annotated[PositiveInt, Unit("rounds")] = 1
     """Rounds over which `weight` rises: in round r of them a row counts weight * r / ramp_up."""
-    least_gain: NonNegativeFloat = 0.0
+    least_gain: Annotated[NonNegativeFloat, Unit("nats a row")] = 0.0
     """Nats a row by which a round must lower the out-of-fold loss to be kept."""
 
     sure: Annotated[float, Field(ge=0, lt=1)] = 0.95

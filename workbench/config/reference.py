@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,10 @@ from workbench.schema import families
 Node = Mapping[str, Any]
 """A part of a JSON schema."""
 
+_NAME, _ARXIV = r"[A-Z][\w'-]+", r"arXiv:\d{4}\.\d{4,5}"
+_AUTHORS = rf"(?:{_NAME}, {_NAME} and {_NAME}|{_NAME}(?: {_NAME})?(?: et al\.| (?:&|and) {_NAME})?)"
+_PAPER = re.compile(rf"{_AUTHORS},? (?:{_NAME} )?\(?(?:19|20)\d\d\)?(?:, {_ARXIV})?|{_ARXIV}")
+"""Citations in docstrings, such as `Hu et al. 2021, arXiv:2106.09685`."""
 _BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 _OPEN = re.compile(r"^(a whole number|a number|text|a list of|a path|keys of its own|any value|null$|keys and values)")
 """Values of a setting that are no words to choose among."""
@@ -36,6 +41,10 @@ class SettingReference:
     of: tuple[str, ...] = ()
     """Values of the section's choosing key, such as `adapter.method`, that have it; empty: all."""
     is_section: bool = False
+    unit: str = ""
+    """Unit of its number; empty where it has none."""
+    papers: tuple[str, ...] = ()
+    """Papers that its docstring cites, or else that of its section."""
 
     @property
     def words(self) -> list[str]:
@@ -58,6 +67,8 @@ class NamedChoice:
     meaning: str
     settings: tuple[SettingReference, ...]
     """Keys that it has, those of all sections of the family too."""
+    papers: tuple[str, ...] = ()
+    """Papers that its docstring cites."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -89,7 +100,11 @@ def settings() -> list[SettingReference]:
             else setting.of
         )
         of = tuple(dict.fromkeys(of))
-        references[place] = replace(setting, of=() if family and len(of) == len(family.names()) else of)
+        cited = setting.papers
+        if family is not None:  # what several sections share is from no paper of one of them
+            cited = papers(setting.meaning) or (_papers_of(setting.key, of[0]) if len(of) == 1 else ())
+        everywhere = family is not None and len(of) == len(family.names())
+        references[place] = replace(setting, of=() if everywhere else of, papers=cited)
     return list(references.values())
 
 
@@ -112,7 +127,22 @@ def named_choices(name: str) -> list[NamedChoice]:
     if any(each.key == name for each in known):
         return []
     choosing = [key for key in choosing_keys() if name in choices(key)]
-    return [NamedChoice(key, name, choices(key)[name], tuple(_keys_of(known, key, name))) for key in choosing]
+    return [
+        NamedChoice(key, name, choices(key)[name], tuple(_keys_of(known, key, name)), _papers_of(key, name))
+        for key in choosing
+    ]
+
+
+def papers(text: str) -> tuple[str, ...]:
+    """Papers that a text cites, each once."""
+    return tuple(dict.fromkeys(each.group().replace("(", "").replace(")", "") for each in _PAPER.finditer(text)))
+
+
+def _papers_of(key: str, name: str) -> tuple[str, ...]:
+    """Papers of the section that `name` chooses among those of a key's section, such as a method."""
+    family = families(RunConfig)[_section(key)]
+    text = " ".join((inspect.getdoc(family.section_for({family.tag: name})) or "").split())
+    return papers(family.described(name)) or papers(text)
 
 
 def _keys_of(known: Sequence[SettingReference], key: str, name: str) -> Iterator[SettingReference]:
@@ -156,14 +186,18 @@ def _section(key: str) -> str:
 
 def _settings(node: Node, prefix: str, of: tuple[str, ...], known: Node) -> Iterator[SettingReference]:
     """Settings below a section of the schema, whose `$ref`s `known` resolves."""
-    required = node.get("required", ())
+    required, own_papers = node.get("required", ()), papers(" ".join(node.get("description", "").split()))
     for name, value in node["properties"].items():
         key = f"{prefix}{name}"
         inner = list(_sections(value, key, known))
         meaning = value.get("description") or (inner[0][1].get("description", "") if inner else "")
         default = "" if name in required else _shown(value.get("default"))
         is_section = bool(inner) and all(place == key for place, _ in inner)
-        yield SettingReference(key, _values(value, known), default, " ".join(meaning.split()), of, is_section)
+        meaning = " ".join(meaning.split())
+        cited = papers(meaning) or own_papers
+        yield SettingReference(
+            key, _values(value, known), default, meaning, of, is_section, value.get("unit", ""), cited
+        )
         for place, section in inner:
             yield from _settings(section, f"{place}.", _tags(section) if len(inner) > 1 else (), known)
 

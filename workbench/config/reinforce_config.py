@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 Baseline = Literal["group", "group_scaled", "leave_one_out", "batch"]
 Normalise = Literal["answer", "token", "constant", "whole"]
@@ -47,13 +47,13 @@ class ReinforceConfig(Section):
     method: Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "online_dpo"] = "grpo"
     """A published combination of baseline, normalise, clip_high, beta, kl, resample and overlong_buffer, each of which
     may be written beside it. online_dpo: DPO of the best against the worst answer to each prompt."""
-    answers: Annotated[int, Field(ge=2)] = 8
+    answers: Annotated[int, Field(ge=2), Unit("answers to a prompt")] = 8
     """Answers that are written to each prompt of a step."""
-    max_new_tokens: PositiveInt = 256
+    max_new_tokens: Annotated[PositiveInt, Unit("tokens")] = 256
     """Most tokens of an answer, the one that ends it included."""
     temperature: PositiveFloat = 1.0
     """Logits are divided by it, where answers are drawn and where their probabilities are computed."""
-    updates: PositiveInt = 1
+    updates: Annotated[PositiveInt, Unit("steps")] = 1
     """Optimizer steps on the same answers, each on all of them. From the second one on, ratios of probabilities are
     not 1, and are clipped."""
     baseline: Baseline | None = None
@@ -75,10 +75,10 @@ class ReinforceConfig(Section):
     """Where that divergence is added: to the loss of each token (k3), or taken off the reward. null: as `method`."""
     measure_kl: bool = False
     """Tell the divergence also where beta is 0; the reference reads each answer for it."""
-    resample: NonNegativeInt | None = None
+    resample: Annotated[NonNegativeInt | None, Unit("times")] = None
     """How often prompts whose answers all have one reward are replaced by others (dynamic sampling); those that are
     left after that stay, and teach nothing. null: dapo 3, else 0."""
-    overlong_buffer: NonNegativeInt | None = None
+    overlong_buffer: Annotated[NonNegativeInt | None, Unit("tokens")] = None
     """Tokens before max_new_tokens from which an answer's reward falls, in a straight line by 1 (soft overlong
     punishment). null: dapo a fifth of max_new_tokens, else 0."""
     drop_cut: bool = False
@@ -89,7 +89,7 @@ class ReinforceConfig(Section):
     warm_up: str | None = None
     """Rows with answers in any format, which recipe sft teaches first, within this run: a model that never earns a
     reward learns nothing from rewards. What it knows by then is where training starts from, and the reference."""
-    warm_up_steps: PositiveInt = 30
+    warm_up_steps: Annotated[PositiveInt, Unit("steps")] = 30
     """Optimizer steps on those rows, of batch.size rows each."""
     warm_up_rate: PositiveFloat | None = None
     """Their learning rate; null: train.learning_rate."""

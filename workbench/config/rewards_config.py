@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ByteSize, Field, FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
-from workbench.schema import Section, Tagged
+from workbench.schema import Section, Tagged, Unit
 
 KINDS: dict[str, type[RewardSource]] = {}
 """Every `kind` and the section that configures it; `register` fills it."""
@@ -66,7 +66,7 @@ class FunctionReward(RewardSource):
     """The Python file. Only one you trust: it runs in this process."""
     function: str = "reward"
     """Name of the function in it."""
-    timeout: PositiveFloat = 300.0
+    timeout: Annotated[PositiveFloat, Unit("seconds")] = 300.0
     """Seconds in which it must score the answers of one call."""
 
     @property
@@ -109,7 +109,7 @@ class PatternReward(RewardSource):
     """Whether all of the answer must match, not a part of it."""
     answer: str | None = None
     """Column of the row that the pattern's first group must be equal to, white space around it aside."""
-    timeout: PositiveFloat = 60.0
+    timeout: Annotated[PositiveFloat, Unit("seconds")] = 60.0
     """Seconds in which the answers of one call must be searched: some patterns take for ever on some texts."""
 
     @field_validator("pattern")
@@ -133,7 +133,7 @@ class JsonReward(RewardSource):
     kind: Literal["json"] = "json"
     json_schema: Path | dict[str, Any]
     """A JSON file with the schema, or the schema itself."""
-    timeout: PositiveFloat = 60.0
+    timeout: Annotated[PositiveFloat, Unit("seconds")] = 60.0
     """Seconds in which the answers of one call must be checked: a schema's patterns may take for ever on a text."""
 
     @property
@@ -155,13 +155,13 @@ class UnitTestReward(RewardSource):
     or a list of such pieces, each of which is a test."""
     score: Literal["all", "share"] = "all"
     """1 where all tests pass and else 0; or the share of those that pass."""
-    seconds: PositiveInt = 5
+    seconds: Annotated[PositiveInt, Unit("seconds")] = 5
     """Processor time of an answer, and half of what it may take by the clock."""
-    memory: ByteSize = ByteSize(512 * 2**20)
+    memory: Annotated[ByteSize, Unit("bytes")] = ByteSize(512 * 2**20)
     """Address space of the process, such as 512MiB."""
-    output: ByteSize = ByteSize(2**20)
+    output: Annotated[ByteSize, Unit("bytes")] = ByteSize(2**20)
     """Bytes that it may write into its folder; what it prints is dropped."""
-    threads: PositiveInt | Literal["auto"] = "auto"
+    threads: Annotated[PositiveInt | Literal["auto"], Unit("threads")] = "auto"
     """Answers that are tested at the same time; `auto`: as many as there are processors, 8 at most."""
 
     @property

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -45,7 +45,7 @@ class SamplingConfig(Section):
     """infobatch: share of the rows whose loss is below the mean that a pass leaves out."""
     until: Share = 0.875
     """infobatch, selective: share of the run after which all rows are drawn evenly again."""
-    pool: Annotated[int, Field(ge=2, le=32)] = 3
+    pool: Annotated[int, Field(ge=2, le=32), Unit("rows for each row of a step")] = 3
     """importance, selective: rows that are looked at for each row of a step, in a forward pass without gradients."""
     power: PositiveFloat = 1.0
     """selective: a row's chance is this power of the share of the pool that has a lower loss."""

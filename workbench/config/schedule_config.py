@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 
 class ScheduleConfig(Section):
@@ -31,11 +31,11 @@ class ScheduleConfig(Section):
     """How `wsd` falls; `sqrt` is fast at first: 1 minus the root of the share of the fall that is done."""
     power: PositiveFloat | None = None
     """Exponent of `polynomial`, which is 2 unless said otherwise; 1 is `linear`."""
-    cycles: PositiveInt = 1
+    cycles: Annotated[PositiveInt, Unit("cycles")] = 1
     """Times that `cosine` falls, each time from the peak (SGDR, Loshchilov & Hutter 2017)."""
     cycle_growth: Annotated[float, Field(ge=1)] = 1.0
     """Length of a cycle of `cosine` through that of the one before it."""
-    patience: PositiveInt | None = None
+    patience: Annotated[PositiveInt | None, Unit("evaluations")] = None
     """Evaluations without a lower held-out loss after which `plateau` falls; null: 2."""
     drop: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Factor that `plateau` falls by each time; null: 0.5."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from workbench.config.sweep_config import flat
-from workbench.schema import ROOT, Mistakes, Section, explain
+from workbench.schema import ROOT, Mistakes, Section, Unit, explain
 
 LEAST_ROWS = 8
 """Held-out rows of a comparison, where there are as many."""
@@ -68,20 +68,20 @@ class SearchConfig(Section):
     """The recipe that every member runs."""
     space: dict[str, Range | Choices] = Field(default_factory=dict)
     """Keys of a run, each with a list of values or with a range: {low: 1.0e-4, high: 1.0e-2, log: true}."""
-    trials: Annotated[int, Field(ge=2, le=1000)] = 32
+    trials: Annotated[int, Field(ge=2, le=1000), Unit("settings")] = 32
     """Settings that are tried."""
     eta: Annotated[int, Field(ge=2)] = 2
     """One of so many members goes on each time that they are compared. Half of them is safest: early comparisons are
     rough, and more frequent ones cost no more."""
-    rungs: Annotated[int, Field(ge=1, le=10)] = 5
+    rungs: Annotated[int, Field(ge=1, le=10), Unit("comparisons")] = 5
     """Times that members are compared before the end: after 1 / eta of a member's steps, before that after
     1 / eta^2, and so on. The schedule of each is that of its whole training."""
-    rows: PositiveInt | None = 64
+    rows: Annotated[PositiveInt | None, Unit("rows")] = 64
     """Held-out rows of the last comparison before the end; each earlier one has 1 / eta as many, but no fewer than 8,
     since members differ more and are more. null: all. Those at the end of their training are compared on all."""
     sampler: Literal["random", "tpe"] = "random"
     """How settings are proposed: by chance, or where earlier ones did well (Bergstra et al. 2011)."""
-    at_once: PositiveInt | None = None
+    at_once: Annotated[PositiveInt | None, Unit("members")] = None
     """Members that train at once, those that go on included; null: all trials, with `tpe` half of them."""
     together: bool = True
     """In one bank, where the method can be; false trains one member after another."""

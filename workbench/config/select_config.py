@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -23,9 +23,9 @@ class SelectConfig(Section):
     (Li et al. 2023). For recipes sft and classify `gradient`: rows whose steps would most lower the loss of `target`,
     at four points of a short training on `warm_up` of the rows (LESS, Xia et al. 2024); that is four epochs on
     all rows, one at a time, which takes twice as long as in batches, and longer where rows are short."""
-    rows: PositiveInt | Share | None = None
+    rows: Annotated[PositiveInt | Share | None, Unit("rows, or their share")] = None
     """Training rows that are kept, or their share."""
-    tokens: PositiveInt | None = None
+    tokens: Annotated[PositiveInt | None, Unit("tokens")] = None
     """Tokens (patches of pictures) that the kept rows have at most, in place of `rows`."""
     target: str | None = Field(default=None, min_length=1)
     """Rows of the kind that by=importance and by=gradient look for, a file or a hub data set; some hundred do. Not the

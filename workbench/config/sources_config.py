@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 
 class SourceConfig(Section):
@@ -16,9 +16,9 @@ class SourceConfig(Section):
     """A file, a folder of files, or a hub data set id, as `data.train`."""
     weight: PositiveFloat = 1.0
     """How much more often its rows are drawn than those of a source of weight 1."""
-    limit: PositiveInt | None = None
+    limit: Annotated[PositiveInt | None, Unit("rows")] = None
     """Use only its first `limit` rows."""
-    passes: PositiveFloat | None = None
+    passes: Annotated[PositiveFloat | None, Unit("passes over its rows")] = None
     """Most passes over its rows in the whole run; a run that would make more is refused."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Renames its columns, as `data.columns`, which holds where this is empty."""
@@ -40,9 +40,9 @@ class MixConfig(Section):
     by=weight."""
     unit: Literal["rows", "tokens"] = "rows"
     """Unit that chances divide up; with `tokens` a source of long rows is drawn less often."""
-    rows: PositiveInt | None = None
+    rows: Annotated[PositiveInt | None, Unit("rows")] = None
     """Rows of an epoch; null: as many as all sources have together."""
-    reference: dict[str, NonNegativeFloat] = Field(default_factory=dict)
+    reference: Annotated[dict[str, NonNegativeFloat], Unit("nats a token")] = Field(default_factory=dict)
     """learned: the loss of each source, in nats per token, that it is compared with; those of a model that was trained
     on an even mixture, as in the paper: `loss[NAME]` in the scores.json of such a run. Empty: the backbone's own,
     before it trains; then the sources that have gained least are drawn more, also those of which there is nothing to
@@ -52,7 +52,7 @@ class MixConfig(Section):
     exp(step_size) more in each update."""
     smoothing: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """learned: this part of each share is that of the beginning, so that no source is given up (the paper: 0.001)."""
-    every: PositiveInt = 10
+    every: Annotated[PositiveInt, Unit("steps")] = 10
     """learned: steps between updates; each is drawn from with whole numbers of rows of each source."""
 
     @model_validator(mode="after")

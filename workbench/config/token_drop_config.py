@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, PositiveInt
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 
 class TokenDropConfig(Section):
@@ -19,7 +19,7 @@ class TokenDropConfig(Section):
     until: Annotated[float, Field(gt=0, le=1)] | None = 0.7
     """Share of the run after which middle blocks compute every token; until then their share grows evenly (random-LTD,
     Yao et al. 2022). null: it stays as it is."""
-    outer: PositiveInt = 1
+    outer: Annotated[PositiveInt, Unit("blocks")] = 1
     """How many first blocks, and as many last ones, compute every token."""
 
     @property

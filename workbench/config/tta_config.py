@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator, model_validator
 
 from workbench.config.classes_config import ClassesConfig, checked_template
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 ViewName = Literal[
     "lower",
@@ -70,7 +70,7 @@ class TtaConfig(Section):
 
     A view that changes less than 1 % of the rows is left out, and refused where no other one is named.
     """
-    copies: PositiveInt = 1
+    copies: Annotated[PositiveInt, Unit("views")] = 1
     """Views of each kind of noise."""
     noise: Share = 0.05
     """Share of a column's letters and digits that get a typo, or of its words that are dropped; at least one."""
@@ -80,7 +80,7 @@ class TtaConfig(Section):
     """For view `five_crops`: share of the picture's side that each crop keeps."""
     scales: tuple[Scale, ...] = (0.9, 1.1)
     """For view `scales`: factors of the picture about its centre, from 0.5 to 2; above 1 is nearer."""
-    rotations: tuple[Degrees, ...] = (-10.0, 10.0)
+    rotations: Annotated[tuple[Degrees, ...], Unit("degrees")] = (-10.0, 10.0)
     """For view `rotations`: degrees counter-clockwise about the centre."""
     shift: Share = 0.05
     """For view `shifts`: how far to each side, as a share of the picture's side."""
@@ -97,7 +97,7 @@ class TtaConfig(Section):
 
     Uncertainty is entropy. Its threshold is fitted on out-of-fold rows, so the share of other rows may differ.
     """
-    least_gain: NonNegativeFloat = 0.0
+    least_gain: Annotated[NonNegativeFloat, Unit("nats a row")] = 0.0
     """Nats a row by which the merged views must lower the out-of-fold loss to be used (numbers: of their variance)."""
 
     @field_validator("views", "templates", "scales", "rotations")

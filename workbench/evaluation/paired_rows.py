@@ -63,9 +63,7 @@ def interval(difference_S: Floats) -> tuple[float, float] | None:
     return float(difference_S.mean()) - bound, float(difference_S.mean()) + bound
 
 
-def tested(
-    difference: float, error: float, count: int
-) -> tuple[tuple[float, float] | None, float | None]:
+def tested(difference: float, error: float, count: int) -> tuple[tuple[float, float] | None, float | None]:
     """Student's 95 % interval of a difference over `count` rows that has this standard error, and p; None where it has
     none."""
     if count < 2 or error == 0:

@@ -7,11 +7,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlparse
 
 import pytest
 from jsonschema import Draft202012Validator
+from pydantic import PositiveInt, ValidationError
 
 from workbench import recipes
 from workbench.adapters import METHODS
@@ -22,6 +23,7 @@ from workbench.config.reference import SettingReference
 from workbench.config.yaml_text import load_yaml, read_yaml
 from workbench.errors import ConfigError
 from workbench.recipes.load import load
+from workbench.schema import Section, Unit
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +132,73 @@ def test_a_method_is_told_by_its_name_with_all_keys_that_it_has(name: str) -> No
     keys = {each.key.removeprefix("adapter.") for each in found.settings}
     assert keys == METHODS[name].model_fields.keys() - {"method"}
     assert found.meaning == reference.choices("adapter.method")[name]
+
+
+NUMBERS = {"seed", "adapter.bound", "search.eta", "grow.factor"}
+"""Whole numbers that count nothing."""
+
+
+def test_every_whole_number_counts_something_and_shares_say_so(settings: list[SettingReference]) -> None:
+    plugins = {name for name, section in METHODS.items() if section.__module__.startswith("workbench_plugin_")}
+    counts = [each for each in settings if "a whole number" in each.values and not each.is_section]
+    counts = [each for each in counts if not each.of or not plugins.issuperset(each.of)]
+    assert {each.key for each in counts if not each.unit} == NUMBERS, 'Write Annotated[..., Unit("rows")].'
+    units = {each.key: each.unit for each in settings}
+    assert units["budget.time"] == "seconds" and units["distributed.bucket_bytes"] == "bytes"
+    assert units["train.steps"] == "steps" and units["evaluate.every"] == "steps, or share of the run"
+    assert units["masking.share"] == "share, as a fraction of 1"
+    assert units["image.augment.mix_probability"] == "probability"
+    assert units["train.learning_rate"] == units["data.train"] == units["classes.kind"] == ""
+
+
+def test_the_schema_has_units_and_a_unit_changes_no_value(editor: Draft202012Validator) -> None:
+    class Example(Section):
+        size: Annotated[PositiveInt | None, Unit("rows")] = None
+        share: float = 0.5
+        """Share of the rows."""
+        name: Literal["Share"] = "Share"
+        """Share of nothing: a word has no unit."""
+
+    properties = Example.model_json_schema()["properties"]
+    assert [each.get("unit") for each in properties.values()] == ["rows", "share, as a fraction of 1", None]
+    assert Example(size=3).size == 3
+    with pytest.raises(ValidationError):
+        Example(size=0)
+    sections = reference.json_schema()["$defs"]
+    assert sections["BatchConfig"]["properties"]["size"]["unit"] == "rows"
+    assert sections["MaskingConfig"]["properties"]["share"]["unit"] == "share, as a fraction of 1"
+    assert editor.is_valid({"recipe": "sft", "data": {"train": "rows.jsonl", "max_tokens": 64}})
+
+
+@pytest.mark.parametrize(
+    ("text", "papers"),
+    [
+        ("LoRA (Hu et al. 2021, arXiv:2106.09685).", ("Hu et al. 2021, arXiv:2106.09685",)),
+        ("Li et al. (2018), and Loshchilov & Hutter 2017", ("Li et al. 2018", "Loshchilov & Hutter 2017")),
+        ("(Li, Zhang and He, NeurIPS 2022, arXiv:2108.06084)", ("Li, Zhang and He, NeurIPS 2022, arXiv:2108.06084",)),
+        ("SmartFRZ (Li et al., ICLR 2023); again Li et al., ICLR 2023", ("Li et al., ICLR 2023",)),
+        ("Usually 0.7, at most 2000 rows.", ()),
+    ],
+)
+def test_papers_are_found_where_a_text_cites_them(text: str, papers: tuple[str, ...]) -> None:
+    assert reference.papers(text) == papers
+
+
+def test_a_setting_has_the_papers_of_its_docstring_or_else_of_its_section(
+    settings: list[SettingReference], capsys: pytest.CaptureFixture[str]
+) -> None:
+    papers = {(each.key, each.of): each.papers for each in settings}
+    assert papers["regularise.neftune", ()] == ("Jain et al. 2024",)
+    assert papers["freeze.active", ("lisa",)] == ("Pan et al. 2024, arXiv:2403.17919",)
+    assert papers["adapter.rank", ("vera",)] == ("Kopiczko et al. 2023, arXiv:2310.11454",)
+    shared = [cited for (key, of), cited in papers.items() if key == "adapter.rank" and len(of) > 2]
+    assert shared and not any(shared), "what several methods have is from no paper of one"
+    assert papers["batch.size", ()] == ()
+    reference_table.show(reference.look_up("data.length_warm_up.start"), "data.length_warm_up.start")
+    told = capsys.readouterr().out
+    assert "\n  unit       tokens\n" in told and "\n  paper      Li, Zhang and He, NeurIPS 2022, arXiv:2108" in told
+    reference_table.show_choices(reference.named_choices("dora"))
+    assert "\n  paper      Liu et al. 2024, arXiv:2402.09353\n" in capsys.readouterr().out
 
 
 def test_a_name_that_is_a_key_is_the_key_and_an_unknown_one_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,9 +47,9 @@ def test_the_losses_of_rows_add_up_to_that_of_the_set(
 
 
 @given(
-    rows=st.lists(
-        st.tuples(st.floats(0, 50), st.floats(0, 50), st.integers(1, 40)), min_size=3, max_size=30
-    ).filter(lambda rows: len({round(b - a, 3) for a, b, _ in rows}) > 1)
+    rows=st.lists(st.tuples(st.floats(0, 50), st.floats(0, 50), st.integers(1, 40)), min_size=3, max_size=30).filter(
+        lambda rows: len({round(b - a, 3) for a, b, _ in rows}) > 1
+    )
 )
 def test_the_interval_is_that_of_the_ratio_estimator_written_out(rows: list[tuple[float, float, int]]) -> None:
     first, second, tokens = (np.asarray(column, dtype=np.float64) for column in zip(*rows, strict=True))

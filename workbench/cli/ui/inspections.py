@@ -51,7 +51,10 @@ def paired(folder: str, names: Sequence[str]) -> list[Part]:
     from workbench.report import paired_section, run_record
 
     found = paired_section.paired([run_record.read(Path(folder, name)) for name in names], names)
-    columns = {"head": list(paired_section.COLUMNS), "right": [place > 1 for place in range(len(paired_section.COLUMNS))]}
+    columns = {
+        "head": list(paired_section.COLUMNS),
+        "right": [place > 1 for place in range(len(paired_section.COLUMNS))],
+    }
     tables: list[Part] = [{"table": "On the same rows", "rows": list(map(list, found.rows)), **columns}]
     note = [paired_section.note(found.rows)] if found.rows else []
     return [*(tables if found.rows else []), *({"text": text} for text in (*note, *found.notes))]

@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt
 
 from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
 from workbench.config.freeze_policies.layer_plans import above
+from workbench.schema import Unit
 
 _TINY = 1e-30
 
@@ -28,9 +29,9 @@ class AutoFreeze(FreezeConfig):
     """
 
     policy: Literal["autofreeze"] = "autofreeze"
-    every: PositiveInt = 50
+    every: Annotated[PositiveInt, Unit("steps")] = 50
     """Optimizer steps of an interval; the paper takes a tenth to a twentieth of the run."""
-    percentile: Annotated[float, Field(gt=0, le=100)] = 50.0
+    percentile: Annotated[float, Field(gt=0, le=100), Unit("percent")] = 50.0
     """Which percentile of the etas is the bound, in percent."""
     most: Annotated[float, Field(gt=0, le=1)] = 0.75
     """Largest share of the blocks that freezes; 1 is the paper's rule."""

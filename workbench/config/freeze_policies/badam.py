@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
 from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
 from workbench.config.freeze_policies.layer_plans import full_rate
+from workbench.schema import Unit
 
 
 @register
@@ -21,7 +22,7 @@ class Badam(FreezeConfig):
     """
 
     policy: Literal["badam"] = "badam"
-    every: PositiveInt = 50
+    every: Annotated[PositiveInt, Unit("steps")] = 50
     """Optimizer steps of a block, until the next one trains."""
     order: Literal["random", "ascending", "descending"] = "random"
     """In which order the blocks of a round train; `random`: drawn anew for each round."""

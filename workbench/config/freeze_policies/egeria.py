@@ -11,6 +11,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
 from workbench.config.freeze_policies.layer_plans import above
+from workbench.schema import Unit
 
 
 @register
@@ -28,9 +29,9 @@ class Egeria(FreezeConfig):
     """
 
     policy: Literal["egeria"] = "egeria"
-    every: PositiveInt = 20
+    every: Annotated[PositiveInt, Unit("steps")] = 20
     """Optimizer steps between measurements; each runs a micro-batch forward once."""
-    window: Annotated[int, Field(ge=2)] = 5
+    window: Annotated[int, Field(ge=2), Unit("measurements")] = 5
     """Measurements that a block is judged by."""
     tolerance: PositiveFloat = 0.05
     """Steepest line that counts as flat: the change from one measurement to the next, as a share of their mean."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import PositiveInt, model_validator
 
 from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
 from workbench.config.freeze_policies.layer_plans import full_rate
+from workbench.schema import Unit
 
 
 @register
@@ -20,9 +21,9 @@ class Lisa(FreezeConfig):
     """
 
     policy: Literal["lisa"] = "lisa"
-    active: PositiveInt = 2
+    active: Annotated[PositiveInt, Unit("blocks")] = 2
     """Blocks that train at a time."""
-    every: PositiveInt = 20
+    every: Annotated[PositiveInt, Unit("steps")] = 20
     """Optimizer steps until other blocks are drawn."""
 
     @property

@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt
 from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
 from workbench.config.freeze_policies.freezing_predictor import Floats, histories, settled, shipped
 from workbench.config.freeze_policies.layer_plans import above
+from workbench.schema import Unit
 
 LEAST = 3
 """Intervals before anything freezes: the first say how fast a layer moves."""
@@ -32,7 +33,7 @@ class SmartFrz(FreezeConfig):
     """
 
     policy: Literal["smartfrz"] = "smartfrz"
-    every: PositiveInt = 10
+    every: Annotated[PositiveInt, Unit("steps")] = 10
     """Optimizer steps of an interval; a twentieth of the run is what the predictor was trained with."""
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Probability from which a block counts as settled."""

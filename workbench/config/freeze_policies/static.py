@@ -8,6 +8,7 @@ from pydantic import Field, PositiveInt
 
 from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, register
 from workbench.config.freeze_policies.layer_plans import above
+from workbench.schema import Unit
 
 
 @register
@@ -15,7 +16,7 @@ class Static(FreezeConfig):
     """The embeddings and the first blocks keep the values that they came with."""
 
     policy: Literal["static"] = "static"
-    layers: PositiveInt | Annotated[float, Field(gt=0, lt=1)] = 0.5
+    layers: Annotated[PositiveInt | Annotated[float, Field(gt=0, lt=1)], Unit("blocks, or their share")] = 0.5
     """Blocks that are frozen, counted from the first: their number, or their share, which is at least one block."""
 
     @property
