@@ -53,10 +53,10 @@ _SHARE = re.compile(r"([\w ,=]+: )?(?P<what>Shares?|Probability|Chances?) (of|th
 
 def _share(field: JsonSchemaValue, text: str) -> str | None:
     """The unit of a number that is a fraction, by its docstring; None for anything else."""
-    found, numbers = _SHARE.match(text), [field, *field.get("anyOf", ())]
-    if found is None or not any(each.get("type") == "number" for each in numbers):
+    beginning, numbers = _SHARE.match(text), [field, *field.get("anyOf", ())]
+    if beginning is None or not any(each.get("type") == "number" for each in numbers):
         return None
-    return "share, as a fraction of 1" if found["what"].startswith("Share") else "probability"
+    return "share, as a fraction of 1" if beginning["what"].startswith("Share") else "probability"
 
 
 class Section(BaseModel):

@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from workbench.data.batching import Indices
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import FileError
 from workbench.evaluation.paired_rows import Floats, PairedScore, tested
-from workbench.evaluation.scores import Indices, SummedLosses
+from workbench.evaluation.scores import SummedLosses
 from workbench.runs import files
 
 FILE = "held_out_losses.parquet"

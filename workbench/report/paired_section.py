@@ -38,13 +38,13 @@ def paired(records: Sequence[RunRecord], names: Sequence[str]) -> PairedRuns:
     for other, name in zip(others, names[1:], strict=True):
         own = held_out_losses.read(other.folder)
         if losses is not None and own is not None:
-            found = held_out_losses.compare(losses, own)
-            if isinstance(found, str):
-                notes.append(f"{names[0]} and {name}: no paired difference of the loss, for {found}.")
+            score = held_out_losses.compare(losses, own)
+            if isinstance(score, str):
+                notes.append(f"{names[0]} and {name}: no paired difference of the loss, for {score}.")
             else:
-                rows.append(_shown(name, found))
-                if found.rows < own.rows:
-                    notes.append(f"{name}: the paired loss is of {found.rows:,} rows of {own.rows:,}, evenly spaced.")
+                rows.append(_shown(name, score))
+                if score.rows < own.rows:
+                    notes.append(f"{name}: the paired loss is of {score.rows:,} rows of {own.rows:,}, evenly spaced.")
         elif losses is not None or own is not None:
             without = names[0] if losses is None else name
             notes.append(f"{names[0]} and {name}: no paired difference of the loss, for {without} keeps none of rows.")

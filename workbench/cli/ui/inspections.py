@@ -50,14 +50,14 @@ def paired(folder: str, names: Sequence[str]) -> list[Part]:
     """Show scores of runs of a folder against the first of them on the same rows, as `workbench compare` does."""
     from workbench.report import paired_section, run_record
 
-    found = paired_section.paired([run_record.read(Path(folder, name)) for name in names], names)
+    pairs = paired_section.paired([run_record.read(Path(folder, name)) for name in names], names)
     columns = {
         "head": list(paired_section.COLUMNS),
         "right": [place > 1 for place in range(len(paired_section.COLUMNS))],
     }
-    tables: list[Part] = [{"table": "On the same rows", "rows": list(map(list, found.rows)), **columns}]
-    note = [paired_section.note(found.rows)] if found.rows else []
-    return [*(tables if found.rows else []), *({"text": text} for text in (*note, *found.notes))]
+    tables: list[Part] = [{"table": "On the same rows", "rows": list(map(list, pairs.rows)), **columns}]
+    note = [paired_section.note(pairs.rows)] if pairs.rows else []
+    return [*(tables if pairs.rows else []), *({"text": text} for text in (*note, *pairs.notes))]
 
 
 def _parts(found: Iterable[Any]) -> Iterable[Part]:
