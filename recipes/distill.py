@@ -12,6 +12,7 @@ from workbench import evaluation
 from workbench.adapters import Full
 from workbench.config import RunConfig, distill_expansion, tasks
 from workbench.config.distill_config import STUDENT, TEACHER
+from workbench.data import mixture
 from workbench.data.batching import Examples
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
@@ -162,7 +163,7 @@ def supervise(
         model = student.model
         matching: FeatureMatching | None = None
         teacher: Teacher
-        train: Examples = data.train
+        train: Examples = mixture.mixed(data.train, base)
         if cached is not None:
             teacher = cached
         else:
@@ -182,7 +183,7 @@ def supervise(
         if section.on_policy.share:
             write = on_policy.writer(model, tokenizer, section.on_policy)
             stop = evaluation.stop_tokens(tokenizer, data.train)
-            train = on_policy.OnPolicy(data.train, write, section.on_policy, seed=base.seed, stop=stop)
+            train = on_policy.OnPolicy(data.train, write, section.on_policy, seed=base.seed, stop=stop, drawn=train)
         loss = distillation_loss(section, model, student.head, teacher, matching, progress)
         return TrainingSignal(
             train, loss, matching, known=not section.on_policy.share, settings=section.model_dump(mode="json")
@@ -252,4 +253,8 @@ def _universal(
 def _read_by(source: TeacherSource, base: RunConfig) -> TokenizedSet:
     """The training rows in the teacher's tokens."""
     own = source.tokenizer()
-    return tokenized.read(base.data.train, base.data, own, source.template(base, own), limit=base.data.limit)
+    template = source.template(base, own)
+    files = base.data.training_files
+    return tokenized.together(
+        {name: tokenized.read(each.train, each, own, template, limit=each.limit) for name, each in files.items()}
+    )

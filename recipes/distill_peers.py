@@ -7,6 +7,7 @@ from functools import partial
 from workbench import evaluation
 from workbench.adapters import bank
 from workbench.config import RunConfig
+from workbench.data import mixture
 from workbench.distillation.peers import mutual_loss
 from workbench.models import exported, model_summary
 from workbench.recipes.sft import TextRun
@@ -45,7 +46,7 @@ def train(config: RunConfig, student: TextRun) -> None:
     trainer = Trainer(
         model=together.model,
         signal=TrainingSignal(
-            data.train,
+            mixture.mixed(data.train, base),
             mutual_loss(config.distill, together, live.head, clock),
             settings=config.distill.model_dump(mode="json"),
         ),

@@ -62,8 +62,12 @@ def as_plain_run(config: Run) -> Run:
     if config.data.weighs and section.of != "classify":
         why = "a divergence from a teacher counts each token once"
         mistakes.append(("data.columns.weight", f"{why}. Leave it out; distill.of=classify weighs rows."))
-    if config.data.sources:
-        mistakes.append(("data.sources", "a teacher is asked about the rows of one source. Write data.train."))
+    if config.data.mix.by == "learned":
+        why = "compares sources by losses of rows, and a distillation measures none"
+        mistakes.append(("data.mix.by=learned", f"{why}. Write data.mix.by=size or weight."))
+    if config.data.sources and section.unlabelled is not None:
+        why = "its rows would be drawn between those of data.sources, whose shares of an epoch are exact"
+        mistakes.append(("distill.unlabelled", f"{why}. Leave it out, or write data.train."))
     try:
         plain_run = type(config).model_validate(values)
     except ValidationError as error:

@@ -21,7 +21,7 @@ from transformers.utils.generic import ModelOutput
 from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.config.distill_config import OnPolicyConfig
-from workbench.data.batching import Indices, MicroBatch, Row, micro_batches
+from workbench.data.batching import Examples, Indices, MicroBatch, Row, micro_batches
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import generation
@@ -48,12 +48,21 @@ class OnPolicy:
         write: Writes the answers.
         seed: Of the run.
         stop: Tokens that end an answer.
+        drawn: Says which of the rows an epoch draws, such as a mixture of several sources; None: each of them once.
     """
 
     def __init__(
-        self, train: TokenizedSet, write: AnswerWriter, config: OnPolicyConfig, *, seed: int, stop: Sequence[int]
+        self,
+        train: TokenizedSet,
+        write: AnswerWriter,
+        config: OnPolicyConfig,
+        *,
+        seed: int,
+        stop: Sequence[int],
+        drawn: Examples | None = None,
     ) -> None:
         self.train, self.write, self.config = train, write, config
+        self._drawn: Examples = train if drawn is None else drawn
         self.seed, self.stop = seed, stop
         self._prompts = prompt_lengths(train) if config.share else np.zeros(len(train), dtype=np.int64)
         self._longest = longest(train, self._prompts, config)
@@ -62,7 +71,7 @@ class OnPolicy:
         self._lengths, self._supervised = self._longest, train.supervised
 
     def __len__(self) -> int:
-        return len(self.train)
+        return len(self._drawn)
 
     @property
     def lengths(self) -> Indices:
@@ -83,17 +92,18 @@ class OnPolicy:
         return self.train.place(index)
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Each draw takes the example of its number; answers are written where a step is new."""
-        step = (draws.tobytes(), epoch)
+        """The examples that some draws take; answers are written where a step is new."""
+        rows = self._drawn.sample(draws, epoch=epoch)
+        step = (rows.tobytes(), epoch)
         if step != self._step:
-            self._written = self._answers(draws, epoch)
+            self._written = self._answers(rows, epoch)
             self._lengths, self._supervised = self._longest.copy(), self.train.supervised.copy()
-            self._lengths[draws] = self.train.lengths[draws]
+            self._lengths[rows] = self.train.lengths[rows]
             for index, answer in self._written.items():
                 self._lengths[index] = self._prompts[index] + len(answer)
                 self._supervised[index] = len(answer)
             self._step = step
-        return draws
+        return rows
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> OnPolicy:
         """The examples themselves, whose answers `sample` has replaced."""
@@ -107,9 +117,9 @@ class OnPolicy:
         labels_N = batch.labels_N.masked_fill(written_B[row_N], NO_LABEL)
         return replace(batch, labels_N=labels_N, rows_B=indices)
 
-    def _answers(self, draws: Indices, epoch: int) -> dict[int, Indices]:
+    def _answers(self, rows: Indices, epoch: int) -> dict[int, Indices]:
         """The student's answers for some of these rows, without those that came out empty."""
-        dice = {int(row): np.random.default_rng([self.seed, 5, epoch, row]) for row in draws if self._prompts[row]}
+        dice = {int(row): np.random.default_rng([self.seed, 5, epoch, row]) for row in rows if self._prompts[row]}
         chosen = [row for row, die in dice.items() if die.random() < self.config.share]
         if not chosen:
             return {}

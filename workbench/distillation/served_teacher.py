@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import httpx2
@@ -22,9 +22,8 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
 from workbench.config.distill_config import DistillConfig, TeacherConfig
-from workbench.data import starter
 from workbench.data.batching import Indices, micro_batches
-from workbench.data.text import formats
+from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
@@ -122,7 +121,7 @@ class ServedTeacher:
 
     def _require_same_rendering(self, data: DataConfig, template: ChatEncoder) -> None:
         """Compare how many tokens a conversation has: a server tells no more of what its template writes."""
-        for example in islice(formats.read(starter.resolve(data.train), data, skipped=[], limit=data.limit), PROBES):
+        for example in tokenized.first_examples(data, PROBES):
             asked = list(example.messages)
             while asked and asked[-1]["role"] == "assistant":
                 asked.pop()

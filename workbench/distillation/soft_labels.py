@@ -18,9 +18,10 @@ from workbench.config import RunConfig
 from workbench.config.classes_config import Kind
 from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import Examples, Indices
-from workbench.data.labelled.class_sampling import ClassBalancedRows, balanced
+from workbench.data.labelled.class_sampling import ClassBalancedRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
+from workbench.data.labelled.mixed_labels import MixedLabelledRows, drawn
 from workbench.data.labelled.repeated_rows import RepeatedRows
 from workbench.losses.class_losses import squared_error
 from workbench.losses.criterion import Objective
@@ -79,10 +80,11 @@ def with_teacher(rows: LabelledSet, outputs_NC: Floats, *, labelled: bool) -> La
 
 
 def examples(config: RunConfig, train: LabelledSet, extra: LabelledSet | None) -> Examples:
-    """Training rows weighted or drawn as `classes` says, and further rows, which are drawn once each in an epoch."""
-    first = balanced(train, config)
+    """Training rows drawn as `classes` or `data.sources` say, and further rows, each drawn once in an epoch."""
+    first = drawn(train, config)
     if extra is None:
         return first
+    assert not isinstance(first, MixedLabelledRows), "distill.unlabelled beside data.sources is refused"
     if isinstance(first, LabelledSet):
         return first.concatenated(extra)
     return MixedSampling(train.concatenated(extra), first)

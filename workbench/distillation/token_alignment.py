@@ -64,7 +64,7 @@ class UniversalTeacher:
     Args:
         teacher: The teacher.
         train: The student's rows.
-        teacher_train: The same source as the teacher reads it; which row is which is known by its place.
+        teacher_train: The same sources as the teacher reads them; which row is which is known by its place.
         device: The teacher's.
 
     Raises:
@@ -268,6 +268,6 @@ def _without_margin(text: str, edges: Indices) -> Turn:
     return Turn(text[margin:], starts)
 
 
-def _places(tokens: TokenizedSet) -> list[str]:
-    column = list(tokens.table["place"])
-    return [column[row] for row in tokens.rows]
+def _places(tokens: TokenizedSet) -> list[tuple[int, str]]:
+    """Source and place of each row: files of several sources may have one name."""
+    return list(zip(tokens.source_N.tolist(), tokens.places(), strict=True))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig, RunConfig
 from workbench.config.distill_config import DistillConfig
-from workbench.data import starter
-from workbench.data.text import formats
+from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
@@ -114,7 +112,7 @@ def _require_same_rendering(
     mine: tuple[ChatEncoder, PreTrainedTokenizerBase],
     theirs: tuple[ChatEncoder, PreTrainedTokenizerBase],
 ) -> None:
-    for example in islice(formats.read(starter.resolve(data.train), data, skipped=[], limit=data.limit), RENDERED):
+    for example in tokenized.first_examples(data, RENDERED):
         try:
             wanted = mine[0].encode(example, loss_on=data.loss_on).input_ids
         except DataError:

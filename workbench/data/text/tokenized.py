@@ -22,6 +22,7 @@ from workbench.data.rows import RawRow, read_rows
 from workbench.data.text import contamination, encoded_rows, formats
 from workbench.data.text.decontamination import TextRow
 from workbench.data.text.encoded_rows import RowEncoder
+from workbench.data.text.formats import Example
 from workbench.data.text.quality import cleaning
 from workbench.data.text.tokenized_set import Splits, TokenizedSet, joined
 from workbench.errors import DataError
@@ -69,16 +70,15 @@ def load(
         trains[name] = _decontaminated(trains[name], texts, own)
     if config.select.by == "gradient":
         target_rows(config, tokenizer, template)  # what is wrong with them is told before anything trains
-    train, measured = _together(trains), _together(held_out)
-    assert train is not None and measured is not None
-    return Splits(_selected(train, trains, config, seed=seed), measured, _together(test))
+    train = _selected(together(trains), trains, config, seed=seed)
+    return Splits(train, together(held_out), together(test) if test else None)
 
 
 def read_files(
     named: Mapping[str, str], config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: RowEncoder
 ) -> TokenizedSet | None:
     """The rows of files by name together, tokenised; of the one that has no name; None where there is no file."""
-    return _together(read_each(named, config, tokenizer, template))
+    return together(sets) if (sets := read_each(named, config, tokenizer, template)) else None
 
 
 def read_each(
@@ -88,8 +88,9 @@ def read_each(
     return {name: read(path, config, tokenizer, template) for name, path in named.items()}
 
 
-def _together(sets: Mapping[str, TokenizedSet]) -> TokenizedSet | None:
-    return joined(sets) if sets.keys() - {""} else sets.get("")
+def together(sets: Mapping[str, TokenizedSet]) -> TokenizedSet:
+    """The rows of several sets, which they know by name; of one that has none (``) as they are."""
+    return joined(sets) if sets.keys() - {""} else sets[""]
 
 
 def read(
@@ -146,6 +147,13 @@ def target_rows(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template
     """The rows of `data.select.target`, whose gradients others are compared with."""
     assert config.select.target is not None
     return read(config.select.target, config.model_copy(update={"format": "auto", "columns": {}}), tokenizer, template)
+
+
+def first_examples(config: DataConfig, count: int) -> Iterator[Example]:
+    """Yield the first training examples of each source as they stand in its file, `count` of each."""
+    for own in config.training_files.values():
+        examples = formats.read(starter.resolve(own.train), own, skipped=[], limit=own.limit)
+        yield from itertools.islice(examples, count)
 
 
 def hold_out(tokens: TokenizedSet, *, share: float, seed: int) -> tuple[TokenizedSet, TokenizedSet]:
@@ -250,6 +258,17 @@ def _selected(train: TokenizedSet, parts: Mapping[str, TokenizedSet], config: Da
         config.select, train.lengths, seed=seed, texts=texts, target=partial(contamination.texts_of, config)
     )
     return train.subset(kept, note)
+
+
+def of_files(tokens: TokenizedSet, config: DataConfig) -> Iterator[tuple[TokenizedSet, DataConfig]]:
+    """Yield the rows of each training source of a set, and how its file is read; all rows where there is one."""
+    if not tokens.sources:
+        yield tokens, config
+        return
+    files = config.training_files
+    for number, name in enumerate(tokens.sources):
+        rows = tokens.subset(tokens.source_N == number)
+        yield replace(rows, source=files[name].train, sources={}), files[name]
 
 
 def raw_rows(tokens: TokenizedSet, config: DataConfig) -> Iterator[RawRow]:
