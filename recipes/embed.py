@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
 from workbench.config.tasks import HIDDEN
+from workbench.data import mixture
 from workbench.data.embedding import pair_data
 from workbench.data.embedding.pair_data import PairSplits
 from workbench.models import backbones, embedder
@@ -21,6 +22,7 @@ from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
+from workbench.training.limits import total_steps
 
 Scores = dict[str, Any]
 
@@ -42,5 +44,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, PairSplits, lis
     embedder.require_known_form(config)
     tokenizer = backbones.tokenizer(config.model)
     data = pair_data.load(config, tokenizer)
+    train = mixture.mixed(data.train, config)
+    mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = [data.train, data.held_out, *([data.test] if data.test else [])]
     return tokenizer, data, preflight.require_backbone(config, splits, HIDDEN)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config.tasks import HIDDEN, Task
-from workbench.data import named_sets
+from workbench.data import mixture, named_sets
 from workbench.data.batching import MicroBatch
 from workbench.data.embedding.pair_data import PairSplits
 from workbench.data.embedding.pair_set import PairSet
@@ -66,7 +66,7 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
         def passes(batch: MicroBatch, scale: float) -> Tensor:
             return live.pooled(batch).sum() * scale
 
-        return TrainingSignal(self.data.train, passes, whole=EmbeddingLoss(live))
+        return TrainingSignal(mixture.mixed(self.data.train, self.config), passes, whole=EmbeddingLoss(live))
 
     def width(self, live: Embedder) -> int:
         return live.width

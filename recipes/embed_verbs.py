@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from workbench.adapters import stock
 from workbench.config import RunConfig
-from workbench.data.batching import global_batch, steps_per_epoch
+from workbench.data import mixture
+from workbench.data.batching import Examples, global_batch, steps_per_epoch
 from workbench.data.embedding import pair_data, pair_records, pair_set, text_units
 from workbench.data.embedding.pair_data import PairSplits
 from workbench.data.embedding.pair_set import PairSet
@@ -72,17 +73,19 @@ class Angle:
 def inspect(config: RunConfig) -> EmbedInspection:
     """Everything that `run` does before it loads weights."""
     tokenizer, data, targets = prepare(config)
-    train = data.train
+    train, drawn = data.train, mixture.mixed(data.train, config)
+    steps = total_steps(config, len(drawn))
     chosen = np.unique(np.linspace(0, len(train) - 1, num=min(SHOWN, len(train)), dtype=np.int64)).tolist()
     return EmbedInspection(
         config=config,
         data=data,
         examples=[(train.place(row), _rendered(train, row, tokenizer.decode)) for row in chosen],
         targets=targets,
-        steps=total_steps(config, len(train)),
+        steps=steps,
         notes=[
+            *mixture.in_words(drawn, config, steps),
             _form(train, config),
-            *known_share(train, config),
+            *known_share(train, drawn, config),
             *(f"Left out: {each}" for each in train.skipped[:5]),
             *([train.cleaning.sentence] if train.cleaning else ()),
         ],
@@ -106,14 +109,19 @@ def _form(rows: PairSet, config: RunConfig) -> str:
     return f"Rows are {rows.form}: {len(rows.units.texts):,} texts{classes}{negatives}; loss {loss}.{mined}"
 
 
-def known_share(rows: PairSet, config: RunConfig) -> list[str]:
-    """Sentence on the passages of a batch that are known to belong to an anchor, and so are no negatives of it."""
+def known_share(rows: PairSet, drawn: Examples, config: RunConfig) -> list[str]:
+    """Sentence on the passages of a batch that are known to belong to an anchor, and so are no negatives of it.
+
+    Args:
+        drawn: The same rows as an epoch draws them.
+    """
     size, loss = config.batch.size, config.embed.loss_of(rows.form)
     if loss != "contrastive":
         return []
     known = others = 0
-    for step in range(min(LOOKED, steps_per_epoch(len(rows), size))):
-        texts = rows.texts(global_batch(step, rows=len(rows), size=size, seed=config.seed))
+    for step in range(min(LOOKED, steps_per_epoch(len(drawn), size))):
+        draws = global_batch(step, rows=len(drawn), size=size, seed=config.seed)
+        texts = rows.texts(drawn.sample(draws, epoch=0))
         known_BN = rows.known(texts.anchor_B, texts.passages)
         known += int(known_BN.sum()) - len(texts.anchor_B)
         others += known_BN.size - len(texts.anchor_B)

@@ -85,7 +85,7 @@ CASES = {
     ),
     # Splits.
     "held-out rows of another form": Case(
-        "other.jsonl: has columns of scored rows, and data.train has pairs ones",
+        "other.jsonl: has columns of scored rows, and the training rows are pairs ones",
         "anchor, positive",
         "data.held_out=other.jsonl",
         other=SCORED,

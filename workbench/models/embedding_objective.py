@@ -17,6 +17,7 @@ from workbench.config.embed_config import EmbedConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.embedding.pair_set import BatchTexts, PairSet
 from workbench.data.embedding.text_units import TextUnits
+from workbench.data.mixture import MixedRows
 from workbench.losses import embedding_losses as losses
 from workbench.models.embedder import Embedder
 
@@ -137,9 +138,10 @@ class EmbeddingLoss:
 
     def of(self, seen: Examples, rows: Indices) -> tuple[TextUnits, Indices, Callable[[], Iterator[Term]]]:
         """Texts of the rows, and the terms of their loss."""
-        assert isinstance(seen, PairSet)
-        terms = PairTerms(seen, rows, self.embedder.config, self.embedder.sizes)
-        return seen.units, terms.texts.every, terms.__iter__
+        pairs = seen.rows if isinstance(seen, MixedRows) else seen
+        assert isinstance(pairs, PairSet)
+        terms = PairTerms(pairs, rows, self.embedder.config, self.embedder.sizes)
+        return pairs.units, terms.texts.every, terms.__iter__
 
     def outputs(self, batch: MicroBatch) -> Tensor:
         """Embeddings of any length."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from workbench.config.embed_config import LOSSES, Form
 from workbench.data.embedding import pair_records, pair_set, text_units
 from workbench.data.embedding.pair_records import PairSource
 from workbench.data.embedding.pair_set import PairSet
+from workbench.data.folds.row_split import Class
 from workbench.data.folds.similarity import normalised
 from workbench.data.folds.stratified_holdout import hold_out
 from workbench.data.overlap import without_overlap
@@ -48,7 +50,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PairSplits:
     """
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     data = config.data
-    train = _of_one_class(pair_records.read(data.train, data, limit=data.limit))
+    train = _of_one_class(_read(data))
     _require_loss(config, train)
     held_out, test = (
         {name: _of_one_class(pair_records.read(path, data, form=train.form)) for name, path in files.items()}
@@ -73,13 +75,30 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PairSplits:
     return PairSplits(replace(encoded(train), cleaning=left_out), *measured)  # type: ignore[arg-type]
 
 
+def _read(data: DataConfig) -> PairSource:
+    """The training rows of all sources, whose form is that of the first."""
+    sets = dict[str, PairSource]()
+    for name, own in data.training_files.items():
+        form = next(iter(sets.values())).form if sets else None
+        sets[name] = pair_records.read(own.train, own, limit=own.limit, form=form)
+    return pair_records.joined(sets)
+
+
 def _cleaned(train: PairSource, data: DataConfig) -> tuple[PairSource, Cleaning | None]:
-    """Training rows without those of which `data.clean` flags a text, and what it found; None where it has no rule."""
+    """Training rows without those of which `data.clean` flags a text, and what it found; None where it has no rule.
+
+    Of duplicates in several sources, whose rows stand one after another, the first stays.
+    """
     if not data.clean:
         return train, None
-    rows = [row_texts.of_texts(record.place, record.texts) for record in train.records]
-    cleaning_report = cleaning.find(train.name, rows, data.clean)
-    return train.subset(cleaning_report.kept([record.place for record in train.records])), cleaning_report
+    files, rows = data.training_files.values(), [row_texts.of_texts(each.place, each.texts) for each in train.records]
+    counts = np.bincount(train.source_N, minlength=len(files)) if train.sources else [len(rows)]
+    left = iter(rows)
+    parts = [list(itertools.islice(left, count)) for count in counts]
+    read = [(own.train, part) for own, part in zip(files, parts, strict=True)]
+    reports = cleaning.find_in_sources(read, data.clean)
+    kept = [report.kept([row.place for row in part]) for report, part in zip(reports, parts, strict=True)]
+    return train.subset(np.concatenate(kept)), cleaning.joined(reports)
 
 
 def _require_loss(config: RunConfig, train: PairSource) -> None:
@@ -120,8 +139,14 @@ def _require_loss(config: RunConfig, train: PairSource) -> None:
 
 
 def _split(source: PairSource, *, share: float, seed: int) -> tuple[PairSource, PairSource]:
-    """Split off held-out rows; rows that share a text stay on one side, and a class keeps two texts to train on."""
-    strata, groups = [(record.label,) for record in source.records], _groups(source)
+    """Split off held-out rows of each class and source; rows that share a text stay on one side.
+
+    A class keeps two texts to train on.
+    """
+    strata: list[tuple[Class, ...]] = [(record.label,) for record in source.records]
+    if source.sources:
+        strata = [(*own, number) for own, number in zip(strata, source.source_N.tolist(), strict=True)]
+    groups = _groups(source)
     held_out = hold_out(strata, groups=groups, share=share, seed=seed)
     if source.form == "labelled":
         alone = _without_partners(source.subset(~held_out))

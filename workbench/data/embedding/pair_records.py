@@ -59,7 +59,8 @@ class PairSource:
     def subset(self, keep: npt.NDArray[np.bool_], note: str | None = None) -> PairSource:
         """The rows that `keep` marks; `note` is added to `skipped`."""
         kept = tuple(itertools.compress(self.records, keep.tolist()))
-        return replace(self, records=kept, skipped=(note, *self.skipped) if note else self.skipped)
+        source_N = self.source_N[keep] if self.sources else self.source_N
+        return replace(self, records=kept, source_N=source_N, skipped=(note, *self.skipped) if note else self.skipped)
 
 
 def joined(sets: Mapping[str, PairSource]) -> PairSource:
@@ -94,7 +95,7 @@ def read(source: str, config: DataConfig, *, limit: int | None = None, form: For
         own = _form(source, first, config.columns)
         if form not in (None, own):
             raise DataError(
-                f"{source}: has columns of {own} rows, and data.train has {form} ones. Give it the columns "
+                f"{source}: has columns of {own} rows, and the training rows are {form} ones. Give it the columns "
                 f"{', '.join(COLUMNS[form or own])}, or write data.columns with their names."
             )
         forms.append(own)
