@@ -137,7 +137,7 @@ def _as_learnt(base: ChatEncoder | MlmEncoder, config: RunConfig) -> Encoder:
     if config.recipe not in ("reinforce", "prefer", "reward"):
         return base
     assert isinstance(base, ChatEncoder)
-    return PromptEncoder(base, config.data.columns) if config.recipe == "reinforce" else JudgedEncoder(base)
+    return PromptEncoder(base) if config.recipe == "reinforce" else JudgedEncoder(base)
 
 
 def _numbered(read: SourceRows, by_place: Mapping[str, float]) -> dict[int, float]:

@@ -10,6 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
+from workbench.data.text import mixed_prompts
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_set import JudgedSet
 from workbench.data.text.token_masking import MlmEncoder
@@ -75,7 +76,7 @@ class PlannedRollouts(ReinforceRun):
 
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         section = self.config.reinforce
-        rows = RolloutRows(self.data.train, section)
+        rows = RolloutRows(mixed_prompts.drawn(self.data.train, self.config), section)
         read = partial(log_probs.read, live.model, live.head, section.temperature)
         return self.signal(rows, read)._replace(meter=None)
 

@@ -90,7 +90,7 @@ def _of_text(run: Path, config: RunConfig) -> TextReference:
     unmerged = exported.load(run, config)
     template: RowEncoder = unmerged.template
     if config.recipe == "reinforce" and isinstance(template, ChatEncoder):
-        template = PromptEncoder(template, config.data.columns)
+        template = PromptEncoder(template)
     held_out = tokenized.load(config.data, unmerged.tokenizer, template, seed=config.seed).held_out
     wanted = hidden_states(unmerged.model, unmerged.head, held_out, rows=ROWS)
     return TextReference(config, unmerged, held_out, wanted)

@@ -19,8 +19,9 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.config import RunConfig, tasks
+from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices, MicroBatch
-from workbench.data.text import answer_signals, tokenized
+from workbench.data.text import answer_signals, mixed_prompts, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.prompt_encoder import PromptEncoder
 from workbench.data.text.row_encoder import conversation_encoder
@@ -42,6 +43,7 @@ from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
+from workbench.training.limits import total_steps
 from workbench.training.reinforcement import log_probs
 from workbench.training.reinforcement.objective import ReinforceObjective
 from workbench.training.reinforcement.rollouts import LogProbReader, RolloutRows, Rollouts
@@ -74,8 +76,10 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
         )
     tokenizer = backbones.tokenizer(config.model)
     template = conversation_encoder(hub, tokenizer, template=read_template(config))
-    data = tokenized.load(config.data, tokenizer, PromptEncoder(template, config.data.columns), seed=config.seed)
+    data = tokenized.load(config.data, tokenizer, PromptEncoder(template), seed=config.seed)
     require_ends(data)
+    train = mixed_prompts.drawn(data.train, config)
+    mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = [RolloutRows(split, config.reinforce) for split in data if split is not None]
     modules = preflight.require_backbone(config, splits, tasks.of(config))
     start_adapter.require(config)
@@ -95,7 +99,7 @@ def judges(config: RunConfig, data: Splits, tokenizer: PreTrainedTokenizerBase) 
 
 def scored_rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder) -> TokenizedSet:
     """The prompts of `data.test` where there are any, else the held-out ones."""
-    encoder = PromptEncoder(template, config.data.columns)
+    encoder = PromptEncoder(template)
     split = tokenized.read_files(config.data.test_files, config.data, tokenizer, encoder)
     return split or tokenized.load(config.data, tokenizer, encoder, seed=config.seed).held_out
 
@@ -127,7 +131,7 @@ class ReinforceRun(StartedRun):
         section, device = self.config.reinforce, backbones.device()
         read = partial(log_probs.read, live.model, live.head, section.temperature)
         rows = Rollouts(
-            self.data.train,
+            mixed_prompts.drawn(self.data.train, self.config),
             section,
             AnswerSampler(live.model, known=len(self.tokenizer), stop=live.stop, temperature=section.temperature),
             self._judge(self.data.train),
@@ -163,7 +167,8 @@ class ReinforceRun(StartedRun):
     def held_out_loss(self, live: ExportedModel) -> tuple[float, Mapping[str, float]]:
         answers, _ = self._answered(live, self.data.held_out, None)
         mean = float(np.mean([each.reward for each in answers]))
-        return -mean, {"held_out_reward[mean]": mean}
+        by_source = {f"held_out_{name}": each for name, each in self._by_source(self.data.held_out, answers).items()}
+        return -mean, {"held_out_reward[mean]": mean, **by_source}
 
     def sampled(self, live: ExportedModel) -> Sequence[GeneratedAnswer]:
         if not self.answers_samples:
@@ -186,6 +191,7 @@ class ReinforceRun(StartedRun):
         scores["loss"] = -scores["reward"]
         if len(named) > 1:
             scores |= {f"reward[{name}]": float(values.mean()) for name, values in named.items()}
+        scores |= self._by_source(rows, answers)
         scores["answer_tokens"] = float(np.mean([len(ids) for ids in tokens]))
         scores["repetition"] = float(np.mean([answer_signals.repetition(each.answer) for each in answers]))
         return Scored({name: round(value, 6) for name, value in scores.items()}, answers)
@@ -194,8 +200,7 @@ class ReinforceRun(StartedRun):
         self, model: ExportedModel, rows: TokenizedSet, scoring: ModelResults | None
     ) -> tuple[list[RewardedAnswer], dict[str, Any]]:
         """Greedy answers to `evaluate.answers` prompts, evenly spaced, and their rewards by name."""
-        count = min(self.config.evaluate.answers or len(rows), len(rows))
-        chosen: Indices = np.unique(np.linspace(0, len(rows) - 1, num=count, dtype=np.int64))
+        chosen = self._chosen(rows)
         prompts, written = self._written(model, rows, chosen, scoring)
         judge = self._judge(rows)
         named = judge.of_texts(rows.rows[chosen].tolist(), written)
@@ -204,6 +209,16 @@ class ReinforceRun(StartedRun):
             for row, prompt, text, reward in zip(chosen, prompts, written, judge.total(named), strict=True)
         ]
         return answers, named
+
+    def _chosen(self, rows: TokenizedSet) -> Indices:
+        """Numbers of `evaluate.answers` prompts of each set, evenly spaced."""
+        most, sets = self.config.evaluate.answers, named_sets.rows_by_set(rows) or {"": np.arange(len(rows))}
+        return np.concatenate([own[_spaced(len(own), most or len(own))] for own in sets.values()])
+
+    def _by_source(self, rows: TokenizedSet, answers: Sequence[RewardedAnswer]) -> dict[str, float]:
+        """Mean reward of the answers to each source's prompts, by its name in scores.json."""
+        reward_N = np.asarray([each.reward for each in answers])
+        return named_sets.scored(rows.subset(self._chosen(rows)), lambda own: {"reward": float(reward_N[own].mean())})
 
     def _written(
         self, model: ExportedModel, rows: TokenizedSet, chosen: Indices, scoring: ModelResults | None
@@ -233,6 +248,11 @@ class ReinforceRun(StartedRun):
         buffer = io.BytesIO()
         pd.DataFrame(table).to_parquet(buffer)
         files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
+
+
+def _spaced(rows: int, count: int) -> Indices:
+    """At most `count` of so many rows, evenly spaced."""
+    return np.unique(np.linspace(0, rows - 1, num=min(count, rows), dtype=np.int64))
 
 
 def _with_interval(reward_N: Any) -> dict[str, float]:

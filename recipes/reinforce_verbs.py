@@ -10,7 +10,8 @@ from torch import nn
 
 from workbench import adapters, evaluation
 from workbench.config import RunConfig, tasks
-from workbench.data.text import answer_draws
+from workbench.data import mixture
+from workbench.data.text import answer_draws, mixed_prompts
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized_set import Splits
 from workbench.evaluation import rewards
@@ -33,13 +34,16 @@ def inspect(config: RunConfig) -> Inspection:
     """Findings of `check`, for a run that is not refused. Some answers are written, so that weights are read."""
     tokenizer, _, data, modules = reinforce.prepare(config)
     (judge, *_) = reinforce.judges(config, data, tokenizer)
+    drawn = mixed_prompts.drawn(data.train, config)
+    steps = total_steps(config, len(drawn))
     return Inspection(
         config=config,
         data=data,
         examples=_answered(config, data, judge),
         targets=modules,
-        steps=total_steps(config, len(data.train)),
+        steps=steps,
         notes=[
+            *mixture.in_words(drawn, config, steps),
             *_sizes(config, data),
             *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
             *_reference(config),

@@ -18,6 +18,7 @@ from tests.stopping import stop_after
 from workbench.errors import ConfigError, Stopped
 from workbench.recipes import check, reinforce, serve
 from workbench.recipes.load import load
+from workbench.recipes.plan import plan
 from workbench.training.reinforcement.rollout import Rollout
 
 RECIPE = """
@@ -116,6 +117,33 @@ def test_log_probabilities_are_those_of_the_model_and_of_the_backbone(trained: P
         differs = max(differs, float((found.old_ST[slot, : len(answer)].double() - read[1]).abs().max()))
     assert differs > 1e-4  # the shipped adapter has taken two steps since
     assert (found.reference_ST[~found.mask_ST] == 0).all()
+
+
+def test_prompts_of_several_sources_are_drawn_by_their_weights_also_after_a_stop(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files of one name, whose columns have different names; two updates on each answer."""
+    words = ["data.train=null", "data.mix.by=weight", "data.mix.rows=6", "batch.size=3", "save.every=2", "save.keep=9"]
+    for name, key, size in (("sums", "question", 20), ("tales", "ask", 5)):
+        (tmp_path / name).mkdir()
+        rows = [{key: f"{name} {n}?"} for n in range(size)]
+        (tmp_path / name / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        words.append(f"data.sources.{name}.path={tmp_path}/{name}/rows.jsonl")
+    words += ["data.sources.tales.columns={question: ask}", "data.sources.tales.weight=2"]
+    notes = "\n".join(check.check(load(str(recipe), words)).notes)
+    assert "sums: 16 rows" in notes and "tales: 4 rows" in notes and "66.7% of the draws, 1.00 passes" in notes
+    whole = run(recipe, tmp_path / "whole", *words)
+    prompts = reinforce.prepare(load(str(recipe), words))[2].train
+    taken = np.concatenate([rolled_out(whole, step).prompts_P.numpy() for step in (2, 4)]) % len(prompts)
+    assert sorted(prompts.source_N[taken]) == [0, 0, 1, 1, 1, 1]
+    scores = json.loads((whole / "scores.json").read_text())
+    assert all({"reward[sums]", "reward[tales]"} <= each.keys() for each in scores.values())
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(Stopped):
+            run(recipe, tmp_path / "broken", *words)
+    assert same(run(recipe, tmp_path / "broken", *words, resume=True), whole)
+    assert plan(load(str(recipe), words)).steps == 4
 
 
 @pytest.mark.slow

@@ -49,8 +49,10 @@ _ONLY_FOR = {
     "reinforce": ("reinforce",),
 }
 """Sections that only some recipes read."""
-_MIX_SOURCES = ("sft", "mlm", "classify", "prefer", "reward")
+_MIX_SOURCES = ("sft", "mlm", "classify", "prefer", "reward", "embed", "reinforce")
 """Recipes that mix rows of several sources."""
+_COMPARING = {"prefer": "answers", "reward": "answers", "embed": "rows of a batch", "reinforce": "rewards of answers"}
+"""Objects of the loss of a recipe, where it has none of single rows."""
 _SCORE_SETS = ("sft", "mlm", "classify", "crossval", "prefer", "reward", "embed")
 """Recipes that score several sets, each by its name."""
 
@@ -193,10 +195,10 @@ def _of_sources(config: RunSections) -> Iterator[str]:
             f"data.sources is for recipe={'|'.join(_MIX_SOURCES)}; recipe={config.recipe} reads one source. "
             "Write data.train."
         )
-    if data.mix.by == "learned" and config.recipe in ("prefer", "reward"):
+    if data.mix.by == "learned" and config.recipe in _COMPARING:
         yield (
             f"data.mix.by=learned compares sources by losses of single rows, and recipe={config.recipe} compares "
-            "answers. Write data.mix.by=size or weight."
+            f"{_COMPARING[config.recipe]}. Write data.mix.by=size or weight."
         )
     if data.curriculum.by != "none":
         yield "data.curriculum orders the rows of one source; data.sources mixes several. Leave one of them out."
@@ -210,10 +212,11 @@ def _of_sources(config: RunSections) -> Iterator[str]:
 def _of_evaluation_sets(config: RunSections) -> Iterator[str]:
     """Where held-out or test rows cannot be in several files."""
     data = config.data
-    for key, files in {"held_out": data.held_out, "test": data.test}.items():
+    shares = None if data.own_share is None else data.sources
+    for key, files in {"held_out": data.held_out, "test": data.test, "sources": shares}.items():
         if not isinstance(files, dict):
             continue
-        if config.recipe not in _SCORE_SETS:
+        if key != "sources" and config.recipe not in _SCORE_SETS:
             yield f"data.{key} names several files, which is for recipe={'|'.join(_SCORE_SETS)}. Write data.{key}=FILE."
         if config.recipe == "embed" and (sizes := {str(size) for size in config.embed.sizes} & files.keys()):
             yield (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from workbench.config.run_sections import RunSections
 
-_OF_ROWS = ("sampling", "curriculum", "length_warm_up", "augment", "clean", "decontaminate", "mix", "drop_suspects")
+_OF_ROWS = ("sampling", "curriculum", "length_warm_up", "augment", "clean", "decontaminate", "drop_suspects")
 """Keys of `data` that are for rows with an answer, or order them by it."""
 
 
@@ -43,6 +43,12 @@ def _of_rows(config: RunSections) -> Iterator[str]:
         yield "recipe=reinforce learns from the answers that it writes, and from no other text: leave data.loss_on out."
     if given := [f"data.{key}" for key in _OF_ROWS if data.differs(key)]:
         yield f"recipe=reinforce reads prompts, and writes the answers itself: leave {', '.join(given)} out."
+    named = {"mean", *(each.name for each in config.rewards)}
+    if data.own_share is not None and (same := sorted(named & data.sources.keys())):
+        yield (
+            f"data.sources.{same[0]}: mean rewards of a source and of a reward would have one name. "
+            "Give the source another one."
+        )
     if data.select.by != "all" and data.select.by_backbone:
         yield f"data.select.by={data.select.by} reads answers, and recipe=reinforce reads prompts. Write by=random."
     if data.weighs:

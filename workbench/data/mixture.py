@@ -56,6 +56,12 @@ class MixedRows(ResampledRows[R]):
         """Rows of each source."""
         return [np.flatnonzero(self.rows.source_N == number) for number in range(len(self.share_S))]
 
+    @cached_property
+    def most_draws(self) -> int:
+        """Times that an epoch draws a row at most: it may begin and end within a pass over the rows of a source."""
+        most_S = np.ceil(self.share_S * self.draws).astype(np.int64) + 1  # what rounding owes is less than a row
+        return max(-(-(int(most) - 1) // len(own)) + 1 for most, own in zip(most_S, self.members, strict=True))
+
     def taken(self, number: int, *, first: int, count: int) -> Indices:
         """`count` rows of source `number`, from its draw `first` (of the whole run) on."""
         return endless(self.members[number], first=first, count=count, seed=(self.seed, 7, number))
@@ -145,7 +151,7 @@ def require_passes(train: Examples, config: TrainingSections, steps: int | None)
             "  Write train.epochs or train.steps too."
         )
     assert isinstance(train, MixedRows)
-    drawn = steps * config.batch.size
+    drawn = _draws(config, steps)
     if config.data.mix.by == "learned":
         _require_enough(train, config, drawn)
         return
@@ -178,11 +184,16 @@ def in_words(train: Examples, config: TrainingSections, steps: int | None) -> li
     for number, name in enumerate(config.data.sources):
         members, share = train.members[number], float(train.share_S[number])
         known = steps is not None and config.data.mix.by != "learned"
-        passes = f", {share * (steps or 0) * config.batch.size / len(members):.2f} passes" if known else ""
+        passes = f", {share * _draws(config, steps or 0) / len(members):.2f} passes" if known else ""
         tokens = int(train.lengths[members].sum())
         lines.append(f"  {name}: {len(members):,} rows, {tokens:,} tokens; {share:.1%} of the draws{passes}")
     learned = config.data.mix.in_words()
     return [f"Sources, {train.draws:,} rows an epoch:", *lines, *([learned] if learned else [])]
+
+
+def _draws(config: TrainingSections, steps: int) -> int:
+    """Rows that a run of so many optimizer steps draws, of which several may be on the same rows."""
+    return -(-steps // config.steps_on_rows) * config.batch.size
 
 
 @lru_cache(maxsize=2)

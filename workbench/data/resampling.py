@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from typing_extensions import Self
 
-from workbench.data.batching import Examples, Floats, Indices, MicroBatch, Weights
+from workbench.data.batching import Examples, Floats, Indices, MicroBatch, Weights, global_batch
 
 R = TypeVar("R", bound=Examples)
 
@@ -58,3 +58,24 @@ def endless(members: Indices, *, first: int, count: int, seed: Sequence[int]) ->
     needed = -(-(offset + count) // len(members))
     shuffled = [np.random.default_rng([*seed, passes + ahead]).permutation(members) for ahead in range(needed)]
     return np.concatenate([members[:0], *shuffled])[offset : offset + count]
+
+
+def numbered(row_M: Indices, *, rows: int, seed: int, epoch: int) -> Indices:
+    """A number for each draw of an epoch: `row + repeat * rows`, of a row that `repeat` earlier draws have taken.
+
+    Args:
+        row_M: The row of each draw, of 0 to M - 1.
+        rows: N, of which draws take some.
+        seed: Of the run, by which draws are dealt to steps.
+    """
+    order_M = global_batch(epoch, rows=len(row_M), size=len(row_M), seed=seed)
+    return row_M + rows * _earlier(row_M[order_M])[np.argsort(order_M)]
+
+
+def _earlier(row_M: Indices) -> Indices:
+    """How often the row of each draw (M,) stands before it."""
+    order = np.argsort(row_M, kind="stable")
+    _, first, count = np.unique(row_M[order], return_index=True, return_counts=True)
+    found_M = np.empty_like(row_M)
+    found_M[order] = np.arange(len(row_M)) - np.repeat(first, count)
+    return found_M

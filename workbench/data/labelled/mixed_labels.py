@@ -6,7 +6,7 @@ Legend: S sources, M draws of an epoch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -27,12 +27,6 @@ class MixedLabelledRows(MixedRows[LabelledSet], RepeatedRows):
         """Numbers that the draws (of 0 to M - 1) of an epoch take: those of each source in turn."""
         taken: Indices = _table(self, epoch)[draws]
         return taken
-
-    @cached_property
-    def most_draws(self) -> int:
-        """Times that an epoch draws a row at most: it may begin and end within a pass over the rows of a source."""
-        most_S = np.ceil(self.share_S * self.draws).astype(np.int64) + 1  # what rounding owes is less than a row
-        return max(-(-(int(most) - 1) // len(own)) + 1 for most, own in zip(most_S, self.members, strict=True))
 
 
 def drawn(rows: LabelledSet, config: RunConfig) -> LabelledSet | ClassBalancedRows | MixedLabelledRows:

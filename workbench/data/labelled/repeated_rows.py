@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.data.batching import Indices, MicroBatch, Weights, global_batch
+from workbench.data import resampling
+from workbench.data.batching import Indices, MicroBatch, Weights
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.resampling import ResampledRows
 
@@ -60,18 +61,8 @@ class RepeatedRows(ResampledRows[LabelledSet]):
         """
         if not self.rows.inputs.redrawn:
             return row_M
-        order_M = global_batch(epoch, rows=len(row_M), size=len(row_M), seed=seed)
-        return row_M + len(self.rows) * _earlier(row_M[order_M])[np.argsort(order_M)]
+        return resampling.numbered(row_M, rows=len(self.rows), seed=seed, epoch=epoch)
 
     @property
     def _times(self) -> int:
         return self.most_draws if self.rows.inputs.redrawn else 1
-
-
-def _earlier(row_M: Indices) -> Indices:
-    """How often the row of each draw (M,) stands before it."""
-    order = np.argsort(row_M, kind="stable")
-    _, first, count = np.unique(row_M[order], return_index=True, return_counts=True)
-    found_M = np.empty_like(row_M)
-    found_M[order] = np.arange(len(row_M)) - np.repeat(first, count)
-    return found_M

@@ -15,10 +15,9 @@ from typing import Any, Literal, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.batching import MicroBatch, Row, collate
-from workbench.data.rows import read_rows
 from workbench.data.text.answer_masks import AnswerMasker, Conversation, assistants, wholes, written_out
 from workbench.data.text.chat_tokenizer import ChatTokenizer
-from workbench.data.text.formats import Conversion, Example
+from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.data.text.messages import Message, last_answer_only, split_thoughts, thoughts
 from workbench.data.text.template_segments import Rendering
 from workbench.errors import BackboneError, DataError, WorkbenchError
@@ -120,7 +119,7 @@ class ChatEncoder:
 
     conversion: Conversion | None = None
     """Rows are read as their format says."""
-    reader = staticmethod(read_rows)
+    reader: Reader | None = None
     """They are those of the file."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> None:

@@ -12,7 +12,7 @@ import itertools
 import os
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +23,6 @@ from datasets import Sequence as ListOf
 
 from workbench.config import DataConfig
 from workbench.data.batching import MicroBatch, Row
-from workbench.data.rows import RawRow
 from workbench.data.text import chat, formats, judged_encoder
 from workbench.errors import DataError, FileError, WorkbenchError
 
@@ -60,8 +59,8 @@ class RowEncoder(Protocol):
         """How rows are read where they are not read as their format says."""
 
     @property
-    def reader(self) -> Callable[[str], Iterator[RawRow]]:
-        """Yields the raw rows of a source."""
+    def reader(self) -> formats.Reader | None:
+        """How a file is read where its rows are not taken as they are."""
 
     @property
     def identity(self) -> list[Any]:

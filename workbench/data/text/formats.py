@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 Columns = Mapping[str, Any]
+Reader = Callable[[str, Mapping[str, str]], Iterator[RawRow]]
+"""From a source and the renamed columns to its raw rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def read(
     limit: int | None = None,
     weighted: bool = False,
     conversion: Conversion | None = None,
-    reader: Callable[[str], Iterator[RawRow]] = read_rows,
+    reader: Reader | None = None,
 ) -> Iterator[Example]:
     """Iterate over the examples of a file, a folder or a hub data set, in their order.
 
@@ -73,7 +75,7 @@ def read(
         limit: Rows to read; None for all.
         weighted: Whether to read how often each counts, where `config.columns` says in which column; else once each.
         conversion: Converts columns in place of the format's own conversion.
-        reader: Yields the raw rows of `source`.
+        reader: Yields the raw rows of `source` in place of `read_rows`.
 
     Raises:
         DataError: As `convert_rows`; or no format fits the columns.
@@ -94,7 +96,8 @@ def read(
         return convert
 
     refuse = config.on_bad_row == "refuse"
-    return convert_rows(source, converter, refuse=refuse, skipped=skipped, limit=limit, reader=reader)
+    raw = read_rows if reader is None else lambda source: reader(source, config.columns)
+    return convert_rows(source, converter, refuse=refuse, skipped=skipped, limit=limit, reader=raw)
 
 
 def convert(row: RawRow, config: DataConfig) -> Example | None:

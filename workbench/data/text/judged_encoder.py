@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from workbench.config import DataConfig
-from workbench.data.rows import read_rows
 from workbench.data.text import chat, judged_answers
 from workbench.data.text.chat import Encoded, LossOn
-from workbench.data.text.formats import Conversion, Example
+from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.data.text.wrapped_encoder import WrappedEncoder
 from workbench.errors import DataError
 
@@ -23,7 +22,7 @@ class JudgedEncoder(WrappedEncoder):
 
     conversion: Conversion = judged_answers.convert
     """How rows are read."""
-    reader = staticmethod(read_rows)
+    reader: ClassVar[Reader | None] = None
     """They are those of the file."""
 
     @property

@@ -21,17 +21,12 @@ class PromptEncoder(WrappedEncoder):
     """Writes the prompt of an example as `base` writes conversations, and behind it the token that ends an answer.
 
     That token is the only one that carries loss, so that a row knows where an answer begins and how it ends.
-
-    Args:
-        columns: `data.columns`.
     """
 
-    columns: Mapping[str, str]
-
-    def reader(self, source: str) -> Iterator[RawRow]:
-        """Yield the rows of a source, with a placeholder where there is no answer."""
+    def reader(self, source: str, columns: Mapping[str, str]) -> Iterator[RawRow]:
+        """Yield the rows of a source, whose columns `columns` renames, with a placeholder where there is no answer."""
         for row in read_rows(source):
-            yield replace(row, columns=_answered(row.columns, self.columns))
+            yield replace(row, columns=_answered(row.columns, columns))
 
     def conversion(self, name: str, place: str, columns: Mapping[str, Any]) -> Example | None:
         """The prompt of a row, with a placeholder as its answer."""

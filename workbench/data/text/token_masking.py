@@ -13,9 +13,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, padded
-from workbench.data.rows import read_rows
 from workbench.data.text.chat import Encoded, LossOn, outcomes
-from workbench.data.text.formats import Conversion, Example
+from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.errors import BackboneError, DataError, WorkbenchError
 
 MASKED, RANDOM = 0.8, 0.1
@@ -36,7 +35,7 @@ class MlmEncoder:
 
     conversion: Conversion | None = None
     """Rows are read as their format says."""
-    reader = staticmethod(read_rows)
+    reader: Reader | None = None
     """They are those of the file."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, share: float, seed: int) -> None:

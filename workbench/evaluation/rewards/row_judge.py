@@ -32,12 +32,15 @@ class RowJudge:
         whole = replace(rows, rows=np.arange(len(rows.table)))
         self.table = rows.table
         self._rewards, self._tokenizer = rewards, tokenizer
-        self._config = config.model_copy(update={"limit": None})
-        self._raw: list[RawRow] = list(tokenized.raw_rows(whole, self._config))
+        unlimited = config.model_copy(update={"limit": None})
+        self._raw: list[tuple[RawRow, DataConfig]] = [
+            (raw, own) for part, own in tokenized.of_files(whole, unlimited) for raw in tokenized.raw_rows(part, own)
+        ]
+        """Each row of the table, and how its file is read."""
 
     def require(self, sources: Sequence[RewardSource]) -> None:
         """Raise DataError where a row has no column that a reward reads."""
-        require_columns(sources, ((raw.place, raw.columns) for raw in self._raw))
+        require_columns(sources, ((raw.place, raw.columns) for raw, _ in self._raw))
 
     def named(self, rows: Sequence[int], answers: Sequence[Indices]) -> dict[str, Floats]:
         """Rewards of answers by their names, from the number of each one's row and its tokens.
@@ -63,7 +66,7 @@ class RowJudge:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     def _answer(self, row: int, text: str) -> Answer:
-        raw = self._raw[row]
-        question = prompts.question(raw, self._config)
+        raw, config = self._raw[row]
+        question = prompts.question(raw, config)
         assert question is not None, "what is no prompt is no row of the table"
         return answer_to(question, text, raw.columns)

@@ -23,6 +23,7 @@ from workbench.data.batching import Indices, MicroBatch, Row, micro_batches
 from workbench.data.text import answer_draws
 from workbench.data.text.answer_draws import Floats
 from workbench.data.text.judged_set import ANSWER, ROW, with_answers
+from workbench.data.text.mixed_prompts import MixedPrompts
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.losses import advantages, policy_losses
 from workbench.training import capacity
@@ -80,11 +81,14 @@ class RolloutRows:
     Nothing writes them here: they are as long as they may be.
 
     Args:
-        prompts: Rows of a prompt and the token that ends an answer.
+        prompts: Rows of a prompt and the token that ends an answer; of several sources, as an epoch draws them.
     """
 
-    def __init__(self, prompts: TokenizedSet, config: ReinforceConfig) -> None:
-        self.prompts, self.config = prompts, config
+    def __init__(self, prompts: TokenizedSet | MixedPrompts, config: ReinforceConfig) -> None:
+        self._drawn = prompts
+        self.prompts = prompts = prompts.numbered if isinstance(prompts, MixedPrompts) else prompts
+        """The prompt of each number that a draw may take."""
+        self.config = config
         self.now = rollout.blank(config.max_new_tokens)
         """The answers of the present step."""
         self.figures: dict[str, float] = {}
@@ -95,7 +99,7 @@ class RolloutRows:
         self._place: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self.prompts)
+        return len(self._drawn)
 
     @property
     def lengths(self) -> Indices:
@@ -122,8 +126,8 @@ class RolloutRows:
         return self.prompts.place(index if self.config.pairs else index // self.config.answers)
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """The examples of the answers to the prompts `draws`."""
-        return self._examples(draws)
+        """The examples of the answers to the prompts that some draws take."""
+        return self._examples(self._drawn.sample(draws, epoch=epoch))
 
     @property
     def _distinct(self) -> Indices:
@@ -221,7 +225,7 @@ class Rollouts(RolloutRows):
 
     def __init__(
         self,
-        prompts: TokenizedSet,
+        prompts: TokenizedSet | MixedPrompts,
         config: ReinforceConfig,
         sampler: SamplesAnswers,
         judge: Judge,
@@ -236,9 +240,10 @@ class Rollouts(RolloutRows):
         self._seed, self._stop = seed, stop
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """The examples of the answers to the prompts `draws`, which are written where the step is new."""
-        if not self.now.of(draws, epoch):
-            self._use(self._written(draws, epoch))
+        """The examples of the answers to the prompts that some draws take, which are written where the step is new."""
+        prompts = self._drawn.sample(draws, epoch=epoch)
+        if not self.now.of(prompts, epoch):
+            self._use(self._written(prompts, epoch))
         if not self._complete:
             self._use(self._read(self.now))
         return self._distinct
@@ -270,20 +275,29 @@ class Rollouts(RolloutRows):
         replaced = 0
         for attempt in range(1, self.config.settings.resample + 1):
             dull = [number for number, group in enumerate(groups) if group.dull]
-            others = self._others([group.prompt for group in groups], len(dull), key=[epoch, int(draws[0]), attempt])
-            if not len(others):
+            others = self._others([group.prompt for group in groups], dull, key=[epoch, int(draws[0]), attempt])
+            if not others:
                 break
-            fresh = self._groups(others, key=[epoch, int(draws[0]), attempt])
-            for number, group in zip(dull, fresh, strict=False):
+            fresh = self._groups(np.asarray(list(others.values())), key=[epoch, int(draws[0]), attempt])
+            for number, group in zip(others, fresh, strict=True):
                 groups[number] = group
             replaced += len(fresh)
         limit = self.config.max_new_tokens
         return rollout.rolled_out(groups, draws, epoch, limit=limit, stop=self._stop, replaced=replaced)
 
-    def _others(self, taken: Sequence[int], count: int, *, key: Sequence[int]) -> Indices:
-        """So many prompts that the step has not, as far as there are any."""
-        order = np.random.default_rng([self._seed, SEED, *key]).permutation(len(self.prompts))
-        return order[~np.isin(order, taken)][:count]
+    def _others(self, taken: Sequence[int], dull: Sequence[int], *, key: Sequence[int]) -> dict[int, int]:
+        """In place of each of the `dull` ones of the step's prompts another one of its source, as far as there are any.
+
+        Args:
+            taken: The step's prompts.
+            dull: Places among them.
+        """
+        count, source_N = len(np.unique(self.prompts.rows)), self.prompts.source_N
+        order = np.random.default_rng([self._seed, SEED, *key]).permutation(count)
+        free = order[~np.isin(order, np.asarray(taken) % count)]
+        of_source = {source: iter(free[source_N[free] == source].tolist()) for source in np.unique(source_N[free])}
+        others = {place: next(of_source.get(source_N[taken[place]], iter(())), None) for place in dull}
+        return {place: other for place, other in others.items() if other is not None}
 
     def _groups(self, prompts: Indices, *, key: Sequence[int]) -> list[Group]:
         """Answers to prompts, with their rewards."""

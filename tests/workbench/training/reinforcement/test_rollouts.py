@@ -19,6 +19,7 @@ from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import tokenized
 from workbench.data.text.answer_draws import Floats
 from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.mixed_prompts import MixedPrompts
 from workbench.data.text.prompt_encoder import PromptEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.losses import advantages
@@ -75,7 +76,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Tokenized
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = AutoTokenizer.from_pretrained(stories)
     config = DataConfig(train=str(path))
-    return tokenized.read(str(path), config, tokenizer, PromptEncoder(ChatEncoder(tokenizer), {}))
+    return tokenized.read(str(path), config, tokenizer, PromptEncoder(ChatEncoder(tokenizer)))
 
 
 def flat(batch: MicroBatch) -> torch.Tensor:
@@ -83,7 +84,7 @@ def flat(batch: MicroBatch) -> torch.Tensor:
 
 
 def rollouts(
-    prompts: TokenizedSet, judge: Lengths | None = None, *, scribe: Scribe | None = None, **settings: Any
+    prompts: TokenizedSet | MixedPrompts, judge: Lengths | None = None, *, scribe: Scribe | None = None, **settings: Any
 ) -> Rollouts:
     config = ReinforceConfig.model_validate({"answers": 4, "max_new_tokens": 6, "beta": 0, **settings})
     reader = LogProbReader(flat, nullcontext, torch.device("cpu"), width=8)
@@ -172,6 +173,35 @@ def test_prompts_without_a_signal_are_replaced_by_others_a_few_times(prompts: To
     bounded = Lengths(dull=range(COUNT))
     rollouts(prompts, bounded, resample=2).sample(DRAWS, epoch=0)
     assert len(bounded.asked) == 4 * 3 * 3
+
+
+def test_a_prompt_that_a_step_draws_twice_has_answers_of_its_own_each_time(prompts: TokenizedSet) -> None:
+    """Of two sources of 6 and 2 prompts, the second of which has all draws but one."""
+    named = replace(prompts, sources={"many": 0, "few": 6})
+    found = rollouts(MixedPrompts(named, np.asarray([0.1, 0.9]), 10, 3))
+    assert len(found) == 10
+    examples = found.sample(np.arange(10), epoch=0)
+    numbers = found.now.prompts_P.numpy()
+    assert len(set(numbers.tolist())) == 10 and np.bincount(numbers % COUNT, minlength=8)[6:].tolist() in (
+        [4, 5],
+        [5, 4],
+    )
+    twice = [place for place, number in enumerate(numbers) if number % COUNT == 6][:2]
+    tokens_PGT = found.now.tokens_ST.view(10, 4, -1)
+    assert not torch.equal(*(tokens_PGT[place] for place in twice))
+    batch = found.batch(examples)
+    lengths = [int(length) for length in batch.row_tokens] if batch.row_tokens is not None else []
+    assert lengths == found.lengths[examples].tolist()
+
+
+def test_a_prompt_without_a_signal_is_replaced_by_one_of_its_source(prompts: TokenizedSet) -> None:
+    named = replace(prompts, sources={"many": 0, "few": 6})
+    found = rollouts(MixedPrompts(named, np.asarray([0.5, 0.5]), 4, 3), Lengths(dull=[0, 1, 2, 6, 7]), resample=20)
+    for epoch in range(6):
+        found.sample(np.arange(4), epoch=epoch)
+        rows = found.now.prompts_P.numpy() % COUNT
+        assert sorted(rows // 6) == [0, 0, 1, 1] and len(set(rows.tolist())) == 4
+        assert set(rows.tolist()) == {6, 7} | set(rows[rows < 6].tolist()) and not {0, 1, 2} & set(rows.tolist())
 
 
 def test_long_answers_lose_reward_and_cut_ones_loss(prompts: TokenizedSet) -> None:
