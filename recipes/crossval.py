@@ -106,7 +106,8 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     reader = row_readers.of_backbone(config)
     data = fold_data.load(config, reader, frozen_features.of_sources(config.model, reader))
     unlabelled = data.unlabelled and training_rows(data.unlabelled, config, reader)
-    data = data._replace(rows=training_rows(data.rows, config, reader), unlabelled=unlabelled)
+    together = row_readers.augmented_together(data.rows, config, reader)
+    data = data._replace(rows=training_rows(together, config, reader), unlabelled=unlabelled)
     _, notes = neighbour_correction.fitting(config.correction, data.folds, data.cluster_N)
     if config.data.drop_suspects:
         suspects.require_classes(data.folds, data.labels, data.rows.targets_NC)

@@ -62,8 +62,8 @@ def write(
     context.log.write(folds=folds, summary=summary, duplicates=_duplicates(context))
     baseline_NC = target_scores.baseline(labels, data.rows.targets_NC, rows=len(data.rows))
     scores: Scores = {
-        "before": target_scores.scores(labels, baseline_NC, data.rows.targets_NC),
-        "after": target_scores.value_scores(labels, predictions.oof_NC, data.rows.targets_NC),
+        "before": target_scores.scores_of(labels, baseline_NC, data.rows),
+        "after": target_scores.value_scores_of(labels, predictions.oof_NC, data.rows),
     }
     if data.test is not None and predictions.test_TC is not None:
         scores["test"] = target_scores.value_scores_of(labels, predictions.test_TC, data.test)

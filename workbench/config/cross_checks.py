@@ -24,7 +24,7 @@ from workbench.config import (
     stacking_checks,
     thinning_checks,
 )
-from workbench.config.basic_sections import ModelConfig
+from workbench.config.basic_sections import DataConfig, ModelConfig
 from workbench.config.clean_rules import ANSWER_RULES, DUPLICATE_RULES
 from workbench.config.optimizer_config import ADAMS
 from workbench.config.run_sections import RunSections
@@ -49,8 +49,6 @@ _ONLY_FOR = {
     "reinforce": ("reinforce",),
 }
 """Sections that only some recipes read."""
-_MIX_SOURCES = ("sft", "mlm", "classify", "prefer", "reward", "embed", "reinforce")
-"""Recipes that mix rows of several sources."""
 _COMPARING = {"prefer": "answers", "reward": "answers", "embed": "rows of a batch", "reinforce": "rewards of answers"}
 """Objects of the loss of a recipe, where it has none of single rows."""
 _SCORE_SETS = ("sft", "mlm", "classify", "crossval", "prefer", "reward", "embed")
@@ -190,11 +188,8 @@ def _of_sources(config: RunSections) -> Iterator[str]:
     data = config.data
     if not data.sources:
         return
-    if config.recipe not in _MIX_SOURCES:
-        yield (
-            f"data.sources is for recipe={'|'.join(_MIX_SOURCES)}; recipe={config.recipe} reads one source. "
-            "Write data.train."
-        )
+    if config.recipe == "crossval":
+        yield from _of_one_set(data)
     if data.mix.by == "learned" and config.recipe in _COMPARING:
         yield (
             f"data.mix.by=learned compares sources by losses of single rows, and recipe={config.recipe} compares "
@@ -202,10 +197,25 @@ def _of_sources(config: RunSections) -> Iterator[str]:
         )
     if data.curriculum.by != "none":
         yield "data.curriculum orders the rows of one source; data.sources mixes several. Leave one of them out."
-    if config.classes.sampling not in ("auto", "none"):
+    if config.classes.sampling not in ("auto", "none") and config.recipe != "crossval":
         yield (
             f"classes.sampling={config.classes.sampling} draws rows by their class, and data.sources by their source. "
             "Leave classes.sampling out; classes.weights=balanced weighs rare classes in the loss."
+        )
+
+
+def _of_one_set(data: DataConfig) -> Iterator[str]:
+    """Where the sources of a cross-validation would not be one set of rows."""
+    uneven = [
+        f"data.sources.{name}.{key}"
+        for name, source in data.sources.items()
+        for key in ("weight", "passes")
+        if source.differs(key)
+    ]
+    if uneven := [*uneven, *(["data.mix"] if data.differs("mix") else [])]:
+        yield (
+            f"{', '.join(uneven)}: recipe=crossval deals the rows of all sources into folds as one set, and draws each "
+            "as often as any other. Leave it out; data.columns={weight: NAME} says how much single rows count."
         )
 
 

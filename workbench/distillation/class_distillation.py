@@ -158,7 +158,7 @@ def require_own_rows(teacher: ClassTeacher, run: Path, train: LabelledSet, stude
         raise ConfigError(
             f"distill.teacher.out_of_fold: only {own} of the {len(train)} training rows of {train.source} stand in "
             f"{path}. Write distill.teacher.out_of_fold=false, or the data.train of the cross-validation, "
-            f"{teacher.config.data.train}."
+            f"{' + '.join(own.train for own in teacher.config.data.training_files.values())}."
         )
 
 

@@ -111,6 +111,6 @@ def _training_records(config: RunConfig, reader: PictureReader) -> Sequence[Labe
     """Rows that train: without held-out ones; of a cross-validation those of all folds, without what the test holds."""
     if config.recipe != "crossval":
         return labelled_data.load(config, reader).train.records
-    records = reader.read(config.data.train, limit=config.data.limit).records
+    read = labelled_data.read_training(config.data, reader)
     test = {key for path in config.data.test_files.values() for key in reader.read(path).keys}
-    return [record for record in records if record.key not in test]
+    return [record for each in read.values() for record in each.records if record.key not in test]

@@ -80,10 +80,12 @@ def rare_class(rows: LabelledSet) -> int | None:
 def balances(config: RunConfig) -> bool:
     """Whether `classes.sampling: auto` balances unequal classes: labels are one class, and no other setting does.
 
-    A curriculum draws each row equally often, a sampler by its loss, and a mixture by its source.
+    A curriculum draws each row equally often, a sampler by its loss, and a mixture by its source; a cross-validation
+    deals the rows of all sources as one set.
     """
     classes, data = config.classes, config.data
-    ordered = data.curriculum.by != "none" or data.sampling.draws or bool(data.sources)
+    mixed = bool(data.sources) and config.recipe != "crossval"
+    ordered = data.curriculum.by != "none" or data.sampling.draws or mixed
     chosen = classes.weights != "none" or classes.logit_adjustment > 0 or ordered
     return classes.sampling == "auto" and classes.kind == "one" and not chosen
 

@@ -18,13 +18,22 @@ from workbench.data.folds import duplicates, stratification
 from workbench.data.folds.duplicates import DuplicateClusters, DuplicateReport
 from workbench.data.folds.row_split import FoldAssignment, Groups, singletons
 from workbench.data.folds.similarity import Ints
-from workbench.data.labelled import labels
-from workbench.data.labelled.labelled_data import LabelledSet, cleaned, decontaminated, encode, encode_each, read_each
+from workbench.data.labelled import labels, records
+from workbench.data.labelled.labelled_data import (
+    LabelledSet,
+    cleaned,
+    decontaminated,
+    encode,
+    encode_each,
+    read_each,
+    read_training,
+)
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.record_table import RawRows
 from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.text import contamination
+from workbench.data.text.contamination import Contamination
 from workbench.errors import DataError
 
 Features: TypeAlias = Callable[[Sequence[RecordSource]], NDArray[np.float32]]
@@ -74,14 +83,18 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
         features: Needed where `duplicates.features` compares them.
     """
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
-    train = reader.read(config.data.train, limit=config.data.limit, weighted=True)
-    test = read_each(config.data.test_files, reader)
-    stratification.require_labelled(RawRows(train.records), train.labels)
-    trains, left_out = cleaned({"": train}, config, reader)
-    train, contamination_report = decontaminated(trains[""], contamination.evaluation_sets({}, test), config, reader)
+    trains, test = read_training(config.data, reader), read_each(config.data.test_files, reader)
+    for each in trains.values():
+        stratification.require_labelled(RawRows(each.records), each.labels)
+    trains, left_out = cleaned(trains, config, reader)
+    sets, contamination_reports = contamination.evaluation_sets({}, test), list[Contamination | None]()
+    for name, each in trains.items():
+        trains[name], matched = decontaminated(each, sets, config, reader)
+        contamination_reports.append(matched)
+    train = records.joined(trains)
     find = partial(_duplicates, reader=reader, config=config, features=features)
     clean = _deduplicate(train, list(test.values()), find, config)
-    meaning = labels.fit(config.classes.kind, clean.source.labels, source=config.data.train)
+    meaning = labels.fit(config.classes.kind, clean.source.labels, source=train.name)
     folds = stratification.make_folds(
         config.folds,
         RawRows(clean.source.records),
@@ -92,7 +105,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     return FoldData(
         rows=replace(
             encode(clean.source, reader, meaning).reweighted(clean.weight_N),
-            contamination=contamination_report,
+            contamination=contamination.joined(contamination_reports),
             cleaning=left_out,
         ),
         folds=folds,

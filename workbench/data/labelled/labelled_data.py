@@ -5,7 +5,6 @@ Legend: N rows, B rows of a micro-batch, C outputs (classes, or 1 for a number).
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workbench.config import RunConfig
+from workbench.config import DataConfig, RunConfig
 from workbench.config.curriculum_config import CurriculumConfig
 from workbench.data import dataset_facts, difficulty, selection
 from workbench.data.batching import Indices, MicroBatch, Weights
-from workbench.data.labelled import held_out_rows, labels, record_table
+from workbench.data.labelled import held_out_rows, labels, record_table, records
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import RecordSource
@@ -223,11 +222,10 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     """Read and split; refuses data with nothing to learn or to measure."""
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     held_out, test = (read_each(files, reader) for files in (config.data.held_out_files, config.data.test_files))
-    trains, shares = {}, dict[str, RecordSource]()
-    for name, own in config.data.training_files.items():
-        trains[name] = reader.read(own.train, limit=own.limit, weighted=True, columns=own.columns)
-        if config.data.own_share is not None:
-            trains[name], shares[name] = held_out_rows.split(trains[name], config, share=config.data.own_share)
+    trains, shares = read_training(config.data, reader), dict[str, RecordSource]()
+    if config.data.own_share is not None:
+        for name, train in trains.items():
+            trains[name], shares[name] = held_out_rows.split(train, config, share=config.data.own_share)
     held_out = held_out or shares
     sets = contamination.evaluation_sets(held_out, test)
     trains, left_out = cleaned(trains, config, reader)
@@ -254,6 +252,14 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     )
 
 
+def read_training(data: DataConfig, reader: RowReader) -> dict[str, RecordSource]:
+    """The training rows of each source by name."""
+    return {
+        name: reader.read(own.train, limit=own.limit, weighted=True, columns=own.columns)
+        for name, own in data.training_files.items()
+    }
+
+
 def read_each(files: Mapping[str, str], reader: RowReader) -> dict[str, RecordSource]:
     """The rows of some files by name."""
     return {name: reader.read(path) for name, path in files.items()}
@@ -261,18 +267,7 @@ def read_each(files: Mapping[str, str], reader: RowReader) -> dict[str, RecordSo
 
 def encode_each(sets: Mapping[str, RecordSource], reader: RowReader, meaning: Labels) -> LabelledSet:
     """As `encode`, the rows of several sets, which they know by name; of one that has none (``) as they are."""
-    parts = [encode(source, reader, meaning) for source in sets.values()]
-    whole = functools.reduce(LabelledSet.concatenated, parts)
-    if sets.keys() == {""}:
-        return whole
-    return replace(
-        whole,
-        source=_names(sets),
-        fingerprint=hashlib.sha256("".join(each.fingerprint for each in parts).encode()).hexdigest(),
-        skipped=tuple(reason for each in parts for reason in each.skipped),
-        sources=tuple(sets),
-        source_N=np.repeat(np.arange(len(parts)), [len(each) for each in parts]),
-    )
+    return encode(records.joined(sets), reader, meaning)
 
 
 def encode(source: RecordSource, reader: RowReader, meaning: Labels) -> LabelledSet:
@@ -286,6 +281,8 @@ def encode(source: RecordSource, reader: RowReader, meaning: Labels) -> Labelled
         source=source.name,
         fingerprint=source.fingerprint,
         skipped=source.skipped,
+        sources=source.sources,
+        source_N=source.source_N,
     )
 
 

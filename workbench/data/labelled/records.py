@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from workbench.config import DataConfig
 from workbench.config.basic_sections import WEIGHT
 from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
 from workbench.data import row_weights
+from workbench.data.batching import Indices
 from workbench.data.labelled import labels, record_table
 from workbench.data.labelled.record_table import LabelledRecord, RecordTable
 from workbench.data.labelled.row_inputs import RowInputs
@@ -34,6 +36,10 @@ class RecordSource:
     skipped: tuple[str, ...] = ()
     inputs: RowInputs | None = None
     """The rows as a model reads them, where that is known as soon as they are read, as pixels are."""
+    sources: tuple[str, ...] = ()
+    """Names of the sets that rows are from; empty where there is one."""
+    source_N: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Number of the set of each row, where there are several."""
 
     @property
     def labels(self) -> list[Any]:
@@ -50,7 +56,31 @@ class RecordSource:
         numbers = np.flatnonzero(keep)
         kept = record_table.taken(self.records, numbers)
         inputs = None if self.inputs is None else self.inputs.take(numbers)
-        return replace(self, records=kept, inputs=inputs, skipped=(note, *self.skipped) if note else self.skipped)
+        return replace(
+            self,
+            records=kept,
+            inputs=inputs,
+            skipped=(note, *self.skipped) if note else self.skipped,
+            source_N=self.source_N[keep] if self.sources else self.source_N,
+        )
+
+
+def joined(sets: Mapping[str, RecordSource]) -> RecordSource:
+    """The rows of several sets, which they know by name; of one that has none (``) as they are."""
+    parts = list(sets.values())
+    if sets.keys() == {""}:
+        return parts[0]
+    inputs = [each.inputs for each in parts if each.inputs is not None]
+    return replace(
+        parts[0],
+        name=" + ".join(each.name for each in parts),
+        fingerprint=hashlib.sha256("".join(each.fingerprint for each in parts).encode()).hexdigest(),
+        records=reduce(record_table.joined, [each.records for each in parts]),
+        skipped=tuple(reason for each in parts for reason in each.skipped),
+        inputs=reduce(lambda one, other: one.concatenated(other), inputs) if inputs else None,
+        sources=tuple(sets),
+        source_N=np.repeat(np.arange(len(parts)), [len(each.records) for each in parts]),
+    )
 
 
 def read(
