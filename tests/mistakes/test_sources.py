@@ -28,6 +28,14 @@ def copied(folder: Path) -> None:
     lines(rows, "c.jsonl")(folder)
 
 
+def paired(folder: Path) -> None:
+    """Pairs of texts of two sources."""
+    for name in ("p", "q"):
+        lines([{"anchor": f"{name} {n} is?", "positive": f"{name} {n * n}."} for n in range(40)], f"{name}.jsonl")(
+            folder
+        )
+
+
 CASES = {
     "no rows at all": Case(CHECK, "train is required", "data.sources", two),
     "two ways": Case(f"check my.yaml {A} {B} data.train=a.jsonl", "both name training rows", "Leave one", two),
@@ -47,7 +55,52 @@ CASES = {
     "pairs that are learned": Case(
         f"{BOTH} recipe=reward {LEARNED}", "recipe=reward compares answers", "Write data.mix.by=size or weight", two
     ),
-    "folds": Case(f"{BOTH} recipe=crossval", "data.sources is for recipe=sft|mlm|classify", "Write data.train", two),
+    "batches that are learned": Case(
+        f"{BOTH} recipe=embed {LEARNED}", "recipe=embed compares rows of a batch", "Write data.mix.by=size", two
+    ),
+    "rewards that are learned": Case(
+        f"{BOTH} recipe=reinforce {LEARNED}", "recipe=reinforce compares rewards", "Write data.mix.by=size", two
+    ),
+    "a teacher's words that are learned": Case(
+        f"{BOTH} recipe=distill distill.teacher.id=backbone {LEARNED}",
+        "data.mix.by=learned: compares sources by losses of rows, and a distillation measures none",
+        "Write data.mix.by=size or weight",
+        two,
+    ),
+    "rows without labels between": Case(
+        f"{BOTH} recipe=distill distill.of=classify distill.teacher.id=t distill.unlabelled=c.jsonl",
+        "distill.unlabelled: its rows would be drawn between those of data.sources",
+        "Leave it out, or write data.train",
+        two,
+    ),
+    "folds of weights": Case(
+        f"{BOTH} recipe=crossval data.sources.a.weight=2 data.mix.temperature=2",
+        "data.sources.a.weight, data.mix: recipe=crossval deals the rows of all sources into folds as one set",
+        "Leave it out",
+        two,
+    ),
+    "folds of passes": Case(
+        f"{BOTH} recipe=crossval data.sources.b.passes=2", "data.sources.b.passes: recipe=crossval", "Leave it out", two
+    ),
+    "a source called as a reward": Case(
+        f"{CHECK} data.sources.number.path=a.jsonl {B} recipe=reinforce 'rewards=[{{kind: number}}]'",
+        "data.sources.number: mean rewards of a source and of a reward would have one name",
+        "Give the source another one",
+        two,
+    ),
+    "a source called as a size": Case(
+        f"{CHECK} data.sources.8.path=a.jsonl {B} recipe=embed embed.sizes=[8]",
+        "data.sources.8: scores of a set and of embeddings of embed.sizes would have one name",
+        "Give the set another one",
+        two,
+    ),
+    "too many passes of pairs": Case(
+        f"{CHECK} recipe=embed data.sources.a.path=p.jsonl data.sources.b.path=q.jsonl "
+        "data.sources.a.passes=1 train.steps=90",
+        "data.sources.a.passes=1",
+        "Write a lower",
+        paired,
+    ),
     "classes drawn": Case(
         f"{BOTH} recipe=classify classes.sampling=even",
         "draws rows by their class, and data.sources by their source",
@@ -146,12 +199,6 @@ CASES = {
         f"{BOTH} {LEARNED} recipe=sweep 'sweep={{of: sft, over: {{seed: [0, 1]}}}}' evaluate.every=0.5",
         "by=learned gives each member rows of its own",
         "data.mix.by=weight",
-        two,
-    ),
-    "with a teacher": Case(
-        f"{BOTH} recipe=distill distill.teacher.id=backbone",
-        "a teacher is asked about the rows of one",
-        "data.train",
         two,
     ),
 }

@@ -69,6 +69,24 @@ def plain(train: Run) -> Path:
     return train("plain", "folds.seeds=2", "folds.refit=true")
 
 
+def test_rows_of_several_sources_are_folded_as_those_of_one_file(home: Path, plain: Path, train: Run) -> None:
+    rows = [json.loads(line) for line in (home / "train.jsonl").read_text().splitlines()]
+    write(home / "first.jsonl", [{"said": row["text"], "label": row["label"]} for row in rows[:40]])
+    write(home / "second.jsonl", rows[40:])
+    more = ["data.train=null", f"data.sources.second.path={home / 'second.jsonl'}", "folds.seeds=2", "folds.refit=true"]
+    first = "{first: {path: %s, columns: {text: said}}}" % (home / "first.jsonl")
+    run = train("sources", f"data.sources={first}", *more)
+    tables = [pd.read_parquet(each / "out_of_fold.parquet").drop(columns="row") for each in (run, plain)]
+    pd.testing.assert_frame_equal(*tables)
+    mine, theirs = (json.loads((each / "scores.json").read_text()) for each in (run, plain))
+    assert {name: each for name, each in mine["after"].items() if "[" not in name} == theirs["after"]
+    share = {name: mine["after"][f"accuracy[{name}]"] * size / 60 for name, size in (("first", 40), ("second", 20))}
+    assert mine["after"]["accuracy"] == pytest.approx(sum(share.values()), abs=1e-5)
+    assert mine["refit"] == theirs["refit"]
+    data = json.loads((run / "manifest.json").read_text())["data"]
+    assert data["train"]["sources"] == {"first": 40, "second": 20}
+
+
 @pytest.fixture(scope="module")
 def everything(home: Path) -> list[str]:
     """Every stage: calibration, pseudo-labels, an ensemble, views, corrections, and one adapter on all rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class JudgedEncoder(WrappedEncoder):
 
     conversion: Conversion = judged_answers.convert
     """How rows are read."""
-    reader: ClassVar[Reader | None] = None
+    reader: Reader | None = None
     """They are those of the file."""
 
     @property
