@@ -88,6 +88,15 @@ CASES = {
         "Give the source another one",
         two,
     ),
+    "batches of one source of answers": Case(
+        f"{BOTH} data.mix.batches=one_source", "data.mix.batches=one_source is for recipe=embed", "Leave it out", two
+    ),
+    "batches of one source and passes": Case(
+        f"{BOTH} recipe=embed data.mix.batches=one_source data.sources.a.passes=2",
+        "data.sources.a.passes counts rows, and data.mix.batches=one_source draws whole batches",
+        "Leave one of them out",
+        two,
+    ),
     "a source called as a size": Case(
         f"{CHECK} data.sources.8.path=a.jsonl {B} recipe=embed embed.sizes=[8]",
         "data.sources.8: scores of a set and of embeddings of embed.sizes would have one name",

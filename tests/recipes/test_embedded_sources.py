@@ -14,7 +14,10 @@ import workbench
 from tests.conftest import MINILM, save_tiny
 from tests.stopping import stop_after
 from workbench.config import RunConfig
+from workbench.data.batching import Examples, Indices
+from workbench.data.mixture import OneSourceBatches
 from workbench.errors import DataError, Stopped
+from workbench.models.embedding_objective import EmbeddingLoss
 from workbench.recipes import data_report, embed
 from workbench.recipes.check import check
 from workbench.recipes.plan import plan
@@ -119,6 +122,28 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_micro_batches_do_not_matter(
     assert (broken / "scores.json").read_bytes() == (taught / "scores.json").read_bytes()
     small = run(config(batch={"size": 8, "tokens_per_device": 64}), tmp_path / "small")
     assert losses(small) == pytest.approx(losses(taught), rel=1e-4)
+
+
+def test_batches_of_one_source_are_learnt_from_also_after_a_stop(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, taken, of = config(mix={"by": "weight", "batches": "one_source"}), list[set[int]](), EmbeddingLoss.of
+
+    def seen(loss: EmbeddingLoss, rows: Examples, batch: Indices) -> Any:
+        assert isinstance(rows, OneSourceBatches)
+        taken.append(set(rows.rows.source_N[batch].tolist()))
+        return of(loss, rows, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EmbeddingLoss, "of", seen)
+        whole = run(wanted, tmp_path / "whole")
+    assert {0} in taken and {1} in taken and {0, 1} not in taken
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(Stopped):
+            run(wanted, tmp_path / "broken")
+    assert losses(run(wanted, tmp_path / "broken", resume=True)) == losses(whole)
+    assert "Batches are of one source each; shares are of batches." in check(wanted).notes
 
 
 def test_mined_negatives_check_plan_and_data_know_all_sources(config: Config, tmp_path: Path) -> None:

@@ -195,6 +195,8 @@ def _of_sources(config: RunSections) -> Iterator[str]:
             f"data.mix.by=learned compares sources by losses of single rows, and recipe={config.recipe} compares "
             f"{_COMPARING[config.recipe]}. Write data.mix.by=size or weight."
         )
+    if data.mix.batches == "one_source":
+        yield from _of_one_source_batches(config)
     if data.curriculum.by != "none":
         yield "data.curriculum orders the rows of one source; data.sources mixes several. Leave one of them out."
     if config.classes.sampling not in ("auto", "none") and config.recipe != "crossval":
@@ -216,6 +218,21 @@ def _of_one_set(data: DataConfig) -> Iterator[str]:
         yield (
             f"{', '.join(uneven)}: recipe=crossval deals the rows of all sources into folds as one set, and draws each "
             "as often as any other. Leave it out; data.columns={weight: NAME} says how much single rows count."
+        )
+
+
+def _of_one_source_batches(config: RunSections) -> Iterator[str]:
+    """Where a batch of one source has no sense, or not the counts that are asked for."""
+    if config.recipe not in ("embed", "crossval"):  # which has a sentence of its own
+        yield (
+            "data.mix.batches=one_source is for recipe=embed, whose loss compares the rows of a batch; "
+            f"recipe={config.recipe} has losses of single rows. Leave it out."
+        )
+    limited = [name for name, source in config.data.sources.items() if source.passes is not None]
+    if limited:
+        yield (
+            f"data.sources.{limited[0]}.passes counts rows, and data.mix.batches=one_source draws whole batches. "
+            "Leave one of them out."
         )
 
 

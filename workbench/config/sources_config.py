@@ -40,6 +40,9 @@ class MixConfig(Section):
     by=weight."""
     unit: Literal["rows", "tokens"] = "rows"
     """Unit that chances divide up; with `tokens` a source of long rows is drawn less often."""
+    batches: Literal["mixed", "one_source"] = "mixed"
+    """Recipe embed: `one_source` fills each global batch from one source, so that in-batch negatives are of the
+    anchor's own; shares are then of batches."""
     rows: Annotated[PositiveInt | None, Unit("rows")] = None
     """Rows of an epoch; null: as many as all sources have together."""
     reference: Annotated[dict[str, NonNegativeFloat], Unit("nats a token")] = Field(default_factory=dict)
@@ -68,7 +71,9 @@ class MixConfig(Section):
         return self
 
     def in_words(self) -> str:
-        """One sentence on what is learnt; empty where nothing is."""
+        """One sentence on what is learnt, or on batches; empty where neither is to be told."""
+        if self.batches == "one_source":
+            return "Batches are of one source each; shares are of batches."
         if self.by != "learned":
             return ""
         what = "given losses" if self.reference else "the backbone's own"

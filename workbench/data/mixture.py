@@ -1,11 +1,13 @@
 """Rows of several sources, mixed: exact counts in each epoch, a pure function of rows, settings and epoch.
 
-Legend: S sources, N rows, M draws of an epoch.
+Legend: S sources, N rows, M draws of an epoch, T its global batches.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -15,7 +17,7 @@ import numpy.typing as npt
 
 from workbench.config import TrainingSections
 from workbench.config.sources_config import MixConfig, SourceConfig
-from workbench.data.batching import Examples, Indices
+from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
 from workbench.data.named_sets import RowsOfSets
 from workbench.data.resampling import ResampledRows, endless
 from workbench.errors import ConfigError, DataError
@@ -67,9 +69,42 @@ class MixedRows(ResampledRows[R]):
         return endless(self.members[number], first=first, count=count, seed=(self.seed, 7, number))
 
 
+@dataclass(frozen=True, eq=False)
+class OneSourceBatches(MixedRows[R]):
+    """Rows of several sources of which each global batch has those of one: an epoch has whole batches of each.
+
+    In-batch negatives are then of the anchor's own source, and no model tells rows apart by what their source looks
+    like (Nussbaum et al. 2024, arXiv:2402.01613; the multi-dataset batch samplers of sentence-transformers).
+    """
+
+    size: int
+    """Rows of a global batch; the last one of an epoch has what is left."""
+
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
+        """Rows that the draws (of 0 to M - 1) of an epoch take: those that are dealt to one step are of one source."""
+        taken: Indices = _batch_table(self, epoch)[draws]
+        return taken
+
+    def sources_of(self, epoch: int) -> tuple[Indices, Indices]:
+        """Rows of each source (S,) drawn before an epoch, and the source of each row of the epoch (M,), in turn."""
+        steps = steps_per_epoch(self.draws, self.size)
+        rows_T = np.full(steps, self.size)
+        rows_T[-1] = self.draws - self.size * (steps - 1)
+        before_S, source_M = np.zeros(len(self.share_S), dtype=np.int64), np.empty(0, dtype=np.int64)
+        for each, count_S in enumerate(itertools.islice(counts_of_epochs(self.share_S, steps), epoch + 1)):
+            before_S = before_S + np.bincount(source_M, minlength=len(before_S))
+            batches = np.repeat(np.arange(len(count_S)), count_S)
+            source_M = np.repeat(np.random.default_rng([self.seed, 8, each]).permutation(batches), rows_T)
+        return before_S, source_M
+
+
 def mixed(rows: MixableRows, config: TrainingSections) -> Examples:
     """The training rows as `data.sources` and `data.mix` say; `rows` themselves where there is one source."""
-    return MixedRows[MixableRows](rows, *plan(rows, config)) if config.data.sources else rows
+    if not config.data.sources:
+        return rows
+    if config.data.mix.batches == "one_source":
+        return OneSourceBatches[MixableRows](rows, *plan(rows, config), size=config.batch.size)
+    return MixedRows[MixableRows](rows, *plan(rows, config))
 
 
 def plan(rows: MixableRows, config: TrainingSections) -> tuple[Floats, int, int]:
@@ -111,14 +146,19 @@ def counts(share_S: Floats, draws: int, epoch: int) -> tuple[Indices, Indices]:
     By the largest remainder; what rounding owes a source is carried into the next epoch, so that over a long run each
     count is exact to less than one row.
     """
-    owed_S, before_S = np.zeros(len(share_S)), np.zeros(len(share_S), dtype=np.int64)
-    for each in range(epoch + 1):
+    *before, count_S = itertools.islice(counts_of_epochs(share_S, draws), epoch + 1)
+    before_S: Indices = np.sum(before, axis=0, dtype=np.int64) if before else np.zeros_like(count_S)
+    return before_S, count_S
+
+
+def counts_of_epochs(share_S: Floats, draws: int) -> Iterator[Indices]:
+    """Yield how often each source is drawn in each epoch; see `counts`."""
+    owed_S = np.zeros(len(share_S))
+    while True:
         quota_S = share_S * draws + owed_S
         count_S = rounded(quota_S, draws)
         owed_S = quota_S - count_S
-        if each < epoch:
-            before_S += count_S
-    return before_S, count_S
+        yield count_S
 
 
 def rounded(quota_S: Floats, draws: int) -> Indices:
@@ -187,8 +227,8 @@ def in_words(train: Examples, config: TrainingSections, steps: int | None) -> li
         passes = f", {share * _draws(config, steps or 0) / len(members):.2f} passes" if known else ""
         tokens = int(train.lengths[members].sum())
         lines.append(f"  {name}: {len(members):,} rows, {tokens:,} tokens; {share:.1%} of the draws{passes}")
-    learned = config.data.mix.in_words()
-    return [f"Sources, {train.draws:,} rows an epoch:", *lines, *([learned] if learned else [])]
+    about = config.data.mix.in_words()
+    return [f"Sources, {train.draws:,} rows an epoch:", *lines, *([about] if about else [])]
 
 
 def _draws(config: TrainingSections, steps: int) -> int:
@@ -206,3 +246,16 @@ def _table(mixture: MixedRows[Any], epoch: int) -> Indices:
             for number, (before, count) in enumerate(zip(before_S, count_S, strict=True))
         ]
     )
+
+
+@lru_cache(maxsize=2)
+def _batch_table(mixture: OneSourceBatches[Any], epoch: int) -> Indices:
+    """The row of each draw (M,)."""
+    before_S, source_M = mixture.sources_of(epoch)
+    row_M = np.empty_like(source_M)
+    for number, before in enumerate(before_S):
+        own_M = source_M == number
+        row_M[own_M] = mixture.taken(number, first=int(before), count=int(own_M.sum()))
+    dealt_M = np.empty_like(row_M)
+    dealt_M[global_batch(epoch, rows=len(row_M), size=len(row_M), seed=mixture.seed)] = row_M
+    return dealt_M

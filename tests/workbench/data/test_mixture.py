@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.sources_config import MixConfig, SourceConfig
 from workbench.data import mixture, selection
-from workbench.data.batching import Examples
-from workbench.data.mixture import MixedRows, counts, mixed, shares
+from workbench.data.batching import Examples, global_batch
+from workbench.data.mixture import MixedRows, OneSourceBatches, counts, mixed, shares
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized_set import Splits
@@ -39,6 +39,39 @@ def test_counts_are_whole_and_owe_each_source_less_than_a_row_over_any_number_of
         assert count_S.sum() == draws and (count_S >= 0).all()
         total_S += count_S
         assert (np.abs(total_S - (epoch + 1) * draws * share_S) <= 1 + 1e-6).all()
+
+
+class Numbers:
+    """Rows that have a source and nothing to read."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.source_N = np.repeat(np.arange(len(sizes)), sizes)
+
+
+@given(
+    weights=st.lists(st.floats(0.1, 9), min_size=3, max_size=3),
+    draws=st.integers(5, 60),
+    size=st.integers(1, 9),
+    epochs=st.integers(1, 6),
+)
+def test_a_batch_of_one_source_has_no_row_of_another_and_batches_have_exact_counts(
+    weights: list[float], draws: int, size: int, epochs: int
+) -> None:
+    rows, share_S = Numbers(30, 12, 7), np.asarray(weights) / sum(weights)
+    train: Any = OneSourceBatches(rows, share_S, draws, 5, size=size)  # type: ignore[type-var]
+    steps, seen, batches_S = -(-draws // size), np.zeros(49, dtype=np.int64), np.zeros(3, dtype=np.int64)
+    for epoch in range(epochs):
+        taken = []
+        for step in range(steps):
+            dealt = global_batch(epoch * steps + step, rows=draws, size=size, seed=5)
+            batch = train.sample(dealt, epoch=epoch)
+            (source,) = set(rows.source_N[batch].tolist())
+            batches_S[source] += 1
+            taken.append(batch)
+        seen += np.bincount(np.concatenate(taken), minlength=49)
+        assert all(np.ptp(seen[rows.source_N == source]) <= 1 for source in range(3))
+        assert (np.abs(batches_S - (epoch + 1) * steps * share_S) <= 1 + 1e-6).all()
+    assert seen.sum() == epochs * draws
 
 
 def test_first_epoch_is_the_largest_remainder() -> None:
