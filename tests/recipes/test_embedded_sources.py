@@ -170,6 +170,19 @@ def test_a_text_of_two_sources_stays_on_one_side_and_a_row_of_two_in_the_first(c
     assert train.cleaning is not None and len(train.cleaning.places) == 6
 
 
+@pytest.mark.parametrize("form", ["scored", "labelled"])
+def test_scores_and_classes_of_several_sources_are_learnt(config: Config, tmp_path: Path, form: str) -> None:
+    sources = {}
+    for name, size in SIZES.items():
+        pairs = [(each["anchor"], each["positive"]) for each in rows_of(name, size)]
+        scored = [{"sentence1": a, "sentence2": b, "score": n % 3 / 2} for n, (a, b) in enumerate(pairs)]
+        labelled = [{"text": text, "label": f"{name} {n % 2}"} for n, (_, text) in enumerate(pairs)]
+        sources[name] = {"path": write(tmp_path / f"{name}.jsonl", scored if form == "scored" else labelled)}
+    found = run(config(sources=sources), tmp_path / "run")
+    after = json.loads((found / "scores.json").read_text())["after"]
+    assert {"loss[news]", "loss[mail]"} <= after.keys() and all(np.isfinite(losses(found)))
+
+
 def test_rows_of_another_form_are_refused(config: Config, tmp_path: Path) -> None:
     labelled = write(tmp_path / "labelled.jsonl", [{"text": f"text {n}", "label": "a"} for n in range(4)])
     sources = {"news": {"path": config().data.sources["news"].path}, "other": {"path": labelled}}

@@ -135,6 +135,16 @@ def test_a_learned_mixture_is_the_same_after_a_stop(train: Train, monkeypatch: p
     assert np.isfinite(np.asarray(wanted)).all()
 
 
+def test_a_cross_validation_deals_the_rows_of_all_sources_into_folds(train: Train) -> None:
+    words = ["recipe=crossval", "data.sources.radio.weight=1", "data.held_out=0.05", "folds.k=2", "train.steps=2"]
+    run = train("folds", *words, "evaluate.every=null", "duplicates.on_duplicate=ignore")
+    data = json.loads((run / "manifest.json").read_text())["data"]
+    assert data["train"]["sources"] == {"diary": 36, "radio": 12}
+    after = json.loads((run / "scores.json").read_text())["after"]
+    assert after["accuracy"] == pytest.approx((3 * after["accuracy[diary]"] + after["accuracy[radio]"]) / 4, abs=1e-5)
+    assert len(pd.read_parquet(run / "out_of_fold.parquet")) == 48
+
+
 def test_check_tells_draws_and_a_member_of_a_sweep_trains_as_it_would_alone(tmp_path: Path) -> None:
     for name, rows in zip(NAMES, (weather(36), weather(48)[36:]), strict=True):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
