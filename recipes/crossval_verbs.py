@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,6 +63,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
         steps=total_steps(config, rows),
         members=len(members),
         notes=[
+            *_sources(data.rows.rows_by_source),
             *notes(data.rows, data.labels, config, pictures),
             *about_stages,
             *([suspects.sentence(data.folds, seeds=config.folds.seeds)] if config.data.drop_suspects else ()),
@@ -70,6 +71,12 @@ def inspect(config: RunConfig) -> CrossvalInspection:
         pictures=pictures,
         probe=frozen_probe.in_check(config, task, data.rows.lengths, look),
     )
+
+
+def _sources(counts: Mapping[str, int]) -> Iterator[str]:
+    """Yield a sentence on the sources of the rows, where there are several."""
+    if counts:
+        yield f"Rows of {', '.join(f'{name} {count:,}' for name, count in counts.items())}: one set, dealt into folds."
 
 
 def evaluate(run: Path, config: RunConfig) -> dict[str, float]:

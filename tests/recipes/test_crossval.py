@@ -69,12 +69,16 @@ def plain(train: Run) -> Path:
     return train("plain", "folds.seeds=2", "folds.refit=true")
 
 
-def test_rows_of_several_sources_are_folded_as_those_of_one_file(home: Path, plain: Path, train: Run) -> None:
+def test_rows_of_several_sources_are_folded_as_those_of_one_file(
+    home: Path, plain: Path, train: Run, words: list[str]
+) -> None:
     rows = [json.loads(line) for line in (home / "train.jsonl").read_text().splitlines()]
     write(home / "first.jsonl", [{"said": row["text"], "label": row["label"]} for row in rows[:40]])
     write(home / "second.jsonl", rows[40:])
     more = ["data.train=null", f"data.sources.second.path={home / 'second.jsonl'}", "folds.seeds=2", "folds.refit=true"]
     first = "{first: {path: %s, columns: {text: said}}}" % (home / "first.jsonl")
+    notes = check(load("crossval/quickstart", [*words, f"data.sources={first}", *more])).notes
+    assert "Rows of first 40, second 20: one set, dealt into folds." in notes
     run = train("sources", f"data.sources={first}", *more)
     tables = [pd.read_parquet(each / "out_of_fold.parquet").drop(columns="row") for each in (run, plain)]
     pd.testing.assert_frame_equal(*tables)
