@@ -139,9 +139,10 @@ def _dropout(layer: Any, member: str, where: slice, many: int) -> Callable[[Tens
         return None
     keys_B = row_keys(many)
     assert keys_B is not None, "a bank with dropout trains inside `drawing`"
+    # All members may read the same rows.
     if keys_B.ndim == 2:  # of packed rows, one for each token
-        return partial(dropout.drop, keys_B=keys_B[:, where])
-    keys_B = keys_B.repeat(max(1, layer.routing.count // len(keys_B)))  # all members may read the same rows
+        return partial(dropout.drop, keys_B=keys_B.repeat(1, max(1, many // keys_B.shape[1]))[:, where])
+    keys_B = keys_B.repeat(max(1, layer.routing.count // len(keys_B)))
     tokens = many // len(keys_B)  # of a row, in the first dimension
     return partial(dropout.drop, keys_B=keys_B[where.start // tokens : where.stop // tokens])
 

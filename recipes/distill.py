@@ -41,6 +41,7 @@ from workbench.models.exported import ExportedModel
 from workbench.recipes import distill_classes, distill_peers, sft
 from workbench.recipes.single_run import Supervise
 from workbench.runs.run_directory import Run
+from workbench.training import packing
 from workbench.training.callbacks import Callback
 from workbench.training.signal import TrainingSignal
 
@@ -105,6 +106,8 @@ def require_teachable(
         if len(source.adapters) > 1:
             raise ConfigError("distill.loss=universal listens to one teacher. Name one as distill.teacher.id.")
         Alignment(data.train, _read_by(source, base), tokenizer, source.tokenizer()).require_enough()
+    if base.batch.packing is True and source is not None and section.cache.folder is None:
+        packing.require(_no_packing(source, data.train))
     if section.on_policy.share:
         on_policy.require_able(hub)
         on_policy.require_room(config, data.train, backbones.skeleton(base.model, task=task))
@@ -164,6 +167,7 @@ def supervise(
         matching: FeatureMatching | None = None
         teacher: Teacher
         train: Examples = mixture.mixed(data.train, base)
+        read: Examples = data.train  # by the teacher
         if cached is not None:
             teacher = cached
         else:
@@ -176,6 +180,7 @@ def supervise(
                 matching = FeatureMatching(section.match, backbone.model, live.backbone, seed=base.seed)
             if section.loss == "universal":
                 teacher = universal = _universal(base, source, live, data, tokenizer)
+                read = universal.alignment.teacher_train
                 run.note(distill={"teacher": source.name, "aligned": universal.share_aligned})
             else:
                 teacher = live
@@ -183,10 +188,16 @@ def supervise(
         if section.on_policy.share:
             write = on_policy.writer(model, tokenizer, section.on_policy)
             stop = evaluation.stop_tokens(tokenizer, data.train)
-            train = on_policy.OnPolicy(data.train, write, section.on_policy, seed=base.seed, stop=stop, drawn=train)
+            drawn, asked = train, section.on_policy
+            train = read = on_policy.OnPolicy(data.train, write, asked, seed=base.seed, stop=stop, drawn=drawn)
         loss = distillation_loss(section, model, student.head, teacher, matching, progress)
         return TrainingSignal(
-            train, loss, matching, known=not section.on_policy.share, settings=section.model_dump(mode="json")
+            train,
+            loss,
+            matching,
+            known=not section.on_policy.share,
+            settings=section.model_dump(mode="json"),
+            reads_packed=matching is None and (cached is not None or _no_packing(source, read) is None),
         )
 
     return signal
@@ -230,6 +241,12 @@ def cache(
     if run is not None:
         run.note(distill={**run.manifest.get("distill", {}), "cache": cached.facts})
     return cached
+
+
+def _no_packing(source: TeacherSource | None, read: Examples) -> str | None:
+    """Why a live teacher cannot read its rows packed; None where it can."""
+    assert source is not None, "who teaches live is there"
+    return source.no_packing(longest=int(read.lengths.max()))
 
 
 def _note(run: Run, source: TeacherSource, live: teachers.LiveTeacher, data: Splits, callback: Callback) -> None:

@@ -111,7 +111,8 @@ def _supervise(
         )
         loss, settings = student.row_loss(objective), config.distill.model_dump(mode="json")
         if not config.distill.match:
-            return TrainingSignal(examples, loss, settings=settings)
+            packed = student.reads_packed(base.adapter)
+            return TrainingSignal(examples, loss, settings=settings, reads_packed=packed)
         teacher = class_teachers.alone(source, config, data.labels)
         matching = _matching(config, base, data, student.backbone, teacher.backbone)
         return TrainingSignal(examples, _matched(loss, student, teacher, matching), matching, settings=settings)

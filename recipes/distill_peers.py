@@ -49,6 +49,7 @@ def train(config: RunConfig, student: TextRun) -> None:
             mixture.mixed(data.train, base),
             mutual_loss(config.distill, together, live.head, clock),
             settings=config.distill.model_dump(mode="json"),
+            reads_packed=True,
         ),
         freezer=freezer,
         width=live.head.width,

@@ -66,7 +66,8 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
         def passes(batch: MicroBatch, scale: float) -> Tensor:
             return live.pooled(batch).sum() * scale
 
-        return TrainingSignal(mixture.mixed(self.data.train, self.config), passes, whole=EmbeddingLoss(live))
+        train = mixture.mixed(self.data.train, self.config)
+        return TrainingSignal(train, passes, whole=EmbeddingLoss(live), reads_packed=True)
 
     def width(self, live: Embedder) -> int:
         return live.width

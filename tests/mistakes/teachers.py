@@ -151,6 +151,11 @@ FOUND = {
         "the student's tokenizer",
         MASKED + "distill.teacher.id=maskless",
     ),
+    "a teacher of padded rows": Case(
+        "batch.packing=true: the teacher is albert, and albert is none of the architectures",
+        "Write batch.packing=auto",
+        MASKED + "distill.teacher.id=albert batch.packing=true",
+    ),
     "causal teacher of masks": Case(
         "distill.teacher.id=gpt2: GPT2Config has no masked language model",
         "Take one that AutoModelForMaskedLM loads",

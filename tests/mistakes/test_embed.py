@@ -179,7 +179,9 @@ CASES = {
     "smoothed labels": Case(
         "regularise.label_smoothing is for losses", "Leave it out", "regularise.label_smoothing=0.1"
     ),
-    "packed texts": Case("recipe=embed pools padded texts", "Write batch.packing=auto", "batch.packing=true"),
+    "packed texts of another kernel": Case(
+        "batch.packing=true needs sdpa", "model.attention=auto", "batch.packing=true model.attention=eager"
+    ),
     "ZeRO": Case("recipe=embed passes over a batch twice", "Leave section distributed out", "distributed.zero=2"),
     # Verbs.
     "evaluate: pooling": Case(

@@ -12,7 +12,12 @@ ON = "check my.yaml batch.packing=true"
 SHARE = "check my.yaml batch.shared_prefix=true"
 CASES = {
     "no such choice": Case("check my.yaml batch.packing=always", "batch.packing", "auto"),
-    "a teacher": Case(f"{ON} recipe=distill distill.teacher.id=backbone", "recipe=distill", "batch.packing=auto"),
+    "own answers": Case(f"{ON} recipe=reinforce", "recipe=reinforce trains on padded rows", "batch.packing=auto"),
+    "layers of a teacher": Case(
+        f"{ON} recipe=distill distill.teacher.id=backbone 'distill.match=[{{what: hidden_mse}}]'",
+        "compares the layers of padded rows",
+        "batch.packing=auto, or leave that out",
+    ),
     "members with another kernel": Case(
         f"{ON} recipe=sweep sweep.over.seed=[0,1] evaluate.every=4 model.attention=eager",
         "model.attention=eager",

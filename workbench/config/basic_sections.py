@@ -239,8 +239,8 @@ class BatchConfig(Section):
     tokens_per_device: Annotated[PositiveInt | Literal["auto"], Unit("tokens")] = "auto"
     """Tokens in one forward pass on one device, padding included. Never changes the result."""
     packing: bool | Literal["auto"] = "auto"
-    """Lay the rows of a forward pass one after another, without padding and without seeing each other: for recipes sft,
-    mlm, prefer and causal classify. `auto`: where it is faster on a CPU. Changes rounding, as micro-batches do."""
+    """Lay the rows of a forward pass one after another, without padding and without seeing each other: rows of text in
+    every recipe but reinforce. `auto`: where it is faster on a CPU. Changes rounding, as micro-batches do."""
     shared_prefix: bool | Literal["auto"] = "auto"
     """Compute what all training rows begin with, such as a system prompt or examples, once in each forward and backward
     pass: for recipe sft. `auto`: where it is faster on a CPU. Changes rounding, as micro-batches do."""

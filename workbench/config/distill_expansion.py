@@ -36,6 +36,7 @@ def as_plain_run(config: Run) -> Run:
     if config.model.id == TEACHER and section.teacher.url is not None:
         mistakes.append(("model.id", "`teacher` asks for weights, and a server tells none. Name a model."))
     values = {**config.model_dump(mode="json"), "recipe": section.of, "distill": {}}
+    values["batch"]["shared_prefix"] = False  # what a teacher reads shares nothing
     if section.match or section.on_policy.share:
         what = (
             "distill.match looks into blocks that would not run" if section.match else "distill.on_policy changes rows"

@@ -53,8 +53,6 @@ def _of_training(config: RunSections) -> Iterator[str]:
     for key in ("label_smoothing", "z_loss", "r_drop"):
         if getattr(config.regularise, key):
             yield f"regularise.{key} is for losses of tokens and classes, not for recipe=embed. Leave it out."
-    if config.batch.packing is True:
-        yield "batch.packing=true: recipe=embed pools padded texts. Write batch.packing=auto."
     if config.distributed.sharded:
         yield (
             "distributed: recipe=embed passes over a batch twice, which ZeRO and FSDP2 do not follow. "

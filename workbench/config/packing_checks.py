@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from workbench.config.run_sections import RunSections, TrainingSections
 
-ABLE = ("sft", "mlm", "prefer", "classify", "crossval", "reward")
+ABLE = ("sft", "mlm", "prefer", "classify", "crossval", "reward", "embed", "distill")
 """Recipes that can pack rows."""
 OF_MEMBERS = ("sweep", "search")
 """Recipes whose members are runs of other recipes, each of which is checked by itself."""
@@ -14,6 +14,11 @@ OF_MEMBERS = ("sweep", "search")
 
 def mistakes(config: RunSections) -> Iterator[str]:
     """Contradictions to `batch.packing=true` and `batch.shared_prefix=true`, one sentence for each."""
+    if config.batch.packing is True and config.distill.match:
+        yield (
+            "batch.packing=true does not go with distill.match, which compares the layers of padded rows. "
+            "Write batch.packing=auto, or leave that out."
+        )
     for key, reasons in {"packing": unpackable, "shared_prefix": unsharable}.items():
         for why, cure in reasons(config) if getattr(config.batch, key) is True else ():
             yield f"batch.{key}=true {why}. Write batch.{key}=auto{cure and f', or {cure}'}."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.data.arrangement import PADDED, Arrangement
+from workbench.data.arrangement import MASK, PADDED, Arrangement
 from workbench.data.batching import Indices, MicroBatch
 
 
@@ -81,6 +82,30 @@ def join(batches: Sequence[MicroBatch]) -> MicroBatch:
         tokens=sum(batch.tokens for batch in batches),
         lengths_B=None if known is None else torch.cat(known),
         sequences=batches[0].sequences,
+    )
+
+
+def in_sequence(batches: Sequence[MicroBatch]) -> MicroBatch:
+    """One micro-batch with the packed rows of all, in their order."""
+    ends = np.cumsum([batch.width for batch in batches]).tolist()
+    starts = [0, *ends[:-1]]
+    inputs = {
+        name: torch.cat([batch.inputs[name] for batch in batches], dim=1) for name in ("input_ids", "position_ids")
+    }
+    firsts = [batch.inputs["row_starts"][:-1] + start for batch, start in zip(batches, starts, strict=True)]
+    return replace(
+        batches[0],
+        inputs={
+            **inputs,
+            MASK: batches[0].inputs[MASK],
+            "row_lengths": torch.cat([batch.inputs["row_lengths"] for batch in batches]),
+            "row_starts": torch.cat([*firsts, batches[-1].inputs["row_starts"][-1:] + starts[-1]]),
+        },
+        positions_N=torch.cat([batch.positions_N + start for batch, start in zip(batches, starts, strict=True)]),
+        labels_N=torch.cat([batch.labels_N for batch in batches]),
+        tokens=sum(batch.tokens for batch in batches),
+        rows_B=None,
+        weights_N=None,
     )
 
 

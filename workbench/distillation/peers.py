@@ -16,7 +16,7 @@ from workbench.adapters.bank_layers import MemberRows
 from workbench.config import RunConfig
 from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
-from workbench.data.mixed_batches import join, padded_length
+from workbench.data.mixed_batches import in_sequence, join, padded_length
 from workbench.distillation.student_loss import arrays, mixed
 from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.errors import ConfigError
@@ -44,9 +44,11 @@ def mutual_loss(config: DistillConfig, together: Bank, head: Head, progress: Cal
 
     def loss(batch: MicroBatch, scale: float) -> Tensor:
         alpha, temperature = at(config.alpha, progress()), at(config.temperature, progress())
-        joined = join([batch] * count)
-        rows = [MemberRows(member, len(joined.inputs["input_ids"]) // count) for member in together.members]
-        with together.route(rows, length=padded_length(joined)):
+        packed_B = batch.inputs.get("row_lengths")
+        many, tokens = (len(batch.inputs["input_ids"]), 0) if packed_B is None else (len(packed_B), batch.width)
+        rows = [MemberRows(member, many, tokens) for member in together.members]
+        joined = (join if packed_B is None else in_sequence)([batch] * count)
+        with together.route(rows, length=padded_length(joined) if packed_B is None else None):
             hidden_ND = head.hidden(together.model, joined.inputs).flatten(0, 1)[joined.positions_N]
         own = hidden_ND.chunk(count)
         total = torch.zeros((), device=hidden_ND.device)

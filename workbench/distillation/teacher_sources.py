@@ -18,7 +18,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import BackboneError, ConfigError
-from workbench.models import backbones, exported, row_readers
+from workbench.models import backbones, exported, packed_attention, row_readers
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
 
@@ -60,6 +60,17 @@ class TeacherSource:
         """The backbone's architecture; raises BackboneError where it is not there."""
         with self.named_in_errors():
             return backbones.hub_config(self.model)
+
+    def no_packing(self, *, longest: int) -> str | None:
+        """Why the teacher cannot read packed rows, the longest of which has so many tokens; None where it can."""
+        for folder in self.adapters:
+            method = run_directory.shipped_config(folder.parent, self.trusted).adapter
+            if method.facts.no_packing:
+                return f"the teacher is {self.name}: with adapter.method={method.method} {method.facts.no_packing}"
+        if self.model.attention not in ("auto", "sdpa"):
+            return f"the teacher is {self.name}, whose attention is {self.model.attention}, and packed rows need sdpa"
+        reason = packed_attention.refusal(self.hub_config(), longest=longest)
+        return reason and f"the teacher is {self.name}, and {reason}"
 
     def template(self, student: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder | MlmEncoder:
         """How the teacher writes rows, with its own chat template."""

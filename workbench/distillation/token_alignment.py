@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config.distill_config import DistillConfig
+from workbench.data.arrangement import PACKED, PADDED, Arrangement
 from workbench.data.batching import Indices, MicroBatch, Row
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
@@ -99,7 +100,8 @@ class UniversalTeacher:
         numbers_N = np.concatenate(
             [_moved(self.alignment.row(int(row)), first) for row, first in zip(batch.rows_B, firsts, strict=True)]
         )
-        read_MD = self._hidden(np.asarray([row for row in partners if row is not None], dtype=np.int64))
+        arrangement = PACKED if "row_lengths" in batch.inputs else PADDED
+        read_MD = self._hidden(np.asarray([row for row in partners if row is not None], dtype=np.int64), arrangement)
         at_N = torch.from_numpy(numbers_N).to(self.device)
         aligned_N = at_N != NOWHERE
         hidden_ND = read_MD.new_zeros(len(at_N), read_MD.shape[1])
@@ -107,11 +109,11 @@ class UniversalTeacher:
         head, place = self.teacher.head, batch.positions_N.device
         return AlignedLogits((hidden_ND.to(place), aligned_N.to(place)), head.project, head.vocabulary, temperature)
 
-    def _hidden(self, rows: Indices) -> Tensor:
+    def _hidden(self, rows: Indices, arrangement: Arrangement) -> Tensor:
         """Hidden states (M, D) of every token that the teacher predicts in some of its rows."""
         if not len(rows):
             return torch.zeros(0, self.teacher.head.width, device=self.device)
-        batch = self.alignment.teacher_train.batch(rows).to(self.device)
+        batch = arrangement.batch(self.alignment.teacher_train, rows, epoch=0).to(self.device)
         with torch.no_grad(), self.teacher.active():
             return self.teacher.head.hidden(self.teacher.model, batch.inputs).flatten(0, 1)[batch.positions_N]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -45,14 +46,18 @@ class Embedder:
         return (*sorted(size for size in self.config.sizes if size != self.width), self.width)
 
     def pooled(self, batch: MicroBatch) -> Tensor:
-        """Embeddings (B, D) float32, of any length."""
+        """Embeddings (B, D) float32, of any length; of padded or packed texts."""
         uncached = {"use_cache": False} if is_causal(self.backbone) else {}
         hidden_BLD: Tensor = self.model(**batch.inputs, **uncached).last_hidden_state
         hidden_BLD = hidden_BLD.float()
+        packed = "row_lengths" in batch.inputs
         if self.config.pooling == "first":
-            return hidden_BLD[:, 0]
+            return hidden_BLD[0, batch.inputs["row_starts"][:-1]] if packed else hidden_BLD[:, 0]
         if self.config.pooling == "last":
             return hidden_BLD.flatten(0, 1)[batch.positions_N]
+        if packed:
+            rows = hidden_BLD[0].split(batch.inputs["row_lengths"].tolist())
+            return torch.stack([row_TD.mean(0) for row_TD in rows])
         mask_BL1 = batch.inputs["attention_mask"][..., None].float()
         return (hidden_BLD * mask_BL1).sum(1) / mask_BL1.sum(1)
 

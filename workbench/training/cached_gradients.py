@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.data.arrangement import PADDED
+from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed.row_shares import share_rows
@@ -72,6 +72,8 @@ class CachedGradients:
     """Adds up the gradients of a global batch."""
 
     loss: GlobalLoss
+    arrangement: Arrangement
+    """How the units of a micro-batch are laid out."""
     backward: Callable[[Tensor], None]
     """Adds to the gradients of what trains."""
     noise: Noise
@@ -84,11 +86,16 @@ class CachedGradients:
         All processes compute the whole loss, of which only the first one's counts.
 
         Args:
-            tokens: In a micro-batch, padding included.
+            tokens: In a micro-batch, padding included if there is any.
         """
         batch_loss = BatchLoss(*self.loss.of(seen, rows))
         shares = share_rows(
-            batch_loss.numbers, batch_loss.units.lengths, PADDED, tokens=tokens, ranks=self.ranks, in_step=False
+            batch_loss.numbers,
+            batch_loss.units.lengths,
+            self.arrangement,
+            tokens=tokens,
+            ranks=self.ranks,
+            in_step=False,
         )
         parts = [share.rows for share in shares]
         outputs, kept = self._outputs(batch_loss, parts, step)
@@ -139,7 +146,7 @@ class CachedGradients:
         return outputs_ND, kept
 
     def _batch(self, units: Units, numbers: Indices) -> MicroBatch:
-        return units.batch(numbers).to(self.device)
+        return self.arrangement.lay(units.batch(numbers)).to(self.device)
 
 
 def _places(found: BatchLoss, numbers: Indices) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,17 @@ STEPS = 16
 """Global batches of which the padding is counted."""
 
 
+class LaidRows(NamedTuple):
+    """Rows of a training, as far as it depends on them how much padding there would be."""
+
+    config: TrainingSections
+    rows: int
+    lengths: Callable[[Indices], Indices]
+    """From the rows of a step to the tokens of what is laid out for them: each row, or each of the texts of theirs."""
+    longest: int
+    """Tokens of the longest of all."""
+
+
 def arranged(
     config: TrainingSections, backbone: PreTrainedModel, signal: TrainingSignal, compute: torch.dtype, width: int
 ) -> Arrangement:
@@ -35,8 +47,9 @@ def arranged(
         ConfigError: `batch.packing=true` or `batch.shared_prefix=true`, and the rows cannot lie so.
     """
     tokens = capacity.tokens_per_device(config, signal.train, backbones.device(), width=width)
-    why = refusal(backbone.config, longest=int(signal.train.lengths.max()), reads_packed=signal.reads_packed)
-    other = _apart([(config, signal.train.lengths)], why=why, tokens=tokens, compute=compute)
+    rows = _laid(config, signal)
+    why = refusal(backbone.config, longest=rows.longest, reads_packed=signal.reads_packed)
+    other = _apart([rows], why=why, tokens=tokens, compute=compute)
     return prefix_sharing.arranged(config, signal.train, other, why=why, tokens=tokens, compute=compute)
 
 
@@ -49,25 +62,35 @@ def of_bank(
     compute: torch.dtype,
 ) -> Arrangement:
     """How the rows of a bank's members are laid out, in micro-batches of so many tokens. Raises as `arranged` does."""
-    longest = max(int(task.train.lengths.max()) for task in train_tasks)
-    why = refusal(backbone.config, longest=longest, reads_packed=reads_packed)
-    rows = [(task.config, task.train.lengths) for task in train_tasks]
+    rows = [_examples(task.config, task.train.lengths) for task in train_tasks]
+    why = refusal(backbone.config, longest=max(each.longest for each in rows), reads_packed=reads_packed)
     return _apart(rows, why=why, tokens=tokens, compute=compute)
 
 
-def _apart(
-    rows: Sequence[tuple[TrainingSections, Indices]], *, why: str | None, tokens: int, compute: torch.dtype
-) -> Arrangement:
+def _laid(config: TrainingSections, signal: TrainingSignal) -> LaidRows:
+    """The rows of a training; where its loss compares rows, the units that they consist of."""
+    train, whole = signal.train, signal.whole
+    if whole is None:
+        return _examples(config, train.lengths)
+    length_U = whole.of(train, np.arange(1))[0].lengths
+    return LaidRows(config, len(train.lengths), lambda rows: length_U[whole.of(train, rows)[1]], int(length_U.max()))
+
+
+def _examples(config: TrainingSections, lengths: Indices) -> LaidRows:
+    return LaidRows(config, len(lengths), lengths.__getitem__, int(lengths.max()))
+
+
+def _apart(rows: Sequence[LaidRows], *, why: str | None, tokens: int, compute: torch.dtype) -> Arrangement:
     """How rows are laid out that share nothing.
 
     Args:
-        rows: For each training in the micro-batches its settings, and the tokens of its examples.
+        rows: Those of each training in the micro-batches.
     """
-    wanted = rows[0][0].batch.packing
+    wanted = rows[0].config.batch.packing
     if wanted is True:
         require(why)
         return PACKED
-    if wanted is False or why is not None or any(any(unpackable(config)) for config, _ in rows):
+    if wanted is False or why is not None or any(any(unpackable(each.config)) for each in rows):
         return PADDED
     return PACKED if pays(padding(_first_steps(rows), tokens=tokens), compute=compute) else PADDED
 
@@ -100,15 +123,15 @@ def padding(steps: Sequence[Indices], *, tokens: int) -> float:
     return 1 - sum(int(lengths.sum()) for lengths in steps) / sum(map(PADDED.tokens, cuts))
 
 
-def _first_steps(rows: Sequence[tuple[TrainingSections, Indices]]) -> list[Indices]:
-    """Tokens of the examples of the first steps, evenly drawn by each training."""
+def _first_steps(rows: Sequence[LaidRows]) -> list[Indices]:
+    """Tokens of what is laid out in the first steps, evenly drawn by each training."""
 
-    def lengths(step: int) -> Iterator[Indices]:
-        for config, own in rows:
-            yield own[global_batch(step, rows=len(own), size=config.batch.size, seed=config.seed)]
+    def drawn(each: LaidRows, step: int) -> Indices:
+        batch = each.config.batch
+        return each.lengths(global_batch(step, rows=each.rows, size=batch.size, seed=each.config.seed))
 
-    steps = min(STEPS, *(steps_per_epoch(len(own), config.batch.size) for config, own in rows))
-    return [np.concatenate(list(lengths(step))) for step in range(steps)]
+    steps = min(STEPS, *(steps_per_epoch(each.rows, each.config.batch.size) for each in rows))
+    return [np.concatenate([drawn(each, step) for each in rows]) for step in range(steps)]
 
 
 def pays(share: float, *, compute: torch.dtype) -> bool:

@@ -72,7 +72,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     for key, require in (("packing", packing.require), ("shared_prefix", prefix_sharing.require)):
         if getattr(config.batch, key) is not True:
             continue
-        require(packing.refusal(model.config, longest=int(splits[0].lengths.max()), reads_packed=True))
+        require(packing.refusal(model.config, longest=int(splits[0].longest_sequences.max()), reads_packed=True))
     sequence.require(config, model.config, longest=int(splits[0].lengths.max()))
     adapters.require_fit(model, config.adapter)
     require_recomputable(config, model)

@@ -100,7 +100,7 @@ class Trainer:
         packed = self.arrangement.packed
         self.step_noise = StepNoise(self.config, self.freezer, self.masters, self.device, packed=packed)
         compared, around = self.signal.whole, (self.masters.backward, self.step_noise.of, self.ranks, self.device)
-        self.cached = None if compared is None else CachedGradients(compared, *around)
+        self.cached = None if compared is None else CachedGradients(compared, self.arrangement, *around)
         self.noise = NoiseScale()
         self.sharpness = Sharpness(self.config.optimizer, self.masters)
         self.choice = MethodChoice(self.model, self.config, self.signal, device=self.device, ranks=self.ranks)

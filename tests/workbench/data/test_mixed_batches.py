@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from workbench.data.arrangement import PACKED
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
-from workbench.data.mixed_batches import join, mixed_batches, padded_length
+from workbench.data.mixed_batches import in_sequence, join, mixed_batches, padded_length
 
 draw = np.random.default_rng(0)
 LENGTHS = [draw.integers(2, 30, size) for size in (40, 25, 60)]
@@ -58,6 +59,14 @@ def test_joined_rows_are_those_that_one_collation_gives(source: int) -> None:
     assert all(torch.equal(joined.inputs[name], whole.inputs[name]) for name in whole.inputs)
     assert torch.equal(joined.positions_N, whole.positions_N) and torch.equal(joined.labels_N, whole.labels_N)
     assert joined.tokens == whole.tokens and padded_length(joined) == padded_length(whole)
+
+
+def test_packed_rows_of_several_are_those_that_are_packed_together() -> None:
+    parts = [collate([_row(length) for length in lengths]) for lengths in ((9, 4), (5,), (12, 2, 7))]
+    found, wanted = in_sequence([PACKED.lay(part) for part in parts]), PACKED.lay(join(parts))
+    assert found.inputs.keys() == wanted.inputs.keys() and found.tokens == wanted.tokens
+    assert all(torch.equal(found.inputs[name], wanted.inputs[name]) for name in wanted.inputs)
+    assert torch.equal(found.positions_N, wanted.positions_N) and torch.equal(found.labels_N, wanted.labels_N)
 
 
 def test_joined_encoder_rows_mask_their_padding() -> None:

@@ -79,6 +79,22 @@ def test_an_adapter_that_a_run_shipped(tmp_path: Path) -> None:
     assert written.source == CHAT_TEMPLATE != plain.source
 
 
+def test_why_a_teacher_cannot_read_packed_rows(tmp_path: Path) -> None:
+    lora, prefix = (_run(tmp_path / name, adapter={"method": name}) for name in ("lora", "prefix"))
+    assert find(TeacherConfig(id=lora), MINE).no_packing(longest=99) is None
+    assert "virtual tokens" in str(find(TeacherConfig(id=prefix), MINE).no_packing(longest=99))
+    assert "virtual tokens" in str(find(TeacherConfig(id=(lora, prefix)), MINE).no_packing(longest=99))
+    eager = MINE.model_copy(update={"attention": "eager"})
+    assert "attention is eager" in str(find(TeacherConfig(id=BACKBONE), eager).no_packing(longest=99))
+    shutil.copytree(STORIES, tmp_path / "short")
+    config = json.loads((STORIES / "config.json").read_text())
+    (tmp_path / "short" / "config.json").write_text(
+        json.dumps({**config, "model_type": "mistral", "sliding_window": 8})
+    )
+    short = find(TeacherConfig(id=str(tmp_path / "short")), MINE)
+    assert short.no_packing(longest=8) is None and "reaches back 8 tokens" in str(short.no_packing(longest=9))
+
+
 def test_a_model_that_a_run_trained_whole(tmp_path: Path) -> None:
     run = _run(
         tmp_path / "run", full=True, adapter={"method": "full"}, model={"id": str(STORIES), "weights": "float32"}

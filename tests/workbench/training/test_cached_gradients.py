@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from workbench.adapters import Lora
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import DataConfig, ModelConfig, RunConfig
 from workbench.config.embed_config import EmbedConfig
+from workbench.data.arrangement import PACKED, PADDED
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.embedding import pair_records, pair_set
 from workbench.data.embedding.pair_set import PairSet
-from workbench.models import backbones, embedder
+from workbench.models import backbones, embedder, packed_attention
 from workbench.models.embedding_objective import EmbeddingLoss
 from workbench.runs.ranks import ALONE
 from workbench.training.cached_gradients import CachedGradients, Units
@@ -52,6 +54,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def model(stories: str) -> Any:
     """Stories' tokenizer, and a tiny Llama without a head under LoRA with dropout."""
+    packed_attention.register()
     backbone = tiny("Llama", vocab_size=512).base_model
     attached = adapters.attach(backbone, Lora(rank=4, dropout=0.3), seed=0).train()
     generator = torch.Generator().manual_seed(1)
@@ -69,8 +72,9 @@ def test_equal_to_one_graph_for_any_micro_batch(model: Any, form: str, config: E
     loss, chosen = EmbeddingLoss(live), np.asarray([7, 2, 11, 0, 5, 9])
     wanted, gradients = _plain(attached, loss, rows, chosen)
     assert wanted.item() > 0 and any(each.abs().max() > 1e-4 for each in gradients)
-    for tokens in (10_000, 60, 24):
-        cached = CachedGradients(loss, lambda part: part.backward(), noise, ALONE, torch.device("cpu"))
+    for tokens, way in ((10_000, PADDED), (60, PADDED), (24, PADDED), (10_000, PACKED), (60, PACKED)):
+        around = (lambda part: part.backward(), partial(noise, packed=way.packed), ALONE, torch.device("cpu"))
+        cached = CachedGradients(loss, way, *around)
         attached.zero_grad()
         found = cached.add(rows, chosen, step=STEP, tokens=tokens)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
@@ -79,9 +83,9 @@ def test_equal_to_one_graph_for_any_micro_batch(model: Any, form: str, config: E
 
 
 @contextmanager
-def noise(batch: MicroBatch, indices: Indices, seen: Units, *, step: int) -> Iterator[None]:
+def noise(batch: MicroBatch, indices: Indices, seen: Units, *, step: int, packed: bool = False) -> Iterator[None]:
     """Dropout as training draws it."""
-    with drawing([RowDraw(0, step, indices, seen.lengths[indices])], torch.device("cpu")):
+    with drawing([RowDraw(0, step, indices, seen.lengths[indices], packed)], torch.device("cpu")):
         yield
 
 
@@ -160,7 +164,12 @@ def test_memory_holds_one_graph(model: Any, tmp_path: Path) -> None:
             return super().outputs(batch)
 
     cached = CachedGradients(
-        Counted(embedder.Embedder(*model, config)), lambda part: part.backward(), noise, ALONE, torch.device("cpu")
+        Counted(embedder.Embedder(*model, config)),
+        PADDED,
+        lambda part: part.backward(),
+        noise,
+        ALONE,
+        torch.device("cpu"),
     )
     cached.add(rows, np.arange(12), step=0, tokens=10_000)
     assert passes == [True], "one micro-batch is computed once"

@@ -33,6 +33,8 @@ save: {{every: 3}}
 OF_AN_ENCODER = ("recipe=classify", "model.id={classifier}", "data.train={labelled}", "evaluate.every=null")
 FOLDS = ("recipe=crossval", "data={{train: {labelled}}}", "evaluate.every=null", "folds={{k: 2, column: fold}}")
 SWEEP = ("recipe=sweep", "sweep.over={{train.learning_rate: [1.0e-3, 2.0e-3]}}")
+EMBED = ("recipe=embed", "data={{train: {twins}, held_out: 0.1}}", "batch.tokens_per_device=120", "evaluate.every=null")
+TAUGHT = ("recipe=distill", "distill.teacher.id=backbone")
 WAYS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "recomputed": ("train.checkpointing=true", "adapter.dropout=0.3"),
@@ -55,6 +57,22 @@ WAYS: dict[str, tuple[str, ...]] = {
         *("recipe=classify", "model.id={classifier}", "data.train={labelled}", "evaluate.every=null"),
         "adapter={method: linear-probe}",
     ),
+    "means of texts": (*EMBED, "model.id={encoder}", "adapter.dropout=0.3"),
+    "first tokens of texts": (*EMBED, "model.id={encoder}", "embed.pooling=first"),
+    "last tokens of texts": (*EMBED, "embed.pooling=last", "embed.symmetric=true"),
+    "a teacher": (*TAUGHT, "distill.temperature=2.0", "adapter.dropout=0.3"),
+    "a teacher that was asked": (*TAUGHT, "distill.cache={{folder: {cache}, k: 16}}"),
+    "a teacher of other tokens": ("recipe=distill", "distill={{teacher: {{id: starter}}, loss: universal}}"),
+    "a teacher of own answers": (*TAUGHT, "distill.on_policy={{share: 0.5, max_new_tokens: 6}}"),
+    "a teacher of hidden words": (
+        *("recipe=distill", "distill={{of: mlm, teacher: {{id: {encoder}}}}}"),
+        *("model.id={encoder}", "data.train={texts}", "data.max_tokens=200"),
+    ),
+    "a teacher of classes": (
+        *("recipe=distill", "distill={{of: classify, teacher: {{id: {classifier}}}}}", "model.id={classifier}"),
+        *("data.train={labelled}", "evaluate.every=null"),
+    ),
+    "peers": ("recipe=distill", "distill.peers=3", "adapter.dropout=0.3"),
 }
 
 
@@ -71,7 +89,7 @@ def folder(tmp_path: Path, questions: Path) -> dict[str, str]:
         )
     )
     for name, head in {"encoder": "MaskedLM", "classifier": "SequenceClassification"}.items():
-        save_tiny(tmp_path / name, "Bert", head, MINILM)
+        save_tiny(tmp_path / name, "Bert", head, MINILM, id2label={0: "even", 1: "odd"})
     encoders = {name: str(tmp_path / name) for name in ("encoder", "classifier")}
     pairs = tmp_path / "pairs.jsonl"
     worse = ["I do not know.", "No."]
@@ -81,7 +99,12 @@ def folder(tmp_path: Path, questions: Path) -> dict[str, str]:
             for number, row in enumerate(rows)
         )
     )
-    return {**encoders, "texts": str(texts), "labelled": str(labelled), "pairs": str(pairs)}
+    twins = tmp_path / "twins.jsonl"
+    twins.write_text(
+        "".join(json.dumps({"anchor": row["question"], "positive": row["answer"] * 2}) + "\n" for row in rows[:48])
+    )
+    made = {"texts": texts, "labelled": labelled, "pairs": pairs, "twins": twins, "cache": tmp_path / "cache"}
+    return {**encoders, **{name: str(path) for name, path in made.items()}}
 
 
 @pytest.fixture
@@ -138,12 +161,20 @@ def test_the_curves_of_members_are_those_of_padded_rows(
         assert curves[0] == pytest.approx(curves[1], rel=2e-5)
 
 
+SOME = {
+    "plain": ("adapter.dropout=0.3",),
+    **{name: (*WAYS[name], "adapter.dropout=0.3") for name in ("means of texts", "a teacher", "peers")},
+}
+
+
+@pytest.mark.parametrize("way", SOME.values(), ids=SOME)
 def test_a_stopped_run_has_the_same_bits_and_may_go_on_padded(
-    train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    train: Callable[..., Path], way: tuple[str, ...], folder: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["batch.packing=true", "adapter.dropout=0.3"]
+    words = ["batch.packing=true", *(word.format(**folder) for word in way)]
     whole = train(*words, name="whole")
-    for name, more in (("stopped", []), ("other", ["batch.packing=false"])):
+    padded_later = [("other", ["batch.packing=false"])] if way == SOME["plain"] else []
+    for name, more in [("stopped", list[str]()), *padded_later]:
         with monkeypatch.context() as patch:
             stop_after(patch, step=4)
             with pytest.raises(Stopped):
@@ -155,6 +186,15 @@ def test_a_stopped_run_has_the_same_bits_and_may_go_on_padded(
         assert losses(found) == losses(whole)
         tensors, wanted = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (found, whole))
         assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("way", SOME.values(), ids=SOME)
+def test_micro_batches_of_packed_rows_change_nothing(
+    train: Callable[..., Path], way: tuple[str, ...], folder: dict[str, str]
+) -> None:
+    words = ["batch.packing=true", "train.steps=3", *(word.format(**folder) for word in way)]
+    small, large = (train(*words, f"batch.tokens_per_device={tokens}", name=str(tokens)) for tokens in (100, 4000))
+    assert losses(small) == pytest.approx(losses(large), rel=2e-5)
 
 
 def test_padding_is_what_a_count_of_the_first_steps_finds() -> None:
@@ -193,3 +233,18 @@ def test_auto_decides_by_the_rows(train: Callable[..., Path], tmp_path: Path) ->
     assert is_packed(train(*few, f"data.train={ragged}", name="ragged"))
     refused = train(*few, f"data.train={ragged}", "adapter={method: prefix}", "train.learning_rate=1e-2", name="prefix")
     assert not is_packed(refused)
+
+
+def test_auto_decides_by_single_texts(train: Callable[..., Path], folder: dict[str, str], tmp_path: Path) -> None:
+    """Not by all that a row compares: these rows have the same number of tokens, and then the same texts or others."""
+    words = [word.format(**folder) for word in (*EMBED, "model.id={encoder}", "train.steps=2")]
+    for name, several in (("even", (3, 3)), ("uneven", (1, 5))):
+        texts = [
+            [" ".join(["so"] * many) + f" {row}{side}" for side, many in zip("ab", several, strict=True)]
+            for row in range(100, 140)
+        ]
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(
+            "".join(json.dumps(dict(zip(("anchor", "positive"), each, strict=True))) + "\n" for each in texts)
+        )
+        assert is_packed(train(*words, f"data.train={path}", name=name)) == (name == "uneven")
