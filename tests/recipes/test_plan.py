@@ -181,6 +181,13 @@ def test_of_a_student_and_a_teacher_beside_it(compare: Callable[..., tuple[Plan,
 
 
 @pytest.mark.slow
+def test_of_packed_rows_that_a_teacher_reads(compare: Callable[..., tuple[Plan, int]], stories: str) -> None:
+    words = [f"distill.teacher.id={stories}", "data.held_out=0.2", "batch.packing=true", *FEW]
+    planned, measured = compare("distill/quickstart", *words)
+    assert planned.dry_run.peak == pytest.approx(measured, rel=0.01)
+
+
+@pytest.mark.slow
 def test_of_a_teacher_on_the_backbone_of_its_student(
     compare: Callable[..., tuple[Plan, int]], stories: str, tmp_path: Path
 ) -> None:

@@ -199,7 +199,7 @@ def own_outputs(run: Path, rows: str) -> Floats:
 
 def test_alpha_0_trains_as_recipe_classify_does(train: Train, distil: Train, taught: Path) -> None:
     own = {"classes": {"weights": "balanced", "smoothing": 0.1}, "train": {"steps": 4}}
-    plain = train("plain", batch={"packing": False}, **own)  # as a student's rows lie
+    plain = train("plain", **own)
     assert losses(distil("alone", taught, distill={"alpha": 0.0}, **own)) == losses(plain)
     scores = files.read_json(plain.parent / "alone" / "scores.json")
     assert scores["after"] == files.read_json(plain / "scores.json")["after"]
