@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from workbench.config.run_config import RunConfig
@@ -87,6 +88,12 @@ def json_schema_text() -> str:
 
 def settings() -> list[SettingReference]:
     """Every setting, sections before their keys. What sections of a family share with one meaning is one setting."""
+    return list(_settings_of(tuple((key, *family.choices.items()) for key, family in families(RunConfig).items())))
+
+
+@lru_cache(maxsize=2)  # reading every section takes most of a second
+def _settings_of(registered: tuple[Any, ...]) -> tuple[SettingReference, ...]:
+    """Settings while these sections are those of the families, to which plugins add."""
     schema, choosing = RunConfig.model_json_schema(), families(RunConfig)
     references: dict[tuple[str, str], SettingReference] = {}
     for setting in _settings(schema, "", (), schema["$defs"]):
@@ -105,7 +112,7 @@ def settings() -> list[SettingReference]:
             cited = papers(setting.meaning) or (_papers_of(setting.key, of[0]) if len(of) == 1 else ())
         everywhere = family is not None and len(of) == len(family.names())
         references[place] = replace(setting, of=() if everywhere else of, papers=cited)
-    return list(references.values())
+    return tuple(references.values())
 
 
 def choosing_keys() -> list[str]:
