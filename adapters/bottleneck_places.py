@@ -156,8 +156,8 @@ def _has_final_norm(model: PreTrainedModel, block: str) -> bool:
     return any(is_norm(module) and not any(part in name for part in ("emb", "pre_")) for name, module in children)
 
 
-def _no_place(model: PreTrainedModel, block: str, part: str, found: Iterable[str]) -> ConfigError:
+def _no_place(model: PreTrainedModel, block: str, part: str, kinds: Iterable[str]) -> ConfigError:
     return ConfigError(
         f"the output of the {part} of {block} in {type(model).__name__} cannot be told from its linear layers "
-        f"({', '.join(found) or 'none'}). Write adapter.method=lora, which needs no such place."
+        f"({', '.join(kinds) or 'none'}). Write adapter.method=lora, which needs no such place."
     )

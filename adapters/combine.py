@@ -137,11 +137,11 @@ def one_rank(updates: Updates) -> Updates:
     return padded
 
 
-def error(found: Updates, wanted: Updates) -> CombinationError:
+def error(updates: Updates, wanted: Updates) -> CombinationError:
     """Relative distance of `found` from `wanted`, for each layer and over all of them."""
     differences, norms = {}, {}
     for layer, (down, up) in wanted.items():
-        other = found[layer]
+        other = updates[layer]
         differences[layer] = _norm(torch.cat([down, other.down_RI.double()]), torch.cat([up, -other.up_OR], dim=1))
         norms[layer] = _norm(down, up)
     layers = {layer: differences[layer] / norms[layer] if norms[layer] else 0.0 for layer in wanted}

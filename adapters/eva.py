@@ -98,12 +98,12 @@ def excited_directions(model: PeftModel, sample: Iterable[Mapping[str, Tensor]],
     return by_layer
 
 
-def share_out(found: Mapping[str, Components], *, rank: int) -> dict[str, Tensor]:
+def share_out(components: Mapping[str, Components], *, rank: int) -> dict[str, Tensor]:
     """Choose the components that explain most, `rank` times as many as there are layers, and group them by layer."""
-    directions = {name: components.directions() for name, components in found.items()}
+    directions = {name: components.directions() for name, components in components.items()}
     shares = torch.cat([share_K for _, share_K in directions.values()])
     chosen = torch.zeros_like(shares, dtype=torch.bool)
-    chosen[shares.argsort(descending=True, stable=True)[: rank * len(found)]] = True
+    chosen[shares.argsort(descending=True, stable=True)[: rank * len(components)]] = True
     parts = chosen.split([len(share_K) for _, share_K in directions.values()])
     return {name: KI[: int(part.sum())] for (name, (KI, _)), part in zip(directions.items(), parts, strict=True)}
 

@@ -48,10 +48,10 @@ from workbench.training.freezing.layer_map import stack
 from workbench.training.limits import total_steps
 from workbench.training.sampling.order import row_order
 
-Found = Inspection | ClassInspection | CrossvalInspection | EmbedInspection
+AnyInspection = Inspection | ClassInspection | CrossvalInspection | EmbedInspection
 
 
-def check(config: RunConfig) -> Found:
+def check(config: RunConfig) -> AnyInspection:
     """Everything that `run` does before it loads weights.
 
     Raises:
@@ -63,11 +63,11 @@ def check(config: RunConfig) -> Found:
     return _inspected(config)
 
 
-def _inspected(config: RunConfig) -> Found:
+def _inspected(config: RunConfig) -> AnyInspection:
     if config.recipe == "distill":
         student: Inspection | ClassInspection = distill_verbs.with_student(config, _inspected)
         return student
-    ways: dict[str, Callable[[RunConfig], Found]] = {
+    ways: dict[str, Callable[[RunConfig], AnyInspection]] = {
         "sweep": _first_member,
         "search": _at_the_ends,
         "prefer": prefer_verbs.inspect,
@@ -94,25 +94,25 @@ def _inspected(config: RunConfig) -> Found:
     return replace(inspection, blocks=_blocks(inspection), notes=notes)
 
 
-def _scored_sets(found: Found) -> Iterator[str]:
+def _scored_sets(inspection: AnyInspection) -> Iterator[str]:
     """Yield the sizes of evaluation sets that consist of several."""
-    splits = found.data._asdict()
+    splits = inspection.data._asdict()
     for name, title in {"held_out": "Held-out", "test": "Test"}.items():
         if (rows := splits.get(name)) is not None and rows.sources:
             yield f"{title} rows: {', '.join(f'{name} {count:,}' for name, count in rows.rows_by_source.items())}."
 
 
-def _order(found: Found) -> list[str]:
+def _order(inspection: AnyInspection) -> list[str]:
     """Sentences on who chooses rows, on their weights, and on the curriculum or the sampler, if there is any.
 
     Raises:
         ConfigError: The sampler would never act.
         DataError: No row is easier than another.
     """
-    data = found.config.data
-    rows = _of_a_fold(found.data) if isinstance(found, CrossvalInspection) else found.data.train
+    data = inspection.config.data
+    rows = _of_a_fold(inspection.data) if isinstance(inspection, CrossvalInspection) else inspection.data.train
     if not data.sources:  # which `_text` has mixed
-        row_order(rows, found.config, found.steps, ALONE)
+        row_order(rows, inspection.config, inspection.steps, ALONE)
     ordered = [data.curriculum.in_words(), *_extremes(rows, data.curriculum)] if data.curriculum.by != "none" else []
     weight_N = rows.weights if isinstance(rows, TokenizedSet) else rows.supervised
     weighed = row_weights.in_words(weight_N) if data.weighs else []
@@ -137,29 +137,29 @@ def _extremes(rows: Examples, curriculum: CurriculumConfig) -> list[str]:
     return ["  " + ", ".join(f"{end} {difficulty_N[row]:g} ({rows.place(row)})" for end, row in ends.items()) + "."]
 
 
-def _shared(found: Found, backbone: PretrainedConfig) -> list[str]:
+def _shared(inspection: AnyInspection, backbone: PretrainedConfig) -> list[str]:
     """Sentence on what all rows begin with, where a step computes that once."""
-    if not isinstance(found, Inspection):
+    if not isinstance(inspection, Inspection):
         return []
-    why = packing.refusal(backbone, longest=int(found.data.train.lengths.max()), reads_packed=True)
-    return prefix_sharing.in_words(found.config, found.data.train, why=why)
+    why = packing.refusal(backbone, longest=int(inspection.data.train.lengths.max()), reads_packed=True)
+    return prefix_sharing.in_words(inspection.config, inspection.data.train, why=why)
 
 
-def _blocks(found: Found) -> int | None:
+def _blocks(inspection: AnyInspection) -> int | None:
     """Number of the backbone's blocks; None where no layer freezes."""
-    config = found.config
+    config = inspection.config
     if config.freeze.policy == "none":
         return None
-    return len(stack(backbones.skeleton(config.model, task=_task(found))))
+    return len(stack(backbones.skeleton(config.model, task=_task(inspection))))
 
 
-def _task(found: Found) -> tasks.Task:
+def _task(inspection: AnyInspection) -> tasks.Task:
     """The task of the backbone; that of labelled rows follows from their labels."""
-    config = found.config
+    config = inspection.config
     return (
         tasks.of(config)
-        if isinstance(found, Inspection | EmbedInspection)
-        else classifier.task(found.data.labels, seed=config.seed)
+        if isinstance(inspection, Inspection | EmbedInspection)
+        else classifier.task(inspection.data.labels, seed=config.seed)
     )
 
 

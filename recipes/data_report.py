@@ -258,24 +258,24 @@ def _write(table: pd.DataFrame, path: Path) -> None:
     files.write_bytes(path, buffer.getvalue())
 
 
-def _perplexity_table(found: list[Findings]) -> pd.DataFrame:
+def _perplexity_table(findings: list[Findings]) -> pd.DataFrame:
     """A line for each row that the backbone read."""
     lines = [
         (each.read.title, each.read.rows[row].place, value)
-        for each in found
+        for each in findings
         for row, value in each.read.perplexities.items()
     ]
     return pd.DataFrame(lines, columns=["split", "row", "perplexity"])
 
 
-def _table(found: list[Findings]) -> pd.DataFrame:
+def _table(findings: list[Findings]) -> pd.DataFrame:
     """A line for each flag: which rows it is of, file and row, rule, value, note, and the text of the row, cut."""
     columns: Mapping[str, list[object]] = {
-        "split": [each.read.title for each in found for _ in each.flags],
-        "row": [flag.place for each in found for flag in each.flags],
-        "rule": [flag.rule for each in found for flag in each.flags],
-        "value": [flag.value for each in found for flag in each.flags],
-        "note": [flag.note for each in found for flag in each.flags],
-        "text": [each.text(flag)[: data_page.KEPT] for each in found for flag in each.flags],
+        "split": [each.read.title for each in findings for _ in each.flags],
+        "row": [flag.place for each in findings for flag in each.flags],
+        "rule": [flag.rule for each in findings for flag in each.flags],
+        "value": [flag.value for each in findings for flag in each.flags],
+        "note": [flag.note for each in findings for flag in each.flags],
+        "text": [each.text(flag)[: data_page.KEPT] for each in findings for flag in each.flags],
     }
     return pd.DataFrame(columns)

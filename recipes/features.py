@@ -30,7 +30,7 @@ class Known(NamedTuple):
     """Share of those rows that have the most frequent class of the others."""
 
 
-class Found(NamedTuple):
+class ProbedFeatures(NamedTuple):
     """Rows of a table of features."""
 
     rows: Mapping[str, int]
@@ -54,7 +54,7 @@ class Found(NamedTuple):
         )
 
 
-def write(config: RunConfig, out: Path | None) -> Found:
+def write(config: RunConfig, out: Path | None) -> ProbedFeatures:
     """Compute features of all rows that a recipe names; write them, with labels where there are any, as parquet.
 
     Raises:
@@ -76,7 +76,7 @@ def write(config: RunConfig, out: Path | None) -> Found:
         pd.concat(tables, ignore_index=True).to_parquet(buffer)
         files.write_bytes(out, buffer.getvalue())
     counts = {name: len(rows) for name, rows in splits.items()}
-    return Found(counts, split_features["train"].shape[1], _known(config, splits, split_features, aside_N))
+    return ProbedFeatures(counts, split_features["train"].shape[1], _known(config, splits, split_features, aside_N))
 
 
 def _rows(config: RunConfig) -> tuple[RowReader, dict[str, LabelledSet], npt.NDArray[np.bool_] | None]:
@@ -94,16 +94,16 @@ def _rows(config: RunConfig) -> tuple[RowReader, dict[str, LabelledSet], npt.NDA
 def _known(
     config: RunConfig,
     splits: Mapping[str, LabelledSet],
-    found: Mapping[str, Floats],
+    scores: Mapping[str, Floats],
     aside_N: npt.NDArray[np.bool_] | None,
 ) -> Known | None:
     if config.classes.kind != "one":
         return None
     labels = np.asarray([str(label) for label in splits["train"].labels])
     if aside_N is None:
-        seen, others, right = found["train"], found["held_out"], [str(label) for label in splits["held_out"].labels]
+        seen, others, right = scores["train"], scores["held_out"], [str(label) for label in splits["held_out"].labels]
     else:
-        seen, others, right = found["train"][~aside_N], found["train"][aside_N], labels[aside_N].tolist()
+        seen, others, right = scores["train"][~aside_N], scores["train"][aside_N], labels[aside_N].tolist()
         labels = labels[~aside_N]
     names, counts = np.unique(labels, return_counts=True)
     return Known(

@@ -61,9 +61,9 @@ def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, els
 
     config = streamed_rows.local(config)
 
-    def timing(found: Plan) -> Timed:
-        flops = found.dry_run.flops_per_token
-        return step_time.assumed(found.work, flops) if elsewhere else step_time.timed(found.work, flops)
+    def timing(plan: Plan) -> Timed:
+        flops = plan.dry_run.flops_per_token
+        return step_time.assumed(plan.work, flops) if elsewhere else step_time.timed(plan.work, flops)
 
     if not elsewhere and backbones.device().type == "cpu" and config.recipe in ("sft", "mlm"):
         config = _with_possible_weights(config, devices=devices, memory=memory)

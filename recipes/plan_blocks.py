@@ -25,9 +25,7 @@ MakeTraining = Callable[[RunConfig, Run, Loader], Training]
 """Makes the training of a run, with its own rows, over a backbone that the loader gives."""
 
 
-def measure(
-    config: RunConfig, backbone: Backbone, fit: Training, found: DryRun, make: MakeTraining
-) -> step_time.Measure:
+def measure(config: RunConfig, backbone: Backbone, fit: Training, dry: DryRun, make: MakeTraining) -> step_time.Measure:
     """Times small models of the kind of `backbone`, when it is asked to."""
     hub = backbones.hub_config(config.model)
     subject = Subject(
@@ -35,7 +33,7 @@ def measure(
         narrower=block_time.narrowing(hub),
         parameters=sum(each.numel() for each in backbone.model.parameters()),
         trainable=sum(each.numel() for each in fit.masters),
-        flops=found.flops_per_token * found.padded_tokens,
+        flops=dry.flops_per_token * dry.padded_tokens,
         dtype=backbone.compute,
         packed=backbone.weights in backbones.QUANTISED,
     )

@@ -40,7 +40,7 @@ def parts(
     task: Task,
     backbone: Backbone,
     fit: Training,
-    found: DryRun,
+    dry: DryRun,
     work: StepWork,
     training: plan_blocks.MakeTraining,
     timed: RunConfig | None = None,
@@ -50,17 +50,17 @@ def parts(
     Args:
         timed: The run of one of the members, where there are several.
     """
-    held = contents(fit, optimizer=found.at_peak.get(OPTIMIZER, 0))
+    held = contents(fit, optimizer=dry.at_peak.get(OPTIMIZER, 0))
     below = config.freeze.never(len(fit.freezer.blocks))
     return DryRunParts(
         backbone=backbone,
         size=adapter_sizes.predict(config.model, config.adapter, task=task, below=below),
         training=fit,
-        dry_run=found,
+        dry_run=dry,
         work=replace(
             work,
             weight_bytes=_read_bytes(backbone, held),
-            measure=plan_blocks.measure(timed or config, backbone, fit, found, training),
+            measure=plan_blocks.measure(timed or config, backbone, fit, dry, training),
         ),
         contents=held,
     )

@@ -128,16 +128,16 @@ def find(
     return outcome
 
 
-def sentences(found: Tried) -> Iterator[str]:
+def sentences(outcome: Tried) -> Iterator[str]:
     """The suggestion, the rule that it comes from, and what makes it uncertain."""
-    choice, asked, whole = found.choice, found.config.train.learning_rate, found.whole
+    choice, asked, whole = outcome.choice, outcome.config.train.learning_rate, outcome.whole
     low, high, lowered = choice.lowest.rate, choice.highest.rate, choice.lowered(whole)
-    yield f"Suggested: train.learning_rate={found.suggested:g} (the recipe has {asked:g})."
+    yield f"Suggested: train.learning_rate={outcome.suggested:g} (the recipe has {asked:g})."
     yield (
-        f"Rule: the middle of the rates whose mean loss of the last {choice.late} of {found.steps} steps cannot be "
+        f"Rule: the middle of the rates whose mean loss of the last {choice.late} of {outcome.steps} steps cannot be "
         f"told from the lowest, on the same rows step by step: {_range(low, high)}"
         + (
-            f"; times {lowered:.2f}, the root of {found.steps} through the run's {whole:,} steps."
+            f"; times {lowered:.2f}, the root of {outcome.steps} through the run's {whole:,} steps."
             if lowered < 1
             else "."
         )
@@ -147,16 +147,16 @@ def sentences(found: Tried) -> Iterator[str]:
         yield f"It is the highest that was tried: a higher one may be better. Write --highest {4 * tried[-1]:g}."
     if choice.best.rate == tried[0]:
         yield f"The best one is the lowest that was tried: a lower one may be better. Write --lowest {tried[0] / 4:g}."
-    if found.repeats:
+    if outcome.repeats:
         yield (
-            f"{found.steps} steps draw rows more than once: losses are partly of rows that were learnt from, which "
+            f"{outcome.steps} steps draw rows more than once: losses are partly of rows that were learnt from, which "
             "may favour too high a rate. Fewer --steps or more rows would tell better."
         )
-    if whole is None or whole > 2 * found.steps:
+    if whole is None or whole > 2 * outcome.steps:
         longer = (
             "how long the run is, its budget decides"
             if whole is None
-            else f"the run is {whole / found.steps:.3g} times as long"
+            else f"the run is {whole / outcome.steps:.3g} times as long"
         )
         yield (
             f"Doubt: {longer}, and how much lower its best rate is than that of a short one differs between tasks. "
@@ -219,15 +219,15 @@ def _one_by_one(task: SweepTask, entries: Sequence[SweepMember], callback: Callb
         shutil.rmtree(own.path)
 
 
-def _table(found: Tried) -> dict[str, Any]:
-    choice = found.choice
+def _table(tried: Tried) -> dict[str, Any]:
+    choice = tried.choice
     return {
-        "configured": found.config.train.learning_rate,
-        "suggested": found.suggested,
+        "configured": tried.config.train.learning_rate,
+        "suggested": tried.suggested,
         "alike": [choice.lowest.rate, choice.highest.rate],
         "best": choice.best.rate,
-        "steps": found.steps,
-        "whole_steps": found.whole,
+        "steps": tried.steps,
+        "whole_steps": tried.whole,
         "late_steps": choice.late,
         "rates": [asdict(each) for each in choice.tried],
     }

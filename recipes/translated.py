@@ -49,11 +49,11 @@ def _translated(settings: dict[str, Any], source: Path) -> Translation:
     )
 
 
-def text(found: Translation, source: Path, out: Path) -> str:
+def text(translation: Translation, source: Path, out: Path) -> str:
     """The recipe, below comments that say what to look at."""
-    lines = [f"workbench check {out}", f"From {source}.", *_paragraph("Look at", found.looks)]
-    lines += _paragraph("No equivalent", [f"{key}: {value}" for key, value in found.left.items()])
-    return "".join(f"# {line}\n" for line in lines) + editor_line() + dump_yaml(found.recipe)
+    lines = [f"workbench check {out}", f"From {source}.", *_paragraph("Look at", translation.looks)]
+    lines += _paragraph("No equivalent", [f"{key}: {value}" for key, value in translation.left.items()])
+    return "".join(f"# {line}\n" for line in lines) + editor_line() + dump_yaml(translation.recipe)
 
 
 def _paragraph(title: str, parts: Sequence[str]) -> list[str]:

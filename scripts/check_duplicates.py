@@ -64,16 +64,15 @@ def _find(texts: list[str], config: DuplicatesConfig) -> DuplicateClusters:
     return find(texts, threshold=config.cutoff(pictures=False), shingle=config.shingle, size=config.length)
 
 
-def _show(found: DuplicateClusters, labels: list[str], k: int) -> None:
-    result = report(found, labels)
+def _show(clusters: DuplicateClusters, labels: list[str], k: int) -> None:
+    result = report(clusters, labels)
     for name, value in result._asdict().items():
         print(f"  {name}: {len(value) if name == 'conflicts' else value}")
-    folds = assign(strata_of(labels, k=k), groups=found.groups, k=k)
+    folds = assign(strata_of(labels, k=k), groups=clusters.groups, k=k)
     print(f"  rows of each of {k} grouped folds: {np.bincount(folds.fold_RN[0]).tolist()}")
-    print(
-        f"  validation rows with a near-duplicate in training, grouped folds: {leaking(found, folds.fold_RN[0]).sum()}"
-    )
-    print(f"  the same, ungrouped: {ungrouped_leak(found, labels, k=k, seed=0)} of {len(labels)}")
+    leaks = leaking(clusters, folds.fold_RN[0]).sum()
+    print(f"  validation rows with a near-duplicate in training, grouped folds: {leaks}")
+    print(f"  the same, ungrouped: {ungrouped_leak(clusters, labels, k=k, seed=0)} of {len(labels)}")
 
 
 def _show_overlap(train: list[str], test: list[str], config: DuplicatesConfig) -> None:
@@ -83,12 +82,12 @@ def _show_overlap(train: list[str], test: list[str], config: DuplicatesConfig) -
     print(f"  training rows in a cluster with a test row: {result.train_rows}")
 
 
-def _recall(texts: list[str], found: DuplicateClusters, config: DuplicatesConfig) -> float:
-    """Share of the true pairs, and of the true clusters, that were found; the smaller of both."""
+def _recall(texts: list[str], duplicates: DuplicateClusters, config: DuplicatesConfig) -> float:
+    """Share of the true pairs, and of the true clusters, that were duplicates; the smaller of both."""
     plain = sorted({normalised(text) for text in texts})
     pairs = _exhaustive(plain, config)
-    expected, got = set(map(tuple, pairs.tolist())), set(map(tuple, found.pairs_P2.tolist()))
-    clusters, true = (_clusters(roots) for roots in (found.cluster_U, components(len(plain), pairs)))
+    expected, got = set(map(tuple, pairs.tolist())), set(map(tuple, duplicates.pairs_P2.tolist()))
+    clusters, true = (_clusters(roots) for roots in (duplicates.cluster_U, components(len(plain), pairs)))
     print(f"  pairs of different texts: {len(got & expected)} of {len(expected)}, and {len(got - expected)} false ones")
     print(f"  clusters of different texts: {len(clusters & true)} of {len(true)} are the same")
     return min(len(got & expected) / max(1, len(expected)), len(clusters & true) / max(1, len(true)))

@@ -29,16 +29,17 @@ def _names(tree: ast.Module) -> Iterator[str]:
             yield from (each.id for each in fields if isinstance(each, ast.Name))
 
 
+def _bound(node: ast.AST) -> str | None:
+    """The name that a node binds as a variable or a parameter."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return node.id
+    return node.arg if isinstance(node, ast.arg) else None
+
+
 def test_local_names_say_what_they_hold() -> None:
-    """Variables of functions; `found` may stand for anything."""
+    """Variables and parameters of functions; `found` may stand for anything."""
     names = {
-        path: {
-            node.id
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
-        & (BANNED | {"found"})
-        for path in PATHS
+        path: {_bound(node) for node in ast.walk(ast.parse(path.read_text()))} & (BANNED | {"found"}) for path in PATHS
     }
     assert not {str(path.relative_to(ROOT)): banned for path, banned in names.items() if banned}
 

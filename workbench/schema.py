@@ -78,19 +78,19 @@ class Section(BaseModel):
         return cls.documented(handler(core_schema), handler)
 
     @classmethod
-    def documented(cls, found: JsonSchemaValue, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def documented(cls, schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """The JSON schema of this class with the docstrings of its fields.
 
         Read here and not at the import (`use_attribute_docstrings`): no run needs them, and they take 0.3 s.
         """
-        properties = handler.resolve_ref_schema(found).get("properties", {})
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
         for base in cls.__mro__:
             for name, text in _field_docstrings(base).items() if issubclass(base, Section) else ():
                 if name in properties:
                     properties[name].setdefault("description", text)
                     if (unit := _share(properties[name], text)) is not None:
                         properties[name].setdefault("unit", unit)
-        return found
+        return schema
 
 
 class Tagged(Section):

@@ -88,14 +88,14 @@ def _alone(run: Path) -> float:
     return float((test_MTC.argmax(2) == true_T).mean())
 
 
-def _show(found: dict[str, list[dict[str, float]]]) -> None:
-    for stage, scores in found.items():
+def _show(results: dict[str, list[dict[str, float]]]) -> None:
+    for stage, scores in results.items():
         cells = []
         for name in scores[0]:
             values = [each[name] for each in scores]
             cells.append(f"{name} {np.mean(values):.2f} +- {np.std(values, ddof=min(1, len(values) - 1)):.2f}")
         print(f"{stage:16} {'   '.join(cells)}", flush=True)
-    first, *_, last = (scores for stage, scores in found.items() if stage != "one adapter")
+    first, *_, last = (scores for stage, scores in results.items() if stage != "one adapter")
     worst = min(end["test"] - start["test"] for start, end in zip(first, last, strict=True))
     print(f"end minus supervised ensemble on test, worst of {len(first)} seeds: {worst:+.2f} points", flush=True)
 

@@ -203,9 +203,9 @@ def _has_units(arguments: argparse.Namespace) -> bool:
     return arguments.device == "cuda" or measuring.has_bfloat16_units()
 
 
-def _result(method: str, arm: str, said: dict[str, Any], usage: Usage, arguments: argparse.Namespace) -> Result:
-    per_pass, losses = _per_pass(arguments), said["losses"]
-    wall, cpu = (_steps(said[key], per_pass) for key in ("elapsed_s", "processor_s"))
+def _result(method: str, arm: str, result: dict[str, Any], usage: Usage, arguments: argparse.Namespace) -> Result:
+    per_pass, losses = _per_pass(arguments), result["losses"]
+    wall, cpu = (_steps(result[key], per_pass) for key in ("elapsed_s", "processor_s"))
     return Result(
         method=method,
         arm=arm,
@@ -214,10 +214,10 @@ def _result(method: str, arm: str, said: dict[str, Any], usage: Usage, arguments
         first_s=wall[0],
         wall_s=usage.wall_s,
         cpu_s=usage.cpu_s,
-        peak_bytes=said["peak_bytes"],
-        optimizer_bytes=said["optimizer_bytes"],
-        trainable=said["trainable"],
-        tokens=said["tokens"],
+        peak_bytes=result["peak_bytes"],
+        optimizer_bytes=result["optimizer_bytes"],
+        trainable=result["trainable"],
+        tokens=result["tokens"],
         loss=sum(losses[-per_pass:]) / per_pass,
     )
 

@@ -88,8 +88,8 @@ def _ways(case: Case, side: str) -> Iterator[tuple[int, bool]]:
         yield from ((case.rows, False), (fewer, False), (1, False), (fewer, True))
 
 
-def _figures(case: Case, found: dict[str, Any], peak: float) -> dict[str, float]:
-    rate = median(found["rates"])
+def _figures(case: Case, measured: dict[str, Any], peak: float) -> dict[str, float]:
+    rate = median(measured["rates"])
     return {"tokens_per_second": rate, "flop_share": rate * gpu_cases.flops_per_token(case, case.row_lengths) / peak}
 
 
@@ -118,9 +118,9 @@ def _machine() -> str:
     return f"{name}, torch {torch.__version__}"
 
 
-def _write(out: Path, found: dict[str, Any]) -> None:
+def _write(out: Path, result: dict[str, Any]) -> None:
     with (out / "gpu.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(found) + "\n")
+        file.write(json.dumps(result) + "\n")
     lines = [json.loads(line) for line in (out / "gpu.jsonl").read_text(encoding="utf-8").splitlines()]
     heads = [
         f"{line['machine']}: {line['bf16 matrix product, TFLOP/s']:.3g} TFLOP/s" for line in lines if "machine" in line
@@ -129,13 +129,16 @@ def _write(out: Path, found: dict[str, Any]) -> None:
     (out / "gpu.md").write_text("\n".join([*dict.fromkeys(heads), "", HEADER, *rows.values()]) + "\n", encoding="utf-8")
 
 
-def _row(found: dict[str, Any]) -> str:
-    cells = [found["case"], found["side"] + (" + Liger" if found["side"] == "TRL tuned" and found.get("liger") else "")]
-    if "skipped" in found:
-        return f"| {' | '.join([*cells, found['skipped']])} | | | | |"
-    own = found["side"].startswith("workbench")
-    cells += [f"{found['tokens_per_second']:,.0f}", f"{found['peak_bytes'] / 1e9:.1f}", f"{found['flop_share']:.1%}"]
-    cells += ["as fits", "as fits"] if own else [str(found["rows_at_once"]), str(found["checkpointing"]).lower()]
+def _row(result: dict[str, Any]) -> str:
+    cells = [
+        result["case"],
+        result["side"] + (" + Liger" if result["side"] == "TRL tuned" and result.get("liger") else ""),
+    ]
+    if "skipped" in result:
+        return f"| {' | '.join([*cells, result['skipped']])} | | | | |"
+    own = result["side"].startswith("workbench")
+    cells += [f"{result['tokens_per_second']:,.0f}", f"{result['peak_bytes'] / 1e9:.1f}", f"{result['flop_share']:.1%}"]
+    cells += ["as fits", "as fits"] if own else [str(result["rows_at_once"]), str(result["checkpointing"]).lower()]
     return f"| {' | '.join(cells)} |"
 
 

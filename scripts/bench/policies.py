@@ -121,13 +121,13 @@ def _measured(run: Path, config: RunConfig) -> dict[str, float]:
     }
 
 
-def _table(found: Mapping[str, Measured], config: RunConfig, averages: Sequence[str]) -> str:
-    columns = {key: said for key, said in SCORES[config.recipe].items() if key in found[NONE]}
+def _table(measured: Mapping[str, Measured], config: RunConfig, averages: Sequence[str]) -> str:
+    columns = {key: said for key, said in SCORES[config.recipe].items() if key in measured[NONE]}
     first = next(iter(columns))
     head = ["policy or average", *columns.values(), f"{columns[first]}, against {NONE}"]
     rows: list[list[Any]] = [[*head, "steps", "training s", "frozen", "average's gain"]]
-    plain = found[NONE][first].values
-    for arm, values in found.items():
+    plain = measured[NONE][first].values
+    for arm, values in measured.items():
         gain = Spread.of([mine - theirs for mine, theirs in zip(values[first].values, plain, strict=True)])
         cells = [arm, *(values[key] for key in columns), "" if arm == NONE else gain]
         cells += [f"{values['steps'].mean:.0f}", f"{values['train_s'].mean:.1f}", f"{values['frozen'].mean:.1%}"]

@@ -136,7 +136,7 @@ def _choose(name: str, limit: int) -> SolverChoice:
     return choose(
         load(recipe, [*words, *SHORT, f"train.steps={PLANNED}"]),
         lambda config: replace(plan(config, memory=limit), process=0),
-        lambda found: timed(found.work, found.dry_run.flops_per_token, clock=time.process_time),
+        lambda each: timed(each.work, each.dry_run.flops_per_token, clock=time.process_time),
     )
 
 
@@ -176,7 +176,7 @@ def _seconds_in_turns(name: str, ways: list[Way]) -> dict[Way, float]:
     return dict(zip(ways, (share_W * np.median(seconds_WS.mean(0))).tolist(), strict=True))
 
 
-def _train_in_turns(name: str, way: Way, number: int, folder: Path, turns: Any, ready: Any, found: Any) -> None:
+def _train_in_turns(name: str, way: Way, number: int, folder: Path, turns: Any, ready: Any, value: Any) -> None:
     """One of several processes, each of which does a step when its turn is."""
     seconds: list[float] = []
     step = Trainer.step
@@ -190,7 +190,7 @@ def _train_in_turns(name: str, way: Way, number: int, folder: Path, turns: Any, 
         seconds.append(time.process_time() - began)
         turns[(number + 1) % len(turns)].release()
         if len(seconds) == STEPS:
-            found.put((number, seconds))
+            value.put((number, seconds))
             time.sleep(READY_S)  # until it is killed: scoring would disturb the others
         return record
 

@@ -184,8 +184,8 @@ class Contract:
         moved = [key for key, each in self.model.state_dict().items() if key in frozen and not each.equal(frozen[key])]
         assert not moved, f"not trainable, and moved: {moved}"
 
-    def close(self, found: Tensor, wanted: Tensor, factor: float) -> None:
-        assert float((found - wanted).abs().max()) <= factor * self.tolerance * self.scale
+    def close(self, computed: Tensor, wanted: Tensor, factor: float) -> None:
+        assert float((computed - wanted).abs().max()) <= factor * self.tolerance * self.scale
 
     @property
     def scale(self) -> float:

@@ -66,15 +66,15 @@ def test_gpt2_needs_full_paths_because_c_proj_stands_in_both_roles(family: PreTr
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("wanted", "names"),
     [
         (("q_proj",), {"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"}),
         (("layers.1.mlp.up_proj",), {"model.layers.1.mlp.up_proj"}),
         (("model.layers.0.mlp.up_proj", "o_proj"), None),
     ],
 )
-def test_names_are_leaves_or_ends_of_paths(llama: PreTrainedModel, wanted: tuple[str, ...], found: set[str]) -> None:
-    expected = found or {
+def test_names_are_leaves_or_ends_of_paths(llama: PreTrainedModel, wanted: tuple[str, ...], names: set[str]) -> None:
+    expected = names or {
         "model.layers.0.mlp.up_proj",
         "model.layers.0.self_attn.o_proj",
         "model.layers.1.self_attn.o_proj",

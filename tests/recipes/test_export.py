@@ -44,8 +44,8 @@ def _of_run(run: Path) -> tuple[Tensor, Tensor]:
     return ids, _logits(model.model, ids)
 
 
-def _kl(wanted: Tensor, found: Tensor) -> float:
-    log_a, log_b = wanted.log_softmax(-1), found.log_softmax(-1)
+def _kl(wanted: Tensor, computed: Tensor) -> float:
+    log_a, log_b = wanted.log_softmax(-1), computed.log_softmax(-1)
     return float((log_a.exp() * (log_a - log_b)).sum(-1).mean())
 
 

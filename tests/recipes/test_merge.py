@@ -47,10 +47,10 @@ def _stock(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 
 
-def _assert_close(found: Tensor, wanted: Tensor, *, error: float) -> None:
+def _assert_close(computed: Tensor, wanted: Tensor, *, error: float) -> None:
     """The difference as a share of how far the logits are spread."""
     spread = wanted.std()
-    assert float((found - wanted).abs().max() / spread) < error
+    assert float((computed - wanted).abs().max() / spread) < error
 
 
 @pytest.mark.parametrize("method", ["lora", "rslora", "dora", "full"])

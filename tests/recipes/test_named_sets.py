@@ -41,10 +41,10 @@ def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def of(found: dict[str, float], name: str) -> dict[str, float]:
+def of(scores: dict[str, float], name: str) -> dict[str, float]:
     """The scores of a set by the names that they have alone."""
     end = f"[{name}]"
-    return {score.removesuffix(end): value for score, value in found.items() if score.endswith(end)}
+    return {score.removesuffix(end): value for score, value in scores.items() if score.endswith(end)}
 
 
 def assert_each_scores_as_alone(run: Path, files: dict[str, Path], *, ignore: tuple[str, ...] = ()) -> None:

@@ -138,13 +138,13 @@ def test_members_on_two_devices_are_those_of_one(tmp_path: Path, short_stories: 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--devices", "2", "folds.k=3", "distributed.zero=2"], "spreads whole trainings over devices"),
         (["--devices", "2", "budget.time=100s", "train.steps=null"], "budget.time"),
     ],
 )
-def test_what_cannot_be_spread_is_refused(folds: Path, tmp_path: Path, words: list[str], said: str) -> None:
+def test_what_cannot_be_spread_is_refused(folds: Path, tmp_path: Path, words: list[str], message: str) -> None:
     running = start(folds, tmp_path / "run", *words)
     told, _ = running.communicate(timeout=120)
-    assert running.returncode == 2 and said in told and "Traceback" not in told
+    assert running.returncode == 2 and message in told and "Traceback" not in told

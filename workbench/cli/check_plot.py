@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from workbench.config import RunConfig
-from workbench.recipes.check import Found
+from workbench.recipes.check import AnyInspection
 from workbench.recipes.embed_verbs import EmbedInspection
 from workbench.recipes.inspection import Inspection
 from workbench.report import schedule_plot
@@ -23,14 +23,16 @@ def require_new(path: Path, config: RunConfig) -> None:
     schedule_plot.require_new(path, PICTURES if config.reads_pictures else schedule_plot.SUFFIXES)
 
 
-def write(path: Path, found: Found) -> None:
+def write(path: Path, inspection: AnyInspection) -> None:
     """Draw the learning rate and which layers train when, below the rows where they are pictures, to a new file."""
-    pictures = None if isinstance(found, Inspection | EmbedInspection) else found.pictures
+    pictures = None if isinstance(inspection, Inspection | EmbedInspection) else inspection.pictures
     if pictures is None:
-        schedule_plot.write(path, found.config, steps=found.steps, blocks=found.blocks)
+        schedule_plot.write(path, inspection.config, steps=inspection.steps, blocks=inspection.blocks)
         return
-    require_new(path, found.config)
-    schedule = Image.open(io.BytesIO(schedule_plot.draw(found.config, steps=found.steps, blocks=found.blocks)))
+    require_new(path, inspection.config)
+    schedule = Image.open(
+        io.BytesIO(schedule_plot.draw(inspection.config, steps=inspection.steps, blocks=inspection.blocks))
+    )
     buffer = io.BytesIO()
     _stacked(pictures.sheet(), schedule).save(buffer, Image.registered_extensions()[path.suffix.lower()], quality=92)
     files.write_bytes(path, buffer.getvalue())

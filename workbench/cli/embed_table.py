@@ -23,9 +23,9 @@ PREDICTS = {
 """A name for what `predict` writes, and what it does, by the recipe of the run."""
 
 
-def inspection(found: EmbedInspection) -> Iterator[RenderableType]:
+def inspection(inspection: EmbedInspection) -> Iterator[RenderableType]:
     """Yield some rows with their texts, and the sizes of the splits."""
-    for place, texts in found.examples:
+    for place, texts in inspection.examples:
         yield Rule(Text(place))
         for name, text in texts:
             yield Text.assemble((f"{name:>10}  ", "bold"), (text, "bold green" if name == "positive" else "dim"))
@@ -33,7 +33,7 @@ def inspection(found: EmbedInspection) -> Iterator[RenderableType]:
     table = Table()
     for column in ("split", "rows", "texts", "tokens", "longest text", "cut", "left out"):
         table.add_column(column, justify="left" if column == "split" else "right")
-    for name, rows in found.data._asdict().items():
+    for name, rows in inspection.data._asdict().items():
         if rows is not None:
             tokens, longest = int(rows.units.lengths.sum()), int(rows.units.lengths.max())
             numbers = (len(rows), len(rows.units.texts), tokens, longest, rows.truncated, len(rows.skipped))

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from workbench.config.foreign.translation import Translation
 
 
-def show(found: Translation, out: Path) -> None:
+def show(translation: Translation, out: Path) -> None:
     """Print what to look at, what has no equivalent, and what comes next."""
-    _part("Look at", found.looks)
-    _part("No equivalent", [f"{key}: {value}" for key, value in found.left.items()])
-    if found.idle:
-        typer.echo(fill(f"Decided here, or without effect on what is learnt: {', '.join(found.idle)}.", 100))
+    _part("Look at", translation.looks)
+    _part("No equivalent", [f"{key}: {value}" for key, value in translation.left.items()])
+    if translation.idle:
+        typer.echo(fill(f"Decided here, or without effect on what is learnt: {', '.join(translation.idle)}.", 100))
     typer.echo(f"{out} written. Next: workbench check {out}")
 
 

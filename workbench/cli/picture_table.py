@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from workbench.recipes.picture_checks import PictureFindings
 
 
-def parts(found: PictureFindings, splits: Mapping[str, LabelledSet]) -> list[RenderableType]:
+def parts(findings: PictureFindings, splits: Mapping[str, LabelledSet]) -> list[RenderableType]:
     """Facts on the training pictures, some of them with their labels, and the sizes of the splits."""
     facts = Table.grid(padding=(0, 2))
-    for name, sentence in found.facts:
+    for name, sentence in findings.facts:
         facts.add_row(Text(name, style="bold"), Text(sentence))
     shown = Table(Column("such as", overflow="fold"), "label", box=None)
-    for name, label in found.examples:
+    for name, label in findings.examples:
         shown.add_row(Text(name), Text(label, style="bold green"))
     rows = Table("split", box=None)
     for column in ("rows", "left out"):

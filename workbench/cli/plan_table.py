@@ -11,52 +11,50 @@ from workbench.planning.plan import Plan
 from workbench.runs import units
 
 
-def parts(found: Plan) -> Iterator[Table | Text | str]:
+def parts(plan: Plan) -> Iterator[Table | Text | str]:
     """Tables of a plan: memory, where it lies, the alternatives, and whether it fits."""
-    yield from (_bytes(found), Text())
-    if found.devices > 1 or found.distributed.zero != 0:
-        yield from (_timeline(found), Text())
-    if len(found.tried) > 1:
-        yield from (_tried(found), Text())
-    dry_run, batch, time = found.dry_run, units.count(found.tokens_per_device), ""
-    if found.seconds is not None:
-        time = (
-            f", {_step(found.seconds)} a step{_interval(found)}, {units.duration(found.seconds * found.steps)} in all"
-        )
+    yield from (_bytes(plan), Text())
+    if plan.devices > 1 or plan.distributed.zero != 0:
+        yield from (_timeline(plan), Text())
+    if len(plan.tried) > 1:
+        yield from (_tried(plan), Text())
+    dry_run, batch, time = plan.dry_run, units.count(plan.tokens_per_device), ""
+    if plan.seconds is not None:
+        time = f", {_step(plan.seconds)} a step{_interval(plan)}, {units.duration(plan.seconds * plan.steps)} in all"
     yield (
-        f"{found.size.trainable:,} of {found.size.total:,} parameters train ({found.weights} weights); the adapter's "
-        f"file has {units.size(found.size.file_bytes)}.\n{found.steps:,} steps, {dry_run.micro_batches} passes of at "
+        f"{plan.size.trainable:,} of {plan.size.total:,} parameters train ({plan.weights} weights); the adapter's "
+        f"file has {units.size(plan.size.file_bytes)}.\n{plan.steps:,} steps, {dry_run.micro_batches} passes of at "
         f"most {batch} tokens each; {dry_run.flops_per_token / 1e6:,.1f} MFLOP a token{time}."
     )
-    verdict = "Fits" if found.fits else "Does not fit"
-    where = f"{found.device}, zero={found.distributed.zero}" if found.devices > 1 else found.device
-    needed = f"{units.size(found.needed)} of {units.size(found.memory)} on {where}"
-    yield f"{verdict}: {needed}. {' '.join(found.notes)}".rstrip()
+    verdict = "Fits" if plan.fits else "Does not fit"
+    where = f"{plan.device}, zero={plan.distributed.zero}" if plan.devices > 1 else plan.device
+    needed = f"{units.size(plan.needed)} of {units.size(plan.memory)} on {where}"
+    yield f"{verdict}: {needed}. {' '.join(plan.notes)}".rstrip()
 
 
-def _bytes(found: Plan) -> Table:
+def _bytes(plan: Plan) -> Table:
     """Table of the bytes of one device at the peak."""
-    each = f" on each of {found.devices} devices" if found.devices > 1 else ""
+    each = f" on each of {plan.devices} devices" if plan.devices > 1 else ""
     table = Table(f"bytes{each} at the peak of training", "", box=None)
     table.columns[1].justify = "right"
-    for name, size in found.at_peak.items():
+    for name, size in plan.at_peak.items():
         table.add_row(name, units.size(size))
-    table.add_row("together", units.size(sum(found.at_peak.values())), end_section=True)
-    table.add_row("an evaluation", units.size(found.evaluation))
-    if found.process:
-        table.add_row("Python and its libraries", units.size(found.process))
+    table.add_row("together", units.size(sum(plan.at_peak.values())), end_section=True)
+    table.add_row("an evaluation", units.size(plan.evaluation))
+    if plan.process:
+        table.add_row("Python and its libraries", units.size(plan.process))
     return table
 
 
-def _timeline(found: Plan) -> Table:
+def _timeline(plan: Plan) -> Table:
     """Table of what each part of a step keeps on the device and outside of it."""
     table = Table("in", "on each device", box=None)
     places = ["device"]
-    for place, where, size in (("host", "in the host's memory", found.host), ("disk", "on disk", found.disk)):
+    for place, where, size in (("host", "in the host's memory", plan.host), ("disk", "on disk", plan.disk)):
         if size:
             places.append(place)
-            table.add_column(f"{where} for each ({units.size(size * found.devices)} in all)")
-    for moment, held in found.timeline.items():
+            table.add_column(f"{where} for each ({units.size(size * plan.devices)} in all)")
+    for moment, held in plan.timeline.items():
         cells: list[dict[str, int]] = [vars(held)[place] for place in places]
         table.add_row(
             moment, *(", ".join(f"{name} {units.size(size)}" for name, size in each.items()) for each in cells)
@@ -64,16 +62,16 @@ def _timeline(found: Plan) -> Table:
     return table
 
 
-def _tried(found: Plan) -> Table:
+def _tried(plan: Plan) -> Table:
     """The ways that were compared, in their order."""
     table = Table("tried", "tokens a pass", "memory", "a step", "", box=None)
     for column in table.columns[1:4]:
         column.justify = "right"
-    for way in found.tried:
-        taken = found.fits and (way.tokens, way.needed, way.seconds) == (
-            found.tokens_per_device,
-            found.needed,
-            found.seconds,
+    for way in plan.tried:
+        taken = plan.fits and (way.tokens, way.needed, way.seconds) == (
+            plan.tokens_per_device,
+            plan.needed,
+            plan.seconds,
         )
         verdict = "taken" if taken else "fits" if way.fits else "does not fit"
         cells = (f"{way.tokens:,}", units.size(way.needed), _step(way.seconds), verdict)
@@ -81,8 +79,8 @@ def _tried(found: Plan) -> Table:
     return table
 
 
-def _interval(found: Plan) -> str:
-    return "" if found.interval is None else f" ({_step(found.interval[0])} to {_step(found.interval[1])})"
+def _interval(plan: Plan) -> str:
+    return "" if plan.interval is None else f" ({_step(plan.interval[0])} to {_step(plan.interval[1])})"
 
 
 def _step(seconds: float) -> str:

@@ -12,18 +12,18 @@ from workbench.training.optim.rate_choice import RateChoice, TriedRate
 _out = Console(highlight=False, soft_wrap=False)
 
 
-def show(found: Tried) -> None:
+def show(tried: Tried) -> None:
     """A line for each rate, the suggestion with its rule and its doubts, and where table and plot are."""
-    choice = found.choice
+    choice = tried.choice
     table = Table("learning rate", f"loss of the last {choice.late} steps", "above the lowest", "", box=None)
     for column in table.columns[:3]:
         column.justify = "right"
     for each in choice.tried:
         table.add_row(*_line(each, choice))
     _out.print(table)
-    for sentence in rate_finder.sentences(found):
+    for sentence in rate_finder.sentences(tried):
         _out.print(sentence, markup=False)
-    _out.print(f"Plot: {found.folder / rate_finder.PLOT}    Table: {found.folder / rate_finder.TABLE}", markup=False)
+    _out.print(f"Plot: {tried.folder / rate_finder.PLOT}    Table: {tried.folder / rate_finder.TABLE}", markup=False)
 
 
 def _line(each: TriedRate, choice: RateChoice) -> tuple[str, str, str, str]:

@@ -12,17 +12,17 @@ from workbench.config import reference
 from workbench.config.reference import NamedChoice, SettingReference
 
 
-def show(found: Sequence[SettingReference], words: str) -> None:
+def show(settings: Sequence[SettingReference], words: str) -> None:
     """A setting in full; of several a line each."""
-    exact = [each for each in found if each.key == words and not each.is_section]
-    if exact or len(found) == 1:
-        for setting in exact or found:
+    exact = [each for each in settings if each.key == words and not each.is_section]
+    if exact or len(settings) == 1:
+        for setting in exact or settings:
             _whole(setting)
         return
     heads = [
-        _cut(each.key + (f" = {each.default}" if each.default and not each.is_section else ""), 48) for each in found
+        _cut(each.key + (f" = {each.default}" if each.default and not each.is_section else ""), 48) for each in settings
     ]
-    for head, setting in zip(heads, found, strict=True):
+    for head, setting in zip(heads, settings, strict=True):
         typer.echo(_cut(f"{head:{max(map(len, heads))}}  {setting.meaning}", _width()))
     typer.echo("One of them in full: workbench explain KEY")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
     from workbench.data.text.tokenized_set import TokenizedSet
     from workbench.planning.plan import Plan
-    from workbench.recipes.check import Found
+    from workbench.recipes.check import AnyInspection
     from workbench.recipes.classify_verbs import ClassInspection
     from workbench.recipes.combine import Combined
     from workbench.recipes.crossval_verbs import CrossvalInspection
@@ -103,17 +103,17 @@ def _next(run: Path) -> None:
         _out.print(f"{'Next:' if number == 0 else '':6}{command:{width}}  {purpose}", markup=False, soft_wrap=True)
 
 
-def plan(found: Plan) -> None:
+def plan(plan: Plan) -> None:
     """Print a plan: memory, where it lies, the alternatives, and whether it fits."""
     from workbench.cli import plan_table
 
-    for part in plan_table.parts(found):
+    for part in plan_table.parts(plan):
         _out.print(part, markup=False)
 
 
-def plan_json(found: Plan) -> None:
+def plan_json(plan: Plan) -> None:
     """The same, for a program."""
-    print(json.dumps(found.facts))
+    print(json.dumps(plan.facts))
 
 
 def _stages(run: Path) -> None:
@@ -184,66 +184,66 @@ def _classified(predictions: pd.DataFrame) -> None:
             _out.print(Text.assemble((f"{name:>10}  ", "bold"), str(row[name])))
 
 
-def inspection(found: Found) -> None:
+def inspection(inspection: AnyInspection) -> None:
     """Rendered examples with the supervised tokens marked, lengths, and what a run would do."""
     from workbench.recipes.classify_verbs import ClassInspection
     from workbench.recipes.crossval_verbs import CrossvalInspection
     from workbench.recipes.embed_verbs import EmbedInspection
 
-    if isinstance(found, EmbedInspection):
-        for part in embed_table.inspection(found):
+    if isinstance(inspection, EmbedInspection):
+        for part in embed_table.inspection(inspection):
             _out.print(part)
-        _plan(found)
+        _plan(inspection)
         return
-    if isinstance(found, ClassInspection):
-        _class_inspection(found)
+    if isinstance(inspection, ClassInspection):
+        _class_inspection(inspection)
         return
-    if isinstance(found, CrossvalInspection):
-        crossval_inspection(found)
+    if isinstance(inspection, CrossvalInspection):
+        crossval_inspection(inspection)
         return
-    for place, pieces in found.examples:
+    for place, pieces in inspection.examples:
         _out.rule(Text(place))
         _out.print(Text.assemble(*((text, "bold green" if loss else "dim") for text, loss in pieces)))
     _out.rule()
     _out.print("[bold green]green[/] carries loss, [dim]grey[/] is read only.\n")
-    numbers(found)
+    numbers(inspection)
 
 
-def numbers(found: Inspection) -> None:
+def numbers(inspection: Inspection) -> None:
     """Sizes and lengths of rows of text, and what a run would do with them."""
     table = Table()
     for column in ("split", "rows", "tokens", "with loss", "longest", "cut", "left out"):
         table.add_column(column, justify="left" if column == "split" else "right")
-    splits = {"train": found.data.train, "held-out": found.data.held_out, "test": found.data.test}
+    splits = {"train": inspection.data.train, "held-out": inspection.data.held_out, "test": inspection.data.test}
     for name, split in splits.items():
         if split is not None:
             table.add_row(name, *_counts(split))
     _out.print(table)
-    _out.print(_histogram(found.data.train.lengths))
-    _plan(found)
+    _out.print(_histogram(inspection.data.train.lengths))
+    _plan(inspection)
 
 
-def _class_inspection(found: ClassInspection) -> None:
-    splits = {"train": found.data.train, "held-out": found.data.held_out, "test": found.data.test}
-    _labelled(found.examples, splits, found.pictures)
-    if found.data.labels.kind != "number":
-        _out.print(_frequencies(found.data))
-    if found.drawn != len(found.data.train):
-        _out.print(f"classes.sampling draws {found.drawn:,} rows in an epoch.")
-    _plan(found)
+def _class_inspection(inspection: ClassInspection) -> None:
+    splits = {"train": inspection.data.train, "held-out": inspection.data.held_out, "test": inspection.data.test}
+    _labelled(inspection.examples, splits, inspection.pictures)
+    if inspection.data.labels.kind != "number":
+        _out.print(_frequencies(inspection.data))
+    if inspection.drawn != len(inspection.data.train):
+        _out.print(f"classes.sampling draws {inspection.drawn:,} rows in an epoch.")
+    _plan(inspection)
 
 
-def crossval_inspection(found: CrossvalInspection) -> None:
+def crossval_inspection(inspection: CrossvalInspection) -> None:
     """Rendered rows, what the folds hold, what their duplicates would leak, and what a run would train."""
-    data = found.data
+    data = inspection.data
     splits = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
-    _labelled(found.examples, splits, found.pictures)
+    _labelled(inspection.examples, splits, inspection.pictures)
     _out.print(fold_table.sizes(data))
     _out.print(fold_table.duplicates(data), markup=False)
-    times = {"deals of the rows": len(data.folds.fold_RN), "seeds": found.config.folds.seeds}
+    times = {"deals of the rows": len(data.folds.fold_RN), "seeds": inspection.config.folds.seeds}
     counts = [f"{data.folds.k} folds", *(f"{count} {name}" for name, count in times.items() if count > 1)]
-    _out.print(f"\n{found.members} adapters ({', '.join(counts)}), each trained as follows.")
-    _plan(found)
+    _out.print(f"\n{inspection.members} adapters ({', '.join(counts)}), each trained as follows.")
+    _plan(inspection)
 
 
 def _labelled(
@@ -269,20 +269,27 @@ def _labelled(
     _out.print(_histogram(there["train"].lengths))
 
 
-def _plan(found: Found) -> None:
+def _plan(inspection: AnyInspection) -> None:
     from workbench.cli import outlook
     from workbench.recipes.inspection import Inspection
 
-    where = f"{len(found.targets)} kinds of module: {', '.join(found.targets[:12])}" if found.targets else "all weights"
-    batches = f"steps of {found.config.batch.size} examples"
-    if found.steps is None:
+    where = (
+        f"{len(inspection.targets)} kinds of module: {', '.join(inspection.targets[:12])}"
+        if inspection.targets
+        else "all weights"
+    )
+    batches = f"steps of {inspection.config.batch.size} examples"
+    if inspection.steps is None:
         batches = f"{batches.capitalize()} until the budget is used up"
     else:
-        batches = f"{'' if found.config.budget.unlimited else 'At most '}{found.steps} {batches}"
+        batches = f"{'' if inspection.config.budget.unlimited else 'At most '}{inspection.steps} {batches}"
     _out.print(f"\n{batches}, training {where}.", markup=False)
-    if not isinstance(found, Inspection) and found.probe:
-        _out.print(found.probe, markup=False)
-    for note in [*outlook.sentences(found.config, steps=found.steps, blocks=found.blocks), *found.notes]:
+    if not isinstance(inspection, Inspection) and inspection.probe:
+        _out.print(inspection.probe, markup=False)
+    for note in [
+        *outlook.sentences(inspection.config, steps=inspection.steps, blocks=inspection.blocks),
+        *inspection.notes,
+    ]:
         _out.print(note, markup=False)
 
 
@@ -297,10 +304,10 @@ def _frequencies(data: ClassSplits) -> Table:
     return table
 
 
-def scores(found: Mapping[str, float]) -> None:
+def scores(values: Mapping[str, float]) -> None:
     """One column of scores."""
     table = Table("score", "value")
-    for name, value in found.items():
+    for name, value in values.items():
         table.add_row(Text(name), f"{value:.4f}")
     _out.print(table)
 
@@ -313,54 +320,54 @@ def tasks(rows: Sequence[Mapping[str, str]], *, before: str) -> None:
     _out.print(table)
 
 
-def merged(found: Merged, out: Path) -> None:
+def merged(merged: Merged, out: Path) -> None:
     """Print a merge and its error."""
-    _out.print(f"{found.sentence}\nModel: {out}", markup=False)
-    _out.print(f"Against the unmerged model: {found.agreement.sentence}")
+    _out.print(f"{merged.sentence}\nModel: {out}", markup=False)
+    _out.print(f"Against the unmerged model: {merged.agreement.sentence}")
 
 
-def exported(found: Exported, out: Path) -> None:
+def exported(exported: Exported, out: Path) -> None:
     """Print an export, its error, and the lines that load it."""
-    _out.print(f"{found.sentence}\nExport: {out}\n{found.error}", markup=False, soft_wrap=True)
-    _out.print(found.usage, markup=False, style="bold", soft_wrap=True)
-    if found.pushed is not None:
-        _out.print(f"Pushed to {found.pushed}", markup=False)
+    _out.print(f"{exported.sentence}\nExport: {out}\n{exported.error}", markup=False, soft_wrap=True)
+    _out.print(exported.usage, markup=False, style="bold", soft_wrap=True)
+    if exported.pushed is not None:
+        _out.print(f"Pushed to {exported.pushed}", markup=False)
 
 
-def combined(found: Combined, out: Path) -> None:
+def combined(combined: Combined, out: Path) -> None:
     """Print a sum of adapters, and the layers where it is least exact."""
-    low, high = found.ranks
+    low, high = combined.ranks
     ranks = f"rank {high}" if low == high else f"ranks {low} to {high}"
-    _out.print(f"Combined adapter of {ranks}, {found.parameters:,} parameters: {out}", markup=False)
-    _out.print(f"Against the weighted sum: relative error {found.error.overall:.2e} (Frobenius norm, all layers).")
-    if found.error.overall < 1e-6:
+    _out.print(f"Combined adapter of {ranks}, {combined.parameters:,} parameters: {out}", markup=False)
+    _out.print(f"Against the weighted sum: relative error {combined.error.overall:.2e} (Frobenius norm, all layers).")
+    if combined.error.overall < 1e-6:
         return
-    worst = sorted(found.error.layers.items(), key=lambda item: -item[1])[:5]
+    worst = sorted(combined.error.layers.items(), key=lambda item: -item[1])[:5]
     table = Table("layers that lost most", "relative error")
     for layer, error in worst:
         table.add_row(Text(layer), f"{error:.2e}")
     _out.print(table)
 
 
-def comparison(found: Comparison, out: Path) -> None:
+def comparison(comparison: Comparison, out: Path) -> None:
     """Runs as columns: measures, settings that differ, what makes them less comparable than they look; and pairs."""
     from workbench.report import paired_section
 
-    table = Table(*map(escape, found.columns))
-    for row in found.rows:
+    table = Table(*map(escape, comparison.columns))
+    for row in comparison.rows:
         table.add_row(*map(Text, row))
     table.add_section()
-    for row in found.settings:
+    for row in comparison.settings:
         table.add_row(*map(Text, row))
     _out.print(table)
-    for note in found.notes:
+    for note in comparison.notes:
         _out.print(note, markup=False)
-    if found.paired:
+    if comparison.paired:
         pairs = Table(*paired_section.COLUMNS, title="On the same rows", title_justify="left")
-        for row in found.paired:
+        for row in comparison.paired:
             pairs.add_row(*map(Text, row))
         _out.print(pairs)
-        _out.print(paired_section.note(found.paired), markup=False)
+        _out.print(paired_section.note(comparison.paired), markup=False)
     _out.print(f"Plots: {out}", markup=False)
 
 

@@ -9,15 +9,15 @@ import typer
 from workbench.recipes.sample import SampledRows
 
 
-def show(found: SampledRows, out: Path) -> None:
+def show(sampled: SampledRows, out: Path) -> None:
     """Print how good answers are, and what may show that a reward is served and not its purpose."""
-    best = "" if found.best is None else f", of the best one to each prompt {found.best:.3f}"
+    best = "" if sampled.best is None else f", of the best one to each prompt {sampled.best:.3f}"
     typer.echo(
-        f"{found.rows:,} rows in {out}, from {found.answers:,} answers to {found.prompts:,} prompts; "
-        f"{found.finished:.0%} ended by themselves."
+        f"{sampled.rows:,} rows in {out}, from {sampled.answers:,} answers to {sampled.prompts:,} prompts; "
+        f"{sampled.finished:.0%} ended by themselves."
     )
-    typer.echo(f"Mean reward {found.reward:.3f}{best}.")
-    signals = found.signals
+    typer.echo(f"Mean reward {sampled.reward:.3f}{best}.")
+    signals = sampled.signals
     if "best_words" in signals:
         typer.echo(
             f"The best answers have {signals['best_words']:.1f} words, all {signals['words']:.1f}; of their runs of "
@@ -25,5 +25,5 @@ def show(found: SampledRows, out: Path) -> None:
         )
     if "length_correlation" in signals:
         typer.echo(f"Rank correlation of length and reward: {signals['length_correlation']:+.2f}.")
-    for reason in found.left_out[:20]:
+    for reason in sampled.left_out[:20]:
         typer.echo(f"left out: {reason}", err=True)

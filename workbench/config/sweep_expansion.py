@@ -97,5 +97,5 @@ def misfits(config: RunSections, recipe: str) -> Iterator[tuple[str, str]]:
 _TWICE = "duplicate value. Write each once."
 
 
-def _repeats(key: str, values: Sequence[Any], found: Sequence[Trial[Run]]) -> bool:
-    return len({str(trial.settings[key]) for trial in found}) < len(values)
+def _repeats(key: str, values: Sequence[Any], trials: Sequence[Trial[Run]]) -> bool:
+    return len({str(trial.settings[key]) for trial in trials}) < len(values)

@@ -103,12 +103,12 @@ class Correction:
             f"temperature {self.temperature:g}."
         )
 
-    def consensus(self, found: Neighbours, answers_PC: Floats) -> Floats:
+    def consensus(self, neighbours: Neighbours, answers_PC: Floats) -> Floats:
         """Weighted means (N, C) of what neighbours say."""
         nearest = slice(self.neighbours)
-        weight_NK = special.softmax(found.similarity_NK[:, nearest] / self.temperature, axis=1)
+        weight_NK = special.softmax(neighbours.similarity_NK[:, nearest] / self.temperature, axis=1)
         consensus_NC: Floats = np.zeros((len(weight_NK), answers_PC.shape[1]))
-        for weight_N, row_N in zip(weight_NK.T, found.row_NK[:, nearest].T, strict=True):
+        for weight_N, row_N in zip(weight_NK.T, neighbours.row_NK[:, nearest].T, strict=True):
             consensus_NC += weight_N[:, None] * answers_PC[row_N]
         return consensus_NC
 

@@ -194,10 +194,10 @@ def _choose(context: FoldContext, data: FoldData, outputs_MUC: Floats, train_N: 
     )
 
 
-def _arrays(data: FoldData, members: Sequence[FoldAdapter], found: Sequence[Sequence[Floats]]) -> dict[str, Floats]:
+def _arrays(data: FoldData, members: Sequence[FoldAdapter], columns: Sequence[Sequence[Floats]]) -> dict[str, Floats]:
     names = [name for name, rows in (("test", data.test), ("unlabelled", data.unlabelled)) if rows is not None]
-    others = {name: np.stack([each[1 + number] for each in found]) for number, name in enumerate(names)}
-    return {"oof": _placed([each[0] for each in found], [each.split.validation_N for each in members]), **others}
+    others = {name: np.stack([each[1 + number] for each in columns]) for number, name in enumerate(names)}
+    return {"oof": _placed([each[0] for each in columns], [each.split.validation_N for each in members]), **others}
 
 
 def _placed(outputs: Sequence[Floats], masks: Sequence[Mask]) -> Floats:

@@ -201,11 +201,11 @@ class _Fitter:
         return calibration.cross_fitted(
             fold_N,
             partial(self.fitted, how, values_VNC),
-            lambda found, rows_N: self._merged(how, found, values_VNC[:, rows_N]),
+            lambda fitted, rows_N: self._merged(how, fitted, values_VNC[:, rows_N]),
         )
 
-    def _merged(self, how: Merge, found: _Fitted, values_VNC: Floats) -> Floats:
-        return _merged(how, found, self.labels, values_VNC, self.user_merge)
+    def _merged(self, how: Merge, fitted: _Fitted, values_VNC: Floats) -> Floats:
+        return _merged(how, fitted, self.labels, values_VNC, self.user_merge)
 
 
 def try_merge(labels: Labels, views: int, user_merge: UserMerge) -> None:
@@ -265,20 +265,20 @@ def _threshold(entropy_N: Floats, share: float) -> float:
     return float(falling_N[min(round(share * len(falling_N)), len(falling_N) - 1)])
 
 
-def _uncertain(found: _Fitted, kind: Kind, plain_NC: Floats) -> Mask:
-    if found.threshold is None:
+def _uncertain(fitted: _Fitted, kind: Kind, plain_NC: Floats) -> Mask:
+    if fitted.threshold is None:
         return np.ones(len(plain_NC), dtype=bool)
-    uncertain_N: Mask = entropy(kind, plain_NC) > found.threshold
+    uncertain_N: Mask = entropy(kind, plain_NC) > fitted.threshold
     return uncertain_N
 
 
-def _merged(how: Merge, found: _Fitted, labels: Labels, values_VNC: Floats, user_merge: UserMerge | None) -> Floats:
+def _merged(how: Merge, fitted: _Fitted, labels: Labels, values_VNC: Floats, user_merge: UserMerge | None) -> Floats:
     """Values (N, C): the plain row's, but where views are spent."""
     merged_NC: Floats = values_VNC[0].copy()
-    rows_N = _uncertain(found, labels.kind, merged_NC)
+    rows_N = _uncertain(fitted, labels.kind, merged_NC)
     if rows_N.any():
-        one_nC = _one(how, found.weights_V, labels, values_VNC[:, rows_N], user_merge)
-        merged_NC[rows_N] = labels.values(target_scores.outputs(labels, one_nC) / found.temperature)
+        one_nC = _one(how, fitted.weights_V, labels, values_VNC[:, rows_N], user_merge)
+        merged_NC[rows_N] = labels.values(target_scores.outputs(labels, one_nC) / fitted.temperature)
     return merged_NC
 
 

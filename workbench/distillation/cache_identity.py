@@ -69,12 +69,14 @@ def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: Pre
     )
 
 
-def require_same(folder: Path, found: Mapping[str, str], wanted: CacheIdentity) -> None:
+def require_same(folder: Path, identity: Mapping[str, str], wanted: CacheIdentity) -> None:
     """Raise ConfigError, which names what differs, where `found` was said by the files of another cache."""
     makers = wanted.made_by()
     makers.pop("name", None)
-    if wrong := [name for name, value in makers.items() if found.get(name) != value]:
-        lines = [f"{name}: {_shown(name, found)} there, {_shown(name, wanted.made_by())} asked for" for name in wrong]
+    if wrong := [name for name, value in makers.items() if identity.get(name) != value]:
+        lines = [
+            f"{name}: {_shown(name, identity)} there, {_shown(name, wanted.made_by())} asked for" for name in wrong
+        ]
         raise ConfigError(
             "\n  ".join([f"distill.cache.folder={folder} holds the cache of another configuration:", *lines])
             + "\n  Write another distill.cache.folder, or delete this one to have it made anew."

@@ -62,10 +62,10 @@ def write(path: Path, packed: Packed, keys_R: Keys, counts_R: Indices, made_by: 
     files.write_bytes(path, save(tensors, metadata={"made_by": json.dumps(made_by)}))
 
 
-def finish(folder: Path, found: Mapping[Path, Shard]) -> None:
+def finish(folder: Path, shards: Mapping[Path, Shard]) -> None:
     """Write cache.json, which says that these shards are all."""
-    sizes = {path.name: path.stat().st_size for path in sorted(found)}
-    files.write_json(folder / INDEX, Index(found[min(found)].made_by, sizes)._asdict())
+    sizes = {path.name: path.stat().st_size for path in sorted(shards)}
+    files.write_json(folder / INDEX, Index(shards[min(shards)].made_by, sizes)._asdict())
 
 
 def opened(folder: Path, wanted: CacheIdentity) -> tuple[Index, list[Shard]]:

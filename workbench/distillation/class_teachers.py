@@ -46,21 +46,21 @@ class ClassTeacher:
     predict: Callable[[LabelledSet], Floats]
     """Outputs (N, C) of rows as it reads them; its weights are in memory meanwhile, and no longer."""
 
-    def rows(self, found: LabelledSet, student: RunConfig) -> LabelledSet:
+    def rows(self, labelled: LabelledSet, student: RunConfig) -> LabelledSet:
         """The rows as this teacher reads them, without their labels; raises what `require_columns` does."""
-        columns = self.require_columns(found, student)
-        read = [NamedColumns(record.row, each) for record, each in zip(found.records, columns, strict=True)]
-        source = self.reader.reread(found.source, found.fingerprint, read)
+        columns = self.require_columns(labelled, student)
+        read = [NamedColumns(record.row, each) for record, each in zip(labelled.records, columns, strict=True)]
+        source = self.reader.reread(labelled.source, labelled.fingerprint, read)
         return labelled_data.encode(source, self.reader, self.labels)
 
-    def require_columns(self, found: LabelledSet, student: RunConfig) -> list[Mapping[str, Any]]:
+    def require_columns(self, labelled: LabelledSet, student: RunConfig) -> list[Mapping[str, Any]]:
         """The columns of rows by the teacher's names; raises ConfigError where one is nowhere among them."""
-        columns = [_columns(record, self.config, student) for record in found.records]
+        columns = [_columns(record, self.config, student) for record in labelled.records]
         for name in self.reader.columns:
             if not any(name in each for each in columns):
                 raise ConfigError(
-                    f"distill.teacher.id={self.name} reads the column `{name}`, which {found.source} has not. Give the "
-                    "rows that column, or take a teacher that reads what is there."
+                    f"distill.teacher.id={self.name} reads the column `{name}`, which {labelled.source} has not. Give "
+                    "the rows that column, or take a teacher that reads what is there."
                 )
         return columns
 

@@ -263,11 +263,11 @@ class ServedQuestions:
     def _k(self) -> int:
         return min(self.config.cache.k, self.vocabulary)
 
-    def _pack(self, found: Sequence[Top]) -> Packed:
+    def _pack(self, tops: Sequence[Top]) -> Packed:
         """As `cache_packing.pack_likeliest` packs whole distributions."""
-        kept = [sorted(self._likeliest(top)) for top in found]
+        kept = [sorted(self._likeliest(top)) for top in tops]
         ids_Nk = np.asarray(kept, dtype=np.int64)
-        logp_Nk = np.asarray([[top[token] for token in ids] for top, ids in zip(found, kept, strict=True)])
+        logp_Nk = np.asarray([[top[token] for token in ids] for top, ids in zip(tops, kept, strict=True)])
         # A server may round: together the k may have a little more than all of the probability.
         rest_N = np.log(np.maximum(1 - np.exp(logp_Nk).sum(1), np.finfo(np.float32).eps))
         return {

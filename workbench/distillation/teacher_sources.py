@@ -150,22 +150,22 @@ def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
     return TeacherSource(name, _stored(config.model, teacher), (path / "adapter",), path, config, trusted)
 
 
-def _together(names: Sequence[str], found: Sequence[TeacherSource]) -> TeacherSource:
+def _together(names: Sequence[str], sources: Sequence[TeacherSource]) -> TeacherSource:
     """Several runs as one teacher."""
-    first = found[0]
+    first = sources[0]
     if len(first.adapters) != 1:
         raise ConfigError(
             f"distill.teacher.id: {names[0]} is no run that trained one adapter, as each of several teachers must be. "
             "Name one teacher, or such runs."
         )
-    for name, each in zip(names, found, strict=True):
+    for name, each in zip(names, sources, strict=True):
         if len(each.adapters) != 1 or each.model != first.model or _recipe(each) != _recipe(first):
             raise ConfigError(
                 f"distill.teacher.id: {name} is no single adapter over {first.model.id} as {names[0]} is. Several "
                 "teachers are adapters of one recipe over one backbone that is stored alike; name one teacher, or such "
                 "runs."
             )
-    folders = tuple(each.adapters[0] for each in found)
+    folders = tuple(each.adapters[0] for each in sources)
     return TeacherSource(", ".join(names), first.model, folders, first.run, first.config, first.trusted)
 
 

@@ -152,10 +152,10 @@ class _Tied(nn.Module):
         """Nothing: they were tied when the model was loaded."""
 
 
-def _metrics(found: Any) -> Iterator[Metric]:
-    for task, values in found["results"].items():
-        samples = found["samples"].get(task, [])
-        better = found["higher_is_better"].get(task) or {}
+def _metrics(results: Any) -> Iterator[Metric]:
+    for task, values in results["results"].items():
+        samples = results["samples"].get(task, [])
+        better = results["higher_is_better"].get(task) or {}
         for key, value in values.items():
             name, _, kept = key.partition(",")
             if not kept or name.endswith("_stderr") or not isinstance(value, int | float):

@@ -112,26 +112,26 @@ def _mean_losses(every: pd.DataFrame) -> pd.Series[Any]:
     return pd.Series(np.split(mean.to_numpy(), ends[:-1]), index=rows)
 
 
-def never_learned(found: pd.DataFrame) -> pd.DataFrame:
+def never_learned(table: pd.DataFrame) -> pd.DataFrame:
     """Rows no label of which was ever the likeliest, in two visits or more; the least probable first."""
-    return found[(found["correctness"] == 0) & (found["visits"] > 1)].sort_values("confidence", kind="stable")
+    return table[(table["correctness"] == 0) & (table["visits"] > 1)].sort_values("confidence", kind="stable")
 
 
-def unlearnable(found: pd.DataFrame) -> pd.DataFrame:
+def unlearnable(table: pd.DataFrame) -> pd.DataFrame:
     """Rows that no fold can learn: never learned where they trained, and wrong out of fold in every repeat.
 
     Empty where nothing was said of rows out of fold.
     """
-    never = never_learned(found)
+    never = never_learned(table)
     return never[never["right_out_of_fold"] == 0] if "right_out_of_fold" in never else never.head(0)
 
 
-def hardest(found: pd.DataFrame) -> pd.DataFrame:
+def hardest(table: pd.DataFrame) -> pd.DataFrame:
     """The rows whose labels stayed least probable, the least probable first."""
-    return found.sort_values("confidence", kind="stable").head(HARDEST)
+    return table.sort_values("confidence", kind="stable").head(HARDEST)
 
 
-def _write(folder: Path, found: pd.DataFrame) -> None:
+def _write(folder: Path, table: pd.DataFrame) -> None:
     buffer = io.BytesIO()
-    found.to_parquet(buffer, index=False)
+    table.to_parquet(buffer, index=False)
     files.write_bytes(folder / FILE, buffer.getvalue())

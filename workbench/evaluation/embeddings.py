@@ -127,12 +127,12 @@ def _scored(
     return EmbeddingScores(_rounded(scores), tables[0])
 
 
-def _named(found: dict[str, float], size: int, embedder: Embedder) -> dict[str, float]:
+def _named(scores: dict[str, float], size: int, embedder: Embedder) -> dict[str, float]:
     """All scores of whole embeddings; of shorter ones the first, by its size."""
-    if size == embedder.width or not found:
-        return found
-    first = next(iter(found))
-    return {f"{first}[{size}]": found[first]}
+    if size == embedder.width or not scores:
+        return scores
+    first = next(iter(scores))
+    return {f"{first}[{size}]": scores[first]}
 
 
 def _rounded(scores: dict[str, float]) -> dict[str, float]:

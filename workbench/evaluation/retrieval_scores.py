@@ -44,10 +44,10 @@ def of_query(hit_N: Mask) -> dict[str, float]:
     }
 
 
-def summary(found: list[dict[str, float]]) -> dict[str, float]:
+def summary(score_by_query: list[dict[str, float]]) -> dict[str, float]:
     """The mean of each score over queries, with a 95 % interval (bootstrap over queries)."""
-    names = list(found[0])
-    value_QS = np.asarray([[each[name] for name in names] for each in found])
+    names = list(score_by_query[0])
+    value_QS = np.asarray([[each[name] for name in names] for each in score_by_query])
     scores: dict[str, float] = {}
     for name, mean, (low, high) in zip(names, value_QS.mean(0), _intervals(value_QS), strict=True):
         scores |= {name: float(mean), f"{name}_low": low, f"{name}_high": high}

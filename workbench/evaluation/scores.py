@@ -123,9 +123,9 @@ def likelihood(
     return replace(_whole(likelihood_by_row, numbers), by_source=by_source, rows=rows)
 
 
-def _whole(found: Mapping[int, tuple[float, int, int]], rows: Iterable[int]) -> Likelihood:
+def _whole(sums: Mapping[int, tuple[float, int, int]], rows: Iterable[int]) -> Likelihood:
     """That of some rows together."""
-    losses, hits, counts = zip(*(found[row] for row in rows), strict=True)
+    losses, hits, counts = zip(*(sums[row] for row in rows), strict=True)
     return Likelihood(math.fsum(losses) / sum(counts), sum(hits) / sum(counts))
 
 
@@ -214,10 +214,10 @@ def _spaced(rows: int, count: int) -> Indices:
     return np.unique(np.linspace(0, rows - 1, num=min(count, rows), dtype=np.int64))
 
 
-def summary(found: Likelihood, answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
+def summary(likelihood: Likelihood, answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
     """The scores by name, as scores.json holds them, and those of each set; of answers only where there are any."""
-    scores = found.scores | answer_scores(answers)
-    for name, own in found.by_source.items():
+    scores = likelihood.scores | answer_scores(answers)
+    for name, own in likelihood.by_source.items():
         of_set = own.scores | answer_scores([answer for answer in answers if answer.source == name])
         scores |= {named_sets.titled(score, name): value for score, value in of_set.items()}
     return scores

@@ -272,15 +272,15 @@ def _auto_class(config: ModelConfig, task: Task, hub: PretrainedConfig) -> Any:
         raise BackboneError(f"model.id={config.id}: {error}") from None
 
 
-def _require_whole(config: ModelConfig, found: dict[str, Any], fresh: list[str]) -> None:
+def _require_whole(config: ModelConfig, report: dict[str, Any], fresh: list[str]) -> None:
     """Raise BackboneError where weights are missing, or of another size, that are not those of a `fresh` head."""
     heads = tuple(f"{name}." for name in fresh)
-    if missing := sorted(key for key in found["missing_keys"] if not key.startswith(heads)):
+    if missing := sorted(key for key in report["missing_keys"] if not key.startswith(heads)):
         raise BackboneError(
             f"model.id={config.id}: {len(missing)} of the tensors that its config.json asks for are not in its "
             f"weights, such as {missing[0]}. Fetch weights and config.json that belong together."
         )
-    if any(not key.startswith(heads) for key, *_ in found["mismatched_keys"]):
+    if any(not key.startswith(heads) for key, *_ in report["mismatched_keys"]):
         raise BackboneError(f"model.id={config.id} cannot be loaded: {origins.OTHER_SHAPES}")
 
 

@@ -64,26 +64,26 @@ def work(fit: Training, **others: Any) -> StepWork:
 
 
 def timed(
-    found: StepWork, flops_per_token: float, *, clock: Callable[[], float] = time.perf_counter, seconds: float = SECONDS
+    work: StepWork, flops_per_token: float, *, clock: Callable[[], float] = time.perf_counter, seconds: float = SECONDS
 ) -> Timed:
     """Seconds of an average step here; never less than its products and weights take at the rates measured."""
-    if found.measure is None:
-        return assumed(found, flops_per_token)
-    measured = found.measure(clock, seconds)
-    computing, error = found.padded * measured.token, found.padded * measured.error
-    if found.teacher:
-        more = max(1.0, found.tokens * flops_per_token / (found.padded * measured.flops))
+    if work.measure is None:
+        return assumed(work, flops_per_token)
+    measured = work.measure(clock, seconds)
+    computing, error = work.padded * measured.token, work.padded * measured.error
+    if work.teacher:
+        more = max(1.0, work.tokens * flops_per_token / (work.padded * measured.flops))
         computing, error = computing * more, error * more
     least = max(
-        found.padded * measured.flops / measured.machine.flops,
-        found.passes * READS * found.weight_bytes / measured.machine.bandwidth,
+        work.padded * measured.flops / measured.machine.flops,
+        work.passes * READS * work.weight_bytes / measured.machine.bandwidth,
     )
     taken = max(computing + measured.update, least)
     error = ERROR * taken + 2 * error
     return Timed(taken, max(least, taken - error), taken + error)
 
 
-def assumed(found: StepWork, flops_per_token: float) -> Timed:
+def assumed(work: StepWork, flops_per_token: float) -> Timed:
     """Seconds of an average step on a usual accelerator, which is not here."""
-    least = found.tokens * flops_per_token / ACCELERATOR_FLOPS
+    least = work.tokens * flops_per_token / ACCELERATOR_FLOPS
     return Timed(least, least, 4 * least)

@@ -163,25 +163,25 @@ def _confused(counts_CC: NDArray[np.int64], names: list[str]) -> list[tuple[str,
 
 
 def _mistakes(
-    run: RunRecord, found: pd.DataFrame, wrong_N: NDArray[np.bool_], sure_N: NDArray[np.float64]
+    run: RunRecord, table: pd.DataFrame, wrong_N: NDArray[np.bool_], sure_N: NDArray[np.float64]
 ) -> list[dict[str, Any]]:
-    sure = pd.Series(sure_N, index=found.index)[wrong_N]
-    return _samples(run, found[wrong_N], sure, sure.map(lambda p: f"{p:.2f}"))
+    sure = pd.Series(sure_N, index=table.index)[wrong_N]
+    return _samples(run, table[wrong_N], sure, sure.map(lambda p: f"{p:.2f}"))
 
 
-def _suspects(found: pd.DataFrame) -> list[Suspect]:
+def _suspects(table: pd.DataFrame) -> list[Suspect]:
     """The most suspect labels of rows of text."""
-    if "text" not in found:
+    if "text" not in table:
         return []
     return [
         Suspect(
-            row=found.at[number, "row"],
-            text=_beginning(found.at[number, "text"]),
-            label=found.at[number, "label"],
+            row=table.at[number, "row"],
+            text=_beginning(table.at[number, "text"]),
+            label=table.at[number, "label"],
             suggested=suggested,
-            sure=f"{found.at[number, f'p_{suggested}']:.2f}",
+            sure=f"{table.at[number, f'p_{suggested}']:.2f}",
         )
-        for number, suggested in list(suspects(found).items())[:SUSPECTS]
+        for number, suggested in list(suspects(table).items())[:SUSPECTS]
     ]
 
 
@@ -189,18 +189,18 @@ def _beginning(text: str) -> str:
     return text if len(text) <= LONGEST else text[:LONGEST] + "…"
 
 
-def _samples(run: RunRecord, found: pd.DataFrame, by: pd.Series, shown: pd.Series) -> list[dict[str, Any]]:
+def _samples(run: RunRecord, table: pd.DataFrame, by: pd.Series, shown: pd.Series) -> list[dict[str, Any]]:
     near = neighbours.of_rows(run)
     order = by.sort_values(ascending=False, kind="stable").index[:MISTAKES]
-    title = "text" if "text" in found else "image"
+    title = "text" if "text" in table else "image"
     return [
         {
-            "row": found.at[at, "row"],
-            "text": found.at[at, title],
-            "label": in_words(found.at[at, "label"]),
-            "predicted": in_words(found.at[at, "predicted"]),
+            "row": table.at[at, "row"],
+            "text": table.at[at, title],
+            "label": in_words(table.at[at, "label"]),
+            "predicted": in_words(table.at[at, "predicted"]),
             "sure": shown[at],
-            "near": near.get(found.at[at, "row"], []),
+            "near": near.get(table.at[at, "row"], []),
         }
         for at in order
     ]

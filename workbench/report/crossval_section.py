@@ -281,8 +281,8 @@ def _fold_row(fold: Mapping[str, Any], names: list[str]) -> tuple[str, ...]:
     return (fold["member"], *rows, *(units.number(fold["scores"].get(name)) for name in names))
 
 
-def _bounds(found: Mapping[str, float]) -> str:
-    return f"{units.number(found['low'])} to {units.number(found['high'])}" if "low" in found else units.NOTHING
+def _bounds(bounds: Mapping[str, float]) -> str:
+    return f"{units.number(bounds['low'])} to {units.number(bounds['high'])}" if "low" in bounds else units.NOTHING
 
 
 def _fold_plot(run: RunRecord, score: str) -> Plot:
@@ -310,19 +310,19 @@ def _fold_plot(run: RunRecord, score: str) -> Plot:
     return draw(title, series, x=Axis("fold", "count"), y=Axis(marks=marks), caption=caption, wide=True)
 
 
-def _duplicates(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    if not found:
+def _duplicates(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if not values:
         return []
-    rows = max(1, found["rows"])
+    rows = max(1, values["rows"])
     clusters = [
-        ("Clusters of near-duplicates", f"{found['clusters']:,} with {found['clustered']:,} rows"),
-        ("Largest cluster", f"{found['largest']:,} rows"),
-        ("Least similar rows of a cluster", f"similarity {units.number(found['least_similar'])}"),
-        ("Clusters with different labels", f"{len(found['conflicts']):,}"),
-        ("Rows that ungrouped folds would leak", f"{found['leak']:,} ({units.percent(found['leak'] / rows)})"),
+        ("Clusters of near-duplicates", f"{values['clusters']:,} with {values['clustered']:,} rows"),
+        ("Largest cluster", f"{values['largest']:,} rows"),
+        ("Least similar rows of a cluster", f"similarity {units.number(values['least_similar'])}"),
+        ("Clusters with different labels", f"{len(values['conflicts']):,}"),
+        ("Rows that ungrouped folds would leak", f"{values['leak']:,} ({units.percent(values['leak'] / rows)})"),
     ]
     return [
-        ("Rows", f"{found['rows']:,}, of which {found['exact']:,} equal another one"),
-        *(clusters if found["clusters"] else [("Clusters of near-duplicates", "none")]),
-        ("Left out", fact_table.text(found["left_out"])),
+        ("Rows", f"{values['rows']:,}, of which {values['exact']:,} equal another one"),
+        *(clusters if values["clusters"] else [("Clusters of near-duplicates", "none")]),
+        ("Left out", fact_table.text(values["left_out"])),
     ]

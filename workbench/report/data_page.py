@@ -72,32 +72,32 @@ class CountTable(NamedTuple):
         return len(self.rows) > LISTED
 
 
-def page(name: str, config: DataConfig, found: Sequence[Findings]) -> str:
+def page(name: str, config: DataConfig, findings: Sequence[Findings]) -> str:
     """The page on the rows of the recipe `name`, as HTML."""
     return render(
         "data.html",
         name=name,
-        verdict=verdict(found),
-        notes=[note for each in found for note in each.notes],
-        tiles=_tiles(found, config),
-        titles=[each.read.title for each in found],
-        sourced=sum(each.read.trains for each in found) > 1,
-        sources=[(each.read.title, each.read.source, f"{len(each.read.rows):,}") for each in found],
+        verdict=verdict(findings),
+        notes=[note for each in findings for note in each.notes],
+        tiles=_tiles(findings, config),
+        titles=[each.read.title for each in findings],
+        sourced=sum(each.read.trains for each in findings) > 1,
+        sources=[(each.read.title, each.read.source, f"{len(each.read.rows):,}") for each in findings],
         held_out=_held_out(config),
-        lengths=length_rows(found, config),
-        plots=_plots(found, config),
-        surprises=surprises(found),
-        perplexities=_perplexity_plot(found),
-        tables=[table for table in _tables(found) if table.rows],
-        rules=[(heading, group) for heading, group in _grouped(rules(found)) if group],
+        lengths=length_rows(findings, config),
+        plots=_plots(findings, config),
+        surprises=surprises(findings),
+        perplexities=_perplexity_plot(findings),
+        tables=[table for table in _tables(findings) if table.rows],
+        rules=[(heading, group) for heading, group in _grouped(rules(findings)) if group],
         shown=SHOWN,
         kept=f"{KEPT:,}",
     )
 
 
-def verdict(found: Sequence[Findings]) -> str:
+def verdict(findings: Sequence[Findings]) -> str:
     """How many training rows are flagged, and how many by rules that may not be meant for them."""
-    train = survey.training(found)
+    train = survey.training(findings)
     rows = len(train.read.rows)
     own = {(flag.row, flag.place) for flag in train.flags if survey.origin(flag.rule) == "workbench"}
     documents = {(flag.row, flag.place) for flag in train.flags} - own
@@ -106,10 +106,10 @@ def verdict(found: Sequence[Findings]) -> str:
     return f"{sentence}{more}."
 
 
-def rules(found: Sequence[Findings]) -> list[RuleRows]:
+def rules(findings: Sequence[Findings]) -> list[RuleRows]:
     """Every rule that flags a row, its own rules first, then by how many training rows it flags."""
-    train, flags = survey.training(found), dict[str, list[tuple[Findings, Flag]]]()
-    for each in found:
+    train, flags = survey.training(findings), dict[str, list[tuple[Findings, Flag]]]()
+    for each in findings:
         for flag in each.flags:
             flags.setdefault(flag.rule, []).append((each, flag))
     named = [
@@ -117,7 +117,7 @@ def rules(found: Sequence[Findings]) -> list[RuleRows]:
             name=rule,
             says=survey.describe(rule),
             origin=survey.origin(rule),
-            counts=tuple(f"{each.counts[rule]:,}" for each in found),
+            counts=tuple(f"{each.counts[rule]:,}" for each in findings),
             share=units.percent(train.counts[rule] / max(1, len(train.read.rows))),
             cleans=rule in CLEAN_RULES,
             flagged=len(pairs),
@@ -138,10 +138,10 @@ def _grouped(flagging: Sequence[RuleRows]) -> list[tuple[str, list[RuleRows]]]:
     return [(heading, [rule for rule in flagging if rule.origin == name]) for name, heading in headings.items()]
 
 
-def length_rows(found: Sequence[Findings], config: DataConfig) -> list[tuple[str, ...]]:
+def length_rows(findings: Sequence[Findings], config: DataConfig) -> list[tuple[str, ...]]:
     """For each source and unit: title, unit, total, median, 95th and 99th percentile, longest, cut."""
     rows = []
-    for each in found:
+    for each in findings:
         if each.read.tokens_N is None or not len(each.read.rows):
             continue
         tokens_N = each.read.tokens_N.astype(np.float64)
@@ -157,9 +157,9 @@ def _quantiles(values_N: Floats) -> tuple[str, ...]:
     return (units.count(float(values_N.sum())), *(f"{round(float(point)):,}" for point in points))
 
 
-def _tiles(found: Sequence[Findings], config: DataConfig) -> list[tuple[str, str, str]]:
+def _tiles(findings: Sequence[Findings], config: DataConfig) -> list[tuple[str, str, str]]:
     """Label, value and small print of the numbers that a person asks for first."""
-    train = survey.training(found)
+    train = survey.training(findings)
     counts = train.counts
     total = max(1, len(train.read.rows))
     repeated = counts["exact_duplicate"] + counts["near_duplicate"]
@@ -189,9 +189,9 @@ def _held_out(config: DataConfig) -> str:
     return f"Training rows stand here as they are in the file; a run holds {units.percent(share)} of them out."
 
 
-def _plots(found: Sequence[Findings], config: DataConfig) -> list[Plot]:
+def _plots(findings: Sequence[Findings], config: DataConfig) -> list[Plot]:
     """Histograms of what the rows have; of nothing that they have not."""
-    longest = max((tokens_N.max() for each in found if len(tokens_N := _tokens(each))), default=0)
+    longest = max((tokens_N.max() for each in findings if len(tokens_N := _tokens(each))), default=0)
     marks = (float(config.max_tokens),) if config.max_tokens <= 1.1 * longest else ()
     cut = f"Longer rows are cut at {config.max_tokens:,} tokens (dashed)." if marks else ""
     wanted: list[tuple[str, str, Callable[[Findings], Floats], Axis]] = [
@@ -199,19 +199,19 @@ def _plots(found: Sequence[Findings], config: DataConfig) -> list[Plot]:
         ("Characters of a row", "", _characters, Axis("characters", "count")),
         ("Labels", "", _numbers, Axis("label")),
     ]
-    return [plot for each in wanted for plot in _distributions(found, *each)]
+    return [plot for each in wanted for plot in _distributions(findings, *each)]
 
 
-def _perplexity_plot(found: Sequence[Findings]) -> list[Plot]:
+def _perplexity_plot(findings: Sequence[Findings]) -> list[Plot]:
     axis = Axis("log10 of the perplexity")
-    return _distributions(found, "Perplexity of a row by the backbone", "", _perplexities, axis)
+    return _distributions(findings, "Perplexity of a row by the backbone", "", _perplexities, axis)
 
 
 def _distributions(
-    found: Sequence[Findings], title: str, caption: str, measure: Callable[[Findings], Floats], axis: Axis
+    findings: Sequence[Findings], title: str, caption: str, measure: Callable[[Findings], Floats], axis: Axis
 ) -> list[Plot]:
     """The histogram of a measure of each source; none where no row has it."""
-    measured = [(each.read.title, measure(each)) for each in found]
+    measured = [(each.read.title, measure(each)) for each in findings]
     series = [_histogram(name, values, at) for at, (name, values) in enumerate(measured) if len(values)]
     if not series:
         return []
@@ -224,33 +224,33 @@ def _histogram(title: str, values: Floats, colour: int) -> Series:
     return Series(title, edges, heights, "bars", colour)
 
 
-def _tokens(found: Findings) -> Floats:
-    return np.asarray([] if found.read.tokens_N is None else found.read.tokens_N, dtype=np.float64)
+def _tokens(findings: Findings) -> Floats:
+    return np.asarray([] if findings.read.tokens_N is None else findings.read.tokens_N, dtype=np.float64)
 
 
-def _characters(found: Findings) -> Floats:
-    rows = found.read.rows if found.read.tokens_N is not None else ()
+def _characters(findings: Findings) -> Floats:
+    rows = findings.read.rows if findings.read.tokens_N is not None else ()
     return np.asarray([len(row.text) for row in rows], dtype=np.float64)
 
 
-def _perplexities(found: Findings) -> Floats:
-    return np.log10(np.asarray(list(found.read.perplexities.values()), dtype=np.float64))
+def _perplexities(findings: Findings) -> Floats:
+    return np.log10(np.asarray(list(findings.read.perplexities.values()), dtype=np.float64))
 
 
-def _numbers(found: Findings) -> Floats:
-    return np.asarray(found.read.numbers or (), dtype=np.float64)
+def _numbers(findings: Findings) -> Floats:
+    return np.asarray(findings.read.numbers or (), dtype=np.float64)
 
 
-def _tables(found: Sequence[Findings]) -> list[CountTable]:
-    train = survey.training(found)
-    labels = "Labels" if found[0].read.labels is not None else "Answers that come again and again"
+def _tables(findings: Sequence[Findings]) -> list[CountTable]:
+    train = survey.training(findings)
+    labels = "Labels" if findings[0].read.labels is not None else "Answers that come again and again"
     measures: dict[str, Callable[[Findings], Mapping[str, int]]] = {
         "Languages of rows": lambda each: _named_languages(each.languages),
         "Scripts of letters": lambda each: each.scripts,
         "Files": lambda each: each.files,
         labels: lambda each: each.classes,
     }
-    return [_counted(title, list(map(of, found)), of(train)) for title, of in measures.items()]
+    return [_counted(title, list(map(of, findings)), of(train)) for title, of in measures.items()]
 
 
 def _named_languages(languages: Mapping[str, int]) -> dict[str, int]:
@@ -276,7 +276,7 @@ def _spread(pairs: Sequence[tuple[Findings, Flag]]) -> list[tuple[Findings, Flag
     return [pairs[at] for at in chosen.tolist()]
 
 
-def _row(found: Findings, flag: Flag) -> FlaggedRow:
+def _row(findings: Findings, flag: Flag) -> FlaggedRow:
     whole = flag.value == round(flag.value)
     value = "" if flag.value == 1 else f"{flag.value:,.0f}" if whole else units.number(flag.value)
-    return FlaggedRow(found.read.title, flag.place, value, flag.note, ends(found.text(flag)))
+    return FlaggedRow(findings.read.title, flag.place, value, flag.note, ends(findings.text(flag)))

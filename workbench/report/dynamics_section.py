@@ -75,22 +75,22 @@ def _rows(run: RunRecord, shown: pd.DataFrame) -> list[HardRow]:
     ]
 
 
-def sentence(found: pd.DataFrame, *, several: bool) -> str:
+def sentence(table: pd.DataFrame, *, several: bool) -> str:
     """How many rows were never learned, and how many were forgotten."""
-    never, forgotten = len(dynamics.never_learned(found)), int((found["forgotten"] > 0).sum())
+    never, forgotten = len(dynamics.never_learned(table)), int((table["forgotten"] > 0).sum())
     by = "by none of the adapters that trained on them" if several else "at no visit"
     none = ""
-    if "right_out_of_fold" in found:
-        none = f" {len(dynamics.unlearnable(found)):,} of the first no fold can learn: they are wrong out of fold too."
+    if "right_out_of_fold" in table:
+        none = f" {len(dynamics.unlearnable(table)):,} of the first no fold can learn: they are wrong out of fold too."
     return (
-        f"{never:,} of {len(found):,} rows were predicted {by} as they are labelled; {forgotten:,} were forgotten at "
+        f"{never:,} of {len(table):,} rows were predicted {by} as they are labelled; {forgotten:,} were forgotten at "
         f"least once after they had been right.{none}"
     )
 
 
-def _map(found: pd.DataFrame) -> Plot:
-    shown = found.iloc[np.unique(np.linspace(0, len(found) - 1, min(DRAWN, len(found))).astype(int))]
-    lost = shown["row"].isin(dynamics.unlearnable(found)["row"])
+def _map(table: pd.DataFrame) -> Plot:
+    shown = table.iloc[np.unique(np.linspace(0, len(table) - 1, min(DRAWN, len(table))).astype(int))]
+    lost = shown["row"].isin(dynamics.unlearnable(table)["row"])
     series = []
     if lost.any():
         x, y = (shown.loc[lost, column].to_numpy(np.float64) for column in ("variability", "confidence"))
@@ -104,8 +104,8 @@ def _map(found: pd.DataFrame) -> Plot:
         "Each row while it trained: low and steady are hard or wrongly labelled, high and steady are easy, and what "
         "moves most teaches most (Swayamdipta et al. 2020)."
     )
-    if len(shown) < len(found):
-        caption += f" {len(shown):,} of {len(found):,} rows are drawn."
+    if len(shown) < len(table):
+        caption += f" {len(shown):,} of {len(table):,} rows are drawn."
     return draw(
         "Map of the data",
         series,
@@ -116,13 +116,13 @@ def _map(found: pd.DataFrame) -> Plot:
     )
 
 
-def _losses_by_visit(found: pd.DataFrame) -> list[Plot]:
+def _losses_by_visit(table: pd.DataFrame) -> list[Plot]:
     """Losses of the rows from visit to visit, of the half or more that has so many."""
-    counts = found["losses"].map(len) if "losses" in found else pd.Series([0])
+    counts = table["losses"].map(len) if "losses" in table else pd.Series([0])
     visits = int(counts.quantile(0.5, interpolation="lower"))
     if visits < 2:
         return []
-    loss_NV = np.stack([losses[:visits] for losses in found.loc[counts >= visits, "losses"]]).astype(np.float64)
+    loss_NV = np.stack([losses[:visits] for losses in table.loc[counts >= visits, "losses"]]).astype(np.float64)
     low_V, median_V, high_V = np.quantile(loss_NV, [0.25, 0.5, 0.75], axis=0)
     x = np.arange(1, visits + 1, dtype=np.float64)
     series = [Series("quartiles", x, low_V, "faint"), Series("quartiles", x, high_V, "faint")]
@@ -138,15 +138,15 @@ def _losses_by_visit(found: pd.DataFrame) -> list[Plot]:
     ]
 
 
-def _forgetting(found: pd.DataFrame) -> list[Plot]:
+def _forgetting(table: pd.DataFrame) -> list[Plot]:
     """How often rows were forgotten; nothing where none was."""
-    events = found.loc[found["forgotten"] > 0, "forgotten"].to_numpy()
+    events = table.loc[table["forgotten"] > 0, "forgotten"].to_numpy()
     if not len(events):
         return []
     edges = np.arange(0.5, events.max() + 1) if events.max() <= BARS else np.linspace(0.5, events.max() + 0.5, BARS)
     bars = Series("rows", edges, np.histogram(events, edges)[0].astype(np.float64), "bars")
     caption = (
-        f"Right at a visit and wrong at the next (Toneva et al. 2019): never of {len(found) - len(events):,} rows."
+        f"Right at a visit and wrong at the next (Toneva et al. 2019): never of {len(table) - len(events):,} rows."
     )
     return [
         draw("Forgetting events", [bars], x=Axis("times forgotten", "count"), y=Axis("rows", "count"), caption=caption)

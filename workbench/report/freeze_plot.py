@@ -38,33 +38,33 @@ def describe(policy: FreezeConfig, blocks: int | None) -> str | None:
     return "the blocks of this backbone are not known" if blocks is None else None
 
 
-def draw(axes: Any, found: Floats, *, steps: int, colours: dict[str, str]) -> None:
+def draw(axes: Any, frozen: Floats, *, steps: int, colours: dict[str, str]) -> None:
     """Rows from the embeddings up to the head: deep where the rate is high, pale where it is low, grey where frozen.
 
     Args:
-        found: What `rates` gives.
+        frozen: As `rates` gives them.
     """
-    highest = np.nanmax(found)
+    highest = np.nanmax(frozen)
     axes.imshow(
-        _shades(found / highest, colours),
-        extent=(0, steps, -0.5, len(found) - 0.5),
+        _shades(frozen / highest, colours),
+        extent=(0, steps, -0.5, len(frozen) - 0.5),
         aspect="auto",
         origin="lower",
         interpolation="nearest",
     )
-    for border in np.arange(len(found) - 1) + 0.5:
-        axes.axhline(border, color=colours["surface"], linewidth=min(1.5, 20 / len(found)))
-    axes.set_ylim(-0.5, len(found) - 0.5)
-    named = _named(len(found) - 2)
-    axes.yaxis.set_major_locator(FixedLocator([0, *named, len(found) - 1]))
+    for border in np.arange(len(frozen) - 1) + 0.5:
+        axes.axhline(border, color=colours["surface"], linewidth=min(1.5, 20 / len(frozen)))
+    axes.set_ylim(-0.5, len(frozen) - 0.5)
+    named = _named(len(frozen) - 2)
+    axes.yaxis.set_major_locator(FixedLocator([0, *named, len(frozen) - 1]))
     axes.set_yticklabels(["embeddings", *(f"block {number}" for number in named), "head"])
     axes.grid(visible=False)
-    axes.legend(handles=_key(found, colours), **_BESIDE_TITLE)
+    axes.legend(handles=_key(frozen, colours), **_BESIDE_TITLE)
 
 
-def frozen_share(found: Floats) -> float:
+def frozen_share(frozen: Floats) -> float:
     """Share of all layer-steps in which a layer is frozen."""
-    return float(np.isnan(found).mean())
+    return float(np.isnan(frozen).mean())
 
 
 _BESIDE_TITLE = {
@@ -79,10 +79,10 @@ _BESIDE_TITLE = {
 }
 
 
-def _key(found: Floats, colours: dict[str, str]) -> list[Patch]:
+def _key(frozen: Floats, colours: dict[str, str]) -> list[Patch]:
     """Legend of the shades."""
-    highest = np.nanmax(found)
-    shown = [(1.0, "trains")] if np.nanmin(found) == highest else [(1.0, f"rate times {highest:.3g}"), (0.0, "near 0")]
+    highest = np.nanmax(frozen)
+    shown = [(1.0, "trains")] if np.nanmin(frozen) == highest else [(1.0, f"rate times {highest:.3g}"), (0.0, "near 0")]
     patches = [
         Patch(color=to_hex(_shades(np.array(strength), colours).tolist()), label=label) for strength, label in shown
     ]

@@ -38,27 +38,27 @@ class Surprise(NamedTuple):
     least: tuple[SurprisingRow, ...]
 
 
-def surprises(found: Sequence[Findings]) -> list[Surprise]:
+def surprises(findings: Sequence[Findings]) -> list[Surprise]:
     """The perplexities of each source of which the backbone read rows."""
-    return [_surprise(each) for each in found if each.read.perplexities]
+    return [_surprise(each) for each in findings if each.read.perplexities]
 
 
-def _surprise(found: Findings) -> Surprise:
-    known = found.read.perplexities
+def _surprise(findings: Findings) -> Surprise:
+    known = findings.read.perplexities
     ordered = sorted(known, key=lambda number: (known[number], number))
     ends = min(SHOWN, len(ordered) // 2 or 1)
     return Surprise(
-        title=found.read.title,
-        read=f"{len(known):,} of {len(found.read.rows):,}",
+        title=findings.read.title,
+        read=f"{len(known):,} of {len(findings.read.rows):,}",
         quantiles=tuple(map(units.number, np.quantile(list(known.values()), [0.05, 0.5, 0.95]).tolist())),
-        most=tuple(_row(found, number) for number in reversed(ordered[-ends:])),
-        least=tuple(_row(found, number) for number in ordered[:ends]),
+        most=tuple(_row(findings, number) for number in reversed(ordered[-ends:])),
+        least=tuple(_row(findings, number) for number in ordered[:ends]),
     )
 
 
-def _row(found: Findings, number: int) -> SurprisingRow:
-    row = found.read.rows[number]
-    return SurprisingRow(row.place, units.number(found.read.perplexities[number]), ends(row.text))
+def _row(findings: Findings, number: int) -> SurprisingRow:
+    row = findings.read.rows[number]
+    return SurprisingRow(row.place, units.number(findings.read.perplexities[number]), ends(row.text))
 
 
 def ends(text: str, longest: int = LONGEST) -> str:

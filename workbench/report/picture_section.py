@@ -191,8 +191,8 @@ def _of_kind(stored: pd.DataFrame, kind: str) -> Iterable[Any]:
     return records
 
 
-def _cards(found: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Card]:
-    ranking, numbers = ranked(found), not class_names(found)
+def _cards(table: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Card]:
+    ranking, numbers = ranked(table), not class_names(table)
     return [
         Card(
             picture=of_row.get(row.row),
@@ -203,7 +203,7 @@ def _cards(found: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Ca
             right=None if numbers else bool(right),
             place=row.row,
         )
-        for row, sure, right in zip(found.itertuples(), ranking.sure_N, ranking.right_N, strict=True)
+        for row, sure, right in zip(table.itertuples(), ranking.sure_N, ranking.right_N, strict=True)
     ]
 
 
@@ -232,13 +232,13 @@ def _doubtful(card: Card, row: pd.Series) -> Card:
     return replace(card, predicted=predicted, chance="")
 
 
-def _panels(found: pd.DataFrame, cards: list[Card], sure_N: Floats) -> dict[tuple[str, str], Panel]:
-    names = class_names(found)
-    if not names or isinstance(found["label"].iloc[0], (list, tuple, np.ndarray)):
+def _panels(table: pd.DataFrame, cards: list[Card], sure_N: Floats) -> dict[tuple[str, str], Panel]:
+    names = class_names(table)
+    if not names or isinstance(table["label"].iloc[0], (list, tuple, np.ndarray)):
         return {}
     number_of = {name: number for number, name in enumerate(names)}
     members: dict[tuple[str, str], list[int]] = {}
-    cell_N = list(zip(found["label"], found["predicted"], strict=True))
+    cell_N = list(zip(table["label"], table["predicted"], strict=True))
     for row in np.argsort(-sure_N, kind="stable").tolist():
         members.setdefault(cell_N[row], []).append(row)
     panels = {}

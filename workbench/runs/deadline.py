@@ -90,7 +90,7 @@ class Deadline:
         clock: Callable[[], float] = time.monotonic,
         state: Mapping[str, Any] | None = None,
         larger: Callable[[float], str] = lambda seconds: f"budget.time={seconds:.0f}s",
-        agreed: Callable[[Any], Any] = lambda found: found,
+        agreed: Callable[[Any], Any] = lambda each: each,
     ) -> None:
         state = state or {"measured": {}, "steps": []}
         self.limit_s = limit_s
@@ -275,7 +275,7 @@ class Deadline:
 
 
 def start(
-    config: BudgetConfig, file: Path, *, began: float, agreed: Callable[[Any], Any] = lambda found: found
+    config: BudgetConfig, file: Path, *, began: float, agreed: Callable[[Any], Any] = lambda each: each
 ) -> Deadline:
     """The clock of a run, going on from what `file` holds of earlier processes.
 

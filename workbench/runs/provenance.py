@@ -40,7 +40,7 @@ def note_data(run: Run, sets: Mapping[str, Mapping[str, Any] | None]) -> None:
     run.note(data={**before, **sets})
 
 
-def note_files(run: Run, kind: str, found: Mapping[str, str], *, corrected: bool = False) -> None:
+def note_files(run: Run, kind: str, hashes: Mapping[str, str], *, corrected: bool = False) -> None:
     """Note files that a run reads, of one kind such as `backbone`, by their names with their digests.
 
     Args:
@@ -50,14 +50,14 @@ def note_files(run: Run, kind: str, found: Mapping[str, str], *, corrected: bool
         ResumeError: One is not what it was when the run began, is gone, or is new.
     """
     before = run.manifest.get("inputs", {})
-    then = before.get(kind, found)
+    then = before.get(kind, hashes)
     changed = [
-        f"{name} ({kind}): {'new' if name not in then else 'gone' if name not in found else 'other content'}"
-        for name in sorted({*then, *found})
-        if then.get(name) != found.get(name)
+        f"{name} ({kind}): {'new' if name not in then else 'gone' if name not in hashes else 'other content'}"
+        for name in sorted({*then, *hashes})
+        if then.get(name) != hashes.get(name)
     ]
     _refuse(run, [] if corrected else changed)
-    run.note(inputs={**before, kind: dict(found)})
+    run.note(inputs={**before, kind: dict(hashes)})
 
 
 def digests(folder: Path, *, title: str) -> dict[str, str]:

@@ -72,9 +72,9 @@ class Ranks:
         """Those of several trainings that are this process's own; `collected` puts their results in order again."""
         return members[self.rank :: self.world]
 
-    def collected(self, found: Sequence[T]) -> list[T]:
+    def collected(self, gathered: Sequence[T]) -> list[T]:
         """All processes' shares, put together in the order of the whole."""
-        parts = self.gathered(found)
+        parts = self.gathered(gathered)
         return [parts[number % self.world][number // self.world] for number in range(sum(map(len, parts)))]
 
     def wait(self) -> None:

@@ -343,11 +343,11 @@ def _failed_before_a_checkpoint(path: Path) -> bool:
     return failed and not any(path.rglob("checkpoints/step-*"))  # its own, or of a member inside it
 
 
-def _require_same(wanted: Mapping[str, Any], found: Mapping[str, Any], path: Path) -> None:
+def _require_same(wanted: Mapping[str, Any], values: Mapping[str, Any], path: Path) -> None:
     """Refuse to continue a run under another configuration; what never changes the result may differ."""
     differing = [
         f"{key}: {_shown(old)} there, {_shown(new)} asked for"
-        for key, old, new in _differences(found, wanted)
+        for key, old, new in _differences(values, wanted)
         if key not in FREE and not key.startswith("distributed.")
     ]
     if differing:

@@ -129,19 +129,19 @@ class CachedGradients:
                     self.loss.outputs(batch)
             self.backward(self.loss.outputs(batch).sum())
 
-    def _outputs(self, found: BatchLoss, parts: list[Indices], step: int) -> tuple[Tensor, Tensor | None]:
+    def _outputs(self, batch_loss: BatchLoss, parts: list[Indices], step: int) -> tuple[Tensor, Tensor | None]:
         """Outputs (N, D) of all units, and those (U, D) of the last micro-batch with their graph."""
         computed: list[Tensor] = []
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
-            batch = self._batch(found.units, part)
-            with self.noise(batch, part, found.units, step=step), torch.set_grad_enabled(last):
+            batch = self._batch(batch_loss.units, part)
+            with self.noise(batch, part, batch_loss.units, step=step), torch.set_grad_enabled(last):
                 computed.append(self.loss.outputs(batch))
         kept = computed[-1] if parts else None
         width = max(self.ranks.gathered(kept.shape[1] if kept is not None else 0))
-        outputs_ND = torch.zeros(len(found.numbers), width, device=self.device)
+        outputs_ND = torch.zeros(len(batch_loss.numbers), width, device=self.device)
         for part, own_UD in zip(parts, computed, strict=True):
-            outputs_ND[_places(found, part).to(self.device)] = own_UD.detach()
+            outputs_ND[_places(batch_loss, part).to(self.device)] = own_UD.detach()
         self.ranks.add_up([outputs_ND], bucket_bytes=outputs_ND.nbytes)
         return outputs_ND, kept
 
@@ -149,6 +149,6 @@ class CachedGradients:
         return self.arrangement.lay(units.batch(numbers)).to(self.device)
 
 
-def _places(found: BatchLoss, numbers: Indices) -> Tensor:
+def _places(batch_loss: BatchLoss, numbers: Indices) -> Tensor:
     """Places of units among those of the batch."""
-    return torch.from_numpy(np.searchsorted(found.numbers, numbers))
+    return torch.from_numpy(np.searchsorted(batch_loss.numbers, numbers))

@@ -92,20 +92,20 @@ def test_inspection_marks_what_carries_loss(
 
 
 @pytest.mark.parametrize(
-    ("train", "said"),
+    ("train", "message"),
     [
         ({}, "Steps of 9 examples until the budget is used up, training 7 kinds of module"),
         ({"steps": 40}, "At most 40 steps of 9 examples, training 7 kinds of module"),
     ],
 )
 def test_steps_that_a_budget_decides_about_are_told_in_words(
-    train: dict[str, int], said: str, stories: str, questions: Path, capsys: pytest.CaptureFixture[str]
+    train: dict[str, int], message: str, stories: str, questions: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sections = {"model": {"id": stories}, "data": {"train": str(questions)}, "batch": {"size": 9}, "train": train}
     paced = {"budget": {"tokens": 50_000}, "freeze": {"policy": "static", "layers": 1}, "optimizer": {"name": "muon"}}
     render.inspection(check(RunConfig.model_validate({"recipe": "sft", **sections, **paced})))
     text = capsys.readouterr().out
-    assert said in text and "50,000 tokens" in text and "Optimizer: muon." in text
+    assert message in text and "50,000 tokens" in text and "Optimizer: muon." in text
     assert "freeze.policy=static: the embeddings and block 1 of 5 never train" in text
 
 

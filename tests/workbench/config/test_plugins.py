@@ -54,17 +54,17 @@ def test_a_name_that_is_taken_is_refused(recipe: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("import nothing_here\n", r"broken.py, line 1: ModuleNotFoundError: No module named 'nothing_here'"),
         ("x = 1\nx +\n", r"broken.py, line 2: SyntaxError: invalid syntax"),
         ("def f():\n    return 1 / 0\n\nf()\n", r"broken.py, line 2: ZeroDivisionError"),
     ],
 )
-def test_a_broken_file_is_told_by_its_line(recipe: Path, tmp_path: Path, text: str, told: str) -> None:
+def test_a_broken_file_is_told_by_its_line(recipe: Path, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "broken.py").write_text(text)
     for _ in range(2):  # a failed file is not remembered as done
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             load_config(recipe, [f"plugins=[{tmp_path / 'broken.py'}]"])
 
 

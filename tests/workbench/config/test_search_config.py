@@ -72,7 +72,7 @@ def test_what_is_shipped_is_the_best_member_without_the_clock_of_the_search(tmp_
 
 
 @pytest.mark.parametrize(
-    "section,told",
+    "section,message",
     [
         ({"space": {}}, "search.space: needs a key, such as {train.learning_rate: {low: 1.0e-4, high: 1.0e-2"),
         ({"space": {"adapter.rnk": [1, 2]}}, "search.space.adapter.rnk: unknown key. Did you mean `adapter.rank`?"),
@@ -106,12 +106,12 @@ def test_what_is_shipped_is_the_best_member_without_the_clock_of_the_search(tmp_
         ({"min": 0.1}, "search.min: unknown key."),
     ],
 )
-def test_mistakes_in_a_space(section: dict[str, Any], told: str) -> None:
-    assert told in "\n".join(mistakes(**section))
+def test_mistakes_in_a_space(section: dict[str, Any], message: str) -> None:
+    assert message in "\n".join(mistakes(**section))
 
 
 @pytest.mark.parametrize(
-    "words,told",
+    "words,message",
     [
         ("evaluate.every=null", "evaluate.every: a search compares held-out losses. Write evaluate.every=0.25."),
         ("evaluate.patience=2 save.ship=best", "evaluate.patience: halving ends members that do worse. Leave it out."),
@@ -121,8 +121,8 @@ def test_mistakes_in_a_space(section: dict[str, Any], told: str) -> None:
         ("data.sampling.by=importance", "data.sampling: members of a search train on the same rows. Leave it out."),
     ],
 )
-def test_mistakes_beside_a_space(words: str, told: str) -> None:
-    assert told in "\n".join(mistakes(*words.split()))
+def test_mistakes_beside_a_space(words: str, message: str) -> None:
+    assert message in "\n".join(mistakes(*words.split()))
 
 
 def test_a_search_beside_another_recipe_is_refused() -> None:

@@ -104,7 +104,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("over", "told"),
+    ("over", "message"),
     [
         ({}, "sweep.over: needs two members or more, such as {train.learning_rate: [1.0e-4, 1.0e-3]}."),
         ({"seed": [1]}, "sweep.over: needs two members or more"),
@@ -122,9 +122,9 @@ def test_all_mistakes_are_told_at_once() -> None:
         ({"evaluate.patience": [1, 2]}, "the recipe: evaluate.patience stops some evaluations after the best one"),
     ],
 )
-def test_mistakes_say_what_to_write(over: dict[str, Any], told: str) -> None:
+def test_mistakes_say_what_to_write(over: dict[str, Any], message: str) -> None:
     (found,) = mistakes(sweep={"over": over})
-    assert found.startswith(told)
+    assert found.startswith(message)
 
 
 def test_a_sweep_beside_another_recipe_is_refused() -> None:

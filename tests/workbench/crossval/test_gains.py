@@ -122,8 +122,8 @@ def test_a_stage_that_only_overfits_is_refused_once_it_is_cross_fitted() -> None
         def fit(mask: np.ndarray, noise: Floats = noise, rest: Floats = rest) -> Floats:
             return np.linalg.lstsq(noise[mask], rest[mask], rcond=None)[0]
 
-        def apply(fitted: Floats, mask: np.ndarray, noise: Floats = noise, said: Floats = said) -> Floats:
-            return NUMBER.values(said[mask] + noise[mask] @ fitted)
+        def apply(fitted: Floats, mask: np.ndarray, noise: Floats = noise, values: Floats = said) -> Floats:
+            return NUMBER.values(values[mask] + noise[mask] @ fitted)
 
         every, hot = np.ones(200, dtype=bool), wanted.astype(np.float32)
         honest = calibration.cross_fitted(np.arange(200) % 5, fit, apply)

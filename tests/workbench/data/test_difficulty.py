@@ -55,7 +55,7 @@ def test_a_function_judges_the_columns_of_each_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         ("def hardness(row): return 1\n", "defines no function difficulty. Write `def difficulty"),
         ("def difficulty(row): return row['m']\n", r"called with rows.jsonl, row 1: .*line 1: KeyError"),
@@ -63,9 +63,9 @@ def test_a_function_judges_the_columns_of_each_row(tmp_path: Path) -> None:
         ("import random\ndef difficulty(row): return random.random()\n", "called twice .* returned two numbers"),
     ],
 )
-def test_a_function_that_is_none_is_told_with_its_place(tmp_path: Path, body: str, told: str) -> None:
+def test_a_function_that_is_none_is_told_with_its_place(tmp_path: Path, body: str, message: str) -> None:
     name = f"wrong_{abs(hash(body))}"
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         difficulty.of_rows(function(tmp_path, body, name), rows(1, 2))
 
 

@@ -45,9 +45,9 @@ def test_a_watcher_may_end_it_between_shards(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm, said", [("lost", "is not there"), ("cut", r"has [\d,]+ bytes instead of"), ("overwritten", "is damaged")]
+    "harm, message", [("lost", "is not there"), ("cut", r"has [\d,]+ bytes instead of"), ("overwritten", "is damaged")]
 )
-def test_a_shard_that_is_no_more_is_named_and_made_again(desk: Desk, harm: str, said: str) -> None:
+def test_a_shard_that_is_no_more_is_named_and_made_again(desk: Desk, harm: str, message: str) -> None:
     desk.write(settings(k=8))
     before, harmed = desk.files(), desk.folder / "shard-00001.safetensors"
     if harm == "lost":
@@ -55,7 +55,7 @@ def test_a_shard_that_is_no_more_is_named_and_made_again(desk: Desk, harm: str, 
     else:
         content = harmed.read_bytes()
         harmed.write_bytes(content[:-5] if harm == "cut" else b"\xff" * len(content))
-    with pytest.raises(ConfigError, match=rf"shard-00001.safetensors {said}.*delete .*cache.json and run"):
+    with pytest.raises(ConfigError, match=rf"shard-00001.safetensors {message}.*delete .*cache.json and run"):
         desk.open(settings(k=8))
     desk.live.asked = 0
     desk.write(settings(k=8))
@@ -63,7 +63,7 @@ def test_a_shard_that_is_no_more_is_named_and_made_again(desk: Desk, harm: str, 
 
 
 @pytest.mark.parametrize(
-    "there, asked, said",
+    "there, asked, message",
     [
         ({"k": 8}, {"k": 9}, "k: 8 there, 9 asked for"),
         ({"k": 8}, {"k": 8, "dtype": "float16"}, "dtype: float32 there, float16 asked for"),
@@ -72,14 +72,14 @@ def test_a_shard_that_is_no_more_is_named_and_made_again(desk: Desk, harm: str, 
         ({"k": 8, "sampled": True}, {"k": 8}, "dtype: none there, float32 asked for\n  kind: draws there, likeliest"),
     ],
 )
-def test_another_configurations_cache(desk: Desk, there: dict[str, Any], asked: dict[str, Any], said: str) -> None:
+def test_another_configurations_cache(desk: Desk, there: dict[str, Any], asked: dict[str, Any], message: str) -> None:
     desk.write(settings(**there))
     before = desk.files()
     with pytest.raises(ConfigError) as reading:
         desk.open(settings(**asked))
     with pytest.raises(ConfigError) as writing:
         desk.write(settings(**asked))
-    assert said in str(reading.value) and "Write another distill.cache.folder, or delete" in str(reading.value)
+    assert message in str(reading.value) and "Write another distill.cache.folder, or delete" in str(reading.value)
     assert str(reading.value) == str(writing.value) and desk.files() == before
 
 

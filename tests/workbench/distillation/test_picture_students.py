@@ -81,7 +81,7 @@ def test_a_body_that_reads_pictures_gets_its_fresh_head_later(stored: str, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("name", "layers", "said"),
+    ("name", "layers", "message"),
     [
         ("ResNet", [0], r"leaves no layer in stage 1 of the backbone .*Keep one of its layers, 1, 2, too"),
         ("ConvNext", "last-2", r"leaves no layer in stage 0 .*Keep one of its layers, 0, too"),
@@ -105,8 +105,8 @@ def test_a_body_that_reads_pictures_gets_its_fresh_head_later(stored: str, tmp_p
     ],
 )
 def test_layers_of_pictures_that_cannot_be_left_out_are_refused(
-    name: str, layers: Any, said: str, tmp_path: Path
+    name: str, layers: Any, message: str, tmp_path: Path
 ) -> None:
     folder = save_vision(tmp_path / "original", name)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         _made(tmp_path / "student", _of_pictures(folder, layers=layers), weights=False)

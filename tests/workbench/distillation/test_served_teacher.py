@@ -214,8 +214,8 @@ WRONG: dict[str, tuple[Changed, str]] = {
     "tokens as texts": (_tokens(lambda tokens: ["word"] * len(tokens)), "written as text"),
     "no echo": (_tokens(lambda tokens: tokens[-1:]), "echoes other tokens"),
     "other tokens": (_tokens(lambda tokens: [*tokens[:2], "token_id:7", *tokens[3:]]), "echoes other tokens"),
-    "no probabilities": (_probabilities(lambda told: None), "no log-probabilities"),
-    "no likeliest": (_probabilities(lambda told: {**told, "top_logprobs": None}), "no log-probabilities"),
+    "no probabilities": (_probabilities(lambda answer: None), "no log-probabilities"),
+    "no likeliest": (_probabilities(lambda answer: {**answer, "top_logprobs": None}), "no log-probabilities"),
     "another tokenizer": (_text_is_cut_otherwise, "Name a teacher with the student's tokenizer"),
     "another template": (_longer_chat, "model.chat_template=FILE"),
     "a key": (lambda *_: httpx2.Response(401, json={"error": {"message": "No key."}}), "Set OPENAI_API_KEY"),
@@ -241,7 +241,10 @@ def test_more_tokens_than_the_server_tells_are_refused(desk: Desk, client: TestC
     with pytest.raises(ConfigError, match="k up to 20"):
         write(desk, client, served(named(client), k=21))
     fewer = _probabilities(
-        lambda told: {**told, "top_logprobs": [each and dict(list(each.items())[:5]) for each in told["top_logprobs"]]}
+        lambda answer: {
+            **answer,
+            "top_logprobs": [each and dict(list(each.items())[:5]) for each in answer["top_logprobs"]],
+        }
     )
     with pytest.raises(ConfigError, match=r"Write distill\.cache\.k=5"):
         write(desk, passed_on(client, fewer), served(named(client)))

@@ -269,13 +269,13 @@ def test_new_tokens_are_left_to_the_usual_loading(stories: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("weights", [True, False])
 @pytest.mark.parametrize(
-    ("layers", "said"),
+    ("layers", "message"),
     [([0, 5], "no layer 5; the backbone has 5, the last one being 4"), ("last-6", "layers=last-6: the backbone has 5")],
 )
 def test_layers_that_are_not_there_are_refused(
-    stories: str, weights: bool, layers: Any, said: str, tmp_path: Path
+    stories: str, weights: bool, layers: Any, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         _made(tmp_path / "student", _config(stories, layers=layers), weights=weights)
     assert not list(tmp_path.iterdir())
 

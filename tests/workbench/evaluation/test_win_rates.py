@@ -16,8 +16,8 @@ PAIRS = [(Answer("Why?", "So.", row={"n": n}), Answer("Why?", "No.", row={"n": n
 
 
 @given(VERDICT)
-def test_swapping_the_runs_turns_a_win_rate_round(told: list[tuple[int, int]]) -> None:
-    own, other = zip(*told, strict=True)
+def test_swapping_the_runs_turns_a_win_rate_round(verdicts: list[tuple[int, int]]) -> None:
+    own, other = zip(*verdicts, strict=True)
     np.testing.assert_allclose(win_rates.of_verdicts(own, other) + win_rates.of_verdicts(other, own), 1)
     rewards = win_rates.of_rewards(own, other)
     np.testing.assert_allclose(rewards + win_rates.of_rewards(other, own), 1)

@@ -32,8 +32,8 @@ def noisy(family: str = "Llama", **settings: Any) -> Any:
     return model.train()
 
 
-def hidden(model: Any, ids: Tensor, *numbers: int, **told: Any) -> Tensor:
-    with torch.no_grad(), drawing([rows(*numbers, **told)], CPU):
+def hidden(model: Any, ids: Tensor, *numbers: int, **value: Any) -> Tensor:
+    with torch.no_grad(), drawing([rows(*numbers, **value)], CPU):
         states: Tensor = model(input_ids=ids).logits
     return states
 

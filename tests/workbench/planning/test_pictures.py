@@ -26,9 +26,9 @@ CLASSES = tasks.classes(["a", "b", "c"], seed=1)
 METHODS: list[Method] = [Lora(rank=4), Full()]
 
 
-def step(found: Backbone, method: Method) -> tuple[int, int]:
+def step(backbone: Backbone, method: Method) -> tuple[int, int]:
     """Peak of live bytes, and operations, of a training step on 8 pictures."""
-    model = adapters.attach(found.model, method, seed=0).train()
+    model = adapters.attach(backbone.model, method, seed=0).train()
     images, labels = pixels(8), torch.arange(8) % 3
     with LiveBytes() as live, Operations() as operations:
         F.cross_entropy(model(pixel_values=images).logits.float(), labels).backward()  # type: ignore[no-untyped-call]

@@ -179,7 +179,7 @@ def test_every_part_stands_on_the_page(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         (
             "one",
@@ -201,8 +201,8 @@ def test_every_part_stands_on_the_page(tmp_path: Path, kind: str) -> None:
         ),
     ],
 )
-def test_the_verdict_is_made_of_the_numbers(tmp_path: Path, kind: str, said: str) -> None:
-    assert verdict(read(make(tmp_path / "run", kind))) == said
+def test_the_verdict_is_made_of_the_numbers(tmp_path: Path, kind: str, message: str) -> None:
+    assert verdict(read(make(tmp_path / "run", kind))) == message
 
 
 def test_a_stage_is_held_against_the_last_one_that_was_kept(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_layers_are_drawn_under_the_learning_rate(policy: str, steps: int, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("freeze", "blocks", "said"),
+    ("freeze", "blocks", "message"),
     [
         ({"policy": "autofreeze", "every": 7}, 4, "decided while training, from gradients measured every 7 steps"),
         ({"policy": "egeria"}, None, "decided while training, from activations measured every 20 steps"),
@@ -132,11 +132,11 @@ def test_layers_are_drawn_under_the_learning_rate(policy: str, steps: int, tmp_p
     ],
 )
 def test_a_plan_that_is_not_known_is_said_in_words(
-    freeze: dict[str, object], blocks: int | None, said: str, tmp_path: Path
+    freeze: dict[str, object], blocks: int | None, message: str, tmp_path: Path
 ) -> None:
     schedule_plot.write(tmp_path / "plot.svg", _config(freeze), steps=100, blocks=blocks)
     texts = _texts(tmp_path / "plot.svg")
-    assert {f"Freezing: {freeze['policy']}", said} <= set(texts) and "embeddings" not in texts
+    assert {f"Freezing: {freeze['policy']}", message} <= set(texts) and "embeddings" not in texts
 
 
 def test_without_freezing_there_is_no_panel_of_layers(tmp_path: Path) -> None:

@@ -337,9 +337,9 @@ def test_what_the_first_of_several_processes_finds_holds_for_all() -> None:
     said: list[Any] = []
     now = [0.0, 0.0]
 
-    def first_says(found: Any) -> Any:
-        said.append(found)
-        return found
+    def first_says(value: Any) -> Any:
+        said.append(value)
+        return value
 
     clocks = [
         Deadline(100.0, began=0.0, clock=lambda: now[0], agreed=first_says),

@@ -32,5 +32,5 @@ def test_shares_are_disjoint_and_put_together_in_order(world: int, monkeypatch: 
     members = list(range(5))
     shares = [Ranks(rank, world).share(members) for rank in range(world)]
     assert sorted(number for share in shares for number in share) == members
-    monkeypatch.setattr(Ranks, "gathered", lambda _, found: shares)
+    monkeypatch.setattr(Ranks, "gathered", lambda _, gathered: shares)
     assert Ranks(0, world).collected(shares[0]) == members

@@ -89,10 +89,10 @@ def _plain_loss(model: nn.Module, batch: MicroBatch) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1)[batch.positions_N] if logits.ndim == 3 else logits, batch.labels_N)
 
 
-def assert_same(found: Trained, wanted: Trained, *, losses: float, adapters: float) -> None:
-    for curve, wanted_curve in zip(found.losses, wanted.losses, strict=True):
+def assert_same(trained: Trained, wanted: Trained, *, losses: float, adapters: float) -> None:
+    for curve, wanted_curve in zip(trained.losses, wanted.losses, strict=True):
         assert curve == pytest.approx(wanted_curve, rel=losses)
-    for tensors, wanted_tensors in zip(found.tensors, wanted.tensors, strict=True):
+    for tensors, wanted_tensors in zip(trained.tensors, wanted.tensors, strict=True):
         assert tensors.keys() == wanted_tensors.keys()
         flat, wanted_flat = (
             torch.cat([each[name].flatten() for name in tensors]) for each in (tensors, wanted_tensors)

@@ -100,9 +100,9 @@ def _lines(folder: Path) -> list[list[dict[str, Any]]]:
     return [[{key: each[key] for key in each.keys() - CLOCK} for each in member] for member in lines]
 
 
-def _assert_same(found: Trained, folder: Path, wanted: Trained, wanted_folder: Path) -> None:
+def _assert_same(trained: Trained, folder: Path, wanted: Trained, wanted_folder: Path) -> None:
     assert _lines(folder) == _lines(wanted_folder)
-    for tensors, wanted_tensors in zip(found.tensors, wanted.tensors, strict=True):
+    for tensors, wanted_tensors in zip(trained.tensors, wanted.tensors, strict=True):
         assert all(torch.equal(tensors[name], wanted_tensors[name]) for name in wanted_tensors)
 
 

@@ -19,8 +19,8 @@ ALONG: dict[str, Any] = {"adapter": {"method": "lora-ga", "rank": 3, "alpha": 6,
 PRUNED: dict[str, Any] = {"adapter": {"method": "full", "sparsity": 0.5}}
 
 
-def _places(found: Trained) -> dict[str, list[int]]:
-    return {path: each.tolist() for path, each in SparseTuning().chosen(found.fit.model).items()}  # type: ignore[arg-type]
+def _places(trained: Trained) -> dict[str, list[int]]:
+    return {path: each.tolist() for path, each in SparseTuning().chosen(trained.fit.model).items()}  # type: ignore[arg-type]
 
 
 def test_chosen_weights_are_those_of_the_run_wherever_it_stopped(tmp_path: Path) -> None:

@@ -69,9 +69,9 @@ def values(batch: MicroBatch, token_log_p: list[list[float]]) -> Tensor:
     return torch.tensor([token_log_p[answer][place] for answer, place in places], dtype=torch.float64)
 
 
-def loss(found: PreferenceObjective, pairs: JudgedSet, token_log_p: list[list[float]], examples: Indices) -> float:
+def loss(objective: PreferenceObjective, pairs: JudgedSet, token_log_p: list[list[float]], examples: Indices) -> float:
     batch = pairs.batch(examples)
-    return found(values(batch, token_log_p), batch.labels_N, rows=2 * len(examples), scale=0.5).item()
+    return objective(values(batch, token_log_p), batch.labels_N, rows=2 * len(examples), scale=0.5).item()
 
 
 def log_sigmoid(x: float) -> float:
@@ -132,8 +132,8 @@ def test_equals_its_equation_in_any_micro_batches(
     assert sum(parts) == pytest.approx(wanted, rel=1e-9)
 
 
-def margin(found: PreferenceObjective) -> float:
-    return found.meter.means(ALONE)["reward[margin]"]
+def margin(objective: PreferenceObjective) -> float:
+    return objective.meter.means(ALONE)["reward[margin]"]
 
 
 def test_swapping_the_answers_flips_the_margin(

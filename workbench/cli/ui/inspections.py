@@ -60,10 +60,10 @@ def paired(folder: str, names: Sequence[str]) -> list[Part]:
     return [*(tables if pairs.rows else []), *({"text": text} for text in (*note, *pairs.notes))]
 
 
-def _parts(found: Iterable[Any]) -> Iterable[Part]:
+def _parts(parts: Iterable[Any]) -> Iterable[Part]:
     from rich.table import Table
 
-    for each in found:
+    for each in parts:
         if isinstance(each, Table):
             columns = [list(map(str, column.cells)) for column in each.columns]
             yield {

@@ -72,14 +72,14 @@ class MetricFile:
             raise FileError(f"{self._path}: damaged ({error}).") from None
         self._ends.extend((self._offset + np.cumsum([len(line) for line in lines], dtype=np.int64)).tolist())
 
-    def _extend(self, found: dict[str, npt.NDArray[np.float64]], rows: int) -> None:
+    def _extend(self, columns: dict[str, npt.NDArray[np.float64]], rows: int) -> None:
         seen = self._columns.get("tokens_seen")
-        tokens_N = np.nan_to_num(found.get("tokens", np.zeros(rows)))
-        found["tokens_seen"] = (seen[-1] if seen else 0.0) + np.cumsum(tokens_N)
+        tokens_N = np.nan_to_num(columns.get("tokens", np.zeros(rows)))
+        columns["tokens_seen"] = (seen[-1] if seen else 0.0) + np.cumsum(tokens_N)
         count, unknown_N = len(self._ends), np.full(rows, math.nan)
-        for name in found.keys() | self._columns.keys():
+        for name in columns.keys() | self._columns.keys():
             column = self._columns.setdefault(name, array("d", [math.nan]) * count)
-            column.frombytes(found.get(name, unknown_N).tobytes())
+            column.frombytes(columns.get(name, unknown_N).tobytes())
 
     @property
     def _offset(self) -> int:

@@ -85,97 +85,101 @@ def translate(settings: Mapping[str, Any]) -> Translation:
     return translation
 
 
-def _task(found: Translation) -> None:
+def _task(translation: Translation) -> None:
     """The recipe: judged answers, a reward model, or answers to learn."""
-    if found.left.get("rl") not in (None, *PREFERENCES):
-        found.refuse("rl", "for rewards of own answers begin with `workbench cp reinforce/quickstart my.yaml`.")
-    kind = found.take("rl")
-    if found.take("reward_model"):
-        found.give("recipe", "reward")
-        found.ignore("num_labels")
+    if translation.left.get("rl") not in (None, *PREFERENCES):
+        translation.refuse("rl", "for rewards of own answers begin with `workbench cp reinforce/quickstart my.yaml`.")
+    kind = translation.take("rl")
+    if translation.take("reward_model"):
+        translation.give("recipe", "reward")
+        translation.ignore("num_labels")
     elif kind is not None:
-        found.give("recipe", "prefer")
-        found.give("prefer.loss", PREFERENCES[str(kind)])
-        found.move(PREFERENCE_LOSSES[str(kind)], "prefer.beta", found.number)
+        translation.give("recipe", "prefer")
+        translation.give("prefer.loss", PREFERENCES[str(kind)])
+        translation.move(PREFERENCE_LOSSES[str(kind)], "prefer.beta", translation.number)
         if kind == "kto":
-            found.move("kto_desirable_weight", "prefer.desirable", found.number)
-            found.move("kto_undesirable_weight", "prefer.undesirable", found.number)
+            translation.move("kto_desirable_weight", "prefer.desirable", translation.number)
+            translation.move("kto_undesirable_weight", "prefer.undesirable", translation.number)
         if kind == "simpo":
-            found.move("simpo_gamma", "prefer.gamma", found.number)
+            translation.move("simpo_gamma", "prefer.gamma", translation.number)
     else:
-        found.give("recipe", "sft")
+        translation.give("recipe", "sft")
 
 
-def _template(found: Translation) -> None:
+def _template(translation: Translation) -> None:
     """The chat template, and tokens."""
-    name = found.take("chat_template")
-    if name == "jinja" or found.left.get("chat_template_jinja"):
-        text = found.take("chat_template_jinja")
-        found.look(
+    name = translation.take("chat_template")
+    if name == "jinja" or translation.left.get("chat_template_jinja"):
+        text = translation.take("chat_template_jinja")
+        translation.look(
             f"chat_template_jinja: write it to a file, named in model.chat_template ({len(str(text))} characters)."
         )
     elif name not in (None, "tokenizer_default"):
-        found.look(
+        translation.look(
             f"chat_template: {name}: here the tokenizer's own template is used, or a Jinja file (model.chat_template)."
         )
-    if isinstance(found.left.get("tokens"), list) and found.left.get("adapter"):
-        found.give("model.new_tokens", [str(token) for token in found.take("tokens")])
-    found.ignore("eot_tokens")
-    special = found.take("special_tokens")
+    if isinstance(translation.left.get("tokens"), list) and translation.left.get("adapter"):
+        translation.give("model.new_tokens", [str(token) for token in translation.take("tokens")])
+    translation.ignore("eot_tokens")
+    special = translation.take("special_tokens")
     named = {key: value for key, value in (special or {}).items() if value is not None and key != "pad_token"}
     if named:
-        found.look(f"special_tokens {named}: here the tokenizer keeps its own. Where they differ, change its files.")
+        translation.look(
+            f"special_tokens {named}: here the tokenizer keeps its own. Where they differ, change its files."
+        )
 
 
-def _adapter(found: Translation, kind: Any) -> None:
+def _adapter(translation: Translation, kind: Any) -> None:
     """The method that trains."""
     for key in ("lora_model_dir", "relora", "relora_steps"):
-        if found.left.get(key):
-            found.look(f"{key}: has no equivalent; a run goes on with --resume.")
-            found.take(key)
-    layers, every = found.whole("lisa_n_layers"), found.whole("lisa_step_interval")
+        if translation.left.get(key):
+            translation.look(f"{key}: has no equivalent; a run goes on with --resume.")
+            translation.take(key)
+    layers, every = translation.whole("lisa_n_layers"), translation.whole("lisa_step_interval")
     if kind in ("lora", "qlora"):
-        listed, linear = found.take("lora_target_modules"), found.take("lora_target_linear")
-        peft_settings.low_rank(found, rank="lora_r", targets="all-linear" if linear else listed, default_rank=8)
-        if found.take("loftq") or found.left.get("peft"):
-            found.look(f"peft: {found.take('peft')}: adapter.method=loftq begins from what quantisation took away.")
-        if found.left.get("lora_target_parameters"):
-            names = found.take("lora_target_parameters")
-            found.give("adapter.experts", all("experts" in str(name) for name in names))
+        listed, linear = translation.take("lora_target_modules"), translation.take("lora_target_linear")
+        peft_settings.low_rank(translation, rank="lora_r", targets="all-linear" if linear else listed, default_rank=8)
+        if translation.take("loftq") or translation.left.get("peft"):
+            translation.look(
+                f"peft: {translation.take('peft')}: adapter.method=loftq begins from what quantisation took away."
+            )
+        if translation.left.get("lora_target_parameters"):
+            names = translation.take("lora_target_parameters")
+            translation.give("adapter.experts", all("experts" in str(name) for name in names))
     elif kind is None:
-        found.give("adapter.method", "full")
-        found.ignore("lora_r", "lora_alpha", "lora_dropout", "lora_target_linear", "lora_target_modules")
+        translation.give("adapter.method", "full")
+        translation.ignore("lora_r", "lora_alpha", "lora_dropout", "lora_target_linear", "lora_target_modules")
     else:
-        found.give("adapter.method", str(kind))
-        found.look(f"adapter: {kind}: `workbench explain adapter.method` names its settings here.")
+        translation.give("adapter.method", str(kind))
+        translation.look(f"adapter: {kind}: `workbench explain adapter.method` names its settings here.")
     if layers:
-        found.give("freeze", {"policy": "lisa", "active": layers, "every": every or 20})
-        found.ignore("lisa_layers_attribute")
+        translation.give("freeze", {"policy": "lisa", "active": layers, "every": every or 20})
+        translation.ignore("lisa_layers_attribute")
 
 
-def _rows(found: Translation) -> None:
+def _rows(translation: Translation) -> None:
     """Sources of rows, and their length."""
-    found.move("sequence_len", "data.max_tokens", found.whole)
-    if found.take("train_on_inputs"):
-        found.give("data.loss_on", "all")
-    listed = found.take("datasets") or found.take("pretraining_dataset") or []
-    sources = [_source(found, each) for each in (listed if isinstance(listed, list) else [listed])]
+    translation.move("sequence_len", "data.max_tokens", translation.whole)
+    if translation.take("train_on_inputs"):
+        translation.give("data.loss_on", "all")
+    listed = translation.take("datasets") or translation.take("pretraining_dataset") or []
+    sources = [_source(translation, each) for each in (listed if isinstance(listed, list) else [listed])]
     formats = {name for _, name, _ in sources if name is not None}
     shared_settings.sources(
-        found,
+        translation,
         {f"source{number}": {"path": path, "columns": own} for number, (path, _, own) in enumerate(sources, 1)},
     )
-    if len(formats) == 1 and found.recipe["recipe"] == "sft":
-        found.give("data.format", formats.pop())
-    tests = found.take("test_datasets")
+    if len(formats) == 1 and translation.recipe["recipe"] == "sft":
+        translation.give("data.format", formats.pop())
+    tests = translation.take("test_datasets")
     if tests:
-        found.give("data.held_out", _source(found, tests[0])[0])
-        found.take("val_set_size")
+        translation.give("data.held_out", _source(translation, tests[0])[0])
+        translation.take("val_set_size")
     else:
-        shared_settings.held_out(found, "val_set_size")
+        shared_settings.held_out(translation, "val_set_size")
 
 
-def _source(found: Translation, entry: Any) -> tuple[str, str | None, dict[str, str]]:
+def _source(translation: Translation, entry: Any) -> tuple[str, str | None, dict[str, str]]:
     """Path or hub id, format where it is known, and other names of columns."""
     left = Translation(entry if isinstance(entry, dict) else {"path": entry})
     path = str(left.take("path", shared_settings.PLACEHOLDER))
@@ -188,12 +192,12 @@ def _source(found: Translation, entry: Any) -> tuple[str, str | None, dict[str, 
         if str(split).isidentifier():
             path += f"#{split}"
         else:
-            found.look(
+            translation.look(
                 f"{path}: split {split}: here a whole split is read (OWNER/NAME#SPLIT), or its first rows (data.limit)."
             )
     kind, columns = left.take("type"), dict[str, str]()
     if isinstance(kind, dict):
-        found.look(f"{path}: type {kind}: rename columns with data.columns; raw text is prompt and completion.")
+        translation.look(f"{path}: type {kind}: rename columns with data.columns; raw text is prompt and completion.")
         kind = None
     for key, ours in (
         ("field_messages", "messages"),
@@ -207,7 +211,9 @@ def _source(found: Translation, entry: Any) -> tuple[str, str | None, dict[str, 
             columns[ours] = str(theirs)
     word = str(kind or "").split(".")[0].split(":")[0]
     if kind and word not in (*FORMATS, "bradley_terry", "chatml", "llama3", "user_defined"):
-        found.look(f"{path}: type {kind}: here columns tell the format; `workbench check` shows what the model sees.")
+        translation.look(
+            f"{path}: type {kind}: here columns tell the format; `workbench check` shows what the model sees."
+        )
     left.ignore(
         "roles",
         "message_property_mappings",
@@ -218,16 +224,16 @@ def _source(found: Translation, entry: Any) -> tuple[str, str | None, dict[str, 
         "shards",
     )
     for key, value in left.left.items():
-        found.look(f"{path}: {key}={value} has no equivalent.")
+        translation.look(f"{path}: {key}={value} has no equivalent.")
     return path, FORMATS.get(word), columns
 
 
-def _devices(found: Translation) -> None:
+def _devices(translation: Translation) -> None:
     """Layout of several devices."""
-    settings = found.take("fsdp_config") or {}
+    settings = translation.take("fsdp_config") or {}
     offload = bool(settings.get("offload_params") or settings.get("fsdp_offload_params"))
-    fsdp = found.take("fsdp") or settings
-    shared_settings.sharing(found, deepspeed=found.take("deepspeed"), fsdp=fsdp, offload=offload)
-    parts = found.whole("context_parallel_size", found.whole("sequence_parallel_degree", 1)) or 1
+    fsdp = translation.take("fsdp") or settings
+    shared_settings.sharing(translation, deepspeed=translation.take("deepspeed"), fsdp=fsdp, offload=offload)
+    parts = translation.whole("context_parallel_size", translation.whole("sequence_parallel_degree", 1)) or 1
     if parts > 1:
-        found.give("distributed.sequence", parts)
+        translation.give("distributed.sequence", parts)

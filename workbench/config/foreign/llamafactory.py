@@ -77,103 +77,105 @@ def translate(settings: Mapping[str, Any], *, folders: tuple[Path, ...]) -> Tran
     return translation
 
 
-def _task(found: Translation) -> None:
+def _task(translation: Translation) -> None:
     """The recipe that a stage is here."""
-    stage = str(found.take("stage", "sft"))
+    stage = str(translation.take("stage", "sft"))
     if stage == "ppo":
         raise ConfigError(
             "stage: ppo: learning from rewards is recipe reinforce: `workbench cp reinforce/quickstart my.yaml`."
         )
     if stage not in ("pt", "sft", "rm", "dpo", "kto"):
         raise ConfigError(f"stage: {stage}: expected pt, sft, rm, dpo or kto.")
-    found.give("recipe", {"dpo": "prefer", "kto": "prefer", "rm": "reward"}.get(stage, "sft"))
+    translation.give("recipe", {"dpo": "prefer", "kto": "prefer", "rm": "reward"}.get(stage, "sft"))
     if stage == "pt":
-        found.give("data.format", "text")
+        translation.give("data.format", "text")
     if stage == "kto":
-        found.give("prefer.loss", "kto")
-        found.move("kto_chosen_weight", "prefer.desirable", found.number)
-        found.move("kto_rejected_weight", "prefer.undesirable", found.number)
+        translation.give("prefer.loss", "kto")
+        translation.move("kto_chosen_weight", "prefer.desirable", translation.number)
+        translation.move("kto_rejected_weight", "prefer.undesirable", translation.number)
     if stage == "dpo":
-        found.choose("pref_loss", LOSSES, "prefer.loss")
-        found.move("simpo_gamma", "prefer.gamma", found.number)
-        found.move("dpo_label_smoothing", "prefer.label_smoothing", found.number)
+        translation.choose("pref_loss", LOSSES, "prefer.loss")
+        translation.move("simpo_gamma", "prefer.gamma", translation.number)
+        translation.move("dpo_label_smoothing", "prefer.label_smoothing", translation.number)
     if stage in ("dpo", "kto"):
-        found.move("pref_beta", "prefer.beta", found.number)
-        found.move("pref_ftx", "prefer.alpha", found.number)
-        reference = found.take("ref_model")
+        translation.move("pref_beta", "prefer.beta", translation.number)
+        translation.move("pref_ftx", "prefer.alpha", translation.number)
+        reference = translation.take("ref_model")
         if reference:
-            found.look(f"ref_model: {reference}: prefer.reference is the backbone itself, or a finished run.")
+            translation.look(f"ref_model: {reference}: prefer.reference is the backbone itself, or a finished run.")
 
 
-def _adapter(found: Translation) -> None:
+def _adapter(translation: Translation) -> None:
     """The method that trains."""
-    kind = str(found.take("finetuning_type", "lora"))
+    kind = str(translation.take("finetuning_type", "lora"))
     if kind == "lora":
-        peft_settings.low_rank(found, rank="lora_rank", targets=found.take("lora_target", "all"), default_rank=8)
+        peft_settings.low_rank(
+            translation, rank="lora_rank", targets=translation.take("lora_target", "all"), default_rank=8
+        )
     elif kind == "oft":
-        found.give("adapter.method", "oft")
-        found.move("oft_block_size", "adapter.block", found.whole)
-        peft_settings.place(found, found.take("oft_target", "all"))
+        translation.give("adapter.method", "oft")
+        translation.move("oft_block_size", "adapter.block", translation.whole)
+        peft_settings.place(translation, translation.take("oft_target", "all"))
     elif kind == "freeze":
-        found.give("adapter.method", "last-layers")
-        found.move("freeze_trainable_layers", "adapter.layers", found.whole)
-        found.ignore("freeze_trainable_modules")
-        if found.take("use_llama_pro"):
-            found.recipe["adapter"] = {"method": "block-expansion"}
-            found.look(
+        translation.give("adapter.method", "last-layers")
+        translation.move("freeze_trainable_layers", "adapter.layers", translation.whole)
+        translation.ignore("freeze_trainable_modules")
+        if translation.take("use_llama_pro"):
+            translation.recipe["adapter"] = {"method": "block-expansion"}
+            translation.look(
                 "use_llama_pro: adapter.method=block-expansion adds the new blocks itself: name the backbone as it was "
                 "before it was expanded."
             )
     elif kind == "full":
-        found.give("adapter.method", "full")
+        translation.give("adapter.method", "full")
     else:
         raise ConfigError(f"finetuning_type: {kind}: expected lora, oft, freeze or full.")
-    start = found.take("adapter_name_or_path")
+    start = translation.take("adapter_name_or_path")
     if start:
-        found.look(
+        translation.look(
             f"adapter_name_or_path: {start}: prefer.start names a run of this workbench; others are not continued."
         )
 
 
-def _optimizer(found: Translation) -> None:
+def _optimizer(translation: Translation) -> None:
     """The optimizer; some are switched on by a word of their own."""
-    shared_settings.optimizer(found, "optim")
+    shared_settings.optimizer(translation, "optim")
     for word, name in (
         ("use_galore", "galore"),
         ("use_apollo", "apollo"),
         ("use_adam_mini", "adam_mini"),
         ("use_muon", "muon"),
     ):
-        if found.take(word):
-            found.give("optimizer.name", name)
+        if translation.take(word):
+            translation.give("optimizer.name", name)
             if name in ("galore", "apollo"):
-                found.move(f"{name}_rank", "optimizer.rank", found.whole)
-                found.move(f"{name}_update_interval", "optimizer.rank_every", found.whole)
-                found.move(f"{name}_scale", "optimizer.rank_scale", found.number)
-                found.ignore(f"{name}_target", f"{name}_layerwise")
+                translation.move(f"{name}_rank", "optimizer.rank", translation.whole)
+                translation.move(f"{name}_update_interval", "optimizer.rank_every", translation.whole)
+                translation.move(f"{name}_scale", "optimizer.rank_scale", translation.number)
+                translation.ignore(f"{name}_target", f"{name}_layerwise")
 
 
-def _rows(found: Translation, folders: tuple[Path, ...]) -> None:
+def _rows(translation: Translation, folders: tuple[Path, ...]) -> None:
     """Sources of rows by their names in dataset_info.json, and their length."""
-    found.move("cutoff_len", "data.max_tokens", found.whole)
-    if found.take("train_on_prompt"):
-        found.give("data.loss_on", "all")
-    elif found.take("mask_history"):
-        found.give("data.loss_on", "last")
-    limit = found.whole("max_samples")
-    where = str(found.take("dataset_dir", "data"))
-    listed = found.take("dataset", [])
+    translation.move("cutoff_len", "data.max_tokens", translation.whole)
+    if translation.take("train_on_prompt"):
+        translation.give("data.loss_on", "all")
+    elif translation.take("mask_history"):
+        translation.give("data.loss_on", "last")
+    limit = translation.whole("max_samples")
+    where = str(translation.take("dataset_dir", "data"))
+    listed = translation.take("dataset", [])
     names = [name.strip() for name in listed.split(",")] if isinstance(listed, str) else [str(name) for name in listed]
     table = _table(folders, where)
-    sources = {name: _source(found, name, table, where) for name in names}
+    sources = {name: _source(translation, name, table, where) for name in names}
     named = {name: {"path": path, "columns": own, "limit": limit} for name, (path, own) in sources.items()}
-    shared_settings.sources(found, named)
-    held_out = found.take("eval_dataset")
+    shared_settings.sources(translation, named)
+    held_out = translation.take("eval_dataset")
     if held_out:
-        found.give("data.held_out", _source(found, str(held_out).split(",")[0], table, where)[0])
-        found.take("val_size")
+        translation.give("data.held_out", _source(translation, str(held_out).split(",")[0], table, where)[0])
+        translation.take("val_size")
     else:
-        shared_settings.held_out(found, "val_size")
+        shared_settings.held_out(translation, "val_size")
 
 
 def _table(folders: tuple[Path, ...], where: str) -> dict[str, Any]:
@@ -188,17 +190,17 @@ def _table(folders: tuple[Path, ...], where: str) -> dict[str, Any]:
     return {}
 
 
-def _source(found: Translation, name: str, table: dict[str, Any], where: str) -> tuple[str, dict[str, str]]:
+def _source(translation: Translation, name: str, table: dict[str, Any], where: str) -> tuple[str, dict[str, str]]:
     """Path or hub id of a data set, and other names of its columns."""
     entry = table.get(name)
     if entry is None:
-        found.look(
+        translation.look(
             f"dataset {name}: no dataset_info.json names it; write a file or a hub id in place of {where}/{name}.json."
         )
         return f"{where}/{name}.json", {}
     path = entry.get("hf_hub_url") or f"{where}/{entry.get('file_name', f'{name}.json')}"
     names = {"prompt": "instruction", "query": "input", "response": "output", "messages": "messages"}
-    if found.recipe.get("data", {}).get("format") == "text":  # of stage pt, which reads one column as it stands
+    if translation.recipe.get("data", {}).get("format") == "text":  # of stage pt, which reads one column as it stands
         names = {"prompt": "text"}
     elif entry.get("formatting") == "sharegpt":
         names = {"messages": "conversations"}

@@ -46,101 +46,104 @@ IDLE = (
 """Settings without effect on what is learnt, or which are decided by themselves here."""
 
 
-def length_and_rate(found: Translation, *, epochs: float) -> None:
+def length_and_rate(translation: Translation, *, epochs: float) -> None:
     """Length of the run, learning rate, its course, decay and clipping.
 
     Args:
         epochs: Passes where the file names neither these nor steps.
     """
-    steps = found.whole("max_steps")
-    passes = found.number("num_epochs", found.number("num_train_epochs", epochs))
+    steps = translation.whole("max_steps")
+    passes = translation.number("num_epochs", translation.number("num_train_epochs", epochs))
     if steps is not None and steps > 0:
-        found.give("train.steps", steps)
+        translation.give("train.steps", steps)
     else:
-        found.give("train.epochs", passes)
-    found.move("learning_rate", "train.learning_rate", found.number)
-    found.move("weight_decay", "train.weight_decay", found.number)
-    found.move("max_grad_norm", "train.max_grad_norm", found.number)
-    found.move("seed", "seed", found.whole)
-    _warm_up(found, steps)
-    found.move("early_stopping_patience", "evaluate.patience", found.whole)
-    best = bool(found.take("load_best_model_at_end")) or "patience" in found.recipe.get("evaluate", {})
-    found.give("save.ship", "best" if best else None)
+        translation.give("train.epochs", passes)
+    translation.move("learning_rate", "train.learning_rate", translation.number)
+    translation.move("weight_decay", "train.weight_decay", translation.number)
+    translation.move("max_grad_norm", "train.max_grad_norm", translation.number)
+    translation.move("seed", "seed", translation.whole)
+    _warm_up(translation, steps)
+    translation.move("early_stopping_patience", "evaluate.patience", translation.whole)
+    best = bool(translation.take("load_best_model_at_end")) or "patience" in translation.recipe.get("evaluate", {})
+    translation.give("save.ship", "best" if best else None)
 
 
-def _warm_up(found: Translation, steps: int | None) -> None:
-    share, first = found.number("warmup_ratio"), found.number("warmup_steps")
+def _warm_up(translation: Translation, steps: int | None) -> None:
+    share, first = translation.number("warmup_ratio"), translation.number("warmup_steps")
     if first is not None and first < 1 and share is None:  # transformers 5 takes a share there
         share, first = first, None
     if first and steps:
         share = first / steps
     elif first:
-        found.look(
+        translation.look(
             f"warmup_steps={first:g}: schedule.warmup is a share of the run, here 0.05. Write {first:g} / the number "
             "of steps, which `workbench check` says."
         )
-    found.give("schedule.warmup", None if first and not steps else share or 0.0)
+    translation.give("schedule.warmup", None if first and not steps else share or 0.0)
 
 
-def schedule(found: Translation, key: str) -> None:
+def schedule(translation: Translation, key: str) -> None:
     """The course of the learning rate."""
-    found.choose(key, SCHEDULES, "schedule.name")
-    name = found.recipe.get("schedule", {}).get("name")
+    translation.choose(key, SCHEDULES, "schedule.name")
+    name = translation.recipe.get("schedule", {}).get("name")
     if name == "cosine":
-        found.move("cosine_min_lr_ratio", "schedule.floor", found.number)
-    extra = found.take("lr_scheduler_kwargs")
+        translation.move("cosine_min_lr_ratio", "schedule.floor", translation.number)
+    extra = translation.take("lr_scheduler_kwargs")
     if extra:
-        found.look(f"{key}'s own settings {extra}: look at the section schedule (`workbench explain schedule.name`).")
+        translation.look(
+            f"{key}'s own settings {extra}: look at the section schedule (`workbench explain schedule.name`)."
+        )
 
 
-def optimizer(found: Translation, key: str) -> None:
+def optimizer(translation: Translation, key: str) -> None:
     """The optimizer, and its memory."""
-    found.choose(key, OPTIMIZERS, "optimizer.name")
-    first, second = found.number("adam_beta1"), found.number("adam_beta2")
+    translation.choose(key, OPTIMIZERS, "optimizer.name")
+    first, second = translation.number("adam_beta1"), translation.number("adam_beta2")
     if first is not None or second is not None:
-        found.give("optimizer.betas", [0.9 if first is None else first, 0.999 if second is None else second])
-    found.move("adam_epsilon", "optimizer.eps", found.number)
-    found.move("neftune_noise_alpha", "regularise.neftune", found.number)
-    found.move("label_smoothing_factor", "regularise.label_smoothing", found.number)
+        translation.give("optimizer.betas", [0.9 if first is None else first, 0.999 if second is None else second])
+    translation.move("adam_epsilon", "optimizer.eps", translation.number)
+    translation.move("neftune_noise_alpha", "regularise.neftune", translation.number)
+    translation.move("label_smoothing_factor", "regularise.label_smoothing", translation.number)
 
 
-def batch(found: Translation, micro: str, *, packed: bool) -> None:
+def batch(translation: Translation, micro: str, *, packed: bool) -> None:
     """Rows of a step, on one device."""
-    parts = found.whole(micro), found.whole("gradient_accumulation_steps")
+    parts = translation.whole(micro), translation.whole("gradient_accumulation_steps")
     rows = prod(part for part in parts if part is not None)
-    found.give("batch.size", rows)
-    found.look(
+    translation.give("batch.size", rows)
+    translation.look(
         f"batch.size={rows} are the rows of a step on one device there. Here it is the global batch, the same on any "
         "number of devices: multiply it by how many you had."
     )
     if packed:
-        found.look(
+        translation.look(
             f"Packing: there a row of the batch is a sequence filled with several examples; here batch.size counts "
             f"examples, and they are packed where that is faster. Write {rows} times the examples that fill a sequence "
             "(`workbench check` says the mean length)."
         )
 
 
-def often(found: Translation, place: str, *, steps: str, per_epoch: str) -> None:
+def often(translation: Translation, place: str, *, steps: str, per_epoch: str) -> None:
     """Steps, or times in an epoch, between evaluations or checkpoints."""
-    every, times = found.number(steps), found.number(per_epoch)
-    epochs = found.recipe.get("train", {}).get("epochs")
+    every, times = translation.number(steps), translation.number(per_epoch)
+    epochs = translation.recipe.get("train", {}).get("epochs")
     if every:
-        found.give(place, every if every < 1 else int(every))
+        translation.give(place, every if every < 1 else int(every))
     elif times and epochs:
-        found.give(place, round(min(1.0, 1 / (times * epochs)), 6))
+        translation.give(place, round(min(1.0, 1 / (times * epochs)), 6))
 
 
-def sharing(found: Translation, *, deepspeed: Any, fsdp: Any, offload: bool) -> None:
+def sharing(translation: Translation, *, deepspeed: Any, fsdp: Any, offload: bool) -> None:
     """Layout of several devices; a DeepSpeed file is told by its name."""
-    if (deepspeed or fsdp) and found.recipe["recipe"] != "sft":
-        found.look(
-            f"Sharing by {deepspeed or 'FSDP'}: recipe {found.recipe['recipe']} keeps whole models on each device."
+    if (deepspeed or fsdp) and translation.recipe["recipe"] != "sft":
+        translation.look(
+            f"Sharing by {deepspeed or 'FSDP'}: recipe {translation.recipe['recipe']} keeps whole models on each "
+            "device."
         )
     elif deepspeed:
         stage = re.search(r"z(?:ero)?_?([0-3])", str(deepspeed).lower())
         if stage is None:
-            found.look(
+            translation.look(
                 f"deepspeed: {deepspeed}: write its stage to distributed.zero, or the file to distributed.deepspeed."
             )
             return
@@ -148,28 +151,28 @@ def sharing(found: Translation, *, deepspeed: Any, fsdp: Any, offload: bool) -> 
         if "offload" in str(deepspeed).lower():
             section["offload_optimizer"] = "cpu"
             section |= {"offload_parameters": "cpu"} if section["zero"] == 3 else {}
-        found.give("distributed", section)
-        found.look(
+        translation.give("distributed", section)
+        translation.look(
             f"deepspeed: {deepspeed} is told by its name: look at the section distributed, and start with --devices N."
         )
     elif fsdp:
-        found.give("distributed", {"engine": "fsdp2", "zero": 3})
-        found.look("FSDP: written as distributed={engine: fsdp2, zero: 3}. Start with --devices N.")
+        translation.give("distributed", {"engine": "fsdp2", "zero": 3})
+        translation.look("FSDP: written as distributed={engine: fsdp2, zero: 3}. Start with --devices N.")
         if offload:
-            found.look(
+            translation.look(
                 "FSDP's offload of weights: distributed={zero: 3, offload_parameters: cpu} does it, by DeepSpeed."
             )
 
 
-def trust(found: Translation) -> None:
+def trust(translation: Translation) -> None:
     """Code that comes with a backbone, which runs only where a person says so here."""
-    if found.take("trust_remote_code"):
-        found.look(
+    if translation.take("trust_remote_code"):
+        translation.look(
             "trust_remote_code is not taken over: write model.trust_remote_code=true where you trust the authors."
         )
 
 
-def sources(found: Translation, named: Mapping[str, Mapping[str, Any]]) -> None:
+def sources(translation: Translation, named: Mapping[str, Mapping[str, Any]]) -> None:
     """One source as data.train, several as data.sources; one that is named twice gets twice the weight."""
     merged: dict[str, dict[str, Any]] = {}
     for name, source in named.items():
@@ -179,38 +182,40 @@ def sources(found: Translation, named: Mapping[str, Mapping[str, Any]]) -> None:
         else:
             same["weight"] = same.get("weight", 1) + 1
     if len(merged) > 1:
-        found.give("data.sources", merged)
+        translation.give("data.sources", merged)
         return
     only = next(iter(merged.values()), {"path": PLACEHOLDER})
     for key, place in (("path", "train"), ("columns", "columns"), ("limit", "limit")):
-        found.give(f"data.{place}", only.get(key))
+        translation.give(f"data.{place}", only.get(key))
     if only["path"] == PLACEHOLDER:
-        found.look(f"The file names no rows to train on: write them in place of {PLACEHOLDER}.")
+        translation.look(f"The file names no rows to train on: write them in place of {PLACEHOLDER}.")
 
 
 TRACKERS: tuple[str, ...] = get_args(Tracker)
 
 
-def trackers(found: Translation, names: Container[str]) -> None:
+def trackers(translation: Translation, names: Container[str]) -> None:
     """Where metrics go besides metrics.jsonl."""
-    found.give("trackers", [name for name in TRACKERS if name in names] or None)
+    translation.give("trackers", [name for name in TRACKERS if name in names] or None)
 
 
-def weights(found: Translation, *, bits: int | None) -> None:
+def weights(translation: Translation, *, bits: int | None) -> None:
     """How the backbone is stored, and in which precision products are."""
-    found.give("model.weights", {4: "nf4", 8: "int8"}.get(bits or 0))
-    if found.take("fp16") is True:
-        found.give("model.compute", "float16")
-    if found.take("bf16") is True:
-        found.give("model.compute", "bfloat16")
+    translation.give("model.weights", {4: "nf4", 8: "int8"}.get(bits or 0))
+    if translation.take("fp16") is True:
+        translation.give("model.compute", "float16")
+    if translation.take("bf16") is True:
+        translation.give("model.compute", "bfloat16")
 
 
-def held_out(found: Translation, key: str) -> None:
+def held_out(translation: Translation, key: str) -> None:
     """The share of the rows that is held out."""
-    share = found.number(key)
+    share = translation.number(key)
     if not share:
-        found.look("No rows were held out there. Here 5 % are (data.held_out), for a run is scored before and after.")
+        translation.look(
+            "No rows were held out there. Here 5 % are (data.held_out), for a run is scored before and after."
+        )
     elif share < 1:
-        found.give("data.held_out", share)
+        translation.give("data.held_out", share)
     else:
-        found.look(f"{key}={share:g} rows: data.held_out is a share, here 0.05, or a file.")
+        translation.look(f"{key}={share:g} rows: data.held_out is a share, here 0.05, or a file.")

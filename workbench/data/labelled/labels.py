@@ -117,12 +117,12 @@ def fit(kind: Kind, labels: Sequence[Label], *, source: str) -> Labels:
     return Labels(kind, tuple(sorted(class_names, key=int if integers else str)))
 
 
-def require_known(labels: Labels, found: Sequence[Label | None], places: Iterable[str]) -> None:
+def require_known(labels: Labels, given: Sequence[Label | None], places: Iterable[str]) -> None:
     """Raise DataError where a row has a class that no training row has."""
     known = set(labels.names)
     if labels.kind == "number":
         return
-    for label, place in zip(found, places, strict=True):
+    for label, place in zip(given, places, strict=True):
         for name in classes_of(label):
             if name not in known:
                 raise DataError(

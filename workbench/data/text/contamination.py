@@ -60,10 +60,12 @@ class Contamination:
         return {**settings, **counts, "matches": [match._asdict() for match in self.matches[:LISTED]]}
 
 
-def write(found: Contamination | None, run: Run) -> None:
+def write(contamination: Contamination | None, run: Run) -> None:
     """Write every match into contamination.json of a run; nothing where none were looked for."""
-    if found is not None and run.ranks.first:
-        files.write_json(run.path / FILE, {**found.facts(), "matches": [match._asdict() for match in found.matches]})
+    if contamination is not None and run.ranks.first:
+        files.write_json(
+            run.path / FILE, {**contamination.facts(), "matches": [match._asdict() for match in contamination.matches]}
+        )
 
 
 def match_text(match: Match) -> str:

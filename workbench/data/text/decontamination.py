@@ -121,9 +121,9 @@ class EvaluationIndex:
         for word in text.words:
             self._numbers.setdefault(word, len(self._numbers) + 1)
 
-    def _numbered(self, found: Sequence[str]) -> Ints:
+    def _numbered(self, grams: Sequence[str]) -> Ints:
         """Numbers of words; 0 for one that no evaluation row has."""
-        return np.fromiter(map(self._numbers.get, found, repeat(0)), dtype=np.int64, count=len(found))
+        return np.fromiter(map(self._numbers.get, grams, repeat(0)), dtype=np.int64, count=len(grams))
 
     def _windows(self, numbers_V: Ints) -> Hashes:
         """A hash of each n-gram (W,)."""

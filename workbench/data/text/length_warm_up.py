@@ -134,13 +134,13 @@ def in_words(rows: Examples) -> list[str]:
     ]
 
 
-def _require_cut(found: GrowingRows, start: int) -> None:
-    rows = found.rows
+def _require_cut(growing: GrowingRows, start: int) -> None:
+    rows = growing.rows
     if rows[0].source:
         raise DataError(f"{KEY} cuts one text, and the rows of an encoder-decoder have two.\n  Leave {KEY} out.")
-    if start >= found.longest:
+    if start >= growing.longest:
         raise DataError(
-            f"{KEY}.start={start}: the longest training row has {found.longest:,} tokens, so that none is cut.\n"
+            f"{KEY}.start={start}: the longest training row has {growing.longest:,} tokens, so that none is cut.\n"
             f"  Write a smaller start, or leave {KEY} out."
         )
     needed_N = _needed(rows)

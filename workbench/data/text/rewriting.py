@@ -78,14 +78,14 @@ def with_punctuation(text: str, rng: np.random.Generator, *, share: float) -> st
     return _with_inserted(text, rng, MARKS, share=share)
 
 
-def _with_inserted(text: str, rng: np.random.Generator, found: Sequence[str], *, share: float) -> str:
-    """Put some of `found` behind words of a text, each after a space."""
+def _with_inserted(text: str, rng: np.random.Generator, choices: Sequence[str], *, share: float) -> str:
+    """Put some of `choices` behind words of a text, each after a space."""
     words = _spaced_words(text)
     if len(words) < 2:
         return text
     count = max(1, round(share * len(words)))
     for place in rng.choice(len(words), size=count, replace=False):
-        words[place] += f" {found[int(rng.integers(len(found)))]}"
+        words[place] += f" {choices[int(rng.integers(len(choices)))]}"
     return "".join(words)
 
 

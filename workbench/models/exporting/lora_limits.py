@@ -66,22 +66,22 @@ def require(adapter: Path, method: Method, limits: LoraLimits) -> None:
     raise ConfigError("\n  ".join([f"{adapter}: {limits.program} would not compute what was trained.", *lines, advice]))
 
 
-def _faults(adapter: Path, found: Mapping[str, Any], limits: LoraLimits) -> Iterator[Fault]:
+def _faults(adapter: Path, values: Mapping[str, Any], limits: LoraLimits) -> Iterator[Fault]:
     program = limits.program
-    if (kind := found["peft_type"]) != "LORA":
+    if (kind := values["peft_type"]) != "LORA":
         yield Fault(f"peft_type={kind}", f"{program} loads LoRA and no other adapter", MERGE)
         return
-    for key, value in _more_than_updates(found).items():
+    for key, value in _more_than_updates(values).items():
         yield Fault(f"{key}={_short(value)}", f"{program} reads updates of linear layers and nothing else", MERGE)
-    if found.get("use_rslora") and not limits.rslora:
+    if values.get("use_rslora") and not limits.rslora:
         yield Fault("use_rslora=True", f"{program} scales by alpha / rank, not by alpha / sqrt(rank)", NORMALISE)
-    if found.get("alpha_pattern"):
+    if values.get("alpha_pattern"):
         yield Fault(
-            f"alpha_pattern={_short(found['alpha_pattern'])}", f"{program} reads one alpha for all layers", NORMALISE
+            f"alpha_pattern={_short(values['alpha_pattern'])}", f"{program} reads one alpha for all layers", NORMALISE
         )
-    if found.get("rank_pattern") and not limits.ranks:
+    if values.get("rank_pattern") and not limits.ranks:
         yield Fault(
-            f"rank_pattern={_short(found['rank_pattern'])}", f"{program} reads one rank for all layers", NORMALISE
+            f"rank_pattern={_short(values['rank_pattern'])}", f"{program} reads one rank for all layers", NORMALISE
         )
     with safe_open(adapter / "adapter_model.safetensors", "pt") as tensors:
         names = list(tensors.keys())
@@ -112,9 +112,9 @@ def normalise(adapter: Path, folder: Path) -> None:
     combine.write(combine.one_rank(saved.updates), folder, like=saved)
 
 
-def _more_than_updates(found: Mapping[str, Any]) -> dict[str, Any]:
-    more = combine.beyond_updates(found)
-    if rows := found.get("trainable_token_indices"):
+def _more_than_updates(values: Mapping[str, Any]) -> dict[str, Any]:
+    more = combine.beyond_updates(values)
+    if rows := values.get("trainable_token_indices"):
         more["trainable_token_indices"] = rows
     return more
 

@@ -91,7 +91,7 @@ def profile(sets: Sequence[Examples], *, causal: bool) -> DataProfile:
 
 def estimate(
     backbone: PreTrainedModel,
-    found: DataProfile,
+    profile: DataProfile,
     *,
     blocks: Sequence[nn.Module],
     depth: int,
@@ -115,8 +115,8 @@ def estimate(
     below, above = sum(sizes[:depth]), sum(sizes[depth:]) + supervised * _head_size(backbone)
     uncached = below + (3 if everything else 2) * above
     return CacheEstimate(
-        rows=found.rows,
-        bytes=found.tokens * anatomy.hidden_size(backbone.config) * itemsize,
+        rows=profile.rows,
+        bytes=profile.tokens * anatomy.hidden_size(backbone.config) * itemsize,
         passes=passes,
         saved=(1 - 1 / passes) * below / uncached,
     )

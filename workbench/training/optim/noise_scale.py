@@ -105,12 +105,12 @@ class NoiseScale:
     def __init__(self) -> None:
         self._signal = self._noise = 0.0
 
-    def add(self, found: NoiseEstimate | None) -> None:
+    def add(self, estimate: NoiseEstimate | None) -> None:
         """Add the estimate of a step; None changes nothing."""
-        if found is not None:
+        if estimate is not None:
             # Both sums have the same weights, so that their quotient needs no correction for how few there are.
-            self._signal = MEMORY * self._signal + (1 - MEMORY) * found.signal
-            self._noise = MEMORY * self._noise + (1 - MEMORY) * found.noise
+            self._signal = MEMORY * self._signal + (1 - MEMORY) * estimate.signal
+            self._noise = MEMORY * self._noise + (1 - MEMORY) * estimate.noise
 
     @property
     def value(self) -> float | None:

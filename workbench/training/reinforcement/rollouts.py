@@ -163,35 +163,35 @@ class RolloutRows:
             row_tokens=np.asarray([len(row.input_ids) for row in rows]),
         )
 
-    def _use(self, found: Rollout) -> None:
+    def _use(self, rollout: Rollout) -> None:
         """Make these the answers of the present step."""
-        self.now = found
-        if int(found.epoch) < 0:  # of no step
+        self.now = rollout
+        if int(rollout.epoch) < 0:  # of no step
             return
-        prompts = found.prompts_P.numpy()
+        prompts = rollout.prompts_P.numpy()
         self._place = {int(prompt): number for number, prompt in enumerate(prompts)}
         asked = self.prompts.lengths[prompts] - 1
-        lengths_S = np.repeat(asked, found.each) + found.counts_S.numpy()
+        lengths_S = np.repeat(asked, rollout.each) + rollout.counts_S.numpy()
         self._lengths, self._supervised = self._longest.copy(), np.ones(len(self._longest), dtype=np.int64)
         if self.config.pairs:
-            self._lengths[prompts] = lengths_S[self._pairs(found)].sum(1)
+            self._lengths[prompts] = lengths_S[self._pairs(rollout)].sum(1)
         else:
             examples = self._examples(prompts)
             self._lengths[examples] = lengths_S
-            self._supervised[examples] = self._weights(found) * found.copies_S.numpy()
-        self.figures = found.figures()
+            self._supervised[examples] = self._weights(rollout) * rollout.copies_S.numpy()
+        self.figures = rollout.figures()
 
-    def _weights(self, found: Rollout) -> Indices:
+    def _weights(self, rollout: Rollout) -> Indices:
         """Weight of each answer (S,) in the mean."""
-        counted_S = found.counts_S * ~found.cut_S if self.config.drop_cut else found.counts_S
+        counted_S = rollout.counts_S * ~rollout.cut_S if self.config.drop_cut else rollout.counts_S
         weight_S: Indices = policy_losses.weights(counted_S, self.config.settings.normalise).numpy()
         return weight_S if weight_S.any() else np.ones_like(weight_S)
 
-    def _pairs(self, found: Rollout) -> Indices:
+    def _pairs(self, rollout: Rollout) -> Indices:
         """Places of the best and the worst answer to each prompt (P, 2), the first of equals."""
-        total_PG = found.total_PG
+        total_PG = rollout.total_PG
         ends_P2 = torch.stack([total_PG.argmax(1), total_PG.argmin(1)], dim=1)
-        pairs: Indices = (torch.arange(len(total_PG))[:, None] * found.each + ends_P2).numpy()
+        pairs: Indices = (torch.arange(len(total_PG))[:, None] * rollout.each + ends_P2).numpy()
         return pairs
 
     def _slots(self, index: int) -> list[int]:
@@ -333,12 +333,12 @@ class Rollouts(RolloutRows):
         ).numpy()
         return penalty_S
 
-    def _read(self, found: Rollout) -> Rollout:
+    def _read(self, rollout: Rollout) -> Rollout:
         """The answers with their log-probabilities and advantages."""
         config = self.config
         old_ST = self._log_probs(self._own) if config.remembers else None
         reference_ST = self._log_probs(self._reference) if config.refers else None
-        read = replace(found, old_ST=old_ST, reference_ST=reference_ST)
+        read = replace(rollout, old_ST=old_ST, reference_ST=reference_ST)
         return replace(read, advantage_ST=None if config.pairs else advantage(read, config))
 
     def _log_probs(self, reader: LogProbReader) -> Tensor:
@@ -357,16 +357,16 @@ class Rollouts(RolloutRows):
         return found_ST if self.config.pairs else found_ST[self.now.first_S]
 
 
-def advantage(found: Rollout, config: ReinforceConfig) -> Tensor:
+def advantage(rollout: Rollout, config: ReinforceConfig) -> Tensor:
     """Advantage (S, T) of each token, float64; the divergence from the reference taken off where it is a reward."""
-    settings, mask_ST = config.settings, found.mask_ST
+    settings, mask_ST = config.settings, rollout.mask_ST
     loss_ST = torch.zeros(mask_ST.shape, dtype=torch.float64)
     if settings.kl == "reward" and settings.beta:
-        assert found.old_ST is not None and found.reference_ST is not None
-        loss_ST = settings.beta * (found.old_ST.double() - found.reference_ST.double()).masked_fill(~mask_ST, 0)
+        assert rollout.old_ST is not None and rollout.reference_ST is not None
+        loss_ST = settings.beta * (rollout.old_ST.double() - rollout.reference_ST.double()).masked_fill(~mask_ST, 0)
     if settings.baseline == "batch":
-        return advantages.whitened(found.total_S[:, None] - advantages.to_come(loss_ST, mask_ST), mask_ST)
-    reward_PG = (found.total_S - loss_ST.sum(1)).view_as(found.total_PG)
+        return advantages.whitened(rollout.total_S[:, None] - advantages.to_come(loss_ST, mask_ST), mask_ST)
+    reward_PG = (rollout.total_S - loss_ST.sum(1)).view_as(rollout.total_PG)
     if settings.baseline == "leave_one_out":
         value_PG = advantages.leave_one_out(reward_PG)
     else:

@@ -47,9 +47,9 @@ def events(folder: Path) -> Iterator[Any]:
     queue.close()
 
 
-def _read(found: list[str]) -> list[tuple[str, Any, Any]]:
+def _read(events: list[str]) -> list[tuple[str, Any, Any]]:
     """Event, data and id."""
-    lines = [dict(line.split(": ", 1) for line in each.strip().split("\n")) for each in found]
+    lines = [dict(line.split(": ", 1) for line in each.strip().split("\n")) for each in events]
     return [(each["event"], json.loads(each["data"]), json.loads(each["id"])) for each in lines]
 
 

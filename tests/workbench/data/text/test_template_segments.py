@@ -114,14 +114,14 @@ def test_a_mark_is_in_no_text_of_the_conversation() -> None:
     assert found is not None and found.text == used[:4] + str([{used[4:8]: used[8:]}])
 
 
-@pytest.mark.parametrize("said", ["\\ue000", "'\"\ue000", "\ud800\ue000\ue001", "plain"])
-def test_texts_that_hold_marks_or_look_like_them_stay_as_they_are(said: str) -> None:
+@pytest.mark.parametrize("message", ["\\ue000", "'\"\ue000", "\ud800\ue000\ue001", "plain"])
+def test_texts_that_hold_marks_or_look_like_them_stay_as_they_are(message: str) -> None:
     source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ tools[0].name }}"
-    for text in (None, 2 * said):
+    for text in (None, 2 * message):
         found = InstrumentedTemplate(source).render(
-            [{"role": "user", "content": said}], [{"name": said}], prompt=False, special_tokens={}, text=text
+            [{"role": "user", "content": message}], [{"name": message}], prompt=False, special_tokens={}, text=text
         )
-        assert found is not None and found.text == 2 * said
+        assert found is not None and found.text == 2 * message
 
 
 def test_the_template_that_serves_knows_no_marks() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from workbench.evaluation.serving.passes import Chunk, Sharing, laid_out
 from workbench.models.cached_rows import RowCache
 
-SIZES = st.sets(st.sampled_from([1, 2, 4, 8, 16, 32]), max_size=5).map(lambda found: (*sorted(found), 64))
+SIZES = st.sets(st.sampled_from([1, 2, 4, 8, 16, 32]), max_size=5).map(lambda passes: (*sorted(passes), 64))
 CHUNKS = st.lists(
     st.builds(
         lambda read, tokens, *rest: Chunk(RowCache(read), list(range(1, tokens + 1)), *rest),

@@ -18,15 +18,15 @@ from workbench.models.exporting import gguf_tokenizer
 from workbench.models.exporting.gguf_tokenizer import GgufTokenizer
 
 
-def _joined_by_score(found: GgufTokenizer, text: str) -> list[int]:
+def _joined_by_score(tokenizer: GgufTokenizer, text: str) -> list[int]:
     """llama.cpp's SentencePiece: join the neighbours whose text is the token of the highest score, leftmost first."""
-    numbers = {token: number for number, token in enumerate(found.tokens)}
-    parts = list((" " + text if found.space_first else text).replace(" ", "▁"))
+    numbers = {token: number for number, token in enumerate(tokenizer.tokens)}
+    parts = list((" " + text if tokenizer.space_first else text).replace(" ", "▁"))
     while True:
         pairs = [(parts[n] + parts[n + 1], n) for n in range(len(parts) - 1) if parts[n] + parts[n + 1] in numbers]
         if not pairs:
             break
-        _, place = max(pairs, key=lambda pair: (found.scores[numbers[pair[0]]], -pair[1]))
+        _, place = max(pairs, key=lambda pair: (tokenizer.scores[numbers[pair[0]]], -pair[1]))
         parts[place : place + 2] = [parts[place] + parts[place + 1]]
     ids = []
     for part in parts:

@@ -160,12 +160,12 @@ def interrupted(
     raise AssertionError("it ended before it was to be stopped")
 
 
-def assert_same_bits(found: Trained, wanted: Trained) -> None:
+def assert_same_bits(trained: Trained, wanted: Trained) -> None:
     """Every line of metrics.jsonl and every value."""
-    assert found.lines == wanted.lines
-    assert found.shipped.keys() == wanted.shipped.keys()
+    assert trained.lines == wanted.lines
+    assert trained.shipped.keys() == wanted.shipped.keys()
     for name, tensor in wanted.shipped.items():
-        assert torch.equal(found.shipped[name], tensor), name
+        assert torch.equal(trained.shipped[name], tensor), name
 
 
 def _class_loss(model: PreTrainedModel) -> Loss:

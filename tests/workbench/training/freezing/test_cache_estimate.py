@@ -154,16 +154,16 @@ def test_sentences() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed, said",
+    "changed, message",
     [
         ({"passes": 1.0, "saved": 0.0}, "each row is seen only once"),
         ({"saved": 0.049}, r"save 4\.9 % of the computing"),
     ],
 )
-def test_what_hardly_pays_is_done_where_it_is_asked_for(changed: dict[str, float], said: str) -> None:
+def test_what_hardly_pays_is_done_where_it_is_asked_for(changed: dict[str, float], message: str) -> None:
     estimated = GOOD._replace(**changed)  # type: ignore[arg-type]
     declined = chosen("auto", estimated)
-    assert declined.where == "off" and re.search(said, declined.sentence)
+    assert declined.where == "off" and re.search(message, declined.sentence)
     assert chosen("disk", estimated).where == "disk"
 
 

@@ -57,11 +57,11 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def require_like(found: Any, wanted: Any, *, share: float = 1e-6) -> None:
+def require_like(value: Any, wanted: Any, *, share: float = 1e-6) -> None:
     """Equal up to `share` of the largest value of all: small ones are differences of large ones."""
     wanted = list(wanted)
     largest = max(1.0, *(float(each.detach().abs().max()) for each in wanted))
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(value, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=share * largest)
 
 

@@ -28,10 +28,10 @@ FULL: dict[str, Any] = {"method": "full"}
 PLASTIC: dict[str, Any] = {"policy": "egeria", "every": 2, "window": 2, "tolerance": 5.0}
 
 
-def _same(found: tuple[Observation, ...], wanted: tuple[Observation, ...]) -> bool:
-    return [each.step for each in found] == [each.step for each in wanted] and all(
+def _same(observed: tuple[Observation, ...], wanted: tuple[Observation, ...]) -> bool:
+    return [each.step for each in observed] == [each.step for each in wanted] and all(
         a == b or (math.isnan(a) and math.isnan(b))
-        for one, other in zip(found, wanted, strict=True)
+        for one, other in zip(observed, wanted, strict=True)
         for a, b in zip(one.values, other.values, strict=True)
     )
 

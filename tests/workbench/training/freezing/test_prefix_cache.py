@@ -29,18 +29,18 @@ def stories_model(stories: str) -> PreTrainedModel:
     return model
 
 
-def assert_close(found: Trained, wanted: Trained, *, rel: float) -> None:
+def assert_close(trained: Trained, wanted: Trained, *, rel: float) -> None:
     """The same curve; and the same weights, but for biases.
 
     Softmax ignores those of keys, so that their gradients are noise, which Adam scales up to whole steps. How much
     rounding differs between shapes depends on the processor.
     """
-    assert len(found.losses) == len(wanted.losses) == 8 and len(found.held_out) == 2
-    assert found.losses == pytest.approx(wanted.losses, rel=100 * rel)
-    assert found.held_out == pytest.approx(wanted.held_out, rel=100 * rel)
+    assert len(trained.losses) == len(wanted.losses) == 8 and len(trained.held_out) == 2
+    assert trained.losses == pytest.approx(wanted.losses, rel=100 * rel)
+    assert trained.held_out == pytest.approx(wanted.held_out, rel=100 * rel)
     for name, tensor in wanted.shipped.items():
         if not name.endswith("bias"):
-            assert (found.shipped[name] - tensor).norm() <= 1000 * rel * (1 + tensor.norm()), name
+            assert (trained.shipped[name] - tensor).norm() <= 1000 * rel * (1 + tensor.norm()), name
 
 
 @pytest.mark.parametrize("method", METHODS)

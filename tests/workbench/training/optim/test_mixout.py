@@ -24,9 +24,9 @@ def begun(rate: float, *, seed: int = 0) -> tuple[dict[str, nn.Parameter], dict[
     return found, start, mixout
 
 
-def inside(mixout: Mixout, found: dict[str, nn.Parameter], step: int) -> torch.Tensor:
+def inside(mixout: Mixout, parameters: dict[str, nn.Parameter], step: int) -> torch.Tensor:
     with mixout.mixed(step, refresh=lambda: None):
-        return found["a"].detach().clone()
+        return parameters["a"].detach().clone()
 
 
 def test_a_value_is_at_its_start_or_goes_further_and_is_its_own_on_average() -> None:

@@ -30,10 +30,10 @@ def test_steps_are_those_of_the_paper() -> None:
         for name, parameter in trainable.items():
             parameter.grad = found[name].clone()
 
-        def again(found: dict[str, torch.Tensor] = found) -> None:
+        def again(state: dict[str, torch.Tensor] = found) -> None:
             for name, parameter in trainable.items():
                 assert parameter.grad is None
-                parameter.grad = found[name].clone()
+                parameter.grad = state[name].clone()
 
         see_curvature(optimizer, step, again, LabelDraws(), labels=30)
         for group in optimizer.param_groups:

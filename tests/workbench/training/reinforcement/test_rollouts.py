@@ -235,14 +235,14 @@ def test_goes_on_from_a_checkpoint(prompts: TokenizedSet) -> None:
     assert found.figures == other.figures and np.array_equal(found.lengths, other.lengths)
 
 
-def gradient(found: Rollouts, examples: Indices) -> torch.Tensor:
+def gradient(rollouts: Rollouts, examples: Indices) -> torch.Tensor:
     """Gradient of the loss of a step by the log-probability of each token, which differs from that before."""
     values = torch.linspace(-0.7, -1.3, 200, dtype=torch.float64, requires_grad=True)
-    objective = ReinforceObjective(found.config, found, device=torch.device("cpu"))
+    objective = ReinforceObjective(rollouts.config, rollouts, device=torch.device("cpu"))
     for example in examples:
-        batch = found.batch(np.asarray([example]))
+        batch = rollouts.batch(np.asarray([example]))
         log_p_N = values[batch.labels_N[:, 0]]
-        objective(log_p_N, batch.labels_N, rows=1, scale=1 / int(found.supervised[examples].sum())).backward()
+        objective(log_p_N, batch.labels_N, rows=1, scale=1 / int(rollouts.supervised[examples].sum())).backward()
     assert values.grad is not None
     return values.grad
 

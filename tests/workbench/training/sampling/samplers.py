@@ -71,11 +71,11 @@ def of(rows: Indices, loss_N: Any) -> RowLosses:
     return RowLosses(rows, loss_B, np.exp(-loss_B), loss_B < 0.5)
 
 
-def followed(found: Sampler, loss_N: Any, first: int, last: int) -> list[Draw]:
+def followed(sampler: Sampler, loss_N: Any, first: int, last: int) -> list[Draw]:
     """The draws of steps `first` to `last` (without it) of a model whose losses never change."""
     draws = []
     for step in range(first, last):
-        rows = found.rows(step)
-        draws.append(draw := found.drawn(rows, of(rows, loss_N) if found.looks else None))
-        found.rows_done(step + 1, of(draw.rows, loss_N))
+        rows = sampler.rows(step)
+        draws.append(draw := sampler.drawn(rows, of(rows, loss_N) if sampler.looks else None))
+        sampler.rows_done(step + 1, of(draw.rows, loss_N))
     return draws

@@ -39,8 +39,8 @@ def second_pass(seed: int) -> list[Draw]:
     return [*first, *followed(found, LOSSES, 5, 4 + -(-_rows(found) // 2))]
 
 
-def _rows(found: Any) -> int:
-    return round(found.metrics()["drawn_share"] * len(TOKENS))
+def _rows(value: Any) -> int:
+    return round(value.metrics()["drawn_share"] * len(TOKENS))
 
 
 def test_the_mean_gradient_of_a_pass_is_that_of_all_rows_over_all_that_it_can_draw() -> None:

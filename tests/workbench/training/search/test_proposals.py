@@ -25,8 +25,8 @@ def search(sampler: str = "random", **other: object) -> SearchConfig:
     return SearchConfig.model_validate({"space": SPACE, "sampler": sampler, **other})
 
 
-def rates(found: Sequence[Settings]) -> list[float]:
-    return [math.log10(each["train.learning_rate"]) for each in found]
+def rates(proposals: Sequence[Settings]) -> list[float]:
+    return [math.log10(each["train.learning_rate"]) for each in proposals]
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])

@@ -115,9 +115,9 @@ def examine(read: Sequence[SourceRows]) -> list[Findings]:
     return [_examined(each, flags[each.title], notes.get(each.title, ())) for each in read]
 
 
-def training(found: Sequence[Findings]) -> Findings:
+def training(findings: Sequence[Findings]) -> Findings:
     """Findings on all training rows as those of one source."""
-    parts = [each for each in found if each.read.trains]
+    parts = [each for each in findings if each.read.trains]
     if len(parts) == 1:
         return parts[0]
     read = [each.read for each in parts]
