@@ -34,7 +34,10 @@ def pages() -> list[Path]:
 
 def settings_page(settings: Iterable[reference.SettingReference]) -> str:
     """Every setting in tables, one for each section of a recipe."""
-    parts = ["# Settings", "Every key of a recipe, as `workbench explain KEY` shows it: values, default, meaning."]
+    parts = [
+        "# Settings",
+        "Every key of a recipe, as `workbench explain KEY` shows it: values and unit, default, meaning, papers.",
+    ]
     for section, keys in groupby(settings, key=lambda each: each.key.partition(".")[0].removesuffix("[]")):
         parts += [f"## {section}", "| key | values | default | meaning |\n|---|---|---|---|\n" + "\n".join(_rows(keys))]
     return "\n\n".join(parts) + "\n"
@@ -44,7 +47,10 @@ def _rows(settings: Iterable[reference.SettingReference]) -> Iterator[str]:
     for each in settings:
         of = f"*{', '.join(each.of)}:* " if each.of else ""
         default = _code(each.default) if each.default and not each.is_section else ""
-        yield f"| {_code(each.key)} | {_cell(each.values)} | {default} | {of}{_cell(each.meaning)} |"
+        unit = f"; unit: {_cell(each.unit)}" if each.unit else ""
+        more = [paper for paper in each.papers if paper not in reference.papers(each.meaning)]
+        papers = f" ({_cell('; '.join(more))})" if more else ""
+        yield f"| {_code(each.key)} | {_cell(each.values)}{unit} | {default} | {of}{_cell(each.meaning)}{papers} |"
 
 
 def _cell(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import subprocess
@@ -35,6 +36,13 @@ def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     assert (site / "scripts" / "tutorials" / "first_run.ipynb").is_file()
     settings, python = ((site / "reference" / name).read_text() for name in ("settings.html", "python.html"))
     assert [each.key for each in reference.settings() if f"<code>{each.key}</code>" not in settings] == []
+    told = dict(re.findall(r"<tr>\s*<td><code>([^<]+)</code></td>(.*?)</tr>", settings, re.S))
+    for key, unit, paper in (("data.max_tokens", "tokens", ""), ("regularise.neftune", "", "Jain et al. 2024")):
+        assert (f"unit: {unit}" in told[key]) is bool(unit) and paper in told[key]
+    shown = [each for each in reference.settings() if each.unit]
+    assert settings.count("unit: ") >= len(shown) > 100
+    cited = {html.escape(one, quote=False) for each in reference.settings() for one in each.papers}
+    assert [paper for paper in cited if paper not in re.sub("[()]", "", settings)] == []
     assert [name for name in adapters.__all__ if f'id="workbench.adapters.{name}"' not in python] == []
     assert [path for path in site.rglob("*.html") if FETCHED.search(path.read_text())] == []
     assert [path for path in site.rglob("*.css") if IN_STYLES.search(path.read_text())] == []

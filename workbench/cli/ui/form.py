@@ -55,6 +55,8 @@ def _field(setting: SettingReference) -> dict[str, Any]:
         "choices": reference.choices(setting.key),
         "default": setting.default,
         "meaning": setting.meaning,
+        "unit": setting.unit,
+        "papers": setting.papers,
         "of": setting.of,
         "section": setting.is_section,
         "top": setting.key in _TOP,

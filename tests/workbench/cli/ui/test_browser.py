@@ -241,6 +241,7 @@ def test_a_form_says_what_is_wrong_at_the_field_and_shows_the_mask(page: Any, fo
         assert page.get_by_role("button", name="Start").is_disabled()
         page.get_by_label("Find a setting").fill("data.limit")
         page.get_by_label("data.limit").fill("40")
+        assert "unit: rows" in page.inner_text('[id="field-data.limit-help"]')
         page.get_by_label("Find a setting").fill("")
         page.get_by_label("train.learning_rate").fill("0.001")
         page.wait_for_selector("mark")

@@ -303,11 +303,13 @@ def test_code_is_executed_only_by_check_and_run(client: TestClient, folder: Path
     assert found == {"mistakes": [], "code": ["plugins"]} and not (folder / "executed").exists()
 
 
-def test_settings_have_their_values_and_meaning(client: TestClient) -> None:
+def test_settings_have_their_values_units_papers_and_meaning(client: TestClient) -> None:
     every = client.get("/api/settings").json()
     found = {each["key"]: each for each in every}
     assert [each["closed"] for each in every if each["key"] == "adapter.rank" and "lora" in each["of"]] == [False]
     assert found["adapter.method"]["closed"] and "dora" in found["adapter.method"]["words"]
+    assert found["data.max_tokens"]["unit"] == "tokens" and found["seed"]["unit"] == ""
+    assert list(found["data.length_warm_up.start"]["papers"]) == ["Li, Zhang and He, NeurIPS 2022, arXiv:2108.06084"]
     assert found["batch.tokens_per_device"]["words"] == ["auto"] and found["seed"]["meaning"]
     recipes = client.get("/api/recipes").json()
     assert "sft/quickstart" in recipes

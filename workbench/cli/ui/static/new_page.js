@@ -43,17 +43,19 @@ export async function newPage(wanted) {
     const change = (event) => set(setting, event.target.value);
     const shared = { id, "data-key": setting.key, "aria-describedby": `${id}-help ${id}-mistake`, value };
     const words = [...new Set([...(written(setting.key) !== undefined ? [written(setting.key)] : []), ...setting.words])];
-    const control = setting.closed && setting.words.length > 1
+    const chosen = setting.closed && setting.words.length > 1;
+    const control = chosen
       ? h("select", { ...shared, onchange: change }, h("option", { value: "" }, written(setting.key) === undefined ? `default: ${setting.default || "none"}` : `recipe: ${written(setting.key)}`),
         words.map((word) => h("option", { value: word }, word)))
       : h("input", { ...shared, oninput: change, placeholder: setting.default === "" ? "" : `default: ${setting.default}`, list: setting.words.length ? `${id}-words` : null, spellcheck: "false", autocomplete: "off" });
     control.value = value;
     const meaning = setting.choices[current(setting.key, setting.default)] ?? setting.meaning;
+    const facts = [chosen ? "" : setting.values, setting.unit && `unit: ${setting.unit}`, ...setting.papers.filter((paper) => !meaning.includes(paper))].filter(Boolean);
     return h("div", { class: answers.has(setting.key) ? "field changed" : "field", "data-field": setting.key },
       h("label", { for: id }, setting.key), control,
       setting.words.length && control.tagName === "INPUT" ? h("datalist", { id: `${id}-words` }, setting.words.map((word) => h("option", { value: word }))) : "",
       h("p", { class: "mistake", id: `${id}-mistake` }),
-      h("p", { class: "soft", id: `${id}-help` }, meaning.replaceAll("`", ""), setting.closed && setting.words.length > 1 ? "" : ` (${setting.values})`));
+      h("p", { class: "soft", id: `${id}-help` }, meaning.replaceAll("`", ""), facts.length ? ` (${facts.join("; ")})` : ""));
   }
 
   function set(setting, value) {
