@@ -46,6 +46,7 @@ def examine() -> list[MachineFact]:
         optional_packages,
         processor,
         accelerator,
+        communication,
         threads,
         memory,
         disks,
@@ -129,12 +130,6 @@ def accelerator() -> Iterator[MachineFact]:
             foreign = not runs_on(capability, built)
             cure = f"This torch has kernels for {', '.join(built)} only. Install another build from pytorch.org."
             yield MachineFact(f"cuda:{number}", fact, cure if foreign else "", is_fault=foreign)
-        if torch.distributed.is_nccl_available():
-            yield MachineFact("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
-        else:
-            yield MachineFact(
-                "NCCL", "not in this torch", "Several devices talk by gloo, slowly. Install torch from pytorch.org."
-            )
     elif DRIVER.exists() and (hidden := os.environ.get("CUDA_VISIBLE_DEVICES")) in ("", "-1"):
         yield MachineFact("accelerator", f"hidden by CUDA_VISIBLE_DEVICES={hidden}", "Unset it to train on the GPU.")
     elif DRIVER.exists():
@@ -144,6 +139,20 @@ def accelerator() -> Iterator[MachineFact]:
             "Install a build of torch for its CUDA version (pytorch.org); `nvidia-smi` shows it.",
             is_fault=True,
         )
+
+
+def communication() -> Iterator[MachineFact]:
+    """The library by which several devices talk: NCCL between GPUs, gloo between processes on cores."""
+    there = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    if not torch.cuda.is_available():
+        yield MachineFact(
+            "NCCL", f"{'not used' if there else 'not in this torch'}: without a GPU processes talk by gloo"
+        )
+    elif there:
+        yield MachineFact("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
+    else:
+        cure = "Several devices talk by gloo, slowly. Install torch from pytorch.org."
+        yield MachineFact("NCCL", "not in this torch", cure)
 
 
 def runs_on(capability: tuple[int, int], built: list[str]) -> bool:

@@ -17,7 +17,7 @@ from workbench.recipes import doctor
 def test_nothing_makes_runs_fail_where_these_tests_run() -> None:
     found = doctor.examine()
     assert [each for each in found if each.is_fault] == []
-    assert {"peft-workbench", "packages", "device", "bfloat16", "memory", "nf4, int8"} <= {
+    assert {"peft-workbench", "packages", "device", "bfloat16", "memory", "nf4, int8", "NCCL"} <= {
         each.subject for each in found
     }
     assert [bool(each.cure) for each in found] == sorted((bool(each.cure) for each in found), reverse=True)
@@ -76,6 +76,18 @@ def test_a_driver_that_torch_does_not_use_is_a_fault(tmp_path: Path, monkeypatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (found,) = doctor.accelerator()
     assert not found.is_fault and "Unset it" in found.cure
+
+
+@pytest.mark.parametrize(
+    ("gpu", "built", "fact"), [(False, False, "gloo"), (False, True, "gloo"), (True, False, "not in")]
+)
+def test_how_devices_talk_is_told_with_and_without_them(
+    gpu: bool, built: bool, fact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(doctor.torch.distributed, "is_nccl_available", lambda: built)
+    (found,) = doctor.communication()
+    assert found.subject == "NCCL" and fact in found.fact and bool(found.cure) is gpu
 
 
 def test_full_disks_and_little_shared_memory_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

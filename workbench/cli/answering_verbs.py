@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workbench.cli.arguments import Overrides, RunFolder, Trusted
+from workbench.cli.arguments import RunFolder, RunSettings, Trusted
 from workbench.errors import ConfigError
 from workbench.runs.process_memory import importing
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def evaluate(
     run: RunFolder,
-    overrides: Overrides = None,
+    overrides: RunSettings = None,
     against: Annotated[Path | None, typer.Option(help="Another run, whose answers are compared: a win rate.")] = None,
     score: Annotated[list[str] | None, typer.Option(help="With --against: a reward, as `sample` takes it.")] = None,
     judge: Annotated[
@@ -34,7 +34,7 @@ def evaluate(
     chat: Annotated[bool, typer.Option("--chat", help="With --tasks: ask in the chat template.")] = False,
     trust: Trusted = False,
 ) -> None:
-    """Score a finished run again: on held-out rows or data.test=FILE, against another run, on tasks of lm-eval."""
+    """Score a finished run again. On held-out rows or data.test=FILE, against another run, on tasks of lm-eval."""
     if tasks is not None:
         if overrides or score or judge is not None or out is not None:
             raise ConfigError("--tasks takes no settings, --score, --judge or --out. Leave them out.")
@@ -77,11 +77,11 @@ def predict(
     run: RunFolder,
     input: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
     out: Annotated[Path, typer.Option(help="A .jsonl, .csv or .parquet file to write.")],
-    overrides: Overrides = None,
+    overrides: RunSettings = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     trust: Trusted = False,
 ) -> None:
-    """Answer every row of a file; data.on_bad_row=skip leaves out those that cannot be read."""
+    """Answer every row of a file. With data.on_bad_row=skip those that cannot be read are left out."""
     with importing():
         from workbench.recipes.serve import predict as answer
 
@@ -116,7 +116,7 @@ def sample(
         ),
     ],
     out: Annotated[Path, typer.Option(help="A .jsonl file to write.")],
-    overrides: Overrides = None,
+    overrides: RunSettings = None,
     to: Annotated[str, typer.Option(help="Rows to write: best, accepted, pairs or all.")] = "best",
     n: Annotated[int, typer.Option("--n", min=1, help="Answers to each prompt.")] = 8,
     temperature: Annotated[float, typer.Option(help="Logits are divided by it.")] = 1.0,
@@ -126,7 +126,7 @@ def sample(
     seed: Annotated[int, typer.Option(min=0)] = 0,
     trust: Trusted = False,
 ) -> None:
-    """Sample answers, score them, and write rows for SFT (best, accepted) or preferences (pairs); repeat to resume."""
+    """Sample answers, score them, and write rows. For SFT (best, accepted) or preferences (pairs); repeat to resume."""
     with importing():
         from workbench.cli import sample_table
         from workbench.recipes.sample import SampleSettings
@@ -156,7 +156,7 @@ def serve(
     grace: Annotated[int, typer.Option(min=0, help="Seconds for begun answers after SIGTERM or Ctrl-C.")] = 30,
     trust: Trusted = False,
 ) -> None:
-    """Answer over HTTP like OpenAI's interface, several runs by name in one batch, until SIGTERM or Ctrl-C."""
+    """Answer over HTTP like OpenAI's interface. Several runs by name in one batch, until SIGTERM or Ctrl-C."""
     from workbench.cli.arguments import byte_size
 
     size = byte_size(body, option="--body")

@@ -18,6 +18,14 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="key=value, such as train.epochs=3.", show_default=False, autocompletion=completions.settings),
 ]
+RunSettings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="key=value of data or evaluate, such as data.test=FILE or data.columns='{question: asked}'.",
+        show_default=False,
+        autocompletion=completions.settings,
+    ),
+]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.", autocompletion=completions.runs)]
 Trusted = Annotated[bool, typer.Option("--trust", help="Execute the Python code that the run's config.yaml names.")]
 

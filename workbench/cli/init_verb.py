@@ -21,7 +21,7 @@ def init(
     memory: Annotated[str | None, typer.Option(help="Of the device, such as 24GB; default: what is free here.")] = None,
     time: Annotated[str | None, typer.Option(help="Longest time, such as 90m; default: no limit.")] = None,
 ) -> None:
-    """Ask five questions, look at rows and machine, and write a recipe that will fit."""
+    """Ask five questions, and write a recipe that will fit. Rows and machine are looked at."""
     asks = sys.stdin.isatty()
     if rows is None:
         if not asks:

@@ -27,7 +27,7 @@ def export(
     push: Annotated[str | None, typer.Option(help="OWNER/NAME on the hub to upload it to; private if new.")] = None,
     trust: Trusted = False,
 ) -> None:
-    """Write a run as another program loads it, checked against the run's own outputs, with a model card."""
+    """Write a run as another program loads it. Checked against the run's own outputs, with a model card."""
     with importing():
         from workbench.cli import render
         from workbench.recipes.export import export as export_run

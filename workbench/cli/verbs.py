@@ -72,7 +72,7 @@ def check(
         typer.Option(help="Draw pictures as the model sees them, learning rate, which layers train: a .png file."),
     ] = None,
 ) -> None:
-    """Show what the model will see and which tokens carry loss; refuse what would not train."""
+    """Show what the model sees and which tokens carry loss. A run that would not train is refused."""
     from workbench.recipes.load import load
 
     with importing():
@@ -99,7 +99,7 @@ def data(
         typer.Option(help="Rows of each file that the backbone reads: auto (what is cheap), all, off, a number."),
     ] = "auto",
 ) -> None:
-    """Show what is in the rows and what is wrong with them: lengths, languages, duplicates, rules of quality."""
+    """Show what is in the rows and what is wrong with them. Lengths, languages, duplicates, rules of quality."""
     from workbench.recipes.load import load
 
     with importing():
@@ -117,7 +117,7 @@ def features(
         Path | None, typer.Option(help="Where features are written, with rows and labels: .parquet.")
     ] = None,
 ) -> None:
-    """Say what the frozen backbone knows of the labels already; write its features of the rows."""
+    """Say what the frozen backbone knows of the labels. With --out, write its features of the rows."""
     from workbench.recipes.load import load
 
     with importing():
@@ -140,7 +140,7 @@ def lr(
         int | None, typer.Option(min=8, help="Steps of each; default 24, or fewer where the run has fewer.")
     ] = None,
 ) -> None:
-    """Find a learning rate: short trainings at many rates over one frozen backbone, on the same rows."""
+    """Find a learning rate by short trainings. All go over one frozen backbone, on the same rows."""
     from workbench.recipes.load import load
 
     with importing():
@@ -166,7 +166,7 @@ def plan(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Rehearse the run without weights or memory: the fastest way that fits, what it takes and what else was tried."""
+    """Say what memory and time a run takes, before it runs. The fastest way that fits, and what else was tried."""
     from workbench.recipes.load import load
 
     with importing():
@@ -182,7 +182,7 @@ def plan(
 
 @app.command(name="distill-cache")
 def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
-    """Ask a distillation's teacher about every training row, and keep what it says in distill.cache.folder."""
+    """Ask a teacher about every training row, once. What it says is kept in distill.cache.folder."""
     from workbench.cli.console import Terminal
     from workbench.recipes.distill_verbs import cache
     from workbench.recipes.load import load
@@ -209,7 +209,7 @@ def merge(
     weights: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     trust: Trusted = False,
 ) -> None:
-    """Write a stock Hugging Face model, and measure its error against the unmerged one."""
+    """Write a stock Hugging Face model. Its error against the unmerged one is measured."""
     with importing():
         from workbench.cli import render
         from workbench.recipes.merge import merge as merge_run
@@ -228,7 +228,7 @@ def combine(
     rank: Annotated[int | None, typer.Option(min=1, help="Keep no more ranks; without it the sum is exact.")] = None,
     trust: Trusted = False,
 ) -> None:
-    """Add the adapters of several runs up to one, and measure its error."""
+    """Add the adapters of several runs up to one. Its error is measured."""
     with importing():
         from workbench.cli import render
         from workbench.recipes.combine import combine_runs
@@ -258,7 +258,7 @@ def ls(
     folder: Annotated[Path, typer.Option(help="Where runs stand.")] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="For adapters: one JSON object.")] = False,
 ) -> None:
-    """List the shipped recipes, the adapter methods and their sizes on a backbone, or the runs here."""
+    """List shipped recipes, adapter methods, or runs. Methods come with their sizes on a backbone."""
     if what == "adapters":
         from workbench.cli import method_tables
         from workbench.models.adapter_sizes import survey
@@ -285,7 +285,7 @@ def explain(
         ),
     ] = "",
 ) -> None:
-    """Say what a setting does: its values, unit, default, meaning and paper; without a name, all sections."""
+    """Say what a setting or a method does. Values, unit, default, meaning, paper; without a name, all sections."""
     from workbench.cli import reference_table
     from workbench.config import reference
 
@@ -301,7 +301,7 @@ def explain(
 def schema(
     out: Annotated[Path | None, typer.Option(help="File to write; without it the schema is printed.")] = None,
 ) -> None:
-    """Write the JSON Schema of recipes, by which editors complete and check them."""
+    """Write the JSON Schema of recipes. Editors complete and check them by it."""
     from workbench.config import reference
     from workbench.recipes import FOR_EDITORS
     from workbench.runs.files import write_bytes
@@ -315,7 +315,7 @@ def schema(
 
 @app.command()
 def doctor() -> None:
-    """Say what this machine and environment can do, and what is known to go wrong on it."""
+    """Say what this machine can do, and what goes wrong on it. Versions, devices, memory, known bad combinations."""
     with importing():
         from workbench.recipes.doctor import examine
 
@@ -346,7 +346,7 @@ def import_(
     file: Annotated[Path, typer.Argument(help="A YAML file of Axolotl or LLaMA-Factory.")],
     out: Annotated[Path, typer.Option(help="The recipe to write.")] = Path("imported.yaml"),
 ) -> None:
-    """Translate a configuration file of another tool; list what has no equivalent."""
+    """Translate a configuration file of another tool. What has no equivalent is listed."""
     from workbench.cli import import_table
     from workbench.recipes import translated
 

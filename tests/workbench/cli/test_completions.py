@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from workbench import recipes
 from workbench.cli import completions, verbs
@@ -80,3 +81,14 @@ def test_the_program_offers_to_install_it(monkeypatch: pytest.MonkeyPatch, capsy
     with pytest.raises(SystemExit):
         verbs.main()
     assert "--install-completion" in capsys.readouterr().out
+
+
+def test_help_says_of_every_verb_a_whole_sentence() -> None:
+    listed = CliRunner().invoke(verbs.app, ["--help"]).output.partition("Commands:\n")[2].splitlines()
+    assert len(listed) == len(verbs.app.registered_commands)
+    assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "sample"])
+def test_help_of_verbs_over_finished_runs_names_no_setting_of_training(verb: str) -> None:
+    assert "train.epochs" not in CliRunner().invoke(verbs.app, [verb, "--help"]).output

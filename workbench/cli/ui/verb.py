@@ -25,7 +25,7 @@ def ui(
         typer.Option(envvar="WORKBENCH_UI_TOKEN", show_envvar=True, help="Opens what writes; default: a new one."),
     ] = None,
 ) -> None:
-    """Show the runs of a folder in a browser while they train; start, stop, compare and ask them."""
+    """Show the runs of a folder in a browser. While they train, too; start, stop, compare and ask them there."""
     if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
         raise ConfigError(f"ui needs {', '.join(missing)}. Install them: pip install 'peft-workbench[serve]'")
     if (folder / "manifest.json").is_file():
