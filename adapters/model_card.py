@@ -10,6 +10,7 @@ import peft
 import transformers
 from peft import PeftModel, PeftType
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+from torch import nn
 
 from workbench.adapters import anatomy
 
@@ -28,16 +29,20 @@ def write(model: PeftModel, folder: Path) -> None:
         f"# {kind} adapter\n\n"
         f"- Base model: `{base}` ({_family(model)})\n"
         f"- Method: {kind}, in the format of PEFT {peft.__version__}\n\n"
-        f"```python\n{_lines(model, saved)}\n```\n\n"
+        f"```python\n{_lines(model.get_base_model(), saved)}\n```\n\n"
         "Trained with peft-workbench.\n",
         encoding="utf-8",
     )
 
 
-def _lines(model: PeftModel, saved: dict[str, Any]) -> str:
-    """Python that loads the adapter with stock PEFT; `folder` stands for where the reader keeps it."""
-    backbone: Any = model.get_base_model()
-    family, base = _family(model), saved["base_model_name_or_path"]
+def loading(backbone: nn.Module, folder: Path, *, place: str) -> str:
+    """Python that loads the adapter in `folder` over a backbone of this class, once it is kept at `place`."""
+    return _lines(backbone, json.loads((folder / "adapter_config.json").read_text()), f"{place!r})")
+
+
+def _lines(backbone: Any, saved: dict[str, Any], place: str = '"folder")  # the folder of this file') -> str:
+    """Python that loads the adapter with stock PEFT; `place` ends the last line."""
+    family, base = type(backbone).__name__, saved["base_model_name_or_path"]
     door = family if hasattr(transformers, family) else "AutoModel"
     labels = f", num_labels={backbone.config.num_labels}" if family.endswith("Classification") else ""
     labels += ", ignore_mismatched_sizes=True" if anatomy.reads_pictures(backbone) else ""  # a head for other classes
@@ -52,7 +57,7 @@ def _lines(model: PeftModel, saved: dict[str, Any]) -> str:
     if saved.get("trainable_token_indices"):
         rows = backbone.get_input_embeddings().weight.shape[0]
         lines.append(f"backbone.resize_token_embeddings({rows})  # the adapter holds the rows of the new tokens")
-    return "\n".join([*lines, 'model = PeftModel.from_pretrained(backbone, "folder")  # the folder of this file'])
+    return "\n".join([*lines, f"model = PeftModel.from_pretrained(backbone, {place}"])
 
 
 def needed(saved: dict[str, Any]) -> str | None:

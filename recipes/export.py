@@ -10,6 +10,7 @@ from pathlib import Path
 from workbench.adapters import Full
 from workbench.config import RunConfig, tasks
 from workbench.errors import BackboneError, ConfigError
+from workbench.evaluation import held_out_losses
 from workbench.models import backbones, exported
 from workbench.models.backbones import DTYPES, QUANTISED
 from workbench.models.exporting import card, hub, lora_limits
@@ -221,6 +222,7 @@ _FORMS: dict[Form, Callable[[Source], str]] = {
 
 
 def _card_facts(source: Source, to: str, written: WrittenExport, command: str) -> CardFacts:
+    kept = held_out_losses.read(source.run)
     return CardFacts(
         target=to,
         form=_FORMS[source.form](source),
@@ -230,4 +232,5 @@ def _card_facts(source: Source, to: str, written: WrittenExport, command: str) -
         command=command or f"workbench export {source.run} --to {to}",
         head=source.reference.task.head,
         pictures=source.reference.tokenizer is None,
+        intervals={} if kept is None else held_out_losses.intervals(kept),
     )

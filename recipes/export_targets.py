@@ -13,6 +13,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from workbench import adapters
+from workbench.adapters import model_card
 from workbench.config import RunConfig
 from workbench.data.text.chat import ChatEncoder
 from workbench.errors import ConfigError
@@ -82,10 +83,7 @@ def peft_adapter(source: Source, folder: Path) -> WrittenExport:
     ).model
     source.reference.settle(backbone)
     error = source.reference.error(adapters.load(backbone, folder), backbone)
-    usage = (
-        "from peft import PeftModel\n\nmodel = PeftModel.from_pretrained(backbone, 'DIR')  # backbone: "
-        f"{source.config.model.id}"
-    )
+    usage = model_card.loading(backbone, folder, place="DIR")
     return WrittenExport(error, "loaded by PEFT over its backbone", usage)
 
 

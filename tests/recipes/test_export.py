@@ -207,7 +207,12 @@ def test_a_card_tells_the_run(trained: Path, tmp_path: Path) -> None:
     card = ModelCard(text)
     assert card.data.library_name == "peft" and "lora" in card.data.tags and "loss" in card.data.metrics
     scores = json.loads((trained / "scores.json").read_text())
-    assert f"| loss | {scores['before']['loss']:.2f} | {scores['after']['loss']:.3f} |" in text
+    assert f"| loss | {scores['before']['loss']:.2f} | {scores['after']['loss']:.3f} (" in text
+    lines = text.split("```python\n")[1].split("```")[0].replace("'out'", repr(str(tmp_path / "out")))
+    loaded: dict[str, Any] = {}
+    exec(lines, loaded)  # as a reader copies them
+    ids, wanted = _of_run(trained)
+    assert _kl(wanted, _logits(loaded["model"], ids)) < 1e-9
     facts = json.loads((trained / "manifest.json").read_text())["data"]["train"]
     assert facts["fingerprint"] in text and f"| {facts['rows']} |" in text
     assert command in text and "recipe: sft" in text and "PeftModel.from_pretrained" in text

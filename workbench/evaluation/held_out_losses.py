@@ -94,6 +94,18 @@ def read(folder: Path) -> KeptLosses | None:
     return KeptLosses(table.sort_by([("row", "ascending"), ("labels", "ascending")]), rows)
 
 
+def intervals(kept: KeptLosses) -> dict[str, tuple[float, float]]:
+    """Student's 95 % intervals of the mean loss of a token and of the perplexity over rows; empty for one row.
+
+    They are those of the ratio estimator, as in `paired`.
+    """
+    bounds = paired(np.zeros_like(kept.loss_S), kept.loss_S, kept.tokens_S).interval
+    if bounds is None:
+        return {}
+    low, high = np.exp(bounds).tolist()
+    return {"loss": bounds, "perplexity": (low, high)}
+
+
 def compare(first: KeptLosses, second: KeptLosses) -> PairedScore | str:
     """The mean loss of a token in two runs over the same rows; or why there is no such comparison."""
     if first.rows != second.rows or not first.table["row"].equals(second.table["row"]):

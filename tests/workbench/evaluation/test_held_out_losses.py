@@ -63,6 +63,15 @@ def test_the_interval_is_that_of_the_ratio_estimator_written_out(rows: list[tupl
         assert found.interval == pytest.approx((difference - half, difference + half), abs=1e-9)
 
 
+def test_the_interval_of_one_run_is_students_over_rows_of_one_length(rows: TokenizedSet, tmp_path: Path) -> None:
+    alike = rows.subset(np.flatnonzero(rows.supervised == rows.supervised[0]).repeat(4)[:4])
+    losses = [1.0, 2.0, 3.0, 5.0]
+    found = held_out_losses.intervals(_kept(tmp_path, alike, losses))
+    wanted = stats.ttest_1samp(np.asarray(losses) / alike.supervised[0], 0).confidence_interval(0.95)
+    assert found["loss"] == pytest.approx(tuple(wanted)) and found["perplexity"] == pytest.approx(np.exp(wanted))
+    assert held_out_losses.intervals(_kept(tmp_path, alike.subset(np.arange(1)), [1.0], "one")) == {}
+
+
 def test_rows_of_one_length_have_the_paired_t_test() -> None:
     chance = np.random.default_rng(0)
     first, second = chance.normal(2, 1, (2, 30))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ LIBRARIES = {"peft": "peft", "gguf": "gguf", "ollama": "gguf", "onnx": "onnx"}
 """Libraries by which the hub loads what a target writes; transformers for the others."""
 PIPELINES = {"text": "text-generation", "masked": "fill-mask", "classes": "text-classification",
              "hidden": "sentence-similarity"}  # fmt: skip
+
+_ENDS = ("low", "high")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class CardFacts:
     """Head of the model: text, masked, classes or hidden."""
     pictures: bool
     """Whether it reads pictures."""
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """95 % intervals of scores after training whose bounds do not stand in scores.json."""
 
 
 def write(run: Path, folder: Path, values: Mapping[str, Any], facts: CardFacts, *, out: Path) -> None:
@@ -59,7 +63,7 @@ def write(run: Path, folder: Path, values: Mapping[str, Any], facts: CardFacts, 
         f"{facts.form} Base model: `{model}`. {facts.error}\n",
         _usage(facts, out),
         f"## Data\n\n{_data(data)}",
-        f"## Scores\n\n{_scores(scores)}",
+        f"## Scores\n\n{_scores(scores, facts.intervals)}",
         *_tasks(scores.get(task_scores.KEY) or {}),
         f"## Limits\n\n{_listed(_limits(manifest, facts))}",
         f"## Licences\n\n{_listed(licences)}",
@@ -145,9 +149,10 @@ def _data(data: Mapping[str, Any]) -> str:
     return "| split | source | rows | fingerprint |\n|---|---|---|---|\n" + "".join(rows)
 
 
-def _scores(scores: Mapping[str, Any]) -> str:
-    before, after = scores.get("before") or {}, scores.get("after") or {}
-    if not after:
+def _scores(scores: Mapping[str, Any], intervals: Mapping[str, tuple[float, float]]) -> str:
+    bounds = {f"{name}_{end}": each for name, both in intervals.items() for end, each in zip(_ENDS, both, strict=True)}
+    before, after = scores.get("before") or {}, {**bounds, **(scores.get("after") or {})}
+    if not scores.get("after"):
         return "The run has no scores.\n"
     rows = [f"| {name} | {_score(before, name)} | {_score(after, name)} |\n" for name in _metrics(scores)]
     head = "On rows that were not trained on; in brackets 95 % intervals.\n\n"
@@ -158,7 +163,7 @@ def _score(scores: Mapping[str, Any], name: str) -> str:
     value = scores.get(name)
     if not isinstance(value, (int, float)):
         return "" if value is None else str(value)
-    low, high = (scores.get(f"{name}_{end}") for end in ("low", "high"))
+    low, high = (scores.get(f"{name}_{end}") for end in _ENDS)
     text = units.number(float(value))
     return text if low is None or high is None else f"{text} ({units.number(low)} to {units.number(high)})"
 

@@ -24,7 +24,9 @@ SCORES = {
 }
 
 
-def _written(folder: Path, *, scores: dict[str, Any] = SCORES, **changes: Any) -> tuple[ModelCard, str]:
+def _written(
+    folder: Path, *, scores: dict[str, Any] = SCORES, intervals: Any = None, **changes: Any
+) -> tuple[ModelCard, str]:
     run, out = folder / "my-run", folder / "out"
     run.mkdir()
     out.mkdir()
@@ -35,6 +37,7 @@ def _written(folder: Path, *, scores: dict[str, Any] = SCORES, **changes: Any) -
     (run / "scores.json").write_text(json.dumps(scores))
     known = {"target": "peft", "form": "Adapter.", "error": "Same.", "usage": "import x  # DIR", "limits": ("Small.",)}
     known |= {"command": "workbench export my-run --to peft --out out", "head": "classes", "pictures": False}
+    known["intervals"] = intervals or {}
     card.write(run, out, {**VALUES, **changes}, CardFacts(**known), out=Path("name"))  # type: ignore[arg-type]
     return ModelCard.load(out / "README.md"), (out / "README.md").read_text()
 
@@ -51,6 +54,9 @@ def test_data_scores_limits_licences_and_the_command_are_told(tmp_path: Path) ->
     assert "lm-eval" not in text
     assert f"| train | `{tmp_path / 'rows.csv'}` | 90 | `abc123` |" in text
     assert "| accuracy | 0.250 (0.100 to 0.500) | 0.875 (0.750 to 0.950) |\n| loss | 2.00 | 0.500 |" in text
+    (tmp_path / "again").mkdir()
+    _, more = _written(tmp_path / "again", intervals={"loss": (0.25, 0.75)})
+    assert "| loss | 2.00 | 0.500 (0.250 to 0.750) |" in more
     assert "- Small.\n" in text and "import x  # name" in text
     assert "Base model `google/tiny`: unknown" in text and "rows.csv`: cc-by-4.0" in text
     assert "workbench export my-run --to peft --out out" in text
