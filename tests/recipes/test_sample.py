@@ -9,7 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+import workbench
+from tests.scripts.shown_commands import ROOT, blocks
+from workbench.cli.verbs import app
 from workbench.config import DataConfig
 from workbench.data.batching import Indices
 from workbench.data.text import answer_signals, formats, judged_answers
@@ -75,6 +79,34 @@ def test_rows_of_all_kinds_come_from_the_same_answers(trained: Path, asked: Path
     config = DataConfig(train=str(asked.parent / "best.jsonl"))
     read = list(formats.read(config.train or "", config, skipped=[]))
     assert [example.messages[-1]["content"] for example in read] == [row["messages"][-1]["content"] for row in best]
+
+
+@pytest.mark.slow
+def test_the_page_s_commands_run(
+    trained: Path, short_stories: str, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As recipes/README.md shows them, but for fewer and shorter answers, a reward of any text, and two steps."""
+    (block,) = [each for each in blocks(ROOT / "recipes" / "README.md") if each.run_by.endswith("test_sample.py")]
+    lines = [line.partition("  #")[0].rstrip() for line in block.text.splitlines()]
+    assert [line.split()[1] for line in lines] == ["sample", "sample", "sample", "run"]
+    monkeypatch.chdir(asked.parent)
+    tiny = [f"model.id={short_stories}", "train.steps=2", "train.epochs=null", "data.held_out=0.3", "batch.size=2"]
+    tiny += ["evaluate.every=null", "evaluate.answers=0", "evaluate.samples=0"]
+    changes = {"prompts.jsonl": asked.name, "8": "4", **dict.fromkeys(("number", "runs/reward"), "mine.py:letters")}
+    Path("RUN").symlink_to(trained)  # whose answers end
+    for line in lines[:3]:
+        words = [changes.get(word, word) for word in line.split()[1:]]
+        done = CliRunner().invoke(app, [*words, "--max-new-tokens", "16"])
+        assert done.exit_code == 0, (line, done.output, done.exception)
+        out = Path(words[words.index("--out") + 1])
+        assert out.read_text()
+        if out.name == "sft.jsonl":
+            out.rename(f"{words[words.index('--to') + 1]}.jsonl")
+    Path("RUN").unlink()
+    workbench.run("sft/quickstart", [*tiny, "data.train=best.jsonl"], out=Path("RUN"), quiet=True)
+    done = CliRunner().invoke(app, [*lines[3].split()[1:], *tiny])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert Path("runs/prefer-quickstart/scores.json").is_file()
 
 
 def test_pairs_are_read_as_judged_answers(trained: Path, asked: Path) -> None:
