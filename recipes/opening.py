@@ -48,8 +48,15 @@ def _work(values: Mapping[str, Any]) -> tuple[str, str]:
     ends = f" (budget: {', '.join(limits)})" if limits else ""
     return (
         f"recipe {values.get('recipe')} trains {method} over {model},",
-        f"{length}{ends}, on {_of(values, 'data', 'train', '?')}.",
+        f"{length}{ends}, on {_rows(values)}.",
     )
+
+
+def _rows(values: Mapping[str, Any]) -> str:
+    """The training rows by their path, those of several sources by their names."""
+    sources = _of(values, "data", "sources", None)
+    named = ", ".join(map(str, sources)) if isinstance(sources, Mapping) else ""
+    return str(_of(values, "data", "train", (named and f"rows of {named}") or "?"))
 
 
 def _of(values: Mapping[str, Any], section: str, key: str, default: Any) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from workbench.data import starter
 from workbench.data.batching import Indices
 
 
@@ -44,6 +46,22 @@ def scored(rows: RowsOfSets, scores: Callable[[Indices], Mapping[str, float]]) -
 def titled(score: str, name: str) -> str:
     """The score of a named set; of all rows where the set has no name."""
     return f"{score}[{name}]" if name else score
+
+
+def prefixes(paths: Mapping[str, str]) -> dict[str, str]:
+    """The beginning of the place of each row of some sets: the set's name where files of two have one name, else empty.
+
+    Args:
+        paths: The file, folder or hub data set of each.
+    """
+    files = [file for path in paths.values() for file in _file_names(starter.resolve(path))]
+    alike = len(set(files)) < len(files)
+    return {name: f"{name}: " if alike and name else "" for name in paths}
+
+
+def _file_names(path: str) -> set[str]:
+    at = Path(path).expanduser()
+    return {each.name for each in at.iterdir()} if at.is_dir() else {at.name}
 
 
 def held_out_losses(scores: Mapping[str, float]) -> dict[str, float]:

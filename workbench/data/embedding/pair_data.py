@@ -98,7 +98,7 @@ def _cleaned(train: PairSource, data: DataConfig) -> tuple[PairSource, Cleaning 
     read = [(own.train, part) for own, part in zip(files, parts, strict=True)]
     reports = cleaning.find_in_sources(read, data.clean)
     kept = [report.kept([row.place for row in part]) for report, part in zip(reports, parts, strict=True)]
-    return train.subset(np.concatenate(kept)), cleaning.joined(reports)
+    return train.subset(np.concatenate(kept)), cleaning.joined(reports, [""] * len(reports))
 
 
 def _require_loss(config: RunConfig, train: PairSource) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from workbench.config import DataConfig
 from workbench.config.embed_config import COLUMNS, NEGATIVE, NEGATIVES, Form
+from workbench.data import named_sets
 from workbench.data.batching import Indices
 from workbench.data.folds.similarity import normalised
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint
@@ -68,11 +69,16 @@ def joined(sets: Mapping[str, PairSource]) -> PairSource:
     parts = list(sets.values())
     if sets.keys() == {""}:
         return parts[0]
+    prefixes = named_sets.prefixes({name: each.name for name, each in sets.items()})
     return replace(
         parts[0],
         name=" + ".join(each.name for each in parts),
         fingerprint=hashlib.sha256("".join(each.fingerprint for each in parts).encode()).hexdigest(),
-        records=tuple(record for each in parts for record in each.records),
+        records=tuple(
+            record._replace(place=prefixes[name] + record.place)
+            for name, each in sets.items()
+            for record in each.records
+        ),
         skipped=tuple(reason for each in parts for reason in each.skipped),
         sources=tuple(sets),
         source_N=np.repeat(np.arange(len(parts)), [len(each.records) for each in parts]),

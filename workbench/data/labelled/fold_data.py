@@ -105,7 +105,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     return FoldData(
         rows=replace(
             encode(clean.source, reader, meaning).reweighted(clean.weight_N),
-            contamination=contamination.joined(contamination_reports),
+            contamination=contamination.joined(contamination_reports, records.prefixes(trains).values()),
             cleaning=left_out,
         ),
         folds=folds,

@@ -241,7 +241,7 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     weight_N = np.asarray([record.weight for train in trains.values() for record in train.records])
     rows = replace(
         encode_each(trains, reader, meaning).reweighted(weight_N),
-        contamination=contamination.joined(contamination_reports),
+        contamination=contamination.joined(contamination_reports, records.prefixes(trains).values()),
         cleaning=left_out,
     )
     return ClassSplits(
@@ -305,7 +305,7 @@ def cleaned(
     return {
         name: train.subset(own.kept([record.place for record in train.records]))
         for (name, train), own in zip(trains.items(), cleaning_reports, strict=True)
-    }, cleaning.joined(cleaning_reports)
+    }, cleaning.joined(cleaning_reports, records.prefixes(trains).values())
 
 
 def _repeated_pictures(trains: Sequence[RecordSource], rules: Sequence[str], reader: RowReader) -> list[Flag]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple, overload
 
@@ -158,6 +158,14 @@ def joined(first: Sequence[LabelledRecord], second: Sequence[LabelledRecord]) ->
     if isinstance(first, RecordTable) and isinstance(second, RecordTable):
         return first.concatenated(second)
     return (*first, *second)
+
+
+def prefixed(records: Sequence[LabelledRecord], prefix: str) -> Sequence[LabelledRecord]:
+    """The same rows, whose places begin with `prefix`."""
+    if not prefix:
+        return records
+    renamed = (each._replace(row=replace(each.row, place=prefix + each.place)) for each in records)
+    return RecordTable.of(renamed) if isinstance(records, RecordTable) else tuple(renamed)
 
 
 def labels_of(records: Sequence[LabelledRecord]) -> list[Any]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from workbench.config import DataConfig
 from workbench.config.basic_sections import WEIGHT
 from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
-from workbench.data import row_weights
+from workbench.data import named_sets, row_weights
 from workbench.data.batching import Indices
 from workbench.data.labelled import labels, record_table
 from workbench.data.labelled.record_table import LabelledRecord, RecordTable
@@ -65,17 +65,23 @@ class RecordSource:
         )
 
 
+def prefixes(sets: Mapping[str, RecordSource]) -> dict[str, str]:
+    """The beginning of the places of each set's rows where they stand together; see `named_sets.prefixes`."""
+    return named_sets.prefixes({name: each.name for name, each in sets.items()})
+
+
 def joined(sets: Mapping[str, RecordSource]) -> RecordSource:
     """The rows of several sets, which they know by name; of one that has none (``) as they are."""
     parts = list(sets.values())
     if sets.keys() == {""}:
         return parts[0]
+    placed = [record_table.prefixed(sets[name].records, prefix) for name, prefix in prefixes(sets).items()]
     inputs = [each.inputs for each in parts if each.inputs is not None]
     return replace(
         parts[0],
         name=" + ".join(each.name for each in parts),
         fingerprint=hashlib.sha256("".join(each.fingerprint for each in parts).encode()).hexdigest(),
-        records=reduce(record_table.joined, [each.records for each in parts]),
+        records=reduce(record_table.joined, placed),
         skipped=tuple(reason for each in parts for reason in each.skipped),
         inputs=reduce(lambda one, other: one.concatenated(other), inputs) if inputs else None,
         sources=tuple(sets),

@@ -117,15 +117,20 @@ def find(
     return report
 
 
-def joined(parts: Sequence[Contamination | None]) -> Contamination | None:
-    """Findings in several sets of training rows that were compared with the same evaluation rows."""
-    reports = [each for each in parts if each is not None]
-    if not reports:
+def joined(parts: Sequence[Contamination | None], prefixes: Iterable[str]) -> Contamination | None:
+    """Findings in several sets of training rows that were compared with the same evaluation rows.
+
+    Args:
+        prefixes: The beginning of the places of each set's rows.
+    """
+    prefixed_reports = [(each, prefix) for each, prefix in zip(parts, prefixes, strict=True) if each is not None]
+    if not prefixed_reports:
         return None
+    reports = [each for each, _ in prefixed_reports]
     starts = accumulate((each.rows for each in reports), initial=0)
     matches = (
-        match._replace(row=start + match.row)
-        for start, each in zip(starts, reports, strict=False)
+        match._replace(row=start + match.row, train=prefix + match.train)
+        for start, (each, prefix) in zip(starts, prefixed_reports, strict=False)
         for match in each.matches
     )
     return replace(reports[0], rows=sum(each.rows for each in reports), matches=tuple(matches))

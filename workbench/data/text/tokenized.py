@@ -268,7 +268,7 @@ def of_files(tokens: TokenizedSet, config: DataConfig) -> Iterator[tuple[Tokeniz
     files = config.training_files
     for number, name in enumerate(tokens.sources):
         rows = tokens.subset(tokens.source_N == number)
-        yield replace(rows, source=files[name].train, sources={}), files[name]
+        yield replace(rows, source=files[name].train, sources={}, prefixes=()), files[name]
 
 
 def raw_rows(tokens: TokenizedSet, config: DataConfig) -> Iterator[RawRow]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow
 from datasets import Dataset, concatenate_datasets
 
-from workbench.data import dataset_facts
+from workbench.data import dataset_facts, named_sets
 from workbench.data.batching import Collate, Floats, Indices, MicroBatch, Row, collate
 from workbench.data.text import contamination
 from workbench.data.text.contamination import Contamination
@@ -44,6 +44,8 @@ class TokenizedSet:
     """Rows that held the text of evaluation rows, where they were looked for."""
     sources: Mapping[str, int] = field(default_factory=dict)
     """The first row of the table that each of several sources has; empty where there is one."""
+    prefixes: tuple[str, ...] = ()
+    """The beginning of the places of each source's rows; empty where files tell them apart."""
     cleaning: Cleaning | None = None
     """Rows that `data.clean` left out."""
     difficulty: Floats | None = None
@@ -65,13 +67,21 @@ class TokenizedSet:
 
     def place(self, index: int) -> str:
         """File and row that example `index` came from."""
-        return str(self.table[int(self.rows[index])]["place"])
+        return next(self._placed(self.rows[[index]]))
 
     def places(self) -> Iterator[str]:
         """File and row that each example came from."""
-        column = self.table.data.column("place")
         for start in range(0, len(self.rows), _AT_ONCE):
-            yield from column.take(pyarrow.array(self.rows[start : start + _AT_ONCE])).to_pylist()
+            yield from self._placed(self.rows[start : start + _AT_ONCE])
+
+    def _placed(self, rows: Indices) -> Iterator[str]:
+        """The place of each of some rows of the table."""
+        places: list[str] = self.table.data.column("place").take(pyarrow.array(rows)).to_pylist()
+        if not self.prefixes:
+            yield from places
+            return
+        for number, place in zip(self._source_of(rows).tolist(), places, strict=True):
+            yield self.prefixes[number] + place
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """Each draw takes the example of its number."""
@@ -97,7 +107,10 @@ class TokenizedSet:
     @property
     def source_N(self) -> Indices:
         """The source of each example, where there are several."""
-        return np.searchsorted(list(self.sources.values()), self.rows, side="right") - 1
+        return self._source_of(self.rows)
+
+    def _source_of(self, rows: Indices) -> Indices:
+        return np.searchsorted(list(self.sources.values()), rows, side="right") - 1
 
     @property
     def rows_by_source(self) -> dict[str, int]:
@@ -178,6 +191,7 @@ class Splits(NamedTuple):
 def joined(parts: Mapping[str, TokenizedSet]) -> TokenizedSet:
     """The rows of several sources as one set."""
     sets = list(parts.values())
+    prefixes = named_sets.prefixes({name: each.source for name, each in parts.items()})
     starts = list(itertools.accumulate((len(each.table) for each in sets[:-1]), initial=0))
     return replace(
         sets[0],
@@ -187,7 +201,8 @@ def joined(parts: Mapping[str, TokenizedSet]) -> TokenizedSet:
         fingerprint=hashlib.sha256("".join(each.fingerprint for each in sets).encode()).hexdigest(),
         skipped=[reason for each in sets for reason in each.skipped],
         chat=any(each.chat for each in sets),
-        contamination=contamination.joined([each.contamination for each in sets]),
-        cleaning=cleaning.joined([each.cleaning for each in sets]),
+        contamination=contamination.joined([each.contamination for each in sets], prefixes.values()),
+        cleaning=cleaning.joined([each.cleaning for each in sets], prefixes.values()),
         sources=dict(zip(parts, starts, strict=True)),
+        prefixes=tuple(prefixes.values()) if any(prefixes.values()) else (),
     )

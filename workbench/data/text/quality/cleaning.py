@@ -60,13 +60,19 @@ class Cleaning:
         return {"rows": self.rows, "left_out": len(self.places), "rules": self.counts, "flags": listed}
 
 
-def joined(parts: Sequence[Cleaning | None]) -> Cleaning | None:
-    """Findings of the same rules in several sets of training rows."""
-    reports = [each for each in parts if each is not None]
+def joined(parts: Sequence[Cleaning | None], prefixes: Iterable[str]) -> Cleaning | None:
+    """Findings of the same rules in several sets of training rows.
+
+    Args:
+        prefixes: The beginning of the places of each set's rows.
+    """
+    prefixed_reports = [(each, prefix) for each, prefix in zip(parts, prefixes, strict=True) if each is not None]
+    reports = [each for each, _ in prefixed_reports]
     if not reports:
         return None
     counts = {rule: sum(each.counts[rule] for each in reports) for rule in reports[0].counts}
-    return Cleaning(sum(each.rows for each in reports), counts, tuple(flag for each in reports for flag in each.flags))
+    flags = (flag._replace(place=prefix + flag.place) for each, prefix in prefixed_reports for flag in each.flags)
+    return Cleaning(sum(each.rows for each in reports), counts, tuple(flags))
 
 
 def texts(
