@@ -12,7 +12,10 @@ import pandas as pd
 import pytest
 
 import workbench
+from workbench.errors import DataError
 from workbench.recipes import opening
+from workbench.recipes.check import check
+from workbench.recipes.load import load
 
 NAMES = ("sums", "tales")
 Given = Callable[..., list[str]]
@@ -84,6 +87,14 @@ def test_each_row_that_is_left_out_is_counted_and_listed_with_its_source(
     rows_of_sets = pd.read_parquet(run / "predictions.parquet")["row"]
     assert Counter(rows_of_sets.str.partition(": ")[0]) == dict.fromkeys(NAMES, 2)
     assert rows_of_sets.is_unique
+
+
+@pytest.mark.parametrize("recipe", ["sft/quickstart", "classify/quickstart", "embed/quickstart"])
+def test_a_row_that_is_refused_is_named_with_its_source(given: Given, recipe: str) -> None:
+    rows, text = (asked, "answer") if recipe.startswith("sft") else (labelled, "text")
+    broken = [{**rows("tales", 1)[0], text: ""}]
+    with pytest.raises(DataError, match=r"^tales: (.|\n)*train\.jsonl, row 1"):
+        check(load(recipe, [*given(rows("sums", 9), broken), "data.held_out=0.2"]))
 
 
 def test_sources_are_told_before_anything_is_read(given: Given) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from workbench.data import starter
 from workbench.data.batching import Indices
+from workbench.errors import DataError
 
 
 class RowsOfSets(Protocol):
@@ -57,6 +59,15 @@ def prefixes(paths: Mapping[str, str]) -> dict[str, str]:
     files = [file for path in paths.values() for file in _file_names(starter.resolve(path))]
     alike = len(set(files)) < len(files)
     return {name: f"{name}: " if alike and name else "" for name in paths}
+
+
+@contextmanager
+def naming(prefix: str) -> Iterator[None]:
+    """Let what is wrong with a set's rows begin as their places do; see `prefixes`."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{prefix}{error}") from None
 
 
 def _file_names(path: str) -> set[str]:

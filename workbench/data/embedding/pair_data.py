@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig, RunConfig
 from workbench.config.embed_config import LOSSES, Form
+from workbench.data import named_sets
 from workbench.data.embedding import pair_records, pair_set, text_units
 from workbench.data.embedding.pair_records import PairSource
 from workbench.data.embedding.pair_set import PairSet
@@ -78,9 +79,11 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PairSplits:
 def _read(data: DataConfig) -> PairSource:
     """The training rows of all sources, whose form is that of the first."""
     sets = dict[str, PairSource]()
+    prefixes = named_sets.prefixes({name: own.train for name, own in data.training_files.items()})
     for name, own in data.training_files.items():
         form = next(iter(sets.values())).form if sets else None
-        sets[name] = pair_records.read(own.train, own, limit=own.limit, form=form)
+        with named_sets.naming(prefixes[name]):
+            sets[name] = pair_records.read(own.train, own, limit=own.limit, form=form)
     return pair_records.joined(sets)
 
 

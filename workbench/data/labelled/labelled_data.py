@@ -16,7 +16,7 @@ import torch
 
 from workbench.config import DataConfig, RunConfig
 from workbench.config.curriculum_config import CurriculumConfig
-from workbench.data import dataset_facts, difficulty, selection
+from workbench.data import dataset_facts, difficulty, named_sets, selection
 from workbench.data.batching import Indices, MicroBatch, Weights
 from workbench.data.labelled import held_out_rows, labels, record_table, records
 from workbench.data.labelled.labels import Floats, Labels
@@ -254,10 +254,12 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
 
 def read_training(data: DataConfig, reader: RowReader) -> dict[str, RecordSource]:
     """The training rows of each source by name."""
-    return {
-        name: reader.read(own.train, limit=own.limit, weighted=True, columns=own.columns)
-        for name, own in data.training_files.items()
-    }
+    read = dict[str, RecordSource]()
+    prefixes = named_sets.prefixes({name: own.train for name, own in data.training_files.items()})
+    for name, own in data.training_files.items():
+        with named_sets.naming(prefixes[name]):
+            read[name] = reader.read(own.train, limit=own.limit, weighted=True, columns=own.columns)
+    return read
 
 
 def read_each(files: Mapping[str, str], reader: RowReader) -> dict[str, RecordSource]:

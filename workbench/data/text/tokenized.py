@@ -17,7 +17,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.data import ordered_processes, selection, starter
+from workbench.data import named_sets, ordered_processes, selection, starter
 from workbench.data.rows import RawRow, read_rows
 from workbench.data.text import contamination, encoded_rows, formats
 from workbench.data.text.decontamination import TextRow
@@ -50,9 +50,11 @@ def load(
         read_each(named, read_as, tokenizer, template) for named in (config.held_out_files, config.test_files)
     )
     files, trains, shares = config.training_files, dict[str, TokenizedSet](), dict[str, TokenizedSet]()
+    prefixes = named_sets.prefixes({name: own.train for name, own in files.items()})
     for name, own in files.items():
         assert not own.streaming.on, "streamed rows are files of this machine by now"
-        trains[name] = read(own.train, own, tokenizer, template, limit=own.limit, weighted=True)
+        with named_sets.naming(prefixes[name]):
+            trains[name] = read(own.train, own, tokenizer, template, limit=own.limit, weighted=True)
         if own.own_share is not None:
             trains[name], shares[name] = hold_out(trains[name], share=own.own_share, seed=seed)
     held_out = held_out or shares
