@@ -5,10 +5,12 @@
 The folders have Banking77's train.csv and test.csv (Casanueva et al. 2020) and CLINC150's data_full.json (Larson et al.
 2019, without questions out of scope). A small encoder trains by LoRA on --rows training rows of --classes of a set's
 intents, each seed on others; with a share of wrong labels, each is drawn evenly from the other classes. 100 other rows,
-rightly labelled, are the target of by=importance, which reads no labels, and of by=gradient. Every arm takes as many
-steps as the control; at equal compute it is compared with a control that trains for as long. Accuracy is on test rows,
-whose labels are right. Runs stand below --out, in this process one after another; what is finished is not run again.
---arms runs some of the arms alone, by a part of their names. `label_noise.py` has data.drop_suspects.
+rightly labelled, are the target of by=importance, which reads no labels, and of by=gradient. Cleaned rows are those that
+three folds, trained for as many steps in one bank, do not suspect (suspects.parquet); these folds count in the cost.
+Every arm takes as many steps as the control; at equal compute it is compared with a control that trains for as long.
+Accuracy is on test rows, whose labels are right. Runs stand below --out, in this process one after another; what is
+finished is not run again.
+--arms runs some of the arms alone, by a part of their names. `label_noise.py` has data.drop_suspects on more rows.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ LENGTHS = (0.5, 1.0, 2.0)
 """Steps of the runs of the control, as multiples of its own."""
 CHOICE = "random half"
 SIMILAR, ALIGNED = "by importance (DSIR), half", "by gradient (LESS), half"
+CLEANED, FOLDS = "cleaned, without the suspects of folds", "folds of every row"
+CLEAN_ROWS = "clean.csv"
 ARMS: dict[str, list[str]] = {
     CHOICE: ["data.select.by=random", "data.select.rows=0.5"],
     SIMILAR: ["data.select.by=importance", "data.select.rows=0.5", "data.select.target={folder}/target.csv"],
@@ -43,6 +47,7 @@ ARMS: dict[str, list[str]] = {
     "InfoBatch": ["data.sampling.by=infobatch"],
     "importance sampling": ["data.sampling.by=importance"],
     "selective (biased)": ["data.sampling.by=selective"],
+    CLEANED: ["data.train={folder}/" + CLEAN_ROWS],
     "short rows first": ["data.curriculum.by=length"],
     "easy rows first, by probes": ["data.curriculum.by=loss"],
 }
@@ -56,6 +61,8 @@ def main() -> None:
     settings = [(data, noise) for data, noises in SETTINGS.items() for noise in noises if data in arguments.sets]
     for seed in range(arguments.seeds):  # all settings have their first seed before one has its last
         for data, noise in settings:
+            if CLEANED in _wanted_arms(arguments):
+                _clean(arguments, data, noise, seed)
             standing.finish_here(dict(_runs(arguments, data, noise, seed)), arguments.out)
     for data, noise in settings:
         title = f"{data}, {noise:.0%} wrong labels"
@@ -79,9 +86,10 @@ def _found(arguments: argparse.Namespace, data: str, noise: float) -> tuple[Cont
 
     def arm(name: str) -> Arm:
         own = [arguments.out / _name(data, noise, seed, name) for seed in range(arguments.seeds)]
-        return Arm(
-            [100 * standing.scores(run)["test"]["accuracy"] for run in own], [standing.cpu_s(run) for run in own]
-        )
+        cost = np.asarray([standing.cpu_s(run) for run in own])
+        if name == CLEANED:
+            cost += [standing.cpu_s(run.with_name(_word(FOLDS))) for run in own]
+        return Arm([100 * standing.scores(run)["test"]["accuracy"] for run in own], cost.tolist())
 
     control = Control({length: arm(f"every row {length:g}") for length in LENGTHS})
     return control, {name: arm(name) for name in _wanted_arms(arguments)}
@@ -102,6 +110,20 @@ def _runs(arguments: argparse.Namespace, data: str, noise: float, seed: int) -> 
     for name, own in _wanted_arms(arguments).items():
         words = [f"train.steps={arguments.steps}", *arguments.overrides, *(word.format(folder=folder) for word in own)]
         yield _name(data, noise, seed, name), Wanted(recipe, words)
+
+
+def _clean(arguments: argparse.Namespace, data: str, noise: float, seed: int) -> None:
+    """Write the rows of a seed that folds do not suspect of a wrong label."""
+    folder = (arguments.out / _folder(data, noise, seed)).resolve()
+    _write(arguments, data, noise, seed, folder)
+    plain = _recipe(arguments, folder, seed)
+    del plain["data"]["held_out"], plain["data"]["overlap"], plain["evaluate"]["probe"]
+    recipe = {**plain, "recipe": "crossval", "folds": {"k": 3}, "duplicates": {"overlap": "drop"}}
+    name = _name(data, noise, seed, FOLDS)
+    wanted = {name: Wanted(recipe, [f"train.steps={arguments.steps}", *arguments.overrides])}
+    suspects = pd.read_parquet(standing.finish_here(wanted, arguments.out)[name] / "suspects.parquet")
+    rows = pd.read_csv(folder / "train.csv")
+    rows[~rows["text"].isin(suspects["text"])].to_csv(folder / CLEAN_ROWS, index=False)
 
 
 def _recipe(arguments: argparse.Namespace, folder: Path, seed: int) -> dict[str, Any]:
@@ -164,8 +186,11 @@ def _folder(data: str, noise: float, seed: int) -> str:
 
 
 def _name(data: str, noise: float, seed: int, arm: str) -> str:
-    word = arm.replace(" ", "-").replace(",", "").replace("(", "").replace(")", "")
-    return f"{_folder(data, noise, seed)}/{word}"
+    return f"{_folder(data, noise, seed)}/{_word(arm)}"
+
+
+def _word(arm: str) -> str:
+    return arm.replace(" ", "-").replace(",", "").replace("(", "").replace(")", "")
 
 
 def _arguments() -> argparse.Namespace:
