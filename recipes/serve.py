@@ -39,6 +39,11 @@ from workbench.schema import parse
 
 _SEEN = ("size", "depth", "prepare", "augment")
 """Settings of pictures that decide what an adapter has seen."""
+_OF_TRAINING = (
+    *("sweep", "search", "distill", "train", "regularise", "layer_drop", "token_drop", "grow", "optimizer", "schedule"),
+    *("budget", "freeze", "average", "save", "distributed", "trackers"),
+)
+"""Sections that nothing reads once a run is over."""
 _CLASSES = ", `workbench predict` names classes; "
 _PREDICTS = {
     "classify": _CLASSES,
@@ -81,7 +86,7 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
 def asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool) -> RunConfig:
     """The configuration of a run with overrides that leave what was trained as it is."""
     before = run_directory.shipped_config(run, Trust(trust))
-    values = override(before.model_dump(mode="json", exclude_none=True), list(overrides))
+    values = override(before.model_dump(mode="json"), list(overrides))
     config = parse(RunConfig, values, source="the command line")
     trained = (
         "model",
@@ -103,6 +108,9 @@ def asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool)
         raise ConfigError(
             f"{verb} cannot change {changed[0]}: the adapter was trained with it. Leave it out, or start a new run."
         )
+    named = {word.partition("=")[0].partition(".")[0] for word in overrides}
+    if unread := [name for name in _OF_TRAINING if name in named]:
+        raise ConfigError(f"{verb} trains nothing, and {unread[0]} is about training alone. Leave it out.")
     return config
 
 

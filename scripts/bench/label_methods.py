@@ -5,8 +5,8 @@
 The folders have Banking77's train.csv and test.csv (Casanueva et al. 2020) and CLINC150's data_full.json (Larson et al.
 2019, without questions out of scope). A small encoder trains by LoRA on --rows training rows of --classes of a set's
 intents, each seed on others; with a share of wrong labels, each is drawn evenly from the other classes. 100 other rows,
-rightly labelled, are the target of by=importance, which reads no labels, and of by=gradient. Cleaned rows are those that
-three folds, trained for as many steps in one bank, do not suspect (suspects.parquet); these folds count in the cost.
+rightly labelled, are the target of by=importance, which reads no labels, and of by=gradient. Cleaned rows are those
+that three folds, trained for as many steps in one bank, do not suspect (suspects.parquet); the folds count in the cost.
 Every arm takes as many steps as the control; at equal compute it is compared with a control that trains for as long.
 Accuracy is on test rows, whose labels are right. Runs stand below --out, in this process one after another; what is
 finished is not run again.

@@ -90,6 +90,7 @@ RUNS = {
         "Write the question before it",
         lines([{"messages": [{"role": "assistant", "content": "a"}]}]),
     ),
+    "evaluate: epochs": Case("evaluate one train.epochs=3", "evaluate trains nothing, and train is", "Leave it out"),
     "evaluate: model": Case("evaluate one model.id=starter", "evaluate cannot change model", "Leave it out"),
     "evaluate: key": Case("evaluate one data.tst=a", "the command line has 1 mistake: data.tst", "Did you mean `test`"),
     "evaluate: no file": Case("evaluate one data.test=row.jsonl", "row.jsonl: no such file", "`rows.jsonl`?"),
