@@ -36,7 +36,7 @@ def settings_page(settings: Iterable[reference.SettingReference]) -> str:
     """Every setting in tables, one for each section of a recipe."""
     parts = [
         "# Settings",
-        "Every key of a recipe, as `workbench explain KEY` shows it: values and unit, default, meaning, papers.",
+        "Every key of a recipe, as `workbench explain KEY` shows it: values and unit, default, meaning and why, papers.",
     ]
     for section, keys in groupby(settings, key=lambda each: each.key.partition(".")[0].removesuffix("[]")):
         parts += [f"## {section}", "| key | values | default | meaning |\n|---|---|---|---|\n" + "\n".join(_rows(keys))]
@@ -50,7 +50,8 @@ def _rows(settings: Iterable[reference.SettingReference]) -> Iterator[str]:
         unit = f"; unit: {_cell(each.unit)}" if each.unit else ""
         more = [paper for paper in each.papers if paper not in reference.papers(each.meaning)]
         papers = f" ({_cell('; '.join(more))})" if more else ""
-        yield f"| {_code(each.key)} | {_cell(each.values)}{unit} | {default} | {of}{_cell(each.meaning)}{papers} |"
+        meaning = f"{each.meaning} Why: {each.why}" if each.why else each.meaning
+        yield f"| {_code(each.key)} | {_cell(each.values)}{unit} | {default} | {of}{_cell(meaning)}{papers} |"
 
 
 def _cell(text: str) -> str:

@@ -49,17 +49,16 @@ def _whole(setting: SettingReference) -> None:
     typer.echo(setting.key)
     lines = {
         "values": setting.values,
+        "unit": setting.unit,
         "default": setting.default or "none: it must be written",
         "meaning": setting.meaning,
+        "why": setting.why,
+        "paper": "; ".join(setting.papers),
+        "only with": ", ".join(setting.of),
     }
-    if setting.unit:
-        lines = {"values": setting.values, "unit": setting.unit, **lines}
-    if setting.papers:
-        lines["paper"] = "; ".join(setting.papers)
-    if setting.of:
-        lines["only with"] = ", ".join(setting.of)
     for name, text in lines.items():
-        _paragraph(f"  {name:10} ", text)
+        if text:
+            _paragraph(f"  {name:10} ", text)
     choices = reference.choices(setting.key)
     for name, text in choices.items():
         _paragraph(f"    {name:{max(map(len, choices))}}  ", text)

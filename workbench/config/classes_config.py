@@ -62,7 +62,7 @@ class ClassesConfig(Section):
     frequent class has rows, `under` as the rarest. `none` draws each row once.
 
     `auto` is `even` for rows of which a class has less than a quarter of its equal share and nothing else here answers
-    that, else `none`: by default such a class is never predicted (scripts/bench/README.md#unequal-classes).
+    that, else `none`. Why: else such a class is never predicted (scripts/bench/README.md#unequal-classes).
     """
 
     @field_validator("text")

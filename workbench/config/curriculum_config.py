@@ -24,7 +24,8 @@ class CurriculumConfig(Section):
     `loss` of its class by a linear probe of the frozen backbone's features that was fitted to other rows (recipe
     classify; transfer scoring of Hacohen and Weinshall 2019, arXiv:1904.03626); a number in a `column` of the rows;
     what a `function` of yours says; or `self_paced`, the loss that the run itself has measured last (Kumar et al.
-    2010): a first pass takes all rows, and the pace is that of the rest of the run."""
+    2010): a first pass takes all rows, and the pace is that of the rest of the run. Why: no order gained
+    at equal compute on each set of rows that was tried (scripts/bench/README.md)."""
     column: str | None = Field(default=None, min_length=1)
     """by=column: name of the column in the file. Each training row has a number in it, higher where it is harder."""
     function: Path | None = None

@@ -39,6 +39,8 @@ class SettingReference:
     default: str
     """Its value where the recipe does not name it; empty where it must."""
     meaning: str
+    why: str = ""
+    """The reason for its default, which its docstring ends with after `Why:`; empty where it gives none."""
     of: tuple[str, ...] = ()
     """Values of the section's choosing key, such as `adapter.method`, that have it; empty: all."""
     is_section: bool = False
@@ -200,11 +202,10 @@ def _settings(node: Node, prefix: str, of: tuple[str, ...], known: Node) -> Iter
         meaning = value.get("description") or (inner[0][1].get("description", "") if inner else "")
         default = "" if name in required else _shown(value.get("default"))
         is_section = bool(inner) and all(place == key for place, _ in inner)
-        meaning = " ".join(meaning.split())
+        meaning, _, why = " ".join(meaning.split()).partition(" Why: ")
         cited = papers(meaning) or own_papers
-        yield SettingReference(
-            key, _values(value, known), default, meaning, of, is_section, value.get("unit", ""), cited
-        )
+        unit = value.get("unit", "")
+        yield SettingReference(key, _values(value, known), default, meaning, why, of, is_section, unit, cited)
         for place, section in inner:
             yield from _settings(section, f"{place}.", _tags(section) if len(inner) > 1 else (), known)
 

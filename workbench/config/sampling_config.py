@@ -40,7 +40,8 @@ class SamplingConfig(Section):
     (Katharopoulos and Fleuret 2018). `selective`: rows of high loss come more often, without weights, which is biased
     towards them (Jiang et al. 2019). `tilted`: rows of high loss count more, which is biased towards them (Li et al.
     2021). `tokens`: only the tokens count whose loss is furthest above that of a reference model, which is biased
-    towards them (Lin et al. 2024)."""
+    towards them (Lin et al. 2024). Why: no way of drawing rows gained at equal compute on each set of
+    rows that was tried (scripts/bench/README.md)."""
     prune: Share = 0.5
     """infobatch: share of the rows whose loss is below the mean that a pass leaves out."""
     until: Share = 0.875

@@ -16,13 +16,13 @@ class SelectConfig(Section):
     """Training on a chosen part of the training rows; held-out and test rows are all scored."""
 
     by: Literal["all", "random", "importance", "perplexity", "ifd", "gradient"] = "all"
-    """No choice, even chances (the control of every other choice), or chances by likeness to `target` (DSIR).
-
-    By the backbone before it trains. For recipe sft: a `band` of the `perplexity` of what carries loss (Marion et al.
-    2023), or `ifd`, how little a prompt helps to foresee its answer: the highest are kept of those that it helps at all
-    (Li et al. 2023). For recipes sft and classify `gradient`: rows whose steps would most lower the loss of `target`,
-    at four points of a short training on `warm_up` of the rows (LESS, Xia et al. 2024); that is four epochs on
-    all rows, one at a time, which takes twice as long as in batches, and longer where rows are short."""
+    """No choice, even chances (the control of every other choice), or chances by likeness to `target` (DSIR). By the
+    backbone before it trains. For recipe sft: a `band` of the `perplexity` of what carries loss (Marion et al. 2023),
+    or `ifd`, how little a prompt helps to foresee its answer: the highest are kept of those that it helps at all (Li et
+    al. 2023). For recipes sft and classify `gradient`: rows whose steps would most lower the loss of `target`, at four
+    points of a short training on `warm_up` of the rows (LESS, Xia et al. 2024); that is four epochs on all rows, one at
+    a time, which takes twice as long as in batches, and longer where rows are short. Why: choices pay where data holds
+    much that is off the subject, which nobody knows of yours (scripts/bench/README.md)."""
     rows: Annotated[PositiveInt | Share | None, Unit("rows, or their share")] = None
     """Training rows that are kept, or their share."""
     tokens: Annotated[PositiveInt | None, Unit("tokens")] = None

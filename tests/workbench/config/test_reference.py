@@ -201,6 +201,17 @@ def test_a_setting_has_the_papers_of_its_docstring_or_else_of_its_section(
     assert "\n  paper      Liu et al. 2024, arXiv:2402.09353\n" in capsys.readouterr().out
 
 
+def test_the_reason_for_a_default_stands_apart_from_the_meaning(
+    settings: list[SettingReference], capsys: pytest.CaptureFixture[str]
+) -> None:
+    reasons = {each.key: each.why for each in settings if each.why}
+    assert {"batch.packing", "data.sampling.by", "data.overlap", "train.checkpointing"} <= reasons.keys()
+    assert not [key for key, why in reasons.items() if not why.endswith(".") or not why[0].islower()]
+    assert not [each.key for each in settings if "Why:" in each.meaning]
+    reference_table.show(reference.look_up("data.overlap"), "data.overlap")
+    assert "  why        scores of rows that were trained on flatter." in capsys.readouterr().out
+
+
 def test_a_name_that_is_a_key_is_the_key_and_an_unknown_one_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert reference.named_choices("model") == [] and reference.named_choices("lsia") == []
     reference_table.show_choices(reference.named_choices("lisa"))

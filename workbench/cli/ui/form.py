@@ -55,6 +55,7 @@ def _field(setting: SettingReference) -> dict[str, Any]:
         "choices": reference.choices(setting.key),
         "default": setting.default,
         "meaning": setting.meaning,
+        "why": setting.why,
         "unit": setting.unit,
         "papers": setting.papers,
         "of": setting.of,

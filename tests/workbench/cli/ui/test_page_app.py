@@ -311,6 +311,7 @@ def test_settings_have_their_values_units_papers_and_meaning(client: TestClient)
     assert found["data.max_tokens"]["unit"] == "tokens" and found["seed"]["unit"] == ""
     assert list(found["data.length_warm_up.start"]["papers"]) == ["Li, Zhang and He, NeurIPS 2022, arXiv:2108.06084"]
     assert found["batch.tokens_per_device"]["words"] == ["auto"] and found["seed"]["meaning"]
+    assert found["data.on_bad_row"]["why"].startswith("a row that is left out")
     recipes = client.get("/api/recipes").json()
     assert "sft/quickstart" in recipes
     assert client.get("/api/recipes/sft/quickstart").json()["written"]["recipe"] == "sft"

@@ -50,7 +50,7 @@ export async function newPage(wanted) {
       : h("input", { ...shared, oninput: change, placeholder: setting.default === "" ? "" : `default: ${setting.default}`, list: setting.words.length ? `${id}-words` : null, spellcheck: "false", autocomplete: "off" });
     control.value = value;
     const meaning = setting.choices[current(setting.key, setting.default)] ?? setting.meaning;
-    const facts = [chosen ? "" : setting.values, setting.unit && `unit: ${setting.unit}`, ...setting.papers.filter((paper) => !meaning.includes(paper))].filter(Boolean);
+    const facts = [chosen ? "" : setting.values, setting.unit && `unit: ${setting.unit}`, setting.why && `why: ${setting.why}`, ...setting.papers.filter((paper) => !meaning.includes(paper))].filter(Boolean);
     return h("div", { class: answers.has(setting.key) ? "field changed" : "field", "data-field": setting.key },
       h("label", { for: id }, setting.key), control,
       setting.words.length && control.tagName === "INPUT" ? h("datalist", { id: `${id}-words` }, setting.words.map((word) => h("option", { value: word }))) : "",
