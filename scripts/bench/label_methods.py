@@ -123,7 +123,7 @@ def _clean(arguments: argparse.Namespace, data: str, noise: float, seed: int) ->
     wanted = {name: Wanted(recipe, [f"train.steps={arguments.steps}", *arguments.overrides])}
     suspects = pd.read_parquet(standing.finish_here(wanted, arguments.out)[name] / "suspects.parquet")
     rows = pd.read_csv(folder / "train.csv")
-    rows[~rows["text"].isin(suspects["text"])].to_csv(folder / CLEAN_ROWS, index=False)
+    rows[~rows["text"].isin(suspects.get("text", []))].to_csv(folder / CLEAN_ROWS, index=False)
 
 
 def _recipe(arguments: argparse.Namespace, folder: Path, seed: int) -> dict[str, Any]:

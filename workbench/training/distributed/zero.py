@@ -107,6 +107,7 @@ class ZeroParameters(Sharded):
         from deepspeed.utils import safe_get_full_optimizer_state
 
         assert self._optimizer is not None
+        self._link_states()
         held: dict[str, Any] = next(iter(self._optimizer.state.values()), {})
         count = held.get(COUNTED)
         full_states: dict[str, Tensor] = {}
@@ -170,6 +171,17 @@ class ZeroParameters(Sharded):
         self._engine.step()
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+        self._link_states()
+
+    def _link_states(self) -> None:
+        """Let DeepSpeed find the states of all groups of parameters, such as those without weight decay.
+
+        Stages 1 and 2 look for them after the step of the first group, and never again (DeepSpeed 0.19.8).
+        """
+        zero = self._engine.optimizer
+        if not self._cuts and getattr(zero, "_hp_optimizer_states_linked", False):
+            zero._hp_optimizer_states_linked = False
+            zero._lazy_init_hp_params_optimizer_state()
 
 
 class _Forward(nn.Module):

@@ -133,7 +133,7 @@ def write_recipe(folder: Path, model: Path) -> None:
         "model": {"id": str(model), "weights": "float32", "compute": "float32"},
         "data": {"train": str(folder / "rows.jsonl"), "held_out": 0.1},
         "batch": {"size": 5},
-        "train": {"steps": STEPS, "learning_rate": 2e-3},
+        "train": {"steps": STEPS, "learning_rate": 2e-3, "weight_decay": 0.01},  # two groups of parameters
         "evaluate": {"every": None, "answers": 0},
         "save": {"every": STEPS // 2, "keep": 2},
     }
