@@ -113,7 +113,7 @@ def notes(rows: LabelledSet, labels: Labels, config: RunConfig, pictures: Pictur
         *cleaning.outlook(map(labelled_data.row_text, () if pictures else rows.records)),
         *([one.format(*same)] if same else ()),
         *unequal(rows, labels, config),
-        *training_rows.in_words(rows),
+        *training_rows.in_words(rows, one_class=labels.kind == "one"),
         *(pictures.notes if pictures else ()),
     ]
 

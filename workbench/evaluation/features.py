@@ -80,7 +80,7 @@ def probe(train_ND: Floats, labels_N: Sequence[str], others_MD: Floats, wanted_M
 
     nearest = KNeighborsClassifier(min(NEIGHBOURS, len(train_ND)), weights=_similarity, metric="cosine")
     nearest.fit(train_ND, labels_N)
-    linear = _linear_probe(train_ND, np.asarray(labels_N))
+    linear = linear_probe(train_ND, np.asarray(labels_N))
     wanted = np.asarray(wanted_M)
     return Probe(*(float((each.predict(others_MD) == wanted).mean()) for each in (nearest, linear)))
 
@@ -102,14 +102,14 @@ def probe_losses(features_ND: Floats, class_N: Indices, *, seed: int) -> NDArray
         if len(known_C) < 2 or not mine_N.any():
             continue
         said_NC = np.full((len(class_N), class_N.max() + 1), UNKNOWN)
-        probe = _linear_probe(features_ND[~mine_N], class_N[~mine_N])
+        probe = linear_probe(features_ND[~mine_N], class_N[~mine_N])
         said_NC[np.ix_(mine_N, known_C)] = probe.predict_proba(features_ND[mine_N])
         probability_N[mine_N] = said_NC[mine_N, class_N[mine_N]]
     found_N: NDArray[np.float64] = np.round(-np.log(np.maximum(probability_N, UNKNOWN)), 3)
     return found_N
 
 
-def _linear_probe(train_ND: Floats, labels_N: NDArray[Any]) -> Pipeline:
+def linear_probe(train_ND: Floats, labels_N: NDArray[Any]) -> Pipeline:
     """Logistic regression on standardised features."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -119,8 +119,8 @@ def _linear_probe(train_ND: Floats, labels_N: NDArray[Any]) -> Pipeline:
     regression = LogisticRegression(C=STRENGTH, max_iter=100)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a rough answer will do
-        linear_probe: Pipeline = make_pipeline(StandardScaler(), regression).fit(train_ND, labels_N)
-    return linear_probe
+        fitted: Pipeline = make_pipeline(StandardScaler(), regression).fit(train_ND, labels_N)
+    return fitted
 
 
 def _similarity(distance: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -48,7 +48,7 @@ def compare(first: pd.DataFrame, second: pd.DataFrame) -> list[PairedScore]:
     if len(same) < 2:
         return []
     names = [name for name in ours if name in theirs]
-    return [_paired(name, ours.loc[same, name].to_numpy(), theirs.loc[same, name].to_numpy()) for name in names]
+    return [paired(name, ours.loc[same, name].to_numpy(), theirs.loc[same, name].to_numpy()) for name in names]
 
 
 def interval(difference_S: Floats) -> tuple[float, float] | None:
@@ -74,7 +74,8 @@ def tested(difference: float, error: float, count: int) -> tuple[tuple[float, fl
     return (difference - bound, difference + bound), float(2 * stats.t.sf(abs(difference) / error, count - 1))
 
 
-def _paired(name: str, first_S: Floats, second_S: Floats) -> PairedScore:
+def paired(name: str, first_S: Floats, second_S: Floats) -> PairedScore:
+    """A score `name` of two models over rows that both have; p as `compare` says."""
     difference_S = second_S - first_S
     bounds = interval(difference_S)
     means = float(first_S.mean()), float(second_S.mean())

@@ -84,6 +84,12 @@ class AugmentedTexts:
         """These rows, followed by those of `other`."""
         return self._with([*self.texts, *other.texts], [*self.places, *other.places])
 
+    def alone(self, operator: OperatorName) -> AugmentedTexts:
+        """The same rows, all of which `operator` rewrites in each pass."""
+        return replace(
+            self, config=self.config.model_copy(update={"operators": (operator,), "probability": 1.0}), _known={}
+        )
+
     def changed(self, epoch: int) -> Indices:
         """Numbers of the rows that a pass rewrites."""
         pairs = zip(self.texts, self.rewritten(epoch), strict=True)

@@ -17,6 +17,11 @@ from workbench.errors import DataError
 
 SAMPLED = 200
 """Rows that show whether an operator changes any."""
+PRESERVED = (
+    "Whether such texts keep their labels: `workbench features RECIPE` (recipe classify or crossval) tells how often "
+    "each operator changes the class that the frozen backbone knows them by."
+)
+"""Sentence of `check` where a row has one class."""
 
 
 def training_rows(rows: LabelledSet, config: RunConfig, reader: RowReader) -> LabelledSet:
@@ -35,14 +40,23 @@ def training_rows(rows: LabelledSet, config: RunConfig, reader: RowReader) -> La
     if not config.data.augment.is_on:
         return rows
     assert isinstance(reader, TextReader) and isinstance(rows.inputs, TokenRows), "pictures are refused"
-    texts, places = zip(*((record.fields, record.place) for record in rows.records), strict=True)
-    augmented = AugmentedTexts(texts, places, config.data.augment, config.seed, reader.encoder)
+    augmented = augmented_texts(rows, config, reader)
     _require_changes(rows.inputs, augmented, rows.source)
     return replace(rows, inputs=replace(rows.inputs, augmented=augmented))
 
 
-def in_words(rows: LabelledSet) -> list[str]:
-    """Sentences on the rows that the first pass rewrites, and some of them; none where there are none."""
+def augmented_texts(rows: LabelledSet, config: RunConfig, reader: TextReader) -> AugmentedTexts:
+    """Texts of rows as `data.augment` rewrites them."""
+    texts, places = zip(*((record.fields, record.place) for record in rows.records), strict=True)
+    return AugmentedTexts(texts, places, config.data.augment, config.seed, reader.encoder)
+
+
+def in_words(rows: LabelledSet, *, one_class: bool) -> list[str]:
+    """Sentences on the rows that the first pass rewrites, and some of them; none where there are none.
+
+    Args:
+        one_class: Whether a row's label is one class, which a probe can tell.
+    """
     if not isinstance(rows.inputs, TokenRows) or rows.inputs.augmented is None:
         return []
     augmented = rows.inputs.augmented
@@ -57,6 +71,7 @@ def in_words(rows: LabelledSet) -> list[str]:
         f"Augmentation ({names}): the first pass rewrites {len(changed):,} of {len(rows):,} training rows, whose "
         "labels stay; each pass does so in another way.",
         *shown,
+        *([PRESERVED] if one_class else ()),
     ]
 
 
@@ -65,8 +80,7 @@ def _require_changes(plain: TokenRows, augmented: AugmentedTexts, source: str) -
     chosen = np.unique(np.linspace(0, len(augmented.texts) - 1, num=SAMPLED, dtype=np.int64))
     before = plain.take(chosen)
     for name in augmented.config.operators:
-        alone = augmented.config.model_copy(update={"operators": (name,), "probability": 1.0})
-        after = TokenRows(replace(augmented.take(chosen), config=alone).tokens(0))
+        after = TokenRows(augmented.take(chosen).alone(name).tokens(0))
         if not before.differ(after).any():
             raise DataError(
                 f"{source}: data.augment.operators: {name} changes none of {len(chosen):,} training rows as the model "
