@@ -67,15 +67,15 @@ class OperatorEffect:
     def sentence(self) -> str:
         """The findings for a person, and what to write where the operator harms."""
         score, turned = self.accuracy, self.turned
-        told = (
+        effect = (
             f"{self.operator}: {turned.mean:.1%} of {score.rows:,} changed rows get another class (95 % interval "
             f"{turned.low:.1%} to {turned.high:.1%}). Right before: {score.first:.1%}; after: {score.second:.1%}"
         )
         if not self.is_harmful:
-            return f"{told}."
+            return f"{effect}."
         cure = "Leave" if self.noise is None else f"Write a lower data.augment.noise (now {self.noise:g}), or leave"
         return (
-            f"{told}, significantly fewer (p={score.p:.1g}): these texts lost what their labels are known by, or the "
+            f"{effect}, significantly fewer (p={score.p:.1g}): these texts lost what their labels are known by, or the "
             f"frozen backbone cannot read them. {cure} {self.operator} out of data.augment.operators."
         )
 
@@ -156,5 +156,6 @@ def compare(
 
 def _yields(texts: AugmentedTexts) -> bool:
     """Whether half the noise changes texts less; not where one word or letter of each, the least, changes already."""
-    milder = replace(texts, config=texts.config.model_copy(update={"noise": texts.config.noise / 2}))
+    half = texts.config.model_copy(update={"noise": texts.config.noise / 2})
+    milder = replace(texts, config=half, _known={})
     return milder.rewritten(0) != texts.rewritten(0)
