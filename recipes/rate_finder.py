@@ -186,8 +186,8 @@ def _require_able(config: RunConfig) -> None:
         raise ConfigError(f"data.length_warm_up {reason}")
     if data.select.by_backbone:
         raise ConfigError(
-            f"data.select.by={data.select.by} asks the backbone about every row first. Write data.select.by=random: "
-            "the rate is that for as many rows."
+            f"data.select.by={data.select.by} asks the backbone about every row first. "
+            f"Write {data.select.random_instead}: the rate is that for as many rows."
         )
 
 

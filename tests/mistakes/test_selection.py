@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.mistakes.cases import Case, assert_refused, lines
+from workbench.errors import ConfigError
+from workbench.recipes.load import load
 
 PLACE = "data.select"
 CHECK = "check my.yaml"
@@ -142,6 +145,34 @@ CASES = {
     ),
     "no such key": Case(f"{CHECK} {PLACE}.row=8", "row: unknown key", "rows"),
 }
+
+
+BY_BACKBONE = {
+    "perplexity": "by: perplexity, rows: 3",
+    "a band": "by: perplexity, rows: 3, band: low",
+    "a ratio": "by: ifd, rows: 3",
+    "gradient": "by: gradient, rows: 3, target: other.jsonl",
+    "a warm-up": "by: gradient, rows: 3, target: other.jsonl, warm_up: 0.2",
+}
+REFUSING = ("mlm", "reinforce", "crossval", "prefer", "reward", "embed", "distill", "sweep", "search")
+
+
+@pytest.mark.parametrize("recipe", REFUSING)
+@pytest.mark.parametrize("choice", BY_BACKBONE.values(), ids=BY_BACKBONE)
+def test_a_choice_by_the_backbone_is_refused_once_with_a_cure_that_is_taken(recipe: str, choice: str) -> None:
+    """What is to be written, and what left out, is read from the message, and done."""
+    words = [f"data.select={{{choice}}}"]
+    with pytest.raises(ConfigError) as told:
+        load(f"{recipe}/quickstart", words)
+    told_once = str(told.value).partition("\n")[2]
+    assert told_once.count("data.select.by=random") + told_once.count("eave data.select out") == 1
+    assert len(re.findall(r"by=(?:perplexity|ifd|gradient)", told_once)) <= 1
+    if "data.select.by=random" in told_once:
+        left_out = re.findall(r"data\.select\.(target|band|warm_up)", told_once)
+        kept = [key for key in choice.split(", ")[1:] if key.partition(":")[0] not in left_out]
+        load(f"{recipe}/quickstart", [f"data.select={{by: random, {', '.join(kept)}}}"])
+    else:
+        load(f"{recipe}/quickstart")
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -175,6 +175,15 @@ class DataConfig(Section):
         """Files of test rows by name, which is empty where there is one."""
         return {} if self.test is None else _by_name(self.test)
 
+    def files_of(self, split: Literal["train", "held_out", "test"]) -> dict[str, DataConfig]:
+        """Each file of a split's rows by name (empty where there is one), as if it were the only one and trained on.
+
+        Rows that are held out as a share are in the training files.
+        """
+        scored = {"held_out": self.held_out_files, "test": self.test_files}.get(split, {})
+        whole = self.model_copy(update={"limit": None, "sources": {}})
+        return {name: whole.model_copy(update={"train": path}) for name, path in scored.items()} or self.training_files
+
     def _of(self, source: SourceConfig) -> DataConfig:
         own = {"train": source.path, "limit": source.limit or self.limit, "columns": source.columns or self.columns}
         return self.model_copy(update={**own, "sources": {}})

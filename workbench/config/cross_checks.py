@@ -51,8 +51,8 @@ _ONLY_FOR = {
 """Sections that only some recipes read."""
 _COMPARING = {"prefer": "answers", "reward": "answers", "embed": "rows of a batch", "reinforce": "rewards of answers"}
 """Objects of the loss of a recipe, where it has none of single rows."""
-_SCORE_SETS = ("sft", "mlm", "classify", "crossval", "prefer", "reward", "embed")
-"""Recipes that score several sets, each by its name."""
+_TAKE_ALL_ROWS = ("crossval", "prefer", "reward", "embed")
+"""Recipes that refuse every choice of rows, each in words of its own."""
 
 
 def mistakes(config: RunSections) -> Iterator[str]:
@@ -237,18 +237,23 @@ def _of_one_source_batches(config: RunSections) -> Iterator[str]:
 
 
 def _of_evaluation_sets(config: RunSections) -> Iterator[str]:
-    """Where held-out or test rows cannot be in several files."""
+    """Where scores of one of several sets would have the name of other scores."""
     data = config.data
     shares = None if data.own_share is None else data.sources
     for key, files in {"held_out": data.held_out, "test": data.test, "sources": shares}.items():
         if not isinstance(files, dict):
             continue
-        if key != "sources" and config.recipe not in _SCORE_SETS:
-            yield f"data.{key} names several files, which is for recipe={'|'.join(_SCORE_SETS)}. Write data.{key}=FILE."
         if config.recipe == "embed" and (sizes := {str(size) for size in config.embed.sizes} & files.keys()):
             yield (
                 f"data.{key}.{min(sizes)}: scores of a set and of embeddings of embed.sizes would have one name. "
                 "Give the set another one."
+            )
+        rewards = {"mean", *(each.name for each in config.rewards)} if config.recipe == "reinforce" else set()
+        if same := rewards & files.keys():
+            kind = "source" if key == "sources" else "set"
+            yield (
+                f"data.{key}.{min(same)}: mean rewards of a {kind} and of a reward would have one name. "
+                f"Give the {kind} another one."
             )
 
 
@@ -306,7 +311,7 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
         )
     if config.recipe == "crossval" and config.data.select.by != "all":
         yield "recipe=crossval scores every row that it is given. Leave data.select out, and choose rows beforehand."
-    if config.data.select.by_backbone:
+    if config.data.select.by_backbone and config.recipe not in _TAKE_ALL_ROWS:
         yield from _of_choosing_backbones(config)
     if config.data.drop_suspects and config.recipe != "crossval":
         yield (
@@ -328,18 +333,18 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
 
 def _of_choosing_backbones(config: RunSections) -> Iterator[str]:
     """Where the backbone cannot choose rows before it trains."""
-    by, distributed = config.data.select.by, config.distributed
+    by, distributed, at_random = config.data.select.by, config.distributed, config.data.select.random_instead
     if config.recipe not in (recipes := config.data.select.recipes):
         yield (
-            f"data.select.by={by} is for recipe={'|'.join(recipes)}, not for recipe={config.recipe}. "
-            "Write data.select.by=random."
+            f"data.select.by={by} is for recipe={'|'.join(recipes)}, not for recipe={config.recipe}. Write {at_random}."
         )
+        return
     if config.data.sources:
         yield f"data.select.by={by} chooses from one source; data.sources mixes several. Leave one of them out."
     if distributed.sharded:
         yield (
             f"data.select.by={by} asks the whole backbone on each device, and distributed cuts it. "
-            "Write distributed.zero=0, or data.select.by=random."
+            f"Write distributed.zero=0, or {at_random}."
         )
     if by == "gradient" and config.optimizer.name not in ADAMS:
         yield (

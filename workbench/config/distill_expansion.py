@@ -57,7 +57,8 @@ def as_plain_run(config: Run) -> Run:
         mistakes.append(("data.augment", "a teacher is asked about rows as they are. Leave it out."))
     if config.data.select.by_backbone:
         why = f"by={config.data.select.by} asks a backbone before it trains, and a distillation has two"
-        mistakes.append(("data.select", f"{why}. Write data.select.by=random."))
+        mistakes.append(("data.select", f"{why}. Write {config.data.select.random_instead}."))
+        values["data"]["select"] = {}  # which is judged
     if config.data.sampling.by != "all":
         mistakes.append(("data.sampling", "a distillation measures no losses of rows. Leave it out."))
     if config.data.weighs and section.of != "classify":

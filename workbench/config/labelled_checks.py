@@ -57,7 +57,8 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
             f"Write image.column={config.data.columns[image.column]} instead."
         )
     if config.data.select.by == "importance":
-        yield "data.select.by=importance compares words, and pictures have none. Write data.select.by=random."
+        cure = config.data.select.random_instead
+        yield f"data.select.by=importance compares words, and pictures have none. Write {cure}."
     if config.data.decontaminate.action != "off":
         yield (
             "data.decontaminate compares words; copies of pictures are found by data.overlap, and in crossval by "

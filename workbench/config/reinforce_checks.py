@@ -43,14 +43,6 @@ def _of_rows(config: RunSections) -> Iterator[str]:
         yield "recipe=reinforce learns from the answers that it writes, and from no other text: leave data.loss_on out."
     if given := [f"data.{key}" for key in _OF_ROWS if data.differs(key)]:
         yield f"recipe=reinforce reads prompts, and writes the answers itself: leave {', '.join(given)} out."
-    named = {"mean", *(each.name for each in config.rewards)}
-    if data.own_share is not None and (same := sorted(named & data.sources.keys())):
-        yield (
-            f"data.sources.{same[0]}: mean rewards of a source and of a reward would have one name. "
-            "Give the source another one."
-        )
-    if data.select.by != "all" and data.select.by_backbone:
-        yield f"data.select.by={data.select.by} reads answers, and recipe=reinforce reads prompts. Write by=random."
     if data.weighs:
         yield "data.columns names a weight, and prompts of recipe=reinforce count once each. Leave it out."
     if config.model.new_tokens:

@@ -51,6 +51,12 @@ class SelectConfig(Section):
         """Whether rows are chosen by their likeness to those of `target`."""
         return self.by in ("importance", "gradient")
 
+    @property
+    def random_instead(self) -> str:
+        """Words for a cure: the setting that chooses as many rows at random, and keys that do not go with it."""
+        others = [f"data.select.{key}" for key in ("target", "band", "warm_up") if self.differs(key)]
+        return "data.select.by=random" + (f", and leave {' and '.join(others)} out" if others else "")
+
     def in_words(self) -> list[str]:
         """Sentence on what the backbone does before it trains; none where it chooses nothing."""
         if not self.by_backbone:

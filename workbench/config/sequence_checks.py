@@ -60,6 +60,9 @@ def _of_rows(config: RunSections) -> Iterator[tuple[str, str]]:
             "data.curriculum.by=length",
         )
     if data.select.by_backbone:
-        yield f"was not tried with data.select.by={data.select.by}, which trains or asks first", "data.select.by=random"
+        yield (
+            f"was not tried with data.select.by={data.select.by}, which trains or asks first",
+            data.select.random_instead,
+        )
     if config.evaluate.dynamics is True:
         yield "has no device that knows a row's loss, and evaluate.dynamics records it", "evaluate.dynamics=false"

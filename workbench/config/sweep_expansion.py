@@ -78,8 +78,9 @@ def misfits(config: RunSections, recipe: str) -> Iterator[tuple[str, str]]:
     if config.evaluate.every is None:
         yield "evaluate.every", f"{recipe} compares held-out losses. Write evaluate.every=0.25."
     if config.data.select.by_backbone:
-        recipes = "|".join(config.data.select.recipes)
-        yield "data.select", f"by={config.data.select.by} is for recipe={recipes}. Write data.select.by=random."
+        select = config.data.select
+        recipes = "|".join(select.recipes)
+        yield "data.select", f"by={select.by} is for recipe={recipes}. Write {select.random_instead}."
     if config.data.sampling.by != "all":
         yield "data.sampling", f"members of {recipe} train on the same rows. Leave it out."
     if config.grow.is_on and config.recipe == "search":
