@@ -12,7 +12,7 @@ from workbench import evaluation
 from workbench.adapters import Full
 from workbench.config import RunConfig, distill_expansion, tasks
 from workbench.config.distill_config import STUDENT, TEACHER
-from workbench.data import mixture
+from workbench.data import mixture, named_sets
 from workbench.data.batching import Examples
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
@@ -144,8 +144,10 @@ def _text(config: RunConfig, base: RunConfig, source: TeacherSource | None, run:
         distill_peers.train(config, student)
     else:
         student.train(supervise(config, base, source, run, data, tokenizer, callback))
-    loss = run.manifest.get("distill", {}).get("teacher_loss")
-    return student.finish({} if loss is None else {"teacher": {"loss": loss}})
+    facts = run.manifest.get("distill", {})
+    if (loss := facts.get("teacher_loss")) is None:
+        return student.finish()
+    return student.finish({"teacher": {"loss": loss, **facts.get("teacher_losses", {})}})
 
 
 def supervise(
@@ -254,7 +256,9 @@ def _note(run: Run, source: TeacherSource, live: teachers.LiveTeacher, data: Spl
     if run.manifest.get("distill", {}).get("teacher") == source.name:
         return
     callback.say("Scoring the teacher ...")
-    run.note(distill={"teacher": source.name, "teacher_loss": live.loss(data.held_out), "shared": live.shared})
+    rows, facts = data.held_out, {"teacher": source.name, "teacher_loss": live.loss(data.held_out)}
+    of_sets = named_sets.scored(rows, lambda own: {"loss": live.loss(rows.subset(own))})
+    run.note(distill={**facts, **({"teacher_losses": of_sets} if of_sets else {}), "shared": live.shared})
 
 
 def _universal(

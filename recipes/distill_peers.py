@@ -9,6 +9,7 @@ from workbench.adapters import bank
 from workbench.config import RunConfig
 from workbench.data import mixture
 from workbench.distillation.peers import mutual_loss
+from workbench.evaluation import Likelihood
 from workbench.models import exported, model_summary
 from workbench.recipes.sft import TextRun
 from workbench.training.freezing import freezer as freezing
@@ -34,12 +35,20 @@ def train(config: RunConfig, student: TextRun) -> None:
     with together.only(together.members[0]):
         live = student.assemble(together.model, backbone)
 
-    def losses() -> dict[str, float]:
-        member_losses = {}
+    def likelihoods() -> dict[str, Likelihood]:
+        by_member = {}
         for member in together.members:
             with together.only(member), run.deadline.phase("evaluation"):
-                member_losses[member] = evaluation.likelihood(together.model, live.head, data.held_out).loss
-        return member_losses
+                by_member[member] = evaluation.likelihood(together.model, live.head, data.held_out)
+        return by_member
+
+    of_sets = dict[str, float]()
+
+    def mean_loss() -> float:
+        peers = likelihoods().values()
+        for name in next(iter(peers)).by_source:
+            of_sets[f"held_out_loss[{name}]"] = sum(each.by_source[name].loss for each in peers) / count
+        return sum(each.loss for each in peers) / count
 
     student.plan_time(peers=count)
     clock = ProgressClock()
@@ -54,7 +63,8 @@ def train(config: RunConfig, student: TextRun) -> None:
         freezer=freezer,
         width=live.head.width,
         held_out=[data.held_out],
-        held_out_loss=lambda: sum(losses().values()) / count,
+        held_out_loss=mean_loss,
+        held_out_parts=of_sets,
         config=base,
         compute=backbone.compute,
         run=run,
@@ -64,7 +74,7 @@ def train(config: RunConfig, student: TextRun) -> None:
     )
     trainer.work()
     with trainer.final_values():
-        final_losses = losses()
+        final_losses = {member: each.loss for member, each in likelihoods().items()}
         best = min(final_losses, key=lambda member: final_losses[member])
         run.note(distill={"peers": list(final_losses.values())})
         shown = ", ".join(f"{loss:.4f}" for loss in final_losses.values())

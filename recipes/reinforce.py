@@ -90,8 +90,10 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
 def judges(config: RunConfig, data: Splits, tokenizer: PreTrainedTokenizerBase) -> list[RowJudge]:
     """The rewards of the run, for the rows of each table."""
     reward_sum = rewards.build(config.rewards)
-    tables = {id(split.table): split for split in data if split is not None}
-    judging = [RowJudge(reward_sum, split, config.data, tokenizer) for split in tables.values()]
+    held_out, test = config.data.files_of("held_out"), config.data.files_of("test")
+    read_from = [(data.train, config.data.training_files), (data.held_out, held_out), (data.test, test)]
+    tables = {id(split.table): (split, files) for split, files in read_from if split is not None}
+    judging = [RowJudge(reward_sum, split, files, tokenizer) for split, files in tables.values()]
     for judge in judging:
         judge.require(config.rewards)
     return judging
@@ -167,8 +169,8 @@ class ReinforceRun(StartedRun):
     def held_out_loss(self, live: ExportedModel) -> tuple[float, Mapping[str, float]]:
         answers, _ = self._answered(live, self.data.held_out, None)
         mean = float(np.mean([each.reward for each in answers]))
-        by_source = {f"held_out_{name}": each for name, each in self._by_source(self.data.held_out, answers).items()}
-        return -mean, {"held_out_reward[mean]": mean, **by_source}
+        by_set = {f"held_out_{name}": each for name, each in self._by_set(self.data.held_out, answers).items()}
+        return -mean, {"held_out_reward[mean]": mean, **by_set}
 
     def sampled(self, live: ExportedModel) -> Sequence[GeneratedAnswer]:
         if not self.answers_samples:
@@ -186,14 +188,22 @@ class ReinforceRun(StartedRun):
     def score(self, model: ExportedModel, rows: TokenizedSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
             answers, named = self._answered(model, rows, scoring)
-        tokens = [self.tokenizer(each.answer, add_special_tokens=False)["input_ids"] for each in answers]
-        scores = _with_interval(np.asarray([each.reward for each in answers]))
-        scores["loss"] = -scores["reward"]
-        if len(named) > 1:
-            scores |= {f"reward[{name}]": float(values.mean()) for name, values in named.items()}
-        scores |= self._by_source(rows, answers)
-        scores["answer_tokens"] = float(np.mean([len(ids) for ids in tokens]))
-        scores["repetition"] = float(np.mean([answer_signals.repetition(each.answer) for each in answers]))
+        figures = {f"reward[{name}]": np.asarray(values) for name, values in named.items()} if len(named) > 1 else {}
+        figures |= {
+            "answer_tokens": np.asarray(
+                [len(self.tokenizer(each.answer, add_special_tokens=False)["input_ids"]) for each in answers]
+            ),
+            "repetition": np.asarray([answer_signals.repetition(each.answer) for each in answers]),
+        }
+        reward_N = np.asarray([each.reward for each in answers])
+
+        def of_some(own: Indices) -> dict[str, float]:
+            scores = _with_interval(reward_N[own])
+            means = {name: float(values[own].mean()) for name, values in figures.items()}
+            return scores | {"loss": -scores["reward"]} | means
+
+        answered = rows.subset(self._chosen(rows))
+        scores = of_some(np.arange(len(answers))) | named_sets.scored(answered, of_some)
         return Scored({name: round(value, 6) for name, value in scores.items()}, answers)
 
     def _answered(
@@ -215,8 +225,8 @@ class ReinforceRun(StartedRun):
         most, sets = self.config.evaluate.answers, named_sets.rows_by_set(rows) or {"": np.arange(len(rows))}
         return np.concatenate([own[_spaced(len(own), most or len(own))] for own in sets.values()])
 
-    def _by_source(self, rows: TokenizedSet, answers: Sequence[RewardedAnswer]) -> dict[str, float]:
-        """Mean reward of the answers to each source's prompts, by its name in scores.json."""
+    def _by_set(self, rows: TokenizedSet, answers: Sequence[RewardedAnswer]) -> dict[str, float]:
+        """Mean reward of the answers to the prompts of each of several sets, by its name in scores.json."""
         reward_N = np.asarray([each.reward for each in answers])
         return named_sets.scored(rows.subset(self._chosen(rows)), lambda own: {"reward": float(reward_N[own].mean())})
 

@@ -75,6 +75,14 @@ CASES = {
         "adapter.method=full has none", "model.id=RUN/adapter", "adapter.method=full reinforce.start=one"
     ),
     "loss on all": Case("learns from the answers that it writes", "leave data.loss_on out", "data.loss_on=all"),
+    "a set named as a reward": Case(
+        "data.held_out.number: mean rewards of a set and of a reward would have one name",
+        "Give the set another one",
+        "data.held_out.number=other.jsonl data.held_out.b=other.jsonl",
+    ),
+    "a set named as the mean": Case(
+        "data.test.mean: mean rewards of a set", "Give the set another one", "data.test.mean=other.jsonl"
+    ),
     "a curriculum": Case("recipe=reinforce reads prompts", "leave data.curriculum out", "data.curriculum.by=length"),
     "sampled rows": Case("recipe=reinforce reads prompts", "leave data.sampling out", "data.sampling.by=tilted"),
     "new tokens": Case("never drawn before they were learnt", "recipe=sft", "'model.new_tokens=[<a>]'"),

@@ -136,12 +136,6 @@ CASES = {
         two,
     ),
     "a test set of all": Case(f"{BOTH} data.held_out=b.jsonl", "data.held_out names the training file", "a share", two),
-    "named sets of prompts": Case(
-        "check my.yaml recipe=reinforce 'data.held_out={a: a.jsonl}'",
-        "names several files, which is for recipe=sft|mlm|classify",
-        "Write data.held_out=FILE",
-        two,
-    ),
     "named sets of folds": Case(
         "check my.yaml recipe=crossval 'data.held_out={a: a.jsonl}'",
         "recipe=crossval validates on folds",

@@ -169,7 +169,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     shown = [name for name in measured if not name.partition("[")[0].endswith(("_low", "_high"))]
     order = {score: place for place, score in enumerate(known)}
     rows = []
-    for name in sorted(shown, key=lambda name: order.get(name, order.get(name.rpartition("[")[0], len(order)))):
+    for name in sorted(shown, key=lambda name: order.get(name, order.get(name.partition("[")[0], len(order)))):
         label, better = _titled(name, known)
         difference, chance = run.difference(name), run.chance(name)
         row = {when: units.number(run.scores.get(when, {}).get(name)) for when in COLUMNS}
@@ -185,11 +185,11 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
 
 def _titled(name: str, known: Mapping[str, tuple[str, _T]]) -> tuple[str, _T | None]:
     """Title of a score, that of one of several sets with its name, and which direction is better."""
-    score, _, of = name.rpartition("[")
-    if name in known or score not in known:
+    base, *names = name.replace("]", "").split("[")
+    if name in known or base not in known:
         return known.get(name, (name, None))
-    title, better = known[score]
-    return f"{title.partition(',')[0]}, {of.removesuffix(']')}", better
+    title, better = known[base]
+    return ", ".join([title.partition(",")[0], *names]), better
 
 
 def _judged(difference: float, better: str | None) -> str:
@@ -377,11 +377,13 @@ _COMPARED: dict[tuple[str, str], tuple[str, Literal["low", "high"]]] = {
     ("after", "rmse"): ("root mean squared error after", "low"),
     ("after", "ndcg@10"): ("nDCG at 10 after", "high"),
     ("after", "spearman"): ("rank correlation after", "high"),
+    ("after", "reward"): ("mean reward after", "high"),
     ("test", "loss"): ("test loss", "low"),
     ("test", "accuracy"): ("test accuracy", "high"),
     ("test", "macro_f1"): ("test macro-F1", "high"),
     ("test", "micro_f1"): ("test micro-F1", "high"),
     ("test", "rmse"): ("test root mean squared error", "low"),
+    ("test", "reward"): ("test mean reward", "high"),
 }
 """Scores that runs are compared by, with label and direction."""
 _MEASURES = (

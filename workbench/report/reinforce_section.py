@@ -87,10 +87,11 @@ def plots(run: RunRecord) -> list[Plot]:
         return []
     own = [name for name in run.named("reward") if name not in ("mean", "spread")]
     reward = _lines(run, "reward", ["mean", *own])
-    if "mean" in run.named("held_out_reward"):
-        watched = run.metrics.dropna(subset=["held_out_reward[mean]"])
-        step, held_out = (np.asarray(watched[name], float) for name in ("step", "held_out_reward[mean]"))
-        reward.append(Series("held out, greedy", step, held_out, "marked", len(reward)))
+    for name in run.named("held_out_reward"):
+        watched = run.metrics.dropna(subset=[f"held_out_reward[{name}]"])
+        step, held_out = (np.asarray(watched[key], float) for key in ("step", f"held_out_reward[{name}]"))
+        of_set = "" if name == "mean" else f", {name}"
+        reward.append(Series(f"held out, greedy{of_set}", step, held_out, "marked", len(reward)))
     shares = [name for name in ("no signal", "cut", "repetition") if name in run.named("answers")]
     updates = [name for name in ("clipped", "accuracy") if name in run.named("update")]
     charts = [

@@ -262,12 +262,15 @@ def _selected(train: TokenizedSet, parts: Mapping[str, TokenizedSet], config: Da
     return train.subset(kept, note)
 
 
-def of_files(tokens: TokenizedSet, config: DataConfig) -> Iterator[tuple[TokenizedSet, DataConfig]]:
-    """Yield the rows of each training source of a set, and how its file is read; all rows where there is one."""
+def of_files(tokens: TokenizedSet, files: Mapping[str, DataConfig]) -> Iterator[tuple[TokenizedSet, DataConfig]]:
+    """Yield the rows of each of several files of a set, and how that is read; all rows where there is one.
+
+    Args:
+        files: Each file by the name that its rows have in the set; see `DataConfig.files_of`.
+    """
     if not tokens.sources:
-        yield tokens, config
+        yield tokens, files[""]
         return
-    files = config.training_files
     for number, name in enumerate(tokens.sources):
         rows = tokens.subset(tokens.source_N == number)
         yield replace(rows, source=files[name].train, sources={}, prefixes=()), files[name]

@@ -24,19 +24,26 @@ class RowJudge:
 
     Args:
         rows: Some rows of the table.
+        files: Each file of the table's rows by name (empty where there is one), and how it is read.
     """
 
     def __init__(
-        self, rewards: RewardSum, rows: TokenizedSet, config: DataConfig, tokenizer: PreTrainedTokenizerBase
+        self,
+        rewards: RewardSum,
+        rows: TokenizedSet,
+        files: Mapping[str, DataConfig],
+        tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         whole = replace(rows, rows=np.arange(len(rows.table)))
         self.table = rows.table
         self._rewards, self._tokenizer = rewards, tokenizer
-        unlimited = config.model_copy(update={"limit": None})
+        prefixes = rows.prefixes or ("",) * max(1, len(rows.sources))
         self._raw: list[tuple[RawRow, DataConfig]] = [
-            (raw, own) for part, own in tokenized.of_files(whole, unlimited) for raw in tokenized.raw_rows(part, own)
+            (replace(raw, place=prefix + raw.place), own)
+            for prefix, (part, own) in zip(prefixes, tokenized.of_files(whole, files), strict=True)
+            for raw in tokenized.raw_rows(part, own)
         ]
-        """Each row of the table, and how its file is read."""
+        """Each row of the table, by its place in it, and how its file is read."""
 
     def require(self, sources: Sequence[RewardSource]) -> None:
         """Raise DataError where a row has no column that a reward reads."""
