@@ -36,7 +36,7 @@ def settings_page(settings: Iterable[reference.SettingReference]) -> str:
     """Every setting in tables, one for each section of a recipe."""
     parts = [
         "# Settings",
-        "Every key of a recipe, as `workbench explain KEY` shows it: values and unit, default, meaning and why, papers.",
+        "Every key of a recipe, as `workbench explain KEY` shows it: values, unit, default, meaning, why and papers.",
     ]
     for section, keys in groupby(settings, key=lambda each: each.key.partition(".")[0].removesuffix("[]")):
         parts += [f"## {section}", "| key | values | default | meaning |\n|---|---|---|---|\n" + "\n".join(_rows(keys))]
