@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from workbench import evaluation
@@ -37,9 +38,9 @@ def train(config: RunConfig, student: TextRun) -> None:
 
     def likelihoods() -> dict[str, Likelihood]:
         by_member = {}
-        for member in together.members:
-            with together.only(member), run.deadline.phase("evaluation"):
-                by_member[member] = evaluation.likelihood(together.model, live.head, data.held_out)
+        for name in together.members:
+            with together.only(name), run.deadline.phase("evaluation"):
+                by_member[name] = evaluation.likelihood(together.model, live.head, data.held_out)
         return by_member
 
     of_sets = dict[str, float]()
@@ -74,10 +75,14 @@ def train(config: RunConfig, student: TextRun) -> None:
     )
     trainer.work()
     with trainer.final_values():
-        final_losses = {member: each.loss for member, each in likelihoods().items()}
-        best = min(final_losses, key=lambda member: final_losses[member])
-        run.note(distill={"peers": list(final_losses.values())})
-        shown = ", ".join(f"{loss:.4f}" for loss in final_losses.values())
-        student.callback.say(f"Held-out loss of each: {shown}. Shipping the best.")
+        best = _best(student, {member: each.loss for member, each in likelihoods().items()})
         save = partial(together.save, best)
         exported.save(together.model, run.adapter, student.tokenizer, student.template, live.stop, adapter=save)
+
+
+def _best(student: TextRun, losses: Mapping[str, float]) -> str:
+    """The member with the lowest held-out loss; all are told and noted."""
+    student.run.note(distill={"peers": list(losses.values())})
+    shown = ", ".join(f"{loss:.4f}" for loss in losses.values())
+    student.callback.say(f"Held-out loss of each: {shown}. Shipping the best.")
+    return min(losses, key=lambda member: losses[member])

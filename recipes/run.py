@@ -85,9 +85,7 @@ def run(
         _report(directory)
         raise
     finally:
-        if log is not None:
-            log.close()
-        directory.close()
+        _close(directory, log)
     return directory.home
 
 
@@ -112,6 +110,12 @@ def _entered(out: Path, config: RunConfig, *, resume: bool, ranks: Ranks) -> Run
     directory = run_directory.start(out, config, resume=resume, ranks=ranks) if ranks.first else None
     ranks.wait()
     return directory or run_directory.follow(out, resume=resume, ranks=ranks)
+
+
+def _close(directory: Run, log: RunLog | None) -> None:
+    if log is not None:
+        log.close()
+    directory.close()
 
 
 def _log(error: BaseException, log: RunLog | None) -> None:

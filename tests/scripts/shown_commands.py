@@ -14,6 +14,7 @@ _GUIDES = ("README.md", "CONTRIBUTING.md", "recipes/README.md", "adapters/README
 _OF_SCRIPTS = ("scripts/launch/README.md", "scripts/gpu/README.md", "scripts/bench/README.md")
 PAGES = [*(ROOT / name for name in (*_GUIDES, *_OF_SCRIPTS)), *TUTORIALS]
 TAKES_A_RECIPE = ("run", "check", "plan")
+MARK = r"(needs|run by|tiny): (.*)"
 _FENCE = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 _INLINE = re.compile(r"`([^`]+)`")
 _OPTIONAL = re.compile(r"\[((?:[a-z_.]+=|--)[^\]]*)\]")
@@ -49,8 +50,8 @@ def blocks(page: Path) -> list[Block]:
 
 
 def _block(match: re.Match[str]) -> Block:
-    kind, _, text = (match["mark"] or "").partition(": ")
-    marks = {kind.replace(" ", "_"): text} if kind in ("needs", "run by", "tiny") else {}
+    mark = re.search(MARK, match["mark"] or "")
+    marks = {mark[1].replace(" ", "_"): mark[2]} if mark else {}
     return Block(match["language"], match["text"], **marks)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from tests.scripts.shown_commands import PAGES, ROOT, TUTORIALS, blocks, commands, inline, mentioned
+from tests.scripts.shown_commands import MARK, PAGES, ROOT, TUTORIALS, blocks, commands, inline, mentioned
 from workbench import recipes
 from workbench.cli.verbs import app
 from workbench.config import reference
@@ -84,7 +84,7 @@ def test_a_command_with_a_mistake_is_found(words: list[str]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_every_shell_block_is_run_or_says_what_it_needs(page: Path) -> None:
     shown = [block for block in blocks(page) if block.language != "yaml"]
-    marks = re.findall(r"^<!-- (needs|run by|tiny): ", page.read_text(), re.M)
+    marks = re.findall(rf"^<!-- .*{MARK}", page.read_text(), re.M)
     assert len(marks) == sum(bool(block.needs or block.run_by or block.tiny) for block in shown)
     assert not [block.text for block in shown if not block.language and "workbench " in block.text]
     assert not re.findall(r"(?m)^ {4}(?:workbench|pip|python) .*", page.read_text()), "indented: write a block of sh"

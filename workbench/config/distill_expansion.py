@@ -25,12 +25,8 @@ def as_plain_run(config: Run) -> Run:
     section = config.distill
     mistakes = []
     if section.teacher.id is None and section.peers is None and section.cache.folder is None:
-        mistakes.append(
-            (
-                "distill.teacher.id",
-                "name a teacher. Write a run directory, a folder or a hub id of a model, or `backbone`.",
-            )
-        )
+        what = "name a teacher. Write a run directory, a folder or a hub id of a model, or `backbone`."
+        mistakes.append(("distill.teacher.id", what))
     if config.model.id == TEACHER and section.teacher.id is None:
         mistakes.append(("model.id", "`teacher` asks for the weights of distill.teacher.id, which is not there."))
     if config.model.id == TEACHER and section.teacher.url is not None:
@@ -38,9 +34,8 @@ def as_plain_run(config: Run) -> Run:
     values = {**config.model_dump(mode="json"), "recipe": section.of, "distill": {}}
     values["batch"]["shared_prefix"] = False  # what a teacher reads shares nothing
     if section.match or section.on_policy.share:
-        what = (
-            "distill.match looks into blocks that would not run" if section.match else "distill.on_policy changes rows"
-        )
+        what = "distill.match looks into blocks that would not run"
+        what = what if section.match else "distill.on_policy changes rows"
         if config.freeze.cache in ("memory", "disk"):
             mistakes.append(("freeze.cache", f"{what}. Write freeze.cache=off, or leave it out."))
         values["freeze"]["cache"] = "off"

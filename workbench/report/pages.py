@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -45,7 +46,6 @@ SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
     "rouge_l": ("Answer ROUGE-L", "high"),
 }
 """Title of each score on the page, and which direction is better."""
-
 COLUMNS = ("before", "after", "teacher", "test", "teacher_test", "refit")
 """Columns of the score table, where there are such scores."""
 SAMPLES = 3
@@ -304,8 +304,7 @@ def _names(records: Sequence[RunRecord]) -> list[str]:
 
 def _settings(records: Sequence[RunRecord]) -> list[tuple[str, ...]]:
     settings = [{key: str(value) for key, value in flat(one.config).items()} for one in records]
-    keys = dict.fromkeys(key for config in settings for key in config)
-    rows = [(key, *(config.get(key, units.NOTHING) for config in settings)) for key in keys]
+    rows = [(key, *(config.get(key, units.NOTHING) for config in settings)) for key in dict.fromkeys(chain(*settings))]
     return [row for row in rows if len(set(row[1:])) > 1]
 
 

@@ -73,7 +73,11 @@ def _laid(config: TrainingSections, signal: TrainingSignal) -> LaidRows:
     if whole is None:
         return _examples(config, train.lengths)
     length_U = whole.of(train, np.arange(1))[0].lengths
-    return LaidRows(config, len(train.lengths), lambda rows: length_U[whole.of(train, rows)[1]], int(length_U.max()))
+
+    def lengths(draws: Indices) -> Indices:
+        return length_U[whole.of(train, train.sample(draws, epoch=0))[1]]
+
+    return LaidRows(config, len(train), lengths, int(length_U.max()))
 
 
 def _examples(config: TrainingSections, lengths: Indices) -> LaidRows:
