@@ -67,7 +67,9 @@ class TokenizedSet:
 
     def place(self, index: int) -> str:
         """File and row that example `index` came from."""
-        return next(self._placed(self.rows[[index]]))
+        row = self.rows[[index]]
+        place = str(self.table[int(row[0])]["place"])  # of a column, pyarrow would bring all chunks together
+        return self.prefixes[self._source_of(row)[0]] + place if self.prefixes else place
 
     def places(self) -> Iterator[str]:
         """File and row that each example came from."""
