@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from workbench.config import RunConfig
+from workbench.config.yaml_text import load_yaml
 from workbench.runs.run_directory import Run
 from workbench.training import trackers
 from workbench.training.trackers import PROJECT, Trackers
@@ -43,10 +45,56 @@ def _trackio(folder: Path) -> dict[int, float]:
     return {step: json.loads(metrics)["loss"] for _, step, metrics in rows}
 
 
+def _logged(path: Path) -> Iterator[bytes]:
+    """Records of a file in LevelDB's log format, behind a head of seven bytes, as wandb writes them offline."""
+    data, at, record = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if (room := 32768 - at % 32768) < 7:  # what is left of a block has room for no head
+            at += room
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            yield record
+            record = b""
+
+
+def _wandb(folder: Path) -> dict[int, float]:
+    protocol = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    (path,) = folder.rglob("*.wandb")
+    records = [protocol.Record.FromString(each) for each in _logged(path)]
+    (run,) = (each.run for each in records if each.HasField("run"))
+    assert (run.project, run.display_name) == (PROJECT, "mine")
+    settings = {item.key: item.value_json for each in records for item in each.config.update}
+    assert settings["train.learning_rate"] == "0.5"
+    steps = [
+        {item.nested_key[0]: json.loads(item.value_json) for item in each.history.item}
+        for each in records
+        if each.HasField("history")
+    ]
+    return {step["_step"]: step["loss"] for step in steps}
+
+
+def _swanlab(folder: Path) -> dict[int, float]:
+    store = pytest.importorskip("swanlab.sdk.internal.core_python.store")
+    protocol = pytest.importorskip("swanlab.proto.swanlab.record.v1.record_pb2")
+    (path,), (settings,) = folder.rglob("*.swanlab"), folder.rglob("config.yaml")
+    assert load_yaml(settings.read_text())["train.learning_rate"]["value"] == 0.5
+    reader = store.DataStoreReader()
+    reader.open(path)
+    records = [protocol.Record.FromString(each) for each in reader]
+    assert (records[0].start.project, records[0].start.name) == (PROJECT, "mine")
+    scalars = [each.scalar for each in records if each.HasField("scalar")]
+    return {each.step: each.value.number for each in scalars if each.key == "loss"}
+
+
 READERS: dict[str, Callable[[Path], dict[int, float]]] = {
     "tensorboard": _tensorboard,
     "mlflow": _mlflow,
     "trackio": _trackio,
+    "wandb": _wandb,
+    "swanlab": _swanlab,
 }
 
 
@@ -56,6 +104,9 @@ def test_a_service_gets_settings_and_steps(name: str, tmp_path: Path, monkeypatc
     pytest.importorskip(name)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
     if name == "trackio":
         monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path)
     (tmp_path / "mine").mkdir()
