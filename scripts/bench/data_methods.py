@@ -36,7 +36,7 @@ from workbench.data import starter
 
 FAULTS = ("answer_repeats_prompt", "refusal", "empty_turn", "broken_characters", "symbols")
 RULES = (*FAULTS, "exact_duplicate", "near_duplicate")
-LENGTHS = (0.5, 1.0, 2.0)
+LENGTHS = (0.5, 1.0, 2.0, 7.0)
 """Steps of the runs of the control, as multiples of its own."""
 CHOICE = "random choice"
 ARMS: dict[str, list[str]] = {

@@ -29,7 +29,7 @@ import standing
 from equal_compute import Arm, Control
 from standing import Wanted
 
-LENGTHS = (0.5, 1.0, 2.0)
+LENGTHS = (0.5, 1.0, 2.0, 9.0)
 """Steps of the runs of the control, as multiples of its own."""
 CHOICE = "random half"
 SIMILAR, ALIGNED = "by importance (DSIR), half", "by gradient (LESS), half"
