@@ -117,7 +117,7 @@ def features(
         Path | None, typer.Option(help="Where features are written, with rows and labels: .parquet.")
     ] = None,
 ) -> None:
-    """Say what the frozen backbone knows of labels, of rewritten texts too. With --out, write its features of rows."""
+    """Say what the frozen backbone knows of labels. With --out, write its features of rows."""
     from workbench.recipes.load import load
 
     with importing():

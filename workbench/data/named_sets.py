@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,7 +73,7 @@ def naming(prefix: str) -> Iterator[None]:
 
 def _file_names(path: str) -> set[str]:
     at = Path(path).expanduser()
-    return {each.name for each in at.iterdir()} if at.is_dir() else {at.name}
+    return {each.name for each in at.iterdir()} if os.path.isdir(at) else {at.name}  # also of a name that is none
 
 
 def held_out_losses(scores: Mapping[str, float]) -> dict[str, float]:
