@@ -347,7 +347,7 @@ def test_a_form_plans_and_starts_a_run_that_the_page_follows(page: Any, folder: 
 
 
 def test_a_run_is_stopped_and_goes_on(page: Any, folder: Path) -> None:
-    words = ["data.limit=24", "train.epochs=null", "train.steps=150", "batch.size=4", "data.max_tokens=64"]
+    words = ["data.limit=24", "train.epochs=null", "train.steps=400", "batch.size=4", "data.max_tokens=64"]
     words += ["evaluate.every=null", "evaluate.answers=0", "evaluate.samples=0"]
     status = "document.querySelector('h1 .status')?.textContent"
     with served(folder) as address:
@@ -358,18 +358,18 @@ def test_a_run_is_stopped_and_goes_on(page: Any, folder: Path) -> None:
             page.get_by_label(key, exact=True).fill(value)
         page.get_by_role("button", name="Start").click()
         page.wait_for_selector("h2:has-text('What job')")
-        _until(page, "document.querySelector('pre[role=log]').textContent.includes('step 3/150')", seconds=240)
+        _until(page, "document.querySelector('pre[role=log]').textContent.includes('/400')", seconds=240)
         page.goto(address.partition("#")[0] + "#/run/stopped")
         page.get_by_role("button", name="Stop and save").click()
         _until(page, f"{status} === 'stopped'", seconds=120)
         steps = len((folder / "stopped" / "metrics.jsonl").read_text().splitlines())
-        assert 3 <= steps < 150 and list((folder / "stopped" / "checkpoints").iterdir())
+        assert 1 <= steps < 400 and list((folder / "stopped" / "checkpoints").iterdir())
         page.get_by_role("button", name="Resume").click()
         page.wait_for_selector("h2:has-text('What job')")
         page.goto(address.partition("#")[0] + "#/run/stopped")
         _until(page, f"{status} === 'done'", seconds=240)
     numbers = [json.loads(line)["step"] for line in (folder / "stopped" / "metrics.jsonl").read_text().splitlines()]
-    assert numbers == list(range(1, 151))
+    assert numbers == list(range(1, 401))
 
 
 def test_an_answer_that_was_cut_off_is_no_answer(page: Any, folder: Path) -> None:
