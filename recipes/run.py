@@ -58,7 +58,8 @@ def run(
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
     written = config.model_copy(update={"data": asked})
     directory = _entered(out, written, resume=resume, ranks=ranks)
-    if log is not None:
+    log = log or RunLog()
+    if ranks.first:
         log.open(directory.path)
     callback.say(f"Run directory: {directory.path}")
     clock = directory.path / "clock.json"
@@ -72,20 +73,21 @@ def run(
         directory.note(status="stopped", reason=str(stopped))
         _report(directory)
         ended = Stopped(f"{stopped}\nContinue with: --out {directory.path} --resume")
-        _log(ended, log)
+        log.end(ended)
         raise ended from None
     except ResumeError as error:  # the run is as good as before
         directory.note(**directory.before)
-        _log(error, log)
+        log.end(error)
         raise
     except BaseException as error:
         expected = isinstance(error, WorkbenchError)
-        _log(error, log)
+        log.end(error)
         directory.note(status="failed", reason=str(error) if expected else f"{type(error).__name__}: {error}")
         _report(directory)
         raise
     finally:
-        _close(directory, log)
+        log.close()
+        directory.close()
     return directory.home
 
 
@@ -110,17 +112,6 @@ def _entered(out: Path, config: RunConfig, *, resume: bool, ranks: Ranks) -> Run
     directory = run_directory.start(out, config, resume=resume, ranks=ranks) if ranks.first else None
     ranks.wait()
     return directory or run_directory.follow(out, resume=resume, ranks=ranks)
-
-
-def _close(directory: Run, log: RunLog | None) -> None:
-    if log is not None:
-        log.close()
-    directory.close()
-
-
-def _log(error: BaseException, log: RunLog | None) -> None:
-    if log is not None:
-        log.end(error)
 
 
 def _report(directory: Run) -> None:

@@ -65,6 +65,6 @@ def run(
 
     ranks = joined()
     path = ranks.agreed(Path(out) if out is not None else directory(recipe, resume=resume))
-    log = RunLog() if ranks.first else None
+    log = RunLog()
     with Terminal(quiet=quiet or not ranks.first, log=log) as terminal:
         return run_config(config, out=path, resume=resume, callback=terminal, began=began, log=log)
