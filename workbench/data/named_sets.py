@@ -57,9 +57,10 @@ def prefixes(paths: Mapping[str, str]) -> dict[str, str]:
     Args:
         paths: The file, folder or hub data set of each.
     """
+    if len(paths) < 2:
+        return dict.fromkeys(paths, "")
     files = [file for path in paths.values() for file in _file_names(starter.resolve(path))]
-    alike = len(set(files)) < len(files)
-    return {name: f"{name}: " if alike and name else "" for name in paths}
+    return {name: f"{name}: " if len(set(files)) < len(files) else "" for name in paths}
 
 
 @contextmanager

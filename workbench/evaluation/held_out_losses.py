@@ -25,7 +25,8 @@ from workbench.runs import files
 FILE = "held_out_losses.parquet"
 MOST = 2**20
 """Rows that are kept; of more, as many that are evenly spaced."""
-_AT_ONCE = 2**12
+_AT_ONCE, _PADDED = 2**12, 2**6
+"""Rows that are written together, and that are laid out together, each as long as the longest."""
 _ROWS = b"rows"
 _SCHEMA = pa.schema([("row", pa.string()), ("tokens", pa.int64()), ("loss", pa.float64()), ("labels", pa.uint64())])
 
@@ -75,10 +76,12 @@ def write(folder: Path, rows: TokenizedSet, losses: SummedLosses) -> None:
 
 def _hashes(rows: TokenizedSet, part_S: Indices, tokens_S: Indices) -> Iterator[int]:
     """A hash of the tokens of each row that carry loss, as they were predicted: masks of recipe mlm are drawn."""
-    ends_S, labels_N = np.cumsum(tokens_S), rows.batch(part_S).labels_N.numpy()
-    assert ends_S[-1] == len(labels_N)
-    for labels in np.split(labels_N, ends_S[:-1]):
-        yield int.from_bytes(hashlib.blake2b(labels.tobytes(), digest_size=8).digest(), "little")
+    for start in range(0, len(part_S), _PADDED):
+        ends_S = np.cumsum(tokens_S[start : start + _PADDED])
+        labels_N = rows.batch(part_S[start : start + _PADDED]).labels_N.numpy()
+        assert ends_S[-1] == len(labels_N)
+        for labels in np.split(labels_N, ends_S[:-1]):
+            yield int.from_bytes(hashlib.blake2b(labels.tobytes(), digest_size=8).digest(), "little")
 
 
 def read(folder: Path) -> KeptLosses | None:

@@ -122,6 +122,15 @@ def test_of_many_rows_some_are_kept_the_same_in_each_run(
     assert kept.table["row"].to_pylist() == [f"rows.jsonl, row {number}" for number in (1, 3, 5)]
 
 
+def test_how_many_rows_are_laid_out_together_changes_no_hash(
+    rows: TokenizedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = _kept(tmp_path, rows, [1.0] * 5).table["labels"]
+    monkeypatch.setattr(held_out_losses, "_PADDED", 2)
+    assert _kept(tmp_path, rows, [1.0] * 5, "parts").table["labels"].equals(together)
+    assert len(set(together.to_pylist())) == 5
+
+
 SHORT = ["data.limit=24", "train.steps=2", "batch.size=4", "data.max_tokens=64", "evaluate.every=null"]
 SHORT += ["evaluate.answers=0", "evaluate.samples=0"]
 
