@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 
-from tests.workbench.cli.ui.made_runs import HOSTILE, TOKEN, log, make_run, write_layers, write_samples
+from tests.workbench.cli.ui.made_runs import HOSTILE, TOKEN, asked, log, make_run, served, write_layers, write_samples
 from workbench.cli.ui.events import EventSource, Watched
 from workbench.cli.ui.guards import Access
 from workbench.cli.ui.job_queue import JobQueue
@@ -320,3 +321,11 @@ def test_settings_have_their_values_units_papers_and_meaning(client: TestClient)
 def test_only_one_server_works_in_a_folder(client: TestClient, folder: Path) -> None:
     with pytest.raises(ConfigError, match="another `workbench ui`"):
         JobQueue(folder)
+
+
+@pytest.mark.slow
+def test_the_command_serves_the_page_until_it_is_stopped(folder: Path) -> None:
+    with served(folder) as address:
+        with urllib.request.urlopen(address.partition("/#")[0]) as page:
+            assert b"<title>" in page.read()
+        assert asked(address, "/api/runs/first")["status"] == "done"
