@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.workbench.data.reading import config, write
@@ -70,7 +70,7 @@ MALFORMED: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "unknown columns, cure": (
         {"frage": "Q", "antwort": "A"},
         {},
-        ["'{question: frage, answer: antwort}'", "data.format="],
+        ["Say which column is which", "'{question: frage, answer: antwort}'"],
     ),
     "no columns": ({}, {}, ["no known format", "none"]),
     "ambiguous": (
@@ -195,6 +195,7 @@ values = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # where others use the cores
 @given(row=st.dictionaries(st.sampled_from(NAMES), values), data=st.data())
 def test_no_row_raises_anything_but_a_data_error(
     tmp_path_factory: pytest.TempPathFactory, row: dict[str, Any], data: st.DataObject

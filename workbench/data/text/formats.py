@@ -151,29 +151,31 @@ def _ambiguous(source: str, names: list[str], fits: list[str]) -> str:
     renames = ", ".join(f"{name}: {in_file[:30]}" for name, in_file in example.items())
     columns = ", ".join(f"`{name[:60]}`" for name in names) or "none"
     problem = f"fit several formats ({', '.join(fits)})" if fits else "fit no known format"
+    sentence = f"{source}: its columns, {columns}, {problem}."
+    if lacking := {} if fits else _lacking(set(names)):
+        missing = ", ".join(f"`{column}` for {name}" for name, column in lacking.items())
+        stands = f"such as data.columns='{{{next(iter(lacking.values()))}: NAME}}'"
+        return f"{sentence}\nIt lacks {missing}. Add that column, or say which one of the file stands for it, {stands}."
+    known_format = f"Write data.format={fits[0]}, or say" if fits else "Say"
     return "\n".join(
         [
-            f"{source}: its columns, {columns}, {problem}.",
-            *(() if fits else _nearly(set(names))),
-            f"Write data.format={(fits or ['alpaca'])[0]}, or say which column is which as {{name: column in the "
-            f"file}}, such as data.columns='{{{renames}}}'.",
+            sentence,
+            f"{known_format} which column is which as {{name: column in the file}}, such as "
+            f"data.columns='{{{renames}}}'.",
             "Formats and the columns that each needs:",
             *(f"  {known.name}: {known.requirement}" for known in _FORMATS),
         ]
     )
 
 
-def _nearly(names: set[str]) -> Iterator[str]:
-    """The formats of which a row with these columns lacks a single one."""
-    lacking = {
-        known.name: column
-        for known in _FORMATS
-        for required in known.required
-        if required & names and len(required - names) == 1
-        for column in required - names
-    }
-    if lacking:
-        yield "It lacks " + ", ".join(f"`{column}` for {name}" for name, column in lacking.items()) + "."
+def _lacking(names: set[str]) -> dict[str, str]:
+    """The formats of which a row with these columns lacks a single one, and the first such column of each."""
+    lacking: dict[str, str] = {}
+    for known in _FORMATS:
+        for required in known.required:
+            if required & names and len(missing := required - names) == 1:
+                lacking.setdefault(known.name, next(iter(missing)))
+    return lacking
 
 
 def renamed(columns: Columns, renames: Mapping[str, str]) -> dict[str, Any]:

@@ -185,6 +185,12 @@ def test_a_column_that_alone_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError) as nothing:
         only(tmp_path, {"said": "A"})
     assert "It lacks" not in str(nothing.value)
+    with pytest.raises(DataError) as question:
+        only(tmp_path, {"question": "Q"})
+    assert str(question.value).splitlines()[1:] == [
+        "It lacks `answer` for question_answer. Add that column, or say which one of the file stands for it, such as "
+        "data.columns='{answer: NAME}'."
+    ]
 
 
 def test_a_column_renamed_away_no_longer_counts(tmp_path: Path) -> None:
