@@ -29,8 +29,8 @@ import standing
 from equal_compute import Arm, Control
 from standing import Wanted
 
-LENGTHS = (0.5, 1.0, 2.0)
-"""Steps of the runs of the control, as multiples of its own."""
+LENGTHS = {"banking77": (0.5, 1.0, 2.0, 9.0), "clinc150": (0.5, 1.0, 2.0)}
+"""Steps of the runs of the control, as multiples of its own, by set: the longest costs what by=gradient does."""
 CHOICE = "random half"
 SIMILAR, ALIGNED = "by importance (DSIR), half", "by gradient (LESS), half"
 CLEANED, FOLDS = "cleaned, without the suspects of folds", "folds of every row"
@@ -94,7 +94,7 @@ def _found(arguments: argparse.Namespace, data: str, noise: float) -> tuple[Cont
             cost += [standing.cpu_s(run.with_name(_word(FOLDS))) for run in own]
         return Arm([100 * standing.scores(run)["test"]["accuracy"] for run in own], cost.tolist())
 
-    control = Control({length: arm(f"every row {length:g}") for length in LENGTHS})
+    control = Control({length: arm(f"every row {length:g}") for length in LENGTHS[data]})
     return control, {name: arm(name) for name in _wanted_arms(arguments)}
 
 
@@ -107,7 +107,7 @@ def _runs(arguments: argparse.Namespace, data: str, noise: float, seed: int) -> 
     folder = (arguments.out / _folder(data, noise, seed)).resolve()
     _write(arguments, data, noise, seed, folder)
     recipe = _recipe(arguments, folder, seed)
-    for length in LENGTHS:
+    for length in LENGTHS[data]:
         words = [f"train.steps={round(length * arguments.steps)}", *arguments.overrides]
         yield _name(data, noise, seed, f"every row {length:g}"), Wanted(recipe, words)
     for name, own in _wanted_arms(arguments).items():
