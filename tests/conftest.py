@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from filelock import FileLock
 from matplotlib.figure import Figure
 
 from workbench.report import plots
+from workbench.runs import run_directory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -107,6 +109,7 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch = pytest.MonkeyPatch()
     patch.setenv("WORKBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))
     patch.setattr(os, "fsync", lambda descriptor: None)
+    patch.setattr(run_directory, "git_commit", cache(run_directory.git_commit))
     patch.setattr(PeftModel, "create_or_update_model_card", lambda *_: None)  # ours is written over it
     torch.set_num_threads(1)  # these models are too small to share among threads
     yield

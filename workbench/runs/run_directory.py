@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from time import sleep
@@ -306,7 +307,8 @@ def written_otherwise(path: Path, why: str) -> ConfigError:
     )
 
 
-def versions() -> dict[str, str]:
+@cache
+def versions() -> Mapping[str, str]:
     """Versions of what a result depends on."""
     installed = {"python": platform.python_version()}
     for name in PACKAGES:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +22,38 @@ trees = st.recursive(leaves, lambda each: st.lists(each, max_size=4) | st.dictio
 @settings(max_examples=200, deadline=None)
 @given(st.dictionaries(texts, trees, max_size=4))
 def test_what_is_written_as_yaml_reads_back_equal(values: dict[str, Any]) -> None:
-    assert load_yaml(dump_yaml(values)) == values
+    text = dump_yaml(values)
+    assert same(load_yaml(text), values), "as it was written"
+    dump_yaml({})  # now it is parsed
+    assert same(load_yaml(text), values)
+    assert same(yaml.safe_load(text), values), "by a reader of YAML 1.1"
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether they are equal, and of the same types."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return [*one] == [*other] and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_numbers_without_an_end_are_written(value: float) -> None:
+    assert load_yaml(dump_yaml({"a": value})) == yaml.safe_load(dump_yaml({"a": value})) == {"a": value}
+
+
+def test_a_long_key_is_a_key() -> None:
+    values = {"a" * 2000: {"b" * 1500: [1, {"c": [2]}]}}
+    text = dump_yaml(values)
+    dump_yaml({})
+    assert load_yaml(text) == yaml.safe_load(text) == values
+
+
+def test_texts_are_bare_where_they_may_be() -> None:
+    values = {"model": {"id": "org/model-1.5", "new_tokens": ["<a>"]}, "steps": 3, "on": None, "rate": 1e-05, "of": {}}
+    wanted = "model:\n  id: org/model-1.5\n  new_tokens:\n  - '<a>'\nsteps: 3\n'on': null\nrate: 1.0e-05\nof: {}\n"
+    assert dump_yaml(values) == wanted
 
 
 def test_lists_that_are_one_object_are_written_twice() -> None:

@@ -59,8 +59,9 @@ class Training:
         for step in range(start, end):
             for name, parameter in self.trainable.items():
                 if (only is None or name in only) and (name != "late" or step >= LATE):
-                    torch.manual_seed(hash((len(name), step)))
-                    parameter.grad = parameter.detach() * 0.1 + torch.randn(parameter.shape).to(parameter.device)
+                    chance = torch.Generator().manual_seed(hash((len(name), step)))
+                    noise = torch.randn(parameter.shape, generator=chance)
+                    parameter.grad = parameter.detach() * 0.1 + noise.to(parameter.device)
             for group in self.optimizer.param_groups:
                 group["lr"] = 1e-2 / (step + 1) * group["rate_factor"]
             self.optimizer.step()
