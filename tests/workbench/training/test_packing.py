@@ -26,37 +26,29 @@ model: {{id: {model}, weights: float32, compute: float32}}
 adapter: {{method: lora, rank: 4, alpha: 8}}
 data: {{train: {train}, held_out: 0.1}}
 batch: {{size: 8, tokens_per_device: 400}}
-train: {{steps: 6, learning_rate: 2.0e-3}}
-evaluate: {{every: 4, answers: 0}}
-save: {{every: 3}}
+train: {{steps: 4, learning_rate: 2.0e-3}}
+evaluate: {{every: null, answers: 0}}
+save: {{every: 2}}
 """
-OF_AN_ENCODER = ("recipe=classify", "model.id={classifier}", "data.train={labelled}", "evaluate.every=null")
-FOLDS = ("recipe=crossval", "data={{train: {labelled}}}", "evaluate.every=null", "folds={{k: 2, column: fold}}")
-SWEEP = ("recipe=sweep", "sweep.over={{train.learning_rate: [1.0e-3, 2.0e-3]}}")
-EMBED = ("recipe=embed", "data={{train: {twins}, held_out: 0.1}}", "batch.tokens_per_device=120", "evaluate.every=null")
+OF_AN_ENCODER = ("recipe=classify", "model.id={classifier}", "data.train={labelled}")
+FOLDS = ("recipe=crossval", "data={{train: {labelled}}}", "folds={{k: 2, column: fold}}")
+SWEEP = ("recipe=sweep", "evaluate.every=2", "sweep.over={{train.learning_rate: [1.0e-3, 2.0e-3]}}")
+EMBED = ("recipe=embed", "data={{train: {twins}, held_out: 0.1}}", "batch.tokens_per_device=120")
 TAUGHT = ("recipe=distill", "distill.teacher.id=backbone")
 WAYS: dict[str, tuple[str, ...]] = {
-    "plain": (),
+    "plain": ("evaluate.every=2",),
     "recomputed": ("train.checkpointing=true", "adapter.dropout=0.3"),
-    "weighted rows": ("data.sampling.by=infobatch", "data.limit=24"),
+    "weighted rows": ("data.sampling.by=infobatch", "data.limit=24", "train.steps=6"),
     "rows that are looked at": ("data.sampling.by=selective",),
     "a bottleneck": ("adapter={method: houlsby, dropout: 0.2}",),
     "all weights": ("adapter={method: full}", "train.learning_rate=1e-4"),
-    "frozen layers": ("freeze.policy=egeria", "freeze.every=2", "freeze.cache=off"),
+    "frozen layers": ("freeze.policy=egeria", "freeze.every=2", "freeze.cache=off", "train.steps=6"),
     "masked words": ("recipe=mlm", "model.id={encoder}", "data.train={texts}"),
     "rewards": ("recipe=reward", "data.train={pairs}", "adapter.dropout=0.3"),
-    "classes of a causal model": ("recipe=classify", "data.train={labelled}", "evaluate.every=null"),
-    "classes of an encoder": (
-        "recipe=classify",
-        "model.id={classifier}",
-        "data.train={labelled}",
-        "evaluate.every=null",
-    ),
+    "classes of a causal model": ("recipe=classify", "data.train={labelled}"),
+    "classes of an encoder": OF_AN_ENCODER,
     "classes of an encoder with dropout": (*OF_AN_ENCODER, "adapter.dropout=0.3"),
-    "a probe of an encoder": (
-        *("recipe=classify", "model.id={classifier}", "data.train={labelled}", "evaluate.every=null"),
-        "adapter={method: linear-probe}",
-    ),
+    "a probe of an encoder": (*OF_AN_ENCODER, "adapter={method: linear-probe}"),
     "means of texts": (*EMBED, "model.id={encoder}", "adapter.dropout=0.3"),
     "first tokens of texts": (*EMBED, "model.id={encoder}", "embed.pooling=first"),
     "last tokens of texts": (*EMBED, "embed.pooling=last", "embed.symmetric=true"),
@@ -70,7 +62,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     ),
     "a teacher of classes": (
         *("recipe=distill", "distill={{of: classify, teacher: {{id: {classifier}}}}}", "model.id={classifier}"),
-        *("data.train={labelled}", "evaluate.every=null"),
+        "data.train={labelled}",
     ),
     "peers": ("recipe=distill", "distill.peers=3", "adapter.dropout=0.3"),
 }
@@ -141,7 +133,7 @@ MEMBERS: dict[str, tuple[str, ...]] = {
     "folds of an encoder": ("model.id={classifier}", *FOLDS),
     "folds of a causal model": ("model.id={model}", *FOLDS),
     "folds one after another": ("model.id={model}", *FOLDS, "folds.together=false"),
-    "classes of a sweep": (*OF_AN_ENCODER, *SWEEP, "sweep.of=classify", "evaluate.every=4"),
+    "classes of a sweep": (*OF_AN_ENCODER, *SWEEP, "sweep.of=classify"),
     "texts of a sweep": ("adapter.dropout=0.3", *SWEEP),
     "pairs of a sweep": ("data.train={pairs}", *SWEEP, "sweep.of=prefer"),
 }
@@ -176,7 +168,7 @@ def test_a_stopped_run_has_the_same_bits_and_may_go_on_padded(
     padded_later = [("other", ["batch.packing=false"])] if way == SOME["plain"] else []
     for name, more in [("stopped", list[str]()), *padded_later]:
         with monkeypatch.context() as patch:
-            stop_after(patch, step=4)
+            stop_after(patch, step=3)
             with pytest.raises(Stopped):
                 train(*words, name=name)
         found = train(*words, *more, name=name, resume=True)
@@ -228,7 +220,7 @@ def test_auto_decides_by_the_rows(train: Callable[..., Path], tmp_path: Path) ->
     ragged.write_text(
         "".join(json.dumps(answer | {"question": f"{words[: 6 * (n % 30)]} {n}?"}) + "\n" for n in range(40))
     )
-    few = ["train.steps=2", "evaluate.every=null"]
+    few = ["train.steps=2"]
     assert not is_packed(train(*few, f"data.train={same}", name="same"))
     assert is_packed(train(*few, f"data.train={ragged}", name="ragged"))
     refused = train(*few, f"data.train={ragged}", "adapter={method: prefix}", "train.learning_rate=1e-2", name="prefix")
