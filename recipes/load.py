@@ -34,10 +34,10 @@ def _named_sets(path: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def _own_data(path: Path, overrides: Sequence[str]) -> list[str]:
-    """Overrides of what a recipe says of its own rows, where others replace its training data.
+    """Overrides of what a recipe says of the rows that come with the package, where others replace its training data.
 
-    Its held-out and test files measure its own task: other training data fall back to a share held out of them. Data
-    that come with the package are an example, and so are their number of rows, and rows without labels beside them.
+    Those are an example, and so are their held-out and test files, which measure its own task, their number of rows,
+    and rows without labels beside them. A person's own files stay: an override changes what it names.
     """
     given = {word.partition("=")[0] for word in overrides}
     sections = read_yaml(path)
@@ -46,10 +46,10 @@ def _own_data(path: Path, overrides: Sequence[str]) -> list[str]:
         fallback["data.train"] = "null"
     elif "data.train" not in given:
         return []
-    for key, value in {"data.held_out": DataConfig.model_fields["held_out"].default, "data.test": "null"}.items():
-        if isinstance(_value(sections, key), str | dict):
-            fallback[key] = value
     if isinstance(train, str) and train.startswith("starter/"):
+        for key, value in {"data.held_out": DataConfig.model_fields["held_out"].default, "data.test": "null"}.items():
+            if isinstance(_value(sections, key), str | dict):
+                fallback[key] = value
         example = ("data.limit", "pseudo_label.unlabelled", "distill.unlabelled")
         fallback |= {key: "null" for key in example if _value(sections, key) is not None}
     return [f"{key}={value}" for key, value in fallback.items() if key not in given]

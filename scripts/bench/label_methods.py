@@ -47,10 +47,7 @@ ARMS: dict[str, list[str]] = {
     "InfoBatch": ["data.sampling.by=infobatch"],
     "importance sampling": ["data.sampling.by=importance"],
     "selective (biased)": ["data.sampling.by=selective"],
-    CLEANED: [  # other training rows leave a recipe's test and held-out rows out
-        *(f"data.{rows}={{folder}}/{name}" for rows, name in (("train", CLEAN_ROWS), ("test", "test.csv"))),
-        "data.held_out={folder}/held_out.csv",
-    ],
+    CLEANED: [f"data.train={{folder}}/{CLEAN_ROWS}"],
     "short rows first": ["data.curriculum.by=length"],
     "easy rows first, by probes": ["data.curriculum.by=loss"],
 }

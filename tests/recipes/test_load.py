@@ -33,15 +33,32 @@ def test_overrides_are_applied(tmp_path: Path) -> None:
     ("words", "held_out", "test"),
     [
         ([], "mine.jsonl", "last.jsonl"),
+        (["data.train=other.jsonl"], "mine.jsonl", "last.jsonl"),
+        (["data.sources.a.path=other.jsonl", "data.sources.b.path=more.jsonl"], "mine.jsonl", "last.jsonl"),
+        (["data.train=other.jsonl", "data.held_out=0.2"], 0.2, "last.jsonl"),
+    ],
+)
+def test_other_training_data_leave_a_persons_own_held_out_files_as_they_are(
+    tmp_path: Path, words: list[str], held_out: float | str, test: str | None
+) -> None:
+    (tmp_path / "my.yaml").write_text(RECIPE)
+    config = load(tmp_path / "my.yaml", words)
+    assert (config.data.held_out, config.data.test) == (held_out, test)
+
+
+@pytest.mark.parametrize(
+    ("words", "held_out", "test"),
+    [
         (["data.train=other.jsonl"], 0.05, None),
+        (["data.sources.a.path=other.jsonl", "data.sources.b.path=more.jsonl"], 0.05, None),
         (["data.train=other.jsonl", "data.held_out=0.2"], 0.2, None),
         (["data.train=other.jsonl", "data.test=last.jsonl"], 0.05, "last.jsonl"),
     ],
 )
-def test_other_training_data_leave_the_recipes_own_held_out_files(
+def test_other_training_data_replace_a_shipped_examples_held_out_files(
     tmp_path: Path, words: list[str], held_out: float | str, test: str | None
 ) -> None:
-    (tmp_path / "my.yaml").write_text(RECIPE)
+    (tmp_path / "my.yaml").write_text(RECIPE.replace("my.jsonl", "starter/fairytaleqa_train.jsonl"))
     config = load(tmp_path / "my.yaml", words)
     assert (config.data.held_out, config.data.test) == (held_out, test)
 
