@@ -32,13 +32,14 @@ PRELOADED = (
     "workbench.report.pages",
 )
 """Modules with what they import. None of them is started by `python -m`, which would import it a second time."""
+TORCHRUN = "-m torch.distributed.run"
 LOOK = 0.02
 """Seconds between two looks at whether a child has ended."""
 
 
 @cache
 def python() -> str:
-    """Path of an executable that takes Python's arguments; the command line `workbench` is in the same folder."""
+    """Path of an executable that takes Python's arguments; `workbench` and `torchrun` are in the same folder."""
     import atexit
     import shutil
     import subprocess
@@ -48,7 +49,7 @@ def python() -> str:
     folder = Path(tempfile.mkdtemp(prefix="forked-"))
     executable = folder / "python"
     asking = f"exec '{sys.executable}' -IS '{__file__}' ask '{folder / 'socket'}'"
-    for name, words in (("python", ""), ("workbench", "-m workbench.cli.verbs")):
+    for name, words in (("python", ""), ("workbench", "-m workbench.cli.verbs"), ("torchrun", TORCHRUN)):
         (folder / name).write_text(f'#!/bin/sh\n{asking} {words} "$@"\n')
         (folder / name).chmod(0o700)
     with socket.socket(socket.AF_UNIX) as listening:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import itertools
 import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from tests import forked
 from tests.adapters.contract import (
     EXAMPLE,
     KINDS,
@@ -252,8 +252,13 @@ def test_the_cube_of_kinds_formats_and_methods(
 RECIPE: dict[str, Any] = {"recipe": "sft", "data": {"train": "rows.jsonl"}}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [set(METHOD_NAMES) - set(LIGHT), set(LIGHT)], ids=["usual", "light"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(set(METHOD_NAMES) - set(LIGHT), marks=pytest.mark.slow, id="usual"),
+        pytest.param(set(LIGHT), marks=pytest.mark.cube, id="light"),
+    ],
+)
 def test_every_adapter_gives_the_same_logits_in_a_new_process(names: set[str], tmp_path: Path) -> None:
     base = copy.deepcopy(bare("Llama"))
     base.save_pretrained(tmp_path / "base")
@@ -268,7 +273,8 @@ def test_every_adapter_gives_the_same_logits_in_a_new_process(names: set[str], t
         wanted[name] = logits(model).contiguous()
     assert len(wanted) >= 0.7 * len(names)
     save_file({**wanted, "ids": ids}, tmp_path / "wanted.safetensors")
-    command = [sys.executable, "-c", RELOAD, str(tmp_path), str(EXAMPLE)]
+    (tmp_path / "reload.py").write_text(RELOAD)
+    command = [forked.python(), str(tmp_path / "reload.py"), str(tmp_path), str(EXAMPLE)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = dict(line.split() for line in done.stdout.splitlines())
     assert found.keys() == wanted.keys()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.mistakes.cases import (
     Case,
     assert_nothing_left,
@@ -258,7 +258,7 @@ def test_the_same_from_a_shell(name: str, folder: Path) -> None:
     case = CASES[name]
     case.prepare(folder)
     before = content(folder)
-    command = [sys.executable, "-m", "workbench.cli.verbs", *shlex.split(case.command)]
+    command = [forked.python(), "-m", "workbench.cli.verbs", *shlex.split(case.command)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 2
     assert_told(case, ended.stdout, ended.stderr)

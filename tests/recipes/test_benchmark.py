@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import workbench
+from tests import forked
 from workbench.cli import render
 from workbench.cli.verbs import app
 from workbench.errors import ConfigError, DataError
@@ -61,7 +61,7 @@ def run(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_and_its_merge_have_the_scores_that_lm_eval_gives(run: Path, task: Path, tmp_path: Path) -> None:
     (found,) = benchmark(run, Benchmark((str(task),)))
     merge(run, out=tmp_path / "merged", weights="float32")
-    command = [sys.executable, "-m", "lm_eval", "run", "--model", "hf", "--tasks", str(task)]
+    command = [forked.python(), "-m", "lm_eval", "run", "--model", "hf", "--tasks", str(task)]
     command += ["--model_args", f"pretrained={tmp_path / 'merged'},dtype=float32", "--device", "cpu"]
     command += ["--output_path", str(tmp_path / "theirs")]
     done = subprocess.run(command, capture_output=True, text=True)

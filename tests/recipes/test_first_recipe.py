@@ -65,7 +65,7 @@ def test_a_recipe_of_own_rows_checks_and_reads_almost_all_of_them_whole(tmp_path
 def test_what_does_not_fit_is_told_and_nothing_is_written(tmp_path: Path, stories: str) -> None:
     file = lines(tmp_path / "rows.jsonl", *({"question": f"{n}?", "answer": "Yes."} for n in range(40)))
     with pytest.raises(ConfigError, match="does not fit"):
-        write(Wishes(file, "answers", stories, memory=100_000), tmp_path / "mine.yaml")
+        write(Wishes(file, "answers", stories, memory=30_000), tmp_path / "mine.yaml")
     assert [each.name for each in tmp_path.iterdir()] == ["rows.jsonl"]
 
 

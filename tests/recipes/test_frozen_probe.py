@@ -23,7 +23,7 @@ def sections(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     folder = tmp_path_factory.mktemp("probe")
     (folder / "backbone").mkdir()
     pictures = write_pictures(folder / "rows", rows=60)
-    common = {"train": {"epochs": 2, "learning_rate": 0.01}, "batch": {"size": 16}}
+    common = {"train": {"epochs": 1, "learning_rate": 0.01}, "batch": {"size": 16}}
     return {
         "pictures": common
         | {
@@ -34,7 +34,7 @@ def sections(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
         "texts": common
         | {
             "model": {"weights": "float32"},
-            "data": {"train": "starter/banking77_train.csv", "limit": 240},
+            "data": {"train": "starter/banking77_train.csv", "limit": 160},
             "classes": {"every_class": False},
         },
     }

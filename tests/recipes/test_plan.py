@@ -76,20 +76,25 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
             pytest.param(words, marks=pytest.mark.slow)
             for words in (
                 ["batch.packing=true", "adapter.dropout=0.1"],
-                ["batch.shared_prefix=true", "model.weights=float32"],
-                ["model.weights=float32"],
                 ["model.weights=bfloat16", "train.checkpointing=true"],
                 ["model.weights=bfloat16", "adapter={method: full}"],
-                ["model.weights=bfloat16", "adapter={method: full}", "grow.at=[0.25]"],
                 ["model.weights=float32", "adapter={method: houlsby}"],
-                ["model.weights=float32", "adapter={method: sparse, rows: 16}", "batch.tokens_per_device=400"],
                 ["model.weights=float32", "adapter={method: lora-ga, rows: 16}", "batch.tokens_per_device=400"],
-                ["optimizer={sam: 0.05, sam_every: 2, sam_reuse: 0.7, gradient_share: 0.1}"],
-                ["model.weights=float32", "adapter={method: prefix}"],
                 ["model.weights=int8"],
                 ["freeze={policy: static, layers: 0.5, cache: off}"],
-                ["batch.tokens_per_device=2000", "batch.size=6", "optimizer={name: sgd}"],
                 ["data.sampling={by: selective, pool: 2}", "train.steps=8"],
+            )
+        ),
+        *(
+            pytest.param(words, marks=pytest.mark.cube)
+            for words in (
+                ["batch.shared_prefix=true", "model.weights=float32"],
+                ["model.weights=float32"],
+                ["model.weights=bfloat16", "adapter={method: full}", "grow.at=[0.25]"],
+                ["model.weights=float32", "adapter={method: sparse, rows: 16}", "batch.tokens_per_device=400"],
+                ["optimizer={sam: 0.05, sam_every: 2, sam_reuse: 0.7, gradient_share: 0.1}"],
+                ["model.weights=float32", "adapter={method: prefix}"],
+                ["batch.tokens_per_device=2000", "batch.size=6", "optimizer={name: sgd}"],
             )
         ),
     ],

@@ -17,14 +17,16 @@ CONFIGS = Path(recipes.__file__).parent / "configs"
 SHIPPED = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONFIGS.rglob("*.yaml"))
 REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
-SLOW = ("crossval/quickstart", "embed/quickstart", "reward/quickstart", "search/quickstart", "sweep/quickstart")
-SLOW += ("budget/1-day-gpu", "budget/1-hour-cpu")
-"""Take more than ten seconds, or differ little from others; crossval/combo plans a bank too."""
+MARKS = {
+    **dict.fromkeys(("embed/quickstart", "reward/quickstart", "sweep/quickstart"), pytest.mark.slow),
+    **dict.fromkeys(
+        ("crossval/quickstart", "search/quickstart", "budget/1-day-gpu", "budget/1-hour-cpu"), pytest.mark.cube
+    ),
+}
+"""Those that take more than ten seconds, or are planned as others: crossval/combo is folds too, a sweep is a bank."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in SHIPPED]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in SHIPPED])
 def test_every_shipped_recipe_is_planned_or_refused_with_a_sentence(
     name: str, stories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

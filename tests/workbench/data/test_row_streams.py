@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import datasets
 import pandas as pd
 import pytest
 
+from tests import forked
 from workbench.data import hub_datasets, row_streams
 from workbench.data.row_streams import RowStream, take
 from workbench.data.rows import fingerprint, read_rows
@@ -148,11 +148,14 @@ def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path: Path, shards: Path
     for shard in range(SHARDS):
         rows = ({"question": f"{shard} and {n}?", "answer": "x" * 200} for n in range(6_000))
         (shards / f"{shard}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    program = "import sys; from workbench.data.row_streams import *; print(take(RowStream(sys.argv[1], 28_000, 1, 3)))"
+    program = tmp_path / "taking.py"
+    program.write_text(
+        "import sys\nfrom workbench.data.row_streams import *\nprint(take(RowStream(sys.argv[1], 28_000, 1, 3)))\n"
+    )
 
     def started(cache: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "WORKBENCH_CACHE": str(tmp_path / cache)}
-        command = [sys.executable, "-c", program, str(shards)]
+        command = [forked.python(), str(program), str(shards)]
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
     def written() -> int:

@@ -159,7 +159,8 @@ RECIPES: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("name", RECIPES)
 def test_other_recipes_answer_too(name: str, tmp_path: Path) -> None:
     words = ["train.epochs=null", "train.steps=2", "batch.size=4", "data.limit=24", "evaluate.every=1"]
-    words += ["evaluate.max_new_tokens=4", "evaluate.samples=2", "save.every=null", *RECIPES[name]]
+    words += ["evaluate.max_new_tokens=4", "evaluate.samples=2", "save.every=null", "data.max_tokens=128"]
+    words += ["data.on_bad_row=skip", *RECIPES[name]]
     lines = _lines(workbench.run(name, words, out=tmp_path / "run", quiet=True))
     assert [line["step"] for line in lines] == [0, 0, 1, 1, 2, 2]
     assert all(line["prompt"] and line["row"] for line in lines)

@@ -13,8 +13,6 @@ from workbench.config.yaml_text import dump_yaml
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 
-pytestmark = pytest.mark.slow
-
 BF16 = ["model.weights=bfloat16", "model.compute=bfloat16"]
 CASES: dict[str, list[str]] = {
     # Before DeepSpeed, whose stage 3 replaces torch's linear function for the rest of a process.
@@ -37,10 +35,19 @@ CASES: dict[str, list[str]] = {
     "zero3, all on the host": ["distributed={zero: 3, offload_optimizer: cpu, offload_parameters: cpu}"],
 }
 
+ALIKE = ("in parts, lora", "fsdp2, kept whole", "zero2", "zero1, bfloat16")
+ALIKE += ("zero3, small buckets", "zero3, lora", "zero2, one pass", "zero2, optimizer on the host")
+"""Those whose parts others have, in another combination."""
+
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of two processes, beside them the bytes of each."""
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of two processes, beside them the bytes of each; of the cases that are asked for."""
+    asked = {
+        item.callspec.params["case"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path
+    }
     folder = tmp_path_factory.mktemp("held")
     recipe = {
         "recipe": "sft",
@@ -58,11 +65,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "save": {"every": None},
     }
     (folder / "recipe.yaml").write_text(dump_yaml(recipe))
-    layouts.in_processes(folder, [(name, words, None) for name, words in CASES.items()], "steps")
+    layouts.in_processes(folder, [(name, words, None) for name, words in CASES.items() if name in asked], "steps")
     return folder
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.cube if case in ALIKE else pytest.mark.slow) for case in CASES]
+)
 def test_the_fuller_process_holds_what_was_planned(folder: Path, case: str) -> None:
     planned = plan(load(str(folder / "recipe.yaml"), CASES[case]), devices=2)
     measured = max(json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in (0, 1))
