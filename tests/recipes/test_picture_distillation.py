@@ -141,8 +141,13 @@ def test_the_adapters_of_folds_teach_together(train: Callable[..., Path], folds:
     assert loss < target_scores.loss(model.labels, said(apart)["train"], rows.targets_NC)
 
 
-@pytest.mark.parametrize("what", WHATS)
-@pytest.mark.parametrize("backbone", ["ViT", "Dinov2"])
+@pytest.mark.parametrize(
+    ("what", "backbone"),
+    [
+        *((what, "ViT") for what in WHATS),
+        *(pytest.param(what, "Dinov2", marks=() if what == "attention" else pytest.mark.cube) for what in WHATS),
+    ],
+)
 def test_layers_are_learnt_in_any_micro_batches(
     what: str, backbone: str, train: Callable[..., Path], recipe: Recipe, taught: Path, home: Path
 ) -> None:

@@ -33,6 +33,7 @@ def test_every_shipped_recipe_is_planned_or_refused_with_a_sentence(
     monkeypatch.setattr(block_time, "PASSES", (1, 1))
     whole = name.startswith(("crossval", "classify", "vision", "embed", "prefer", "reward"))
     words = [] if whole else ["data.limit=100", "data.max_tokens=64"]
+    words += ["folds.k=2"] if name.startswith("crossval") else []
     if name.startswith("mlm"):
         bert = save_tiny(tmp_path / "bert", "Bert", "MaskedLM", MINILM, max_position_embeddings=128)
         words.append(f"model.id={bert}")

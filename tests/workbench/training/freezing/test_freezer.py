@@ -73,6 +73,8 @@ POLICIES: list[dict[str, Any]] = [
     {"policy": "smartfrz", "every": 1, "threshold": 0.001},
     {"policy": "lisa", "every": 2, "active": 1},
 ]
+ON_A_DECODER = ("static", "freezeout", "smartfrz")
+"""Policies that resume on an encoder as others do."""
 
 
 def test_badam_begins_anew_in_each_block(tmp_path: Path) -> None:
@@ -201,8 +203,19 @@ def test_what_lisa_freezes_leaves_the_memory_and_comes_back_to_the_bit(adapter: 
     assert not (tmp_path / "evicted").exists(), "nothing is left behind"
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy["policy"]))
-@pytest.mark.parametrize("family", ["Llama", "Bert"])
+@pytest.mark.parametrize(
+    ("family", "policy"),
+    [
+        pytest.param(
+            family,
+            policy,
+            id=f"{family}-{policy['policy']}",
+            marks=pytest.mark.cube if family == "Bert" and policy["policy"] in ON_A_DECODER else (),
+        )
+        for family in ("Llama", "Bert")
+        for policy in POLICIES
+    ],
+)
 def test_a_stopped_run_resumes_to_the_same_bits(family: str, policy: dict[str, Any], tmp_path: Path) -> None:
     """The decoder with LoRA, the encoder with all of its weights; stopped inside of an interval."""
     model = build(family)
