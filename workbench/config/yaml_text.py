@@ -123,7 +123,7 @@ def _scalar(value: Any) -> str:
     if isinstance(value, float):
         if not math.isfinite(value):
             return ".nan" if math.isnan(value) else f"{'-' * (value < 0)}.inf"
-        digits = repr(value)
+        digits = float.__repr__(value)
         return digits if "." in digits else digits.replace("e", ".0e")  # without a point YAML 1.1 reads a text
     if value is None or isinstance(value, (bool, int)):
         return json.dumps(value)
