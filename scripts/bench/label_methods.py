@@ -29,7 +29,7 @@ import standing
 from equal_compute import Arm, Control
 from standing import Wanted
 
-LENGTHS = {"banking77": (0.5, 1.0, 2.0, 9.0), "clinc150": (0.5, 1.0, 2.0)}
+LENGTHS = {"banking77": (0.5, 1.0, 2.0, 9.0), "clinc150": (0.5, 1.0, 2.0, 11.0)}
 """Steps of the runs of the control, as multiples of its own, by set: the longest costs what by=gradient does."""
 CHOICE = "random half"
 SIMILAR, ALIGNED = "by importance (DSIR), half", "by gradient (LESS), half"
