@@ -33,10 +33,8 @@ STEPS = 5
 LANDED = 0.95
 """Where the schedule is in the last step, at least."""
 REPORT, LEAST_REPORT = 0.1, 1.0
-"""Until a report is written: its time as a share of what the process took to start, and the least seconds.
-
-A start that waits for a disk takes longer than a report will: what counts is at most twice its processor time.
-"""
+"""Until a report is written: its time as a share of what the process took to start, and the least seconds. Of a start
+that waits for a disk twice its processor time counts."""
 ALIKE = {"evaluation": "scoring", "scoring": "evaluation"}
 """Parts of a run that take about as long as each other."""
 BEAT = 0.5
@@ -102,8 +100,8 @@ class Deadline:
         self._clock = clock
         self._larger, self._agreed = larger, agreed
         self._plan = TimePlan({}, ())
-        start_s = min(clock() - self.began - spent_s, 2 * time.process_time())
-        guess = {"report": PhaseTime(max(LEAST_REPORT, REPORT * start_s), None)}
+        started_s = min(self.spent - spent_s, 2 * time.process_time())
+        guess = {"report": PhaseTime(max(LEAST_REPORT, REPORT * started_s), None)}
         self._measured: dict[str, PhaseTime] = guess | {
             name: PhaseTime(*each) for name, each in state["measured"].items()
         }
