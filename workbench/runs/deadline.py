@@ -33,8 +33,7 @@ STEPS = 5
 LANDED = 0.95
 """Where the schedule is in the last step, at least."""
 REPORT, LEAST_REPORT = 0.1, 1.0
-"""Until a report is written: its time as a share of what the process took to start, and the least seconds. Of a start
-that waits for a disk twice its processor time counts."""
+"""Until a report is written: its time as a share of what the process took to start, and the least seconds."""
 ALIKE = {"evaluation": "scoring", "scoring": "evaluation"}
 """Parts of a run that take about as long as each other."""
 BEAT = 0.5
@@ -100,8 +99,7 @@ class Deadline:
         self._clock = clock
         self._larger, self._agreed = larger, agreed
         self._plan = TimePlan({}, ())
-        started_s = min(self.spent - spent_s, 2 * time.process_time())
-        guess = {"report": PhaseTime(max(LEAST_REPORT, REPORT * started_s), None)}
+        guess = {"report": PhaseTime(max(LEAST_REPORT, REPORT * (clock() - self.began - spent_s)), None)}
         self._measured: dict[str, PhaseTime] = guess | {
             name: PhaseTime(*each) for name, each in state["measured"].items()
         }
@@ -157,8 +155,8 @@ class Deadline:
 
     @property
     def over(self) -> bool:
-        """Whether there is only time for the rows that are being scored, a report, and leaving."""
-        return self.spent + max(3 * self._seconds("report"), SPARE / 2 * self.limit_s) > self.limit_s
+        """Whether there is only time for a report."""
+        return self.spent + max(2 * self._seconds("report"), SPARE / 2 * self.limit_s) > self.limit_s
 
     def overrun(self) -> Exception:
         """The error of a run whose time is over while a model is scored; afterwards the adapter is saved."""
