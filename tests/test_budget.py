@@ -28,6 +28,8 @@ from workbench.training.callbacks import Callback, Silent
 
 WINDOW = 0.15
 """Share of its time that a run may leave unused while other processes come and go."""
+LEAVING = 1.0
+"""Seconds in which a process leaves where tests and other processes have every core several times over."""
 BURN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: sum(range(10_000))"
 
 
@@ -95,7 +97,7 @@ def test_a_killed_run_ends_in_time_while_others_use_the_cores(tmp_path: Path) ->
     took = spent + time.monotonic() - began
     # While others use the cores nobody knows that they will leave: training ends early enough for slow scoring, or,
     # where the machine became slower still, the run says which scores there was no time for.
-    assert took <= limit
+    assert took <= limit + LEAVING
     if done.returncode == 2:  # the first part was so slow that nothing is left: said before anything is trained
         assert "no time is left to train" in done.stderr and spent > limit / 2
         return

@@ -64,7 +64,7 @@ def pair(folder: Path) -> Path:
         (f"{name} in parts", [*words(name), f"distributed={layout}"], None) for name, layout in PARTS.items()
     ]
     jobs.append(("resumed", [*words("full packed"), f"distributed={PARTS['full packed']}"], "full packed in parts"))
-    timed = ["train.steps=null", "budget.time=15", "save.every=null", f"adapter={METHODS['lora']}"]
+    timed = ["train.steps=null", "budget.time=25", "save.every=null", f"adapter={METHODS['lora']}"]
     jobs.append(("timed", timed, None))
     layouts.in_processes(folder, jobs)
     return folder
