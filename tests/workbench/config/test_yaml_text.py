@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +23,6 @@ def test_what_is_written_as_yaml_reads_back_equal(values: dict[str, Any]) -> Non
     assert same(load_yaml(text), values), "as it was written"
     dump_yaml({})  # now it is parsed
     assert same(load_yaml(text), values)
-    assert same(yaml.safe_load(text), values), "by a reader of YAML 1.1"
 
 
 def same(one: Any, other: Any) -> bool:
@@ -38,24 +34,6 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf])
-def test_numbers_without_an_end_are_written(value: float) -> None:
-    assert load_yaml(dump_yaml({"a": value})) == yaml.safe_load(dump_yaml({"a": value})) == {"a": value}
-
-
-def test_a_long_key_is_a_key() -> None:
-    values = {"a" * 2000: {"b" * 1500: [1, {"c": [2]}]}}
-    text = dump_yaml(values)
-    dump_yaml({})
-    assert load_yaml(text) == yaml.safe_load(text) == values
-
-
-def test_texts_are_bare_where_they_may_be() -> None:
-    values = {"model": {"id": "org/model-1.5", "new_tokens": ["<a>"]}, "steps": 3, "on": None, "rate": 1e-05, "of": {}}
-    wanted = "model:\n  id: org/model-1.5\n  new_tokens:\n  - '<a>'\nsteps: 3\n'on': null\nrate: 1.0e-05\nof: {}\n"
-    assert dump_yaml(values) == wanted
-
-
 def test_lists_that_are_one_object_are_written_twice() -> None:
     one = ["a"]
     assert load_yaml(dump_yaml({"b": one, "c": one})) == {"b": one, "c": one}
@@ -65,4 +43,11 @@ def test_a_text_that_was_read_before_gives_values_of_its_own() -> None:
     text = "a: {b: [1, 2]}"
     first = load_yaml(text)
     first["a"]["b"].append(3)
+    assert load_yaml(text) == {"a": {"b": [1, 2]}}
+
+
+def test_what_changes_after_it_was_written_is_read_as_it_was_written() -> None:
+    values = {"a": {"b": [1, 2]}}
+    text = dump_yaml(values)
+    values["a"]["b"].append(3)
     assert load_yaml(text) == {"a": {"b": [1, 2]}}
