@@ -276,22 +276,44 @@ def test_kto_takes_one_answer_a_step(recipe: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("weights", ["nf4", "int8"])
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_quantised_weights(recipe: Path, tmp_path: Path, weights: str, loss: str) -> None:
+    """The reference has these weights too; bitsandbytes' int8 rounds what layers read, in training as it does not else."""
+    found = run(recipe, tmp_path / "run", f"model.weights={weights}", f"prefer.loss={loss}", "train.steps=4")
+    first, *_, last = losses(found)
+    assert first == pytest.approx({"dpo": math.log(2), "kto": 0.5}[loss], abs=1e-3 if weights == "nf4" else 0.1)
+    assert last < first and scores(found)["after"]["loss"] < scores(found)["before"]["loss"]
+
+
+@pytest.mark.slow
 def test_all_weights_can_train(recipe: Path, tmp_path: Path) -> None:
     """The reference is on disk, so that nothing has to be kept of the weights that training changes."""
     found = run(recipe, tmp_path / "run", "adapter.method=full", "train.learning_rate=1e-4")
     assert losses(found)[0] == pytest.approx(math.log(2), abs=1e-5) and losses(found)[2] < losses(found)[0]
 
 
+def test_beta_goes_in_a_straight_line_and_is_told(recipe: Path, tmp_path: Path) -> None:
+    """What the metrics tell of each step is what its loss was computed with: rewards are beta times log-ratios."""
+    found = run(recipe, tmp_path / "run", "train.steps=4", "prefer.beta_end=0.7", "batch.packing=false")
+    told = [json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines()]
+    assert [each["scale[beta]"] for each in told] == pytest.approx(
+        [BETA + (0.7 - BETA) * step / 4 for step in range(4)]
+    )
+    assert "Scale of rewards" in (found / "report.html").read_text()
+
+
 @pytest.mark.slow
-def test_betas_in_one_bank_are_runs_of_their_own(recipe: Path, tmp_path: Path) -> None:
+def test_five_betas_in_one_bank_are_runs_of_their_own(recipe: Path, tmp_path: Path) -> None:
     """Each member has the losses that it has alone; all are measured by the loss of the first."""
-    sweep = ["recipe=sweep", "sweep.of=prefer", "sweep.over.prefer.beta=[0.1, 0.5]", "evaluate.every=3"]
+    betas = (0.05, 0.1, 0.2, 0.5, 0.9)
+    sweep = ["recipe=sweep", "sweep.of=prefer", f"sweep.over.prefer.beta={[*betas]}", "evaluate.every=3"]
     found = run(recipe, tmp_path / "sweep", *sweep)
-    for beta in (0.1, 0.5):
+    for beta in betas:
         alone = run(recipe, tmp_path / f"{beta}", f"prefer.beta={beta}", "evaluate.every=3", "batch.packing=false")
         assert losses(found / "members" / f"beta={beta}") == pytest.approx(losses(alone), abs=2e-5)
     table = json.loads((found / "sweep.json").read_text())
-    assert table["best"] in {"beta=0.1", "beta=0.5"} and scores(found)["after"]["margin"] > 0
+    assert table["best"] in {f"beta={beta}" for beta in betas} and scores(found)["after"]["margin"] > 0
 
 
 @pytest.mark.slow

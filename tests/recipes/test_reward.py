@@ -195,6 +195,14 @@ def test_same_curve_for_any_micro_batch(train: Train) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("weights", ["nf4", "int8"])
+def test_quantised_weights_are_learnt_over(train: Train, weights: str) -> None:
+    found = train(f"model.weights={weights}", name=weights)
+    assert _scores(found)["after"]["accuracy"] > 0.8
+    assert _scores(found)["after"]["loss"] < _scores(found)["before"]["loss"]
+
+
+@pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_same_bits(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     unbroken = train("train.steps=6", name="unbroken")
     with monkeypatch.context() as patch:

@@ -67,6 +67,9 @@ def plots(run: RunRecord) -> list[Plot]:
             caption="Mean over the tokens of an answer, then over answers.",
         ),
     ]
+    if scales := run.named("scale"):
+        caption = "Goes from prefer.beta to prefer.beta_end in a straight line over the run."
+        charts.append(draw("Scale of rewards", _lines(run, "scale", scales), x=_STEP, y=Axis("beta"), caption=caption))
     if "accuracy" in run.named("reward"):
         watched = run.metrics.dropna(subset=["held_out_loss"])
         series = _lines(run, "reward", ["accuracy"])

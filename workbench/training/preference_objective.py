@@ -111,6 +111,8 @@ class PreferenceObjective:
             figures["reward[accuracy]"] = ((margin_P.sign() + 1) / 2, weight_B[::2])
         elif self._config.loss == "kto":
             figures["reward[reference point]"] = (self._beta() * self.baseline.expand_as(reward_B), weight_B)
+        if self._config.beta_end is not None:
+            figures["scale[beta]"] = (torch.full_like(reward_B, self._beta()), weight_B)
         self.meter.add(figures)
 
 

@@ -99,12 +99,13 @@ def test_clipped_tokens_are_those_without_a_gradient(numbers: dict[str, Tensor])
     assert torch.equal(log_p.grad != 0, MASK & ~clipped_BL)
 
 
-def test_gradients(numbers: dict[str, Tensor]) -> None:
+@pytest.mark.parametrize("normalise", NORMALISE)
+def test_gradients(numbers: dict[str, Tensor], normalise: Normalise) -> None:
     """By finite differences, in float64, away from the corners of the clipping."""
     leaf = numbers["log_p"].clone().requires_grad_()
 
     def of(log_p: Tensor) -> Tensor:
-        return found({**numbers, "log_p": log_p}, "answer", reference_BL=numbers["reference"], beta=0.1)[0]
+        return found({**numbers, "log_p": log_p}, normalise, reference_BL=numbers["reference"], beta=0.1)[0]
 
     assert torch.autograd.gradcheck(of, leaf)
 

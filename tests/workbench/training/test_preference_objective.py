@@ -19,8 +19,9 @@ from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.judged_set import ANSWER, PLACE, JudgedSet, judged
+from workbench.data.text.mismatched_answers import mismatched
 from workbench.runs.ranks import ALONE
-from workbench.training.preference_objective import PreferenceObjective
+from workbench.training.preference_objective import KtoLook, PreferenceObjective
 
 BETA = 0.4
 
@@ -158,3 +159,72 @@ def test_what_depends_on_the_prompt_alone_cancels(
     for section in ({"loss": "dpo"}, {"loss": "ipo"}, {"loss": "cpo", "alpha": 0.0}):
         found = objective(pairs, reference, **section)
         assert loss(found, pairs, shifted, everyone) == pytest.approx(loss(found, pairs, token_log_p, everyone))
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory, stories: str) -> JudgedSet:
+    """Single answers with weights, and beside each an answer to another prompt, of another length."""
+    path = tmp_path_factory.mktemp("single") / "rows.jsonl"
+    rows = [
+        {"prompt": f"{n} men", "completion": " sat" * (1 + n % 5), "label": n % 3 > 0, "w": 1 + n % 2}
+        for n in range(12)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = DataConfig(train=str(path), held_out=0.2, columns={"weight": "w"})
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    answers = tokenized.load(config, tokenizer, JudgedEncoder(ChatEncoder(tokenizer)), seed=0).train
+    return JudgedSet(answers, paired=False, others=mismatched(answers, config, bos=tokenizer.bos_token_id))
+
+
+def drawn(counts: Indices, *, seed: int, mean: float) -> list[list[float]]:
+    """Log-probabilities of the tokens of answers."""
+    generator = np.random.default_rng(seed)
+    return [(-generator.exponential(mean, count)).tolist() for count in counts]
+
+
+@pytest.mark.parametrize("likelier", [1.0, -1.0], ids=["above the reference", "below it"])
+@pytest.mark.parametrize("section", [{}, {"alpha": 0.7}, {"length": "mean", "desirable": 1.3, "undesirable": 0.6}])
+def test_kto_equals_its_equation_over_the_global_batch(
+    section: dict[str, Any], likelier: float, single: JudgedSet
+) -> None:
+    """Its reference point is that of all mismatched rows of the step, however a step is cut, and never below 0."""
+    config = PreferConfig(loss="kto", beta=BETA, **section)
+    assert single.others is not None
+    tokens = drawn(single.answer_tokens, seed=0, mean=2.0)
+    others = drawn(single.others.supervised, seed=1, mean=1.0)
+
+    def counted(own: list[float]) -> float:
+        return sum(own) / (len(own) if config.length == "mean" else 1)
+
+    known = -np.random.default_rng(2).exponential(6.0, len(single))
+    known_others = np.asarray([counted(own) for own in others]) - likelier * np.linspace(0, 0.5, len(others))
+    found = PreferenceObjective(config, single, known, beta=lambda: BETA, device=torch.device("cpu"))
+    look = KtoLook(found, single, known_others, lambda batch: values(batch, others))
+    step = np.arange(len(single))[::-1]
+    parts = np.array_split(step, 4)
+    look.take(torch.stack([look.measure(look.rows.batch(part)) for part in parts]).sum(0))
+
+    z = max(0.0, sum(counted(others[row]) - known_others[row] for row in step) / len(step))
+    assert (z > 0) == (likelier > 0)
+    wanted = 0.0
+    for row in step:
+        ratio, good = counted(tokens[row]) - known[row], bool(single.desired[row])
+        distance = ratio - z if good else z - ratio
+        own = (config.desirable if good else config.undesirable) * (1 - 1 / (1 + math.exp(-BETA * distance)))
+        own -= config.sft_factor * sum(tokens[row]) / len(tokens[row]) if good else 0.0
+        wanted += float(single.supervised[row]) * own / 2
+    losses = []
+    for part in parts:
+        batch = single.batch(part)
+        losses.append(found(values(batch, tokens), batch.labels_N, rows=len(part), scale=0.5).item())
+    assert sum(losses) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_an_even_reference_gives_kto_half_of_lambda(single: JudgedSet) -> None:
+    config = PreferConfig(loss="kto", beta=BETA, desirable=1.4, undesirable=0.8)
+    tokens = drawn(single.answer_tokens, seed=3, mean=2.0)
+    known = np.asarray([sum(own) for own in tokens])
+    found = PreferenceObjective(config, single, known, beta=lambda: BETA, device=torch.device("cpu"))
+    batch = single.batch(np.arange(len(single)))
+    wanted = sum(single.supervised * np.where(single.desired, 0.7, 0.4))
+    assert found(values(batch, tokens), batch.labels_N, rows=len(single), scale=1.0).item() == pytest.approx(wanted)
