@@ -17,11 +17,13 @@ from workbench.config import RunConfig
 from workbench.config.prefer_config import BACKBONE, PreferConfig
 from workbench.data.batching import Indices
 from workbench.data.text.judged_set import JudgedSet, answer_rows
+from workbench.errors import ConfigError
 from workbench.losses import answer_losses
 from workbench.recipes import token_reference
 from workbench.recipes.token_reference import Reference, Wanted
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
+from workbench.training.distributed import layout_settings
 from workbench.training.reference_losses import ReferenceLosses
 
 _AT_ONCE = 256
@@ -62,7 +64,13 @@ def started_from(config: RunConfig) -> Wanted:
 def find(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Reference]:
     """The model that training starts from, and where the loss has one the reference, which may be the same."""
     names = [started_from(config), *([wanted(config)] if config.prefer.compares else [])]
-    return [token_reference.find(each, config, tokenizer) for each in names]
+    references = [token_reference.find(each, config, tokenizer) for each in names]
+    if layout_settings.cuts_weights(config.distributed) and references[-1].source.model.weights == "int8":
+        raise ConfigError(
+            f"{names[-1].key}={names[-1].name} has model.weights=int8, and distributed cuts the weights of a reference, "
+            "which bitsandbytes keeps whole once 8-bit ones were used. Write distributed.zero=2, or name a run over nf4."
+        )
+    return references
 
 
 def files(config: RunConfig) -> dict[str, str]:

@@ -110,19 +110,24 @@ class SingleRun(ABC, Generic[M, R]):
         """
         config = self.config
         layers = freezing.layers_of(backbone.model, config)
-        model = adapters.attach(
-            backbone.model,
-            config.adapter,
-            seed=config.seed,
-            new_token_ids=self.new_token_ids,
-            sample=lambda: first_rows(self.rows["train"], seed=config.seed),
-            below=config.freeze.never(len(layers.blocks)),
-        )
+        model = self.adapted(backbone, blocks=len(layers.blocks))
         freezer = Freezer(model, backbone.model, layers, config.freeze, seed=config.seed)
         self.run.note(model=model_summary.model(config, backbone, model))
         live = self.assemble(model, backbone)
         self.plan_time(live)
         return live, self.trainer(backbone, freezer, live, supervise, samples)
+
+    def adapted(self, backbone: Backbone, *, blocks: int) -> nn.Module:
+        """The frozen backbone, of so many blocks, under a fresh adapter."""
+        config = self.config
+        return adapters.attach(
+            backbone.model,
+            config.adapter,
+            seed=config.seed,
+            new_token_ids=self.new_token_ids,
+            sample=lambda: first_rows(self.rows["train"], seed=config.seed),
+            below=config.freeze.never(blocks),
+        )
 
     def trainer(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from workbench.adapters import anatomy
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.recipes import start_adapter
@@ -18,13 +19,21 @@ class StartedRun(TextRun):
         if start_adapter.wanted(self.config).run is None:
             return live
         start_adapter.load(self.config, model)
-        if not self.run.ranks.agreed((self.run.path / "before.json").exists()) and self.placement.scores:
+        if self._unscored:
             live.model.eval()
             self.write_before(live)
             live.model.train()
         return live
 
     def score_before(self, backbone: Backbone) -> bool:
-        if start_adapter.wanted(self.config).run is not None:  # what training starts from is there with the adapter
-            return False
-        return super().score_before(backbone)
+        if start_adapter.wanted(self.config).run is None:
+            return super().score_before(backbone)
+        if not self.placement.cuts_weights or not self._unscored:
+            return False  # what training starts from is there with the adapter
+        self.assemble(self.adapted(backbone, blocks=len(anatomy.decoder_layers(backbone.model))), backbone)
+        return True
+
+    @property
+    def _unscored(self) -> bool:
+        """Whether this process is to score what training starts from, which nobody did yet."""
+        return not self.run.ranks.agreed((self.run.path / "before.json").exists()) and self.placement.scores

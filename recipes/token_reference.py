@@ -19,10 +19,12 @@ from workbench.distillation import teacher_sources, teachers
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.evaluation import reference_reading
+from workbench.evaluation.reference_reading import Answerer
 from workbench.models import backbones, model_files
 from workbench.runs import provenance, units
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
+from workbench.training.distributed.placement import Placement
 from workbench.training.reference_losses import ReferenceLosses
 
 
@@ -159,12 +161,16 @@ def ask(
     if missing:
         count = sum(len(rows) for _, rows in missing)
         callback.say(f"The reference, {reference.source.name}, reads {count:,} rows ...")
+        placement = Placement(config.distributed, run.ranks)
         with run.deadline.phase("load"):
-            (model,) = teachers.alone(reference.source, config, tokenizer).models
+            loader = partial(backbones.load, waiting=placement.waiting)
+            (model,) = teachers.alone(reference.source, config, tokenizer, loader).models
         with model.active():
+            read = placement.reading(model.model)
             for folder, rows in missing:
                 answer = partial(reference_reading.token_losses, model.model, model.head, rows)
-                reference_reading.write(folder, rows, model.model, answer, run, callback.stop_requested)
+                answerer = Answerer(model.model, answer, read, together=placement.cuts_weights)
+                reference_reading.write(folder, rows, answerer, run, callback.stop_requested)
     return [ReferenceLosses(folder, rows.supervised) for folder, rows in zip(folders, sets, strict=True)]
 
 

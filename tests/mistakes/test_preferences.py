@@ -205,7 +205,6 @@ OF_SETTINGS = {
     "freeze.policy=static freeze.layers=2 freeze.cache=memory": ("computes two together", "Write freeze.cache=off"),
     "'model.new_tokens=[<x>]'": ("unknown to the reference", "merge that run"),
     "evaluate.dynamics=true": ("evaluate.dynamics", "Leave it out"),
-    "distributed.zero=3": ("asks a whole reference on each device", "distributed.zero=0"),
     "adapter.method=full prefer.start=runs/x": ("adapter.method=full has none", "model.id=RUN/adapter"),
     "prefer.loss=kto 'adapter={method: sparse}'": ("looks at the loss of single rows", "Write adapter.by=magnitude"),
     "prefer.loss=kto 'adapter={method: lora-ga}'": ("looks at the loss of single rows", "Write adapter.method=lora."),

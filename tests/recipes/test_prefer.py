@@ -279,7 +279,7 @@ def test_kto_takes_one_answer_a_step(recipe: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("weights", ["nf4", "int8"])
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
 def test_quantised_weights(recipe: Path, tmp_path: Path, weights: str, loss: str) -> None:
-    """The reference has these weights too; bitsandbytes' int8 rounds what layers read, in training as it does not else."""
+    """The reference has these weights too; int8 rounds what its layers read as well, differently in other batches."""
     found = run(recipe, tmp_path / "run", f"model.weights={weights}", f"prefer.loss={loss}", "train.steps=4")
     first, *_, last = losses(found)
     assert first == pytest.approx({"dpo": math.log(2), "kto": 0.5}[loss], abs=1e-3 if weights == "nf4" else 0.1)

@@ -61,11 +61,6 @@ def _of_training(config: RunSections) -> Iterator[str]:
         )
     if config.evaluate.dynamics is True:
         yield "evaluate.dynamics records losses of tokens; recipe=prefer has losses of pairs. Leave it out."
-    if config.prefer.compares and config.distributed.sharded:
-        yield (
-            "recipe=prefer asks a whole reference on each device before the training, and distributed cuts what does "
-            "not fit. Write distributed.zero=0, or a prefer.loss without a reference: orpo, simpo or cpo."
-        )
     if config.prefer.start is not None and config.adapter.method == "full":
         yield (
             "prefer.start goes on from an adapter, and adapter.method=full has none. "

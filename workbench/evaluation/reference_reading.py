@@ -12,8 +12,9 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
@@ -28,8 +29,10 @@ from workbench.errors import Stopped
 from workbench.evaluation.row_passes import over_rows
 from workbench.models.output_heads import Head
 from workbench.runs import files
+from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
 from workbench.training import reference_losses
+from workbench.training.distributed.placement import Reading
 from workbench.training.reference_losses import parts, path
 from workbench.training.row_losses import Floats32
 
@@ -38,8 +41,17 @@ VERSION = 1
 _AT_ONCE = 2**16
 """Rows that are hashed at a time."""
 
-Answer = Callable[[Indices], Sequence[Floats32]]
-"""From the numbers of rows to the losses of their supervised tokens."""
+
+class Answerer(NamedTuple):
+    """A model that tells the losses of rows."""
+
+    model: nn.Module
+    answer: Callable[[Indices], Sequence[Floats32]]
+    """From the numbers of rows to the losses of their supervised tokens."""
+    read: Reading
+    """Inside it, the model may be read."""
+    together: bool
+    """Whether each process holds a share of the weights, so that all have to read the same rows."""
 
 
 def folder(identity: Sequence[Any], rows: TokenizedSet) -> Path:
@@ -65,31 +77,43 @@ def missing(where: Path, rows: TokenizedSet) -> list[int]:
 
 
 def write(
-    where: Path, rows: TokenizedSet, model: nn.Module, answer: Answer, run: Run, stop_requested: Callable[[], bool]
+    where: Path,
+    rows: TokenizedSet,
+    answerer: Answerer,
+    run: Run,
+    stop_requested: Callable[[], bool],
 ) -> None:
-    """Compute the parts that are missing; each process a share of them.
+    """Compute the parts that are missing; each process a share of them, or all processes each part together.
 
     Raises:
         Stopped: a person asked for it, or time is over; finished parts are kept.
     """
     ranks, bounds = run.ranks, parts(rows.supervised)
-    wanted = ranks.agreed(missing(where, rows))
-    for start in range(0, len(wanted), ranks.world):
-        for part in wanted[start + ranks.rank : start + ranks.rank + 1]:
-            _write_part(path(where, part), np.arange(*bounds[part]), rows, model, answer)
-        if ranks.any(stop_requested()) and start + ranks.world < len(wanted):
+    wanted, apart = ranks.agreed(missing(where, rows)), ranks
+    if answerer.together:
+        wanted, apart = sorted({part for own in ranks.gathered(missing(where, rows)) for part in own}), ALONE
+    for start in range(0, len(wanted), apart.world):
+        for part in wanted[start + apart.rank : start + apart.rank + 1]:
+            losses = answerer.read(partial(_losses, np.arange(*bounds[part]), rows, answerer))
+            if not answerer.together or ranks.local == 0:  # one process of each machine
+                _write_part(path(where, part), losses)
+        if ranks.any(stop_requested()) and start + apart.world < len(wanted):
             raise Stopped("Stopped while the reference read; what it has read so far is kept.")
         if ranks.any(run.deadline.over):
             raise run.deadline.overrun()
     ranks.wait()
     for part in missing(where, rows):  # processes on another machine have a folder of their own
-        _write_part(path(where, part), np.arange(*bounds[part]), rows, model, answer)
+        _write_part(path(where, part), _losses(np.arange(*bounds[part]), rows, answerer))
 
 
-def _write_part(file: Path, chosen: Indices, rows: TokenizedSet, model: nn.Module, answer: Answer) -> None:
-    result_by_row = over_rows(model, rows.lengths[chosen], lambda at: answer(chosen[at]))
+def _losses(chosen: Indices, rows: TokenizedSet, answerer: Answerer) -> Floats32:
+    result_by_row = over_rows(answerer.model, rows.lengths[chosen], lambda at: answerer.answer(chosen[at]))
+    return np.concatenate([result_by_row[at] for at in range(len(chosen))])
+
+
+def _write_part(file: Path, losses: Floats32) -> None:
     buffer = io.BytesIO()
-    np.save(buffer, np.concatenate([result_by_row[at] for at in range(len(chosen))]))
+    np.save(buffer, losses)
     file.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(file, buffer.getvalue())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Indices
@@ -48,12 +48,17 @@ def means(training: StepTraining) -> dict[str, float]:
 @torch.no_grad()
 def _look(training: StepTraining, rows: Indices, look: StepLook) -> None:
     """Show the rows, without dropout, to what the losses of the step depend on."""
-    assert not isinstance(training.masters, Sharded), "refused by the configuration"
-    form, ranks = training.arrangement, training.ranks
-    shares = share_rows(rows, look.rows.lengths, form, tokens=training.tokens, ranks=ranks, in_step=False)
+    form, ranks, masters = training.arrangement, training.ranks, training.masters
+    in_step = isinstance(masters, Sharded)
+    shares = share_rows(rows, look.rows.lengths, form, tokens=training.tokens, ranks=ranks, in_step=in_step)
+
+    def read() -> list[Tensor]:
+        return [look.measure(form.lay(look.rows.batch(share.rows)).to(training.device)) for share in shares]
+
     training.model.eval()
-    measured = [look.measure(form.lay(look.rows.batch(share.rows)).to(training.device)) for share in shares]
+    measured = masters.reading(read) if isinstance(masters, Sharded) else read()
     training.model.train()
+    measured = [each for share, each in zip(shares, measured, strict=True) if share.counts]
     parts = [part for part in ranks.gathered([each.tolist() for each in measured]) if part]
     sums = torch.tensor([each for part in parts for each in part], dtype=torch.float64).sum(0)
     look.take(sums.to(training.device))
