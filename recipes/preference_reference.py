@@ -67,8 +67,8 @@ def find(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> list[Referenc
     references = [token_reference.find(each, config, tokenizer) for each in names]
     if layout_settings.cuts_weights(config.distributed) and references[-1].source.model.weights == "int8":
         raise ConfigError(
-            f"{names[-1].key}={names[-1].name} has model.weights=int8, and distributed cuts the weights of a reference, "
-            "which bitsandbytes keeps whole once 8-bit ones were used. Write distributed.zero=2, or name a run over nf4."
+            f"{names[-1].key}={names[-1].name} has model.weights=int8, and distributed cuts a reference. "
+            "bitsandbytes keeps 8-bit weights whole once they were used. Write distributed.zero=2."
         )
     return references
 

@@ -181,3 +181,30 @@ def test_a_run_whose_time_is_over_while_it_is_scored_is_scored_later(
     assert scores["after"] == evaluate(out, [])
     assert lines(out) == steps
     assert (out / "adapter" / "adapter_model.safetensors").read_bytes() == saved
+
+
+PAIRS = """
+recipe: prefer
+model: {{id: {model}, weights: float32, compute: float32}}
+adapter: {{method: lora, rank: 4, alpha: 8}}
+data: {{train: {train}, held_out: 0.2, max_tokens: 64}}
+batch: {{size: 4, tokens_per_device: 256}}
+train: {{epochs: null, learning_rate: 5.0e-3}}
+prefer: {{beta_end: 1.0}}
+evaluate: {{every: 0.5, answers: 2, max_new_tokens: 3}}
+"""
+
+
+def test_preferences_end_in_time_at_the_end_of_their_schedules(
+    tmp_path: Path, short_stories: str, clock: Clock
+) -> None:
+    """The reference reads within the time, and beta goes to its end as the learning rate does, by the clock's share."""
+    rows = [{"prompt": f"After {n}?", "chosen": f" It is {n + 1}.", "rejected": " No idea."} for n in range(30)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "recipe.yaml").write_text(PAIRS.format(model=short_stories, train=tmp_path / "pairs.jsonl"))
+    out, config = tmp_path / "run", load(tmp_path / "recipe.yaml", ["budget.time=40s"])
+    run(config, out=out, resume=False, callback=Silent(), began=0.0)
+    require_finished(out)
+    betas = [line["scale[beta]"] for line in lines(out)]
+    assert clock.now <= 40 and len(betas) > 2
+    assert betas == sorted(betas) and betas[0] == pytest.approx(0.1, abs=0.1) and 0.8 < betas[-1] <= 1

@@ -1,4 +1,4 @@
-"""Recipe prefer in two processes: what the reference says, kto's reference point and losses are those of one process."""
+"""Recipe prefer in two processes: the reference's numbers, kto's reference point and losses are those of one."""
 
 from __future__ import annotations
 
