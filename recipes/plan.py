@@ -51,7 +51,7 @@ from workbench.runs import units
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity, limits, preflight
 from workbench.training.callbacks import Silent
-from workbench.training.distributed import layout_checks
+from workbench.training.distributed import layout_checks, layout_settings
 
 Teaching = Callable[[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits, Loader], Supervise[ExportedModel]]
 
@@ -125,7 +125,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
         tokens_per_device=min(fit.tokens, longest * own.batch.size) if auto else fit.tokens,
         longest=longest,
         dry_run=parts.dry_run,
-        work=parts.work,
+        work=replace(parts.work, once=parts.work.once / (1 if _cuts(config) else devices)),
         contents=parts.contents,
         process=process,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
@@ -155,6 +155,11 @@ def _require_known(config: RunConfig, devices: int) -> None:
         )
 
 
+def _cuts(config: RunConfig) -> bool:
+    """Whether devices read the same rows together, each with a share of the weights."""
+    return config.distributed.zero != "auto" and layout_settings.cuts_weights(config.distributed)
+
+
 def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:
     if token_reference.wanted(config):
         flops = parts.dry_run.flops_per_token * parts.work.tokens
@@ -176,7 +181,8 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
     Args:
         teaching: From tokenizer, form, rows and what loads the teacher to what the model learns from.
     """
-    tokenizer, template, data, make = plan_texts.prepare(config, run)
+    planned = plan_texts.prepare(config, run)
+    tokenizer, template, data, make, *_ = planned
     whole = config.data.model_copy(update={"length_warm_up": LengthWarmUpConfig()})
     config = config.model_copy(update={"data": whole})  # the longest rows decide about memory
     loader, task = BlueprintLoader(), tasks.of(config)
@@ -202,6 +208,7 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
             others=[each.model for each in teachers],
         )
         work = replace(step_time.work(fit), teacher=supervise is not None)
+        work = plan_texts.with_reading(work, planned, fit.model, head, worst[0])
     return plan_parts.parts(config, task, backbone, fit, usage, work, training)
 
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.data.text import mixed_prompts
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_set import JudgedSet
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.tokenized_set import Splits
+from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
-from workbench.recipes import prefer, reinforce, sft
+from workbench.models.output_heads import Head
+from workbench.planning.flop_counter import Operations
+from workbench.planning.step_time import StepWork
+from workbench.recipes import prefer, preference_reference, reinforce, sft, token_reference
 from workbench.recipes.prefer import PreferenceRun
 from workbench.recipes.preference_reference import AnswerNumbers
 from workbench.recipes.reinforce import ReinforceRun
@@ -37,6 +44,10 @@ class PlannedText(NamedTuple):
     data: Splits
     """All answers, where they are judged."""
     make: Callable[[RunConfig, Run], TextRun]
+    looked: float = 0.0
+    """Tokens that a step only reads, for each that it learns from."""
+    once: int = 0
+    """Tokens that are read before the first step."""
 
 
 class PlannedPreferences(PreferenceRun):
@@ -58,17 +69,32 @@ def prepare(config: RunConfig, run: Run) -> PlannedText:
     )
 
 
+def with_reading(work: StepWork, planned: PlannedText, model: nn.Module, head: Head, rows: TokenizedSet) -> StepWork:
+    """The work of a step with the passes that only read, where there are any.
+
+    Args:
+        model: Without values, in evaluation mode.
+        rows: Some, the operations of which are counted.
+    """
+    if not (planned.looked or planned.once):
+        return work
+    with torch.no_grad(), Operations() as operations:
+        evaluation.likelihood(model, head, rows)
+    forward = operations.count / int(rows.lengths.sum())
+    return replace(work, forward=forward, looked=planned.looked * work.tokens, once=planned.once)
+
+
 def notes(config: RunConfig) -> Iterator[str]:
     """Yield a sentence on what a plan leaves out."""
     if config.recipe == "prefer" and config.prefer.compares:
-        yield "What the reference reads before the first step is not counted: a forward pass over each answer."
+        reference = token_reference.named(preference_reference.wanted(config), config)
+        if reference.source.model.id != config.model.id:
+            yield f"The reference, {reference.source.name}, is taken to be as large as the model that trains."
     if config.recipe == "reinforce":
         yield (
             "Writing and rewarding the answers of each step is not counted, in time and memory; each answer is taken "
             "to be as long as it may be."
         )
-    if config.recipe == "prefer" and config.prefer.loss == "kto":
-        yield "The look from which kto's reference point comes is not counted: a forward pass over a step's answers."
 
 
 class PlannedRollouts(ReinforceRun):
@@ -99,7 +125,15 @@ def _judged(config: RunConfig) -> PlannedText:
     def make(own: RunConfig, run: Run) -> TextRun:
         return PlannedPreferences(own, run, Silent(), tokenizer, template, good, pairs=pairs, numbers=numbers)
 
-    return PlannedText(tokenizer, template, prefer.answers(pairs), make)
+    train = pairs.train
+    looked = 0.0 if train.others is None else float(train.others.lengths.sum() / train.lengths.sum())
+    once = sum(map(_read, splits.values())) if config.prefer.compares else 0
+    return PlannedText(tokenizer, template, prefer.answers(pairs), make, looked, once)
+
+
+def _read(rows: JudgedSet) -> int:
+    """Tokens that a reference reads of a set."""
+    return int(rows.lengths.sum()) + (0 if rows.others is None else int(rows.others.lengths.sum()))
 
 
 def _unknown(rows: JudgedSet) -> AnswerNumbers:

@@ -20,7 +20,9 @@ def parts(plan: Plan) -> Iterator[Table | Text | str]:
         yield from (_tried(plan), Text())
     dry_run, batch, time = plan.dry_run, units.count(plan.tokens_per_device), ""
     if plan.seconds is not None:
-        time = f", {_step(plan.seconds)} a step{_interval(plan)}, {units.duration(plan.seconds * plan.steps)} in all"
+        whole = units.duration(plan.once + plan.seconds * plan.steps)
+        before = f" with {units.duration(plan.once)} before the first" if plan.once else ""
+        time = f", {_step(plan.seconds)} a step{_interval(plan)}, {whole} in all{before}"
     yield (
         f"{plan.size.trainable:,} of {plan.size.total:,} parameters train ({plan.weights} weights); the adapter's "
         f"file has {units.size(plan.size.file_bytes)}.\n{plan.steps:,} steps, {dry_run.micro_batches} passes of at "

@@ -146,10 +146,15 @@ class Plan:
         return self.timed.low + waits, self.timed.high + waits
 
     @property
+    def once(self) -> float:
+        """Seconds before the first step in which a reference reads rows."""
+        return 0.0 if self.timed is None else self.timed.once
+
+    @property
     def facts(self) -> dict[str, Any]:
         """Everything, for a program."""
         dry_run = self.dry_run
-        hours = None if self.seconds is None else self.seconds * self.steps / 3600
+        hours = None if self.seconds is None else (self.once + self.seconds * self.steps) / 3600
         return {
             "device": self.device,
             "devices": self.devices,
@@ -166,6 +171,7 @@ class Plan:
             "steps": self.steps,
             "seconds_per_step": self.seconds,
             "seconds_per_step_interval": self.interval,
+            "seconds_before": None if self.seconds is None else self.once,
             "hours": hours,
             "batch": {"tokens_per_device": self.tokens_per_device, "micro_batches": dry_run.micro_batches},
             "zero": {"stage": self.distributed.zero, "offload": self.offload},

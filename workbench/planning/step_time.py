@@ -40,6 +40,12 @@ class StepWork:
     """None: nothing like it can be built here, and operations alone say how long it takes."""
     teacher: bool = False
     """Whether operations of a teacher come on top of those of the model that is timed."""
+    forward: float = 0.0
+    """Operations of a forward pass without gradients, for each token."""
+    looked: float = 0.0
+    """Tokens that such passes read in a step, before its gradients."""
+    once: float = 0.0
+    """Tokens that such passes read before the first step."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,8 @@ class Timed:
     seconds: float
     low: float
     high: float
+    once: float = 0.0
+    """Seconds before the first step, in which a model reads rows."""
 
 
 def work(fit: Training, **others: Any) -> StepWork:
@@ -74,16 +82,18 @@ def timed(
     if work.teacher:
         more = max(1.0, work.tokens * flops_per_token / (work.padded * measured.flops))
         computing, error = computing * more, error * more
+    reading = measured.token * work.forward / measured.flops
+    computing += work.looked * reading
     least = max(
-        work.padded * measured.flops / measured.machine.flops,
+        (work.padded * measured.flops + work.looked * work.forward) / measured.machine.flops,
         work.passes * READS * work.weight_bytes / measured.machine.bandwidth,
     )
     taken = max(computing + measured.update, least)
     error = ERROR * taken + 2 * error
-    return Timed(taken, max(least, taken - error), taken + error)
+    return Timed(taken, max(least, taken - error), taken + error, work.once * reading)
 
 
 def assumed(work: StepWork, flops_per_token: float) -> Timed:
     """Seconds of an average step on a usual accelerator, which is not here."""
-    least = work.tokens * flops_per_token / ACCELERATOR_FLOPS
-    return Timed(least, least, 4 * least)
+    least = (work.tokens * flops_per_token + work.looked * work.forward) / ACCELERATOR_FLOPS
+    return Timed(least, least, 4 * least, work.once * work.forward / ACCELERATOR_FLOPS)

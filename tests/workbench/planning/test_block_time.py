@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,6 +136,19 @@ def test_no_step_is_faster_than_its_products_and_its_weights(weight_bytes: int, 
     found = step_time.timed(work, 1e6)
     assert found.low <= found.seconds <= found.high
     assert found.seconds == pytest.approx(least)
+
+
+def test_passes_that_only_read_take_their_share_of_a_step() -> None:
+    """A forward pass of a third of the operations takes a third of the time, in each step or once before the first."""
+    measured = Measured(token=0.01, error=0.0, update=0.0, flops=3e6, machine=Roofline(1e12, 1e12))
+    work = StepWork(padded=100, tokens=100, passes=1, measure=lambda *_: measured, forward=1e6)
+    plain = step_time.timed(work, 3e6)
+    more = step_time.timed(replace(work, looked=100, once=1000), 3e6)
+    assert (plain.seconds, plain.once) == (pytest.approx(1.0), 0)
+    assert (more.seconds, more.once) == (pytest.approx(4 / 3), pytest.approx(10 / 3))
+    there = step_time.assumed(replace(work, looked=100, once=1000), 3e6)
+    assert there.seconds == pytest.approx(4e8 / step_time.ACCELERATOR_FLOPS)
+    assert there.once == pytest.approx(1e9 / step_time.ACCELERATOR_FLOPS)
 
 
 def test_the_roofline_has_rates_of_this_machine() -> None:
