@@ -17,7 +17,8 @@ from workbench.errors import ConfigError
 from workbench.evaluation import judge_command, rewards, win_rates
 from workbench.models import exported
 from workbench.recipes import serve
-from workbench.runs import files, run_directory
+from workbench.report import pages
+from workbench.runs import files, run_directory, win_rate_file
 from workbench.runs.trust import Trust
 
 Questions = Sequence[tuple[Example, Mapping[str, Any]]]
@@ -41,7 +42,7 @@ class Contest:
 def win_rate(
     run: Path, other: Path, overrides: Sequence[str], contest: Contest, *, trust: bool = False
 ) -> dict[str, float]:
-    """Win rate of a run against another one on the same prompts, both answering greedily.
+    """Win rate of a run against another one on the same prompts, both answering greedily; kept beside the run.
 
     `rows_skipped`: rows that data.on_bad_row=skip left out, where there are any.
 
@@ -78,7 +79,19 @@ def win_rate(
         ]
         files.write_bytes(contest.out, "".join(json.dumps(line) + "\n" for line in lines).encode())
     scores |= {"rows_skipped": float(len(skipped))} if skipped else {}
-    return win_rates.summary(win_S, [each.text for each in own], [each.text for each in theirs]) | scores
+    found = win_rates.summary(win_S, [each.text for each in own], [each.text for each in theirs]) | scores
+    _keep(run, other, contest, found, count=len(own), prompts=_files(config))
+    return found
+
+
+def _keep(
+    run: Path, other: Path, contest: Contest, found: Mapping[str, float], *, count: int, prompts: Sequence[str]
+) -> None:
+    """Write the result into the run directory and its report."""
+    by = contest.judge or " + ".join(contest.score)
+    facts = {"against": str(other), "by": by, "prompts": [*prompts], "count": count}
+    win_rate_file.keep(run, {**facts, **found})
+    pages.write(run)
 
 
 def _require(contest: Contest) -> None:

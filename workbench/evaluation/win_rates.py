@@ -5,13 +5,15 @@ Legend: S prompts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 from workbench.data.text import answer_signals
-from workbench.evaluation import class_scores
+from workbench.evaluation import paired_rows
 
 Floats = npt.NDArray[np.float64]
 
@@ -41,17 +43,36 @@ def order_agreement(own_first_S: Sequence[int], other_first_S: Sequence[int]) ->
     return float((np.asarray(own_first_S) == swapped).mean())
 
 
+def interval(win_S: Floats) -> tuple[float, float]:
+    """95 % interval of the mean of wins (1), losses (0) and what is between them.
+
+    Wilson's where there are wins and losses alone, else Student's of the mean over prompts, within 0 and 1; where all
+    prompts end alike Wilson's formula with the mean in place of the share, which is wider.
+    """
+    shares = paired_rows.interval(win_S)
+    if np.isin(win_S, (0, 1)).all() or shares is None:
+        return _wilson(float(win_S.mean()), len(win_S))
+    return max(0.0, shares[0]), min(1.0, shares[1])
+
+
+def _wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson 1927, with a share that need not be one of `count`."""
+    z = NormalDist().inv_cdf(0.975)
+    middle, spread = share + z**2 / (2 * count), z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return (middle - spread) / (1 + z**2 / count), (middle + spread) / (1 + z**2 / count)
+
+
 def summary(win_S: Floats, own: Sequence[str], other: Sequence[str]) -> dict[str, float]:
-    """Scores by name: the win rate with Wilson's 95 % interval, a tie counting half, and what may explain it.
+    """Scores by name: the win rate with its 95 % interval, a tie counting half, and what may explain it.
 
     `longer` is how often the longer of two answers wins, over those of unlike length (words): far above one half says
     that length is rewarded. `words` and `repetition` are means of the own answers and of the other's.
     """
-    interval = class_scores.accuracy_interval(round(float(win_S.sum())), len(win_S))
+    low, high = interval(win_S)
     score_by_name = {
         "win_rate": float(win_S.mean()),
-        "win_rate_low": interval.low,
-        "win_rate_high": interval.high,
+        "win_rate_low": low,
+        "win_rate_high": high,
         "ties": float((win_S == 0.5).mean()),
     }
     longer_S = np.asarray([len(a.split()) - len(b.split()) for a, b in zip(own, other, strict=True)])

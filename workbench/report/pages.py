@@ -32,6 +32,7 @@ from workbench.report import (
     search_section,
     sweep_section,
     tasks_section,
+    win_rate_section,
 )
 from workbench.report.rendering import render
 from workbench.report.run_record import RunRecord
@@ -96,6 +97,8 @@ def write(run: Path) -> Path:
         sweep=sweep_section.read(run),
         search=search_section.read(run),
         tasks=tasks_section.read(run),
+        win_rates=win_rate_section.read(run),
+        win_rate_note=win_rate_section.NOTE,
         layers=layer_section.layers(this),
         dynamics=dynamics_section.observed(this),
         facts=_facts(this),

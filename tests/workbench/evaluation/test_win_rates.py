@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from workbench.data.text.answer import Answer
 from workbench.errors import ConfigError
@@ -35,6 +36,29 @@ def test_a_win_rate_has_its_interval_and_what_length_explains() -> None:
     assert found["win_rate"] == 0.625 and found["ties"] == 0.25 and found["longer"] == 1
     assert found["win_rate_low"] < 0.625 < found["win_rate_high"]
     assert (found["words"], found["words_other"]) == (1.5, 1.25)
+
+
+def test_the_interval_of_wins_and_losses_is_wilsons() -> None:
+    found = win_rates.interval(np.asarray([1.0] * 7 + [0.0] * 3))
+    wanted = stats.binomtest(7, 10).proportion_ci(method="wilson")
+    assert found == pytest.approx((wanted.low, wanted.high), rel=1e-9)
+
+
+def test_half_wins_are_counted_as_halves() -> None:
+    """By Student's interval of their mean, which more ties make narrower; not rounded to a win or a loss."""
+    win_S = np.asarray([1.0] * 5 + [0.5] * 9 + [0.0] * 2)
+    wanted = stats.t.interval(0.95, len(win_S) - 1, loc=win_S.mean(), scale=stats.sem(win_S))
+    low, high = win_rates.interval(win_S)
+    assert (low, high) == pytest.approx(wanted, rel=1e-9)
+    assert low + high == pytest.approx(2 * win_S.mean()), "around the mean, however many halves there are"
+    decided = win_rates.interval(np.asarray([1.0] * 9 + [0.0] * 6))
+    assert high - low < decided[1] - decided[0]
+
+
+@pytest.mark.parametrize("win_S", [[0.5], [0.5] * 5, [1.0, 0.5], [0.0, 0.5, 0.0], [1.0], [0.25, 0.75]])
+def test_an_interval_holds_its_mean_and_stays_within_a_share(win_S: list[float]) -> None:
+    low, high = win_rates.interval(np.asarray(win_S))
+    assert 0 <= low <= sum(win_S) / len(win_S) <= high <= 1 and low < high
 
 
 def test_a_program_judges_lines() -> None:

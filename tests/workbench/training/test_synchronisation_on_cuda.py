@@ -53,7 +53,7 @@ STEPS = 3
 @contextmanager
 def training(config: RunConfig, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[tuple[Trainer, Synchronisations]]:
     with plan_blocks.planned_run(config, folder) as run:
-        tokenizer, template, data, make = plan_texts.prepare(config, run)
+        tokenizer, template, data, make, *_ = plan_texts.prepare(config, run)
         with fake_cuda(patch) as found:
             backbone = BlueprintLoader()(config.model, tokenizer, task=TEXT)
             freezer = plan_parts.attached(backbone, config, data.train)

@@ -12,7 +12,7 @@ from ruamel.yaml.error import YAMLError
 from workbench.config.yaml_text import dump_yaml, load_yaml
 from workbench.data import starter
 from workbench.errors import WorkbenchError
-from workbench.runs import files, task_scores, units
+from workbench.runs import files, task_scores, units, win_rate_file
 
 UNKNOWN = "unknown"
 LIBRARIES = {"peft": "peft", "gguf": "gguf", "ollama": "gguf", "onnx": "onnx"}
@@ -65,6 +65,7 @@ def write(run: Path, folder: Path, values: Mapping[str, Any], facts: CardFacts, 
         f"## Data\n\n{_data(data)}",
         f"## Scores\n\n{_scores(scores, facts.intervals)}",
         *_tasks(scores.get(task_scores.KEY) or {}),
+        *_win_rates(win_rate_file.read(run)),
         f"## Limits\n\n{_listed(_limits(manifest, facts))}",
         f"## Licences\n\n{_listed(licences)}",
         f"## How it was made\n\n```\n{facts.command}\n```\n",
@@ -181,6 +182,20 @@ def _tasks(asked: Mapping[str, Any]) -> list[str]:
     head = f"The same documents before and after; in brackets the 95 % interval of their mean difference.{limit}\n\n"
     columns = "| task | metric | documents | before | after | difference |\n|---|---|---|---|---|---|\n"
     return ["".join(["## Tasks of lm-eval\n\n", head, columns, *rows])]
+
+
+def _win_rates(contests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The section on other runs that this one was compared with; none where it was compared with none."""
+    if not contests:
+        return []
+    rows = [
+        f"| `{each['against']}` | {each['by']} | {each['count']:,} of {', '.join(each['prompts'])} | "
+        f"{_score(each, 'win_rate')} | {units.number(float(each['ties']))} |\n"
+        for each in contests
+    ]
+    head = "Share of prompts whose answer is better, a tie counting half; in brackets its 95 % interval.\n\n"
+    columns = "| against | by | prompts | wins | ties |\n|---|---|---|---|---|\n"
+    return ["".join(["## Win rates\n\n", head, columns, *rows])]
 
 
 def _difference(row: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from huggingface_hub import ModelCard
 from workbench.config.yaml_text import load_yaml
 from workbench.models.exporting import card
 from workbench.models.exporting.card import CardFacts
+from workbench.runs import win_rate_file
 
 VALUES: dict[str, Any] = {
     "recipe": "classify",
@@ -25,7 +27,12 @@ SCORES = {
 
 
 def _written(
-    folder: Path, *, scores: dict[str, Any] = SCORES, intervals: Any = None, **changes: Any
+    folder: Path,
+    *,
+    scores: dict[str, Any] = SCORES,
+    intervals: Any = None,
+    contests: Sequence[dict[str, Any]] = (),
+    **changes: Any,
 ) -> tuple[ModelCard, str]:
     run, out = folder / "my-run", folder / "out"
     run.mkdir()
@@ -35,6 +42,8 @@ def _written(
     facts = {"source": str(folder / "rows.csv"), "rows": 90, "fingerprint": "abc123"}
     (run / "manifest.json").write_text(json.dumps({"data": {"train": facts}, "versions": {"peft": "0.21.2"}}))
     (run / "scores.json").write_text(json.dumps(scores))
+    for each in contests:
+        win_rate_file.keep(run, each)
     known = {"target": "peft", "form": "Adapter.", "error": "Same.", "usage": "import x  # DIR", "limits": ("Small.",)}
     known |= {"command": "workbench export my-run --to peft --out out", "head": "classes", "pictures": False}
     known["intervals"] = intervals or {}
@@ -51,7 +60,7 @@ def test_the_hub_reads_the_front_matter(tmp_path: Path) -> None:
 
 def test_data_scores_limits_licences_and_the_command_are_told(tmp_path: Path) -> None:
     _, text = _written(tmp_path)
-    assert "lm-eval" not in text
+    assert "lm-eval" not in text and "Win rates" not in text
     assert f"| train | `{tmp_path / 'rows.csv'}` | 90 | `abc123` |" in text
     assert "| accuracy | 0.250 (0.100 to 0.500) | 0.875 (0.750 to 0.950) |\n| loss | 2.00 | 0.500 |" in text
     (tmp_path / "again").mkdir()
@@ -61,6 +70,13 @@ def test_data_scores_limits_licences_and_the_command_are_told(tmp_path: Path) ->
     assert "Base model `google/tiny`: unknown" in text and "rows.csv`: cc-by-4.0" in text
     assert "workbench export my-run --to peft --out out" in text
     assert load_yaml(text.split("```yaml\n")[1].split("```")[0]) == VALUES
+
+
+def test_win_rates_are_told_with_their_interval(tmp_path: Path) -> None:
+    rates = {"win_rate": 0.625, "win_rate_low": 0.4, "win_rate_high": 0.8, "ties": 0.25}
+    contest = {"against": "runs/sft", "by": "runs/reward", "prompts": ["p.jsonl"], "count": 8, **rates}
+    _, text = _written(tmp_path, contests=[contest])
+    assert "| `runs/sft` | runs/reward | 8 of p.jsonl | 0.625 (0.400 to 0.800) | 0.250 |" in text
 
 
 def test_tasks_of_lm_eval_are_told_with_the_interval_of_their_difference(tmp_path: Path) -> None:
