@@ -113,12 +113,8 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     own = plan_settings.of_one_device(config, devices, accelerated=accelerated)
     with tempfile.TemporaryDirectory() as folder, plan_blocks.planned_run(own, Path(folder)) as run:
         parts = WAYS[config.recipe](own, run)
-    notes += [
-        *plan_settings.notes(config),
-        *plan_texts.notes(config),
-        *_of_reference(config, parts),
-        *_of_scaling(config, parts, devices),
-    ]
+    notes += [*plan_settings.notes(config), *plan_texts.notes(config)]
+    notes += [*_of_reference(config, parts), *_of_scaling(config, parts, devices)]
     fit, longest = parts.training, capacity.longest_part(own, parts.training.train.lengths)
     auto = config.batch.tokens_per_device == "auto"
     return Plan(

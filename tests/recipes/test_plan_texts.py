@@ -10,7 +10,7 @@ import pytest
 
 from tests.recipes.test_prefer import BETA, RECIPE, pair, single
 from workbench.config import RunConfig
-from workbench.recipes import prefer
+from workbench.recipes import plan_texts, prefer
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 
@@ -32,11 +32,17 @@ def test_the_reference_reads_every_answer_once(folder: Path) -> None:
     own = config(folder)
     work, (*_, pairs) = plan(own).work, prefer.prepare(own)
     assert work.once == pairs.train.lengths.sum() + pairs.held_out.lengths.sum() and work.looked == 0
-    assert plan(own, devices=2).work.once == work.once / 2
-    assert plan(config(folder, "distributed.zero=3"), devices=2).work.once == work.once, "they read together"
     assert plan(config(folder, "prefer.loss=orpo")).work.once == 0
 
 
+@pytest.mark.slow
+def test_devices_share_what_the_reference_reads_unless_they_share_its_weights(folder: Path) -> None:
+    alone = plan(config(folder)).work.once
+    assert plan(config(folder), devices=2).work.once == alone / 2
+    assert plan(config(folder, "distributed.zero=3"), devices=2).work.once == alone
+
+
+@pytest.mark.slow
 def test_a_forward_pass_is_a_part_of_a_step(folder: Path) -> None:
     """Over frozen weights, whose gradients need no products, a larger one than where all weights train."""
     plans = [plan(config(folder, f"adapter={{method: {method}}}")) for method in ("full", "lora")]
@@ -55,6 +61,6 @@ def test_kto_looks_at_as_many_answers_as_it_learns_from(folder: Path) -> None:
 
 
 def test_a_model_of_another_name_is_told(folder: Path, short_stories: str) -> None:
-    assert not any("reference" in note for note in plan(config(folder)).notes)
-    notes = plan(config(folder, f"prefer.reference={shutil.copytree(short_stories, folder / 'copy')}")).notes
-    assert any("copy, is taken to be as large as the model that trains" in note for note in notes)
+    assert not [*plan_texts.notes(config(folder))]
+    (note,) = plan_texts.notes(config(folder, f"prefer.reference={shutil.copytree(short_stories, folder / 'copy')}"))
+    assert "copy, is taken to be as large as the model that trains" in note

@@ -95,7 +95,11 @@ def test_a_reward_model_judges_and_its_verdict_is_kept(
     found = win_rate(run, other, [f"data.test={asked}"], contest)
     rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     read = rewards.build([ModelReward(run=judge)])
-    own, theirs = (read([Answer(row["prompt"], row[side]) for row in rows]) for side in ("answer", "other"))
+
+    def answer(row: dict[str, str], side: str) -> Answer:
+        return Answer(row["prompt"], row[side], ({"role": "user", "content": row["prompt"]},))
+
+    own, theirs = (read([answer(row, side) for row in rows]) for side in ("answer", "other"))
     assert [row["win"] for row in rows] == [float(a > b) + float(a == b) / 2 for a, b in zip(own, theirs, strict=True)]
     assert found["reward"] == pytest.approx(sum(own) / len(own), abs=1e-4)
     (kept,) = win_rate_file.read(run)
@@ -112,4 +116,4 @@ def test_a_contest_takes_the_place_of_an_earlier_one_alone(run: Path, asked: Pat
         f"{{kind: regex, pattern: {pattern}}}" for pattern in ("is", "It")
     ]
     shown = win_rate_section.read(run)
-    assert shown[0]["wins"] == "50.0 %" and shown[0]["ties"] == "100.0 %" and shown[0]["longer"] == units.NOTHING
+    assert shown[0]["wins"] == "50 %" and shown[0]["ties"] == "100 %" and shown[0]["longer"] == units.NOTHING

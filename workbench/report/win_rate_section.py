@@ -9,8 +9,8 @@ from typing import Any
 from workbench.runs import units, win_rate_file
 
 NOTE = (
-    "Share of prompts whose answer is better, a tie counting half, with its 95 % interval (Wilson's; with ties Student's "
-    "of the mean over prompts). The longer answer wins: of answers that differ in length; far above a half, length is "
+    "Share of prompts whose answer is better, a tie counting half, and its 95 % interval: Wilson's, with ties Student's "
+    "of the mean over prompts. The longer answer wins: of answers that differ in length. Far above a half, length is "
     "what is rewarded."
 )
 
