@@ -79,18 +79,18 @@ def win_rate(
         ]
         files.write_bytes(contest.out, "".join(json.dumps(line) + "\n" for line in lines).encode())
     scores |= {"rows_skipped": float(len(skipped))} if skipped else {}
-    found = win_rates.summary(win_S, [each.text for each in own], [each.text for each in theirs]) | scores
-    _keep(run, other, contest, found, count=len(own), prompts=_files(config))
-    return found
+    scores = win_rates.summary(win_S, [each.text for each in own], [each.text for each in theirs]) | scores
+    _keep(run, other, contest, scores, count=len(own), prompts=_files(config))
+    return scores
 
 
 def _keep(
-    run: Path, other: Path, contest: Contest, found: Mapping[str, float], *, count: int, prompts: Sequence[str]
+    run: Path, other: Path, contest: Contest, scores: Mapping[str, float], *, count: int, prompts: Sequence[str]
 ) -> None:
     """Write the result into the run directory and its report."""
     by = contest.judge or " + ".join(contest.score)
     facts = {"against": str(other), "by": by, "prompts": [*prompts], "count": count}
-    win_rate_file.keep(run, {**facts, **found})
+    win_rate_file.keep(run, {**facts, **scores})
     pages.write(run)
 
 
