@@ -8,12 +8,6 @@ from typing import Any
 
 from workbench.runs import units, win_rate_file
 
-NOTE = (
-    "Share of prompts whose answer is better, a tie counting half, its 95 % interval: Wilson's, with ties Student's "
-    "of the mean over prompts. The longer answer wins: of answers that differ in length. Far above a half, length is "
-    "what is rewarded."
-)
-
 
 def read(run: Path) -> Sequence[Mapping[str, str]]:
     """Rows of the table of a run directory; empty where it was compared with none."""
