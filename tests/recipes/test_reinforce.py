@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import workbench
+from tests import forked
 from tests.stopping import stop_after
 from workbench.errors import ConfigError, Stopped
 from workbench.recipes import check, reinforce, serve
@@ -208,21 +212,89 @@ def test_warms_up_by_sft_first(recipe: Path, tmp_path: Path, method: str) -> Non
 
 
 @pytest.mark.slow
-def test_a_reward_that_fails_loses_nothing(trained: Path, recipe: Path, tmp_path: Path) -> None:
-    """It is named, what was learnt is saved, and once it is corrected the run ends as if nothing had happened."""
+@pytest.mark.parametrize(
+    ("fails", "message"),
+    [
+        ("1 / 0", r"reward.*from prompts\.jsonl.*ZeroDivisionError"),
+        ("time.sleep(60)", r"reward\(\) of .* took more than 2 s"),
+        ("[float('nan')] * len(answers)", "the reward of an answer is nan"),
+        ("good(answers)[1:]", r"returned \d+ rewards for 16 answers"),
+    ],
+    ids=["raises", "hangs", "not a number", "wrong length"],
+)
+def test_a_reward_that_fails_loses_nothing(
+    trained: Path, recipe: Path, tmp_path: Path, fails: str, message: str
+) -> None:
+    """It is named, in time; what was learnt is saved, and once it is corrected the run ends as if nothing had been."""
     broken = tmp_path / "broken"
     failing = REWARD.replace("def reward", "def good") + (
-        f"from pathlib import Path\ncalls = []\ndef reward(answers):\n    calls.append(1)\n"
-        f"    return good(answers) if len(calls) < 3 or not Path({str(broken)!r}).exists() else 1 / 0\n"
+        f"import time\nfrom pathlib import Path\ncalls = []\ndef reward(answers):\n    calls.append(1)\n"
+        f"    return good(answers) if len(calls) < 3 or not Path({str(broken)!r}).exists() else {fails}\n"
     )
     (tmp_path / "reward.py").write_text(failing)
     broken.touch()
-    here = f"rewards=[{{file: {tmp_path}/reward.py}}]"
-    with pytest.raises(ConfigError, match=r"reward.*ZeroDivisionError"):  # after scores of the start, and a rollout
+    here = f"rewards=[{{file: {tmp_path}/reward.py, timeout: 2}}]"
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match=message):  # after scores of the start, and a rollout
         run(recipe, tmp_path / "run", here)
+    assert time.monotonic() - began < 30
     assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
     broken.unlink()
     assert same(trained, run(recipe, tmp_path / "run", here, resume=True))
+
+
+KILLED = """
+import itertools, os, signal, sys
+from pathlib import Path
+import workbench
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from workbench.evaluation import sampling
+
+def kill_at(call):
+    calls = itertools.count(1)
+    return lambda *_: next(calls) == call and os.kill(os.getpid(), signal.SIGKILL)
+
+recipe, out, moment, *words = sys.argv[1:]
+if moment == "rollout":  # the second token of the second rollout's answers
+    drawn, killed = sampling.picked, kill_at(6 + 2)
+    sampling.picked = lambda *words: (killed(), drawn(*words))[1]
+if moment == "update":  # weights have moved, and nothing of it is saved
+    register_optimizer_step_post_hook(kill_at(4))
+workbench.run(recipe, words, out=Path(out), resume=moment == "resume", quiet=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("moment", "saved"), [("rollout", 2), ("reward", 2), ("update", 3)])
+def test_killed_it_goes_on_with_the_same_bits(
+    trained: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, saved: int
+) -> None:
+    """Inside the second rollout, while its answers are judged, and inside the last update on them."""
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    broken = tmp_path / "broken"
+    deadly = REWARD.replace("def reward", "def good") + (
+        f"import os\nfrom pathlib import Path\ncalls = []\ndef reward(answers):\n    calls.append(1)\n"
+        f"    if len(calls) == 3 and Path({str(broken)!r}).exists():\n        os.kill(os.getpid(), 9)\n"
+        f"    return good(answers)\n"
+    )
+    (tmp_path / "reward.py").write_text(deadly)
+    words = (f"rewards=[{{file: {tmp_path}/reward.py}}]", "save.every=1")
+    if moment == "reward":
+        broken.touch()
+    (tmp_path / "killed.py").write_text(KILLED)
+
+    def status(moment: str) -> int:
+        command = [forked.python(), tmp_path / "killed.py", recipe, tmp_path / "run", moment, *words]
+        return subprocess.run(list(map(str, command)), timeout=180).returncode
+
+    assert status(moment) == -signal.SIGKILL
+    assert max(int(each.name[5:]) for each in (tmp_path / "run" / "checkpoints").glob("step-*")) == saved
+    broken.unlink(missing_ok=True)
+    assert status("resume") == 0
+    assert same(trained, tmp_path / "run")
+    assert without_clocks(tmp_path / "run") == without_clocks(trained)
+    scores = [json.loads((each / "scores.json").read_text()) for each in (trained, tmp_path / "run")]
+    assert scores[0] == scores[1]
 
 
 def test_check_shows_answers_with_their_rewards(recipe: Path) -> None:
