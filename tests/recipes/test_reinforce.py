@@ -186,6 +186,14 @@ def test_every_method_learns(recipe: Path, tmp_path: Path, method: str) -> None:
         assert first["loss"] == pytest.approx(np.log(2) * (1 - first["answers[no signal]"]), abs=1e-5)
 
 
+def test_answers_of_the_model_itself_are_weighed_by_almost_1(trained: Path, recipe: Path, tmp_path: Path) -> None:
+    """Their probabilities by the sampler and by training differ by rounding alone, over the ids that both know."""
+    found = metrics(run(recipe, tmp_path / "run", "reinforce.importance_cap=2"))
+    for mine, theirs in zip(found, metrics(trained), strict=True):
+        assert mine["update[importance]"] == pytest.approx(1, abs=1e-4) and mine["update[capped]"] == 0
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-4) and "update[importance]" not in theirs
+
+
 @pytest.mark.slow
 def test_rewards_rise(recipe: Path, tmp_path: Path) -> None:
     overrides = ["train.steps=30", "reinforce.beta=0", "reinforce.updates=1", "batch.size=8", "schedule.name=constant"]

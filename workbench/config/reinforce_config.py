@@ -37,7 +37,7 @@ METHODS = {
     "reinforce++": Settings("batch", "token", beta=0.01, kl="reward"),
     ONLINE_DPO: Settings(beta=0.1),
 }
-_OF_RATIOS = ("baseline", "normalise", "clip", "clip_high", "kl", "drop_cut")
+_OF_RATIOS = ("baseline", "normalise", "clip", "clip_high", "kl", "drop_cut", "importance_cap")
 """Keys of losses of single answers."""
 
 
@@ -83,6 +83,9 @@ class ReinforceConfig(Section):
     punishment). null: dapo a fifth of max_new_tokens, else 0."""
     drop_cut: bool = False
     """Answers that reached max_new_tokens carry no loss (overlong filtering)."""
+    importance_cap: NonNegativeFloat = 0.0
+    """The loss of a token is multiplied by its probability in training over that by which it was drawn, at most this
+    (truncated importance sampling, Yao et al. 2025), 2 for example; 0: by 1."""
     start: str | None = None
     """A finished run over the same backbone with an adapter like this one, from which training goes on, such as one of
     recipe sft; it is the reference, too. null: a fresh adapter, and the backbone."""
@@ -131,6 +134,16 @@ class ReinforceConfig(Section):
         """Whether the probabilities of the answers are computed before the first update."""
         return not self.pairs and (self.updates > 1 or (self.settings.kl == "reward" and self.settings.beta > 0))
 
+    @property
+    def cap(self) -> float:
+        """Highest weight of a token for who drew it; 0: none is weighed."""
+        return self.importance_cap
+
+    @property
+    def corrects(self) -> bool:
+        """Whether tokens are weighed for who drew them."""
+        return self.cap > 0 and not self.pairs
+
     def misfits(self, *, noise: bool) -> Iterator[str]:
         """Contradictions within the section and with the rest of the run, one sentence for each.
 
@@ -156,9 +169,9 @@ class ReinforceConfig(Section):
         for key in ("warm_up_steps", "warm_up_rate"):
             if self.differs(key) and self.warm_up is None:
                 yield f"reinforce.{key} is for reinforce.warm_up, which names no rows. Leave it out, or name a file."
-        if noise and self.remembers:
+        if noise and (self.remembers or self.corrects):
             yield (
                 "reinforce compares probabilities with those before the first update, and noise changes them in each "
                 "pass. Write adapter.dropout=0 and model.dropout=false and a method without noise of its own, or "
-                "reinforce.updates=1 and kl=loss."
+                "reinforce.updates=1, kl=loss and importance_cap=0."
             )

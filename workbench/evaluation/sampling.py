@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicLayer
 
 from workbench.adapters import anatomy
 from workbench.data.batching import Indices, micro_batches
-from workbench.data.text.answer_draws import Floats
+from workbench.data.text.answer_draws import Floats, ScoredAnswer
 from workbench.evaluation import generation
 from workbench.evaluation.scores import generation_config
 from workbench.training import capacity
@@ -52,13 +52,27 @@ class AnswerSampler:
         most = 1 if self._virtual else capacity.forward_tokens(self._backbone.device, width=width)
         return list(micro_batches(np.arange(len(prompts)), lengths, tokens=most))
 
-    @torch.no_grad()
     def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
         """Answers to each prompt, up to and with a token that ends it, or as long as there are random numbers.
 
         Args:
             draws: Random numbers (G, T) of the answers to each prompt.
         """
+        return self._answered(prompts, draws, self._drawing(draws))
+
+    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[ScoredAnswer]]:
+        """The same answers, with the log-probabilities that their tokens were drawn by."""
+        drawing = self._drawing(draws)
+        drawing.log_probs = []
+        answers = self._answered(prompts, draws, drawing)
+        each_T = iter(torch.stack(drawing.log_probs, dim=1).cpu().numpy())
+        return [[ScoredAnswer(ids, next(each_T)[: len(ids)]) for ids in group] for group in answers]
+
+    def _drawing(self, draws: Sequence[Floats]) -> _Drawn:
+        return _Drawn(np.concatenate(draws), self._temperature, known=self._known)
+
+    @torch.no_grad()
+    def _answered(self, prompts: Sequence[Indices], draws: Sequence[Floats], drawing: _Drawn) -> list[list[Indices]]:
         each, most = draws[0].shape
         settings = generation_config(self._stop, max_new_tokens=most)
         settings.use_cache = True
@@ -69,7 +83,7 @@ class AnswerSampler:
                 self._model,
                 {name: tensor.repeat_interleave(each, dim=0) for name, tensor in inputs.items()},
                 settings,
-                processor=_Drawn(np.concatenate(draws), self._temperature, known=self._known),
+                processor=drawing,
                 read=read,
             )
         written = output[:, inputs["input_ids"].shape[1] :].cpu().numpy()
@@ -96,10 +110,16 @@ class _Drawn(LogitsProcessor):
         self._draws_TB = torch.from_numpy(draws_BT.T.copy())
         self._temperature, self._known = temperature, known
         self._at = 0
+        self.log_probs: list[Tensor] | None = None
+        """Log-probabilities (B,) of the picked tokens, one tensor for each place; None: nobody asks."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        tokens_B = picked(scores[:, : self._known], self._draws_TB[self._at].to(scores.device), self._temperature)
+        known_BV = scores[:, : self._known]
+        tokens_B = picked(known_BV, self._draws_TB[self._at].to(scores.device), self._temperature)
         self._at += 1
+        if self.log_probs is not None:
+            log_p_BV = (known_BV.double() / self._temperature).log_softmax(-1)
+            self.log_probs.append(log_p_BV.gather(1, tokens_B[:, None])[:, 0])
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens_B[:, None], 0.0)
 
 

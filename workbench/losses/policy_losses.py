@@ -8,6 +8,7 @@ Legend: B answers, L their tokens, padded.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -49,6 +50,32 @@ def divergence(log_p: Tensor, reference: Tensor) -> Tensor:
     return torch.expm1(difference) - difference
 
 
+class Importance(NamedTuple):
+    """Weights of tokens (B, L), or of whole answers (B, 1), without a gradient, and whether each was cut to the cap."""
+
+    weight: Tensor
+    capped: Tensor
+
+
+def importance(old_BL: Tensor, sampled_BL: Tensor, mask_BL: Tensor, *, cap: float, normalise: Normalise) -> Importance:
+    """min(p / p_sampler, cap): how much likelier the model finds what another one drew, or the same computed otherwise.
+
+    Truncated importance sampling (Ionides 2008), as Yao et al. 2025, "Your efficient RL framework secretly brings you
+    off-policy RL training", weigh each token's loss by it.
+
+    Args:
+        old_BL: Log-probabilities by the model that trains, before the first update.
+        sampled_BL: Those that the tokens were drawn by.
+        mask_BL: Which tokens there are.
+        cap: Highest weight, > 0.
+        normalise: As of `policy_loss`; `whole`: one weight for each answer, that of all its tokens together.
+    """
+    difference_BL = (old_BL - sampled_BL).detach().masked_fill(~mask_BL, 0)
+    if normalise == "whole":
+        difference_BL = difference_BL.sum(1, keepdim=True)
+    return Importance(difference_BL.exp().clamp_max(cap), difference_BL > math.log(cap))
+
+
 def policy_loss(
     log_p_BL: Tensor,
     old_BL: Tensor,
@@ -61,6 +88,7 @@ def policy_loss(
     longest: int,
     reference_BL: Tensor | None = None,
     beta: float = 0.0,
+    weight_BL: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Loss of each answer (B,), to be summed and divided by the summed `weights`; and the clipped tokens (B, L).
 
@@ -77,14 +105,15 @@ def policy_loss(
         longest: Most tokens that an answer may have.
         reference_BL: Log-probabilities of the reference, where beta > 0.
         beta: Factor of the divergence from the reference, which is added.
+        weight_BL: Weights of `importance`, which the loss is multiplied by, and the divergence is not; None: all 1.
     """
     difference_BL = (log_p_BL - old_BL).masked_fill(~mask_BL, 0)
     if normalise == "whole":
-        surrogate = clipped(difference_BL.sum(1, keepdim=True), advantage_BL[:, :1], low=low, high=high)
-        loss_B, clipped_BL = surrogate.loss[:, 0], surrogate.clipped & mask_BL
-    else:
-        surrogate = clipped(difference_BL, advantage_BL, low=low, high=high)
-        loss_B, clipped_BL = over_tokens(surrogate.loss, mask_BL, normalise, longest), surrogate.clipped & mask_BL
+        difference_BL, advantage_BL = difference_BL.sum(1, keepdim=True), advantage_BL[:, :1]
+    surrogate = clipped(difference_BL, advantage_BL, low=low, high=high)
+    loss_BL = surrogate.loss if weight_BL is None else surrogate.loss * weight_BL
+    loss_B = loss_BL[:, 0] if normalise == "whole" else over_tokens(loss_BL, mask_BL, normalise, longest)
+    clipped_BL = surrogate.clipped & mask_BL
     if beta:
         assert reference_BL is not None
         penalty_BL = divergence(log_p_BL, reference_BL)

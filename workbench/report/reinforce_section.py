@@ -93,7 +93,7 @@ def plots(run: RunRecord) -> list[Plot]:
         of_set = "" if name == "mean" else f", {name}"
         reward.append(Series(f"held out, greedy{of_set}", step, held_out, "marked", len(reward)))
     shares = [name for name in ("no signal", "cut", "repetition") if name in run.named("answers")]
-    updates = [name for name in ("clipped", "accuracy") if name in run.named("update")]
+    updates = [name for name in ("clipped", "capped", "accuracy") if name in run.named("update")]
     charts = [
         draw("Reward", reward, x=_STEP, y=Axis("reward"), caption="Mean over the answers of a step."),
         draw(
@@ -123,7 +123,8 @@ def plots(run: RunRecord) -> list[Plot]:
             _lines(run, "update", updates),
             x=_STEP,
             y=Axis("share", from_zero=True),
-            caption="Tokens whose ratio was clipped, or pairs whose better answer has the higher log-ratio.",
+            caption="Tokens whose ratio was clipped, or whose weight for who drew them was cut to its cap (capped); or "
+            "pairs whose better answer has the higher log-ratio.",
         ),
     ]
     drift = [name for name in ("kl", "entropy") if name in run.named("update")]

@@ -64,6 +64,21 @@ def test_equals_what_is_written_out_token_by_token(stories: str, method: Method 
     assert len({len(each) for group in found for each in group}) > 1  # some were ended by a token, some by their length
 
 
+def test_tells_the_probability_that_each_token_was_drawn_by(stories: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(stories).eval()
+    sampler = AnswerSampler(model, known=500, stop=STOPS, temperature=TEMPERATURE)
+    found = sampler.scored(PROMPTS, draws())
+    plain = sampled(model, PROMPTS, draws(), known=500)
+    for prompt, group, answers in zip(PROMPTS, found, plain, strict=True):
+        assert [one.ids.tolist() for one in group] == answers
+        for one in group:
+            ids = torch.from_numpy(np.concatenate([prompt, one.ids]))
+            with torch.no_grad():
+                logits_TV = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1, :500].double()
+            wanted_T = (logits_TV / TEMPERATURE).log_softmax(-1).gather(1, ids[len(prompt) :, None])[:, 0]
+            assert one.log_probs == pytest.approx(wanted_T.numpy(), abs=1e-4)
+
+
 @pytest.mark.parametrize("family", ["GPT2", "Gemma2", "Mistral", "OPT", "Falcon"])
 def test_prompts_are_read_once_in_every_family(family: str) -> None:
     model = tiny(family).eval()

@@ -110,6 +110,60 @@ def test_gradients(numbers: dict[str, Tensor], normalise: Normalise) -> None:
     assert torch.autograd.gradcheck(of, leaf)
 
 
+CAP = 1.5
+
+
+@pytest.fixture
+def sampled(numbers: dict[str, Tensor]) -> Tensor:
+    """Log-probabilities by who drew the tokens: some weights are above the cap, of tokens and of whole answers."""
+    noise = torch.randn(MASK.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    return numbers["old"] + noise * 0.5
+
+
+@pytest.mark.parametrize("normalise", NORMALISE)
+def test_who_drew_the_tokens_is_weighed_as_the_formula_says(
+    numbers: dict[str, Tensor], sampled: Tensor, normalise: Normalise
+) -> None:
+    """min(pi / mu, cap) times the loss of each token, or of the whole answer; the divergence has no weight."""
+    weight, capped = policy_losses.importance(numbers["old"], sampled, MASK, cap=CAP, normalise=normalise)
+    loss_B, _ = found(numbers, normalise, reference_BL=numbers["reference"], beta=0.05, weight_BL=weight)
+    values = {name: each.tolist() for name, each in {**numbers, "sampled": sampled}.items()}
+    cut = []
+    for row, length in enumerate(LENGTHS):
+        log_p, old, mu, reference = (values[name][row][:length] for name in ("log_p", "old", "sampled", "reference"))
+        advantage = values["advantage"][row][0]
+        kl = sum(math.exp(r - p) - (r - p) - 1 for p, r in zip(log_p, reference, strict=True))
+        ratios = [math.exp(p - o) for p, o in zip(log_p, old, strict=True)]
+        drawn = [math.exp(o - m) for o, m in zip(old, mu, strict=True)]
+        if normalise == "whole":
+            ratios, drawn = [math.prod(ratios)], [math.prod(drawn)]
+        terms = [min(w, CAP) * surrogate(each, advantage) for each, w in zip(ratios, drawn, strict=True)]
+        divisor = {"answer": length, "token": 1, "constant": LONGEST, "whole": 1}[normalise]
+        assert loss_B[row].item() == pytest.approx((sum(terms) + 0.05 * kl) / divisor, rel=1e-12)
+        cut += [w > CAP for w in drawn]
+    assert capped[MASK[:, : capped.shape[1]]].tolist() == cut and 0 < sum(cut) < len(cut)
+
+
+@pytest.mark.parametrize("normalise", NORMALISE)
+def test_gradients_of_weighed_tokens(numbers: dict[str, Tensor], sampled: Tensor, normalise: Normalise) -> None:
+    leaf = numbers["log_p"].clone().requires_grad_()
+
+    def of(log_p: Tensor) -> Tensor:
+        weight, _ = policy_losses.importance(numbers["old"], sampled, MASK, cap=CAP, normalise=normalise)
+        return found({**numbers, "log_p": log_p}, normalise, weight_BL=weight)[0]
+
+    assert torch.autograd.gradcheck(of, leaf)
+    first, _ = policy_losses.importance(leaf, sampled, MASK, cap=CAP, normalise=normalise)
+    assert not first.requires_grad  # in a first update, where the model now is the model then
+
+
+def test_who_drew_as_the_model_does_weighs_nothing(numbers: dict[str, Tensor]) -> None:
+    for normalise in NORMALISE:
+        weight, capped = policy_losses.importance(numbers["old"], numbers["old"], MASK, cap=CAP, normalise=normalise)
+        assert (weight == 1).all() and not capped.any()
+        assert torch.equal(found(numbers, normalise, weight_BL=weight)[0], found(numbers, normalise)[0])
+
+
 def test_the_divergence_is_unbiased_and_never_below_0() -> None:
     """Its mean under p is the KL divergence, exactly, over all outcomes."""
     p = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)

@@ -6,11 +6,20 @@ Legend: G answers to a prompt, T most tokens of an answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+
+
+class ScoredAnswer(NamedTuple):
+    """An answer, and how likely each of its tokens was to whom drew it."""
+
+    ids: npt.NDArray[np.int64]
+    log_probs: Floats
+    """Natural log-probability of each token, at the temperature of the draw."""
 
 
 def draws(key: Sequence[int], *, answers: int, tokens: int) -> Floats:

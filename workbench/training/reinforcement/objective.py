@@ -62,6 +62,7 @@ class ReinforceObjective:
             mask_BT = mask_BT & ~now.cut_S[slot_B][:, None]
         old_BT = log_p_BT.detach() if config.updates == 1 else _rows(now.old_ST, slot_B)
         in_loss = settings.beta if settings.kl == "loss" else 0.0
+        importance = self._importance(now, old_BT, mask_BT, slot_B, counted=counted) if config.corrects else None
         loss_B, clipped_BT = policy_losses.policy_loss(
             log_p_BT,
             old_BT,
@@ -73,11 +74,27 @@ class ReinforceObjective:
             longest=config.max_new_tokens,
             reference_BL=_rows(now.reference_ST, slot_B) if in_loss else None,
             beta=in_loss,
+            weight_BL=importance,
         )
         copies_B = now.copies_S[slot_B]
         if counted:
             self.meter.add({"update[clipped]": (clipped_BT.double(), mask_BT * copies_B[:, None])})
         return loss_B * copies_B
+
+    def _importance(self, now: Rollout, old_BT: Tensor, mask_BT: Tensor, slot_B: Tensor, *, counted: bool) -> Tensor:
+        """Weights (B, T) of tokens, or (B, 1) of answers, for who drew them."""
+        found = policy_losses.importance(
+            old_BT.double(),
+            _rows(now.sampled_ST, slot_B),
+            mask_BT,
+            cap=self._config.cap,
+            normalise=self._config.settings.normalise,
+        )
+        if counted:
+            counts_BT = mask_BT * now.copies_S[slot_B][:, None]
+            figures = {"update[importance]": found.weight, "update[capped]": found.capped.double()}
+            self.meter.add({name: (value.expand_as(counts_BT), counts_BT) for name, value in figures.items()})
+        return found.weight
 
     def _of_pairs(self, now: Rollout, log_p_BT: Tensor, slot_B: Tensor, *, counted: bool) -> Tensor:
         """Loss of each pair (P,), 0 where both answers have one reward."""

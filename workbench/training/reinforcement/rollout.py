@@ -32,6 +32,8 @@ class Group:
     """Rewards of each answer by their names, without weights."""
     total: Floats
     """Their weighted sum, less what an answer's length costs."""
+    sampled: Sequence[Floats] | None = None
+    """Log-probabilities that the tokens of each answer were drawn by; None: nobody asked."""
 
     @property
     def dull(self) -> bool:
@@ -65,6 +67,8 @@ class Rollout:
     """Groups that were written in vain, and replaced, (1,)."""
     old_ST: Tensor | None = None
     """Log-probabilities before the first update."""
+    sampled_ST: Tensor | None = None
+    """Log-probabilities that the tokens were drawn by, as the sampler told them."""
     reference_ST: Tensor | None = None
     """Log-probabilities by the reference."""
     advantage_ST: Tensor | None = None
@@ -159,7 +163,16 @@ def rolled_out(
         first_S=torch.from_numpy(_first_equals(ids, totals, each=len(answers) // len(groups))),
         rewards={name: torch.from_numpy(np.concatenate([group.rewards[name] for group in groups])) for name in names},
         replaced=torch.tensor([replaced]),
+        sampled_ST=_sampled(groups, limit),
     )
+
+
+def _sampled(groups: Sequence[Group], limit: int) -> Tensor | None:
+    """Log-probabilities (S, T) of the sampler, 0 behind an answer's end; None where no group has them."""
+    told = [each for group in groups for each in group.sampled or ()]
+    if not told:
+        return None
+    return torch.tensor(np.stack([np.pad(each, (0, limit - len(each))) for each in told]), dtype=torch.float32)
 
 
 def _first_equals(ids_ST: Indices, total_S: Floats, *, each: int) -> Indices:
@@ -174,4 +187,4 @@ def blank(limit: int) -> Rollout:
     group = Group(-1, [np.zeros(limit, dtype=np.int64)], {}, np.zeros(1))
     zeros = torch.zeros(1, limit)
     trial_rollout = rolled_out([group], np.asarray([-1]), -1, limit=limit, stop=(), replaced=0)
-    return replace(trial_rollout, old_ST=zeros, reference_ST=zeros, advantage_ST=zeros.double())
+    return replace(trial_rollout, old_ST=zeros, sampled_ST=zeros, reference_ST=zeros, advantage_ST=zeros.double())

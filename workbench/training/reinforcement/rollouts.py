@@ -21,7 +21,7 @@ from typing_extensions import Self
 from workbench.config.reinforce_config import ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch, Row, micro_batches
 from workbench.data.text import answer_draws
-from workbench.data.text.answer_draws import Floats
+from workbench.data.text.answer_draws import Floats, ScoredAnswer
 from workbench.data.text.judged_set import ANSWER, ROW, with_answers
 from workbench.data.text.mixed_prompts import MixedPrompts
 from workbench.data.text.tokenized_set import TokenizedSet
@@ -43,6 +43,9 @@ class SamplesAnswers(Protocol):
 
     def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
         """Answers to each prompt, as many as it has rows of random numbers (G, T)."""
+
+    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[ScoredAnswer]]:
+        """The same answers, with the log-probabilities that they were drawn by."""
 
 
 class Judge(Protocol):
@@ -307,9 +310,14 @@ class Rollouts(RolloutRows):
             answer_draws.draws([self._seed, SEED, *key, int(prompt)], answers=each, tokens=limit) for prompt in prompts
         ]
         written: dict[int, list[Indices]] = {}
+        sampled: dict[int, list[Floats]] = {}
         for batch in self._sampler.batches(asked, answers=each, tokens=limit):
-            batch_answers = self._sampler.answer([asked[row] for row in batch], [draws[row] for row in batch])
-            written.update(zip(batch.tolist(), batch_answers, strict=True))
+            of_batch, draws_of_batch = [asked[row] for row in batch], [draws[row] for row in batch]
+            if not self.config.corrects:
+                written.update(zip(batch.tolist(), self._sampler.answer(of_batch, draws_of_batch), strict=True))
+                continue
+            for row, group in zip(batch.tolist(), self._sampler.scored(of_batch, draws_of_batch), strict=True):
+                written[row], sampled[row] = [one.ids for one in group], [one.log_probs for one in group]
         answers = [answer for row in range(len(prompts)) for answer in written[row]]
         named = self._judge.named(np.repeat(self.prompts.rows[prompts], each).tolist(), answers)
         total = self._judge.total(named) + self._penalty(answers)
@@ -319,6 +327,7 @@ class Rollouts(RolloutRows):
                 written[row],
                 {name: values[row * each : (row + 1) * each] for name, values in named.items()},
                 total[row * each : (row + 1) * each],
+                sampled.get(row),
             )
             for row, prompt in enumerate(prompts)
         ]

@@ -17,7 +17,7 @@ from workbench.config import DataConfig
 from workbench.config.reinforce_config import ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import tokenized
-from workbench.data.text.answer_draws import Floats
+from workbench.data.text.answer_draws import Floats, ScoredAnswer
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.mixed_prompts import MixedPrompts
 from workbench.data.text.prompt_encoder import PromptEncoder
@@ -37,6 +37,9 @@ class Scribe:
 
     def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
         return [[self._one(draws_T) for draws_T in draws_GT] for draws_GT in draws]
+
+    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[ScoredAnswer]]:
+        return [[ScoredAnswer(ids, -1 - 0.01 * ids) for ids in group] for group in self.answer(prompts, draws)]
 
     def _one(self, draws_T: Floats) -> Indices:
         length = 1 + int(draws_T[0] * len(draws_T))
@@ -225,8 +228,22 @@ def test_pairs_are_the_best_and_the_worst(prompts: TokenizedSet) -> None:
     assert tokens[:, 0].tolist() == counts_PG.amax(1).tolist() and tokens[:, 1].tolist() == counts_PG.amin(1).tolist()
 
 
-def test_goes_on_from_a_checkpoint(prompts: TokenizedSet) -> None:
-    found, other = rollouts(prompts, updates=2), rollouts(prompts, Lengths(dull=range(COUNT)), updates=2)
+def test_remembers_what_answers_were_drawn_by(prompts: TokenizedSet) -> None:
+    found = rollouts(prompts, importance_cap=2)
+    found.sample(DRAWS, epoch=0)
+    assert found.now.sampled_ST is not None and rollouts(prompts).now.sampled_ST is not None
+    for slot, count in enumerate(found.now.counts_S.tolist()):
+        told = found.now.sampled_ST[slot].double().numpy()
+        assert told[:count] == pytest.approx(-1 - 0.01 * found.now.answer(slot)) and not told[count:].any()
+    plain = rollouts(prompts)
+    plain.sample(DRAWS, epoch=0)
+    assert plain.now.sampled_ST is None and torch.equal(plain.now.tokens_ST, found.now.tokens_ST)
+
+
+@pytest.mark.parametrize("cap", [0, 2])
+def test_goes_on_from_a_checkpoint(prompts: TokenizedSet, cap: float) -> None:
+    words: dict[str, Any] = {"updates": 2, "importance_cap": cap}
+    found, other = rollouts(prompts, **words), rollouts(prompts, Lengths(dull=range(COUNT)), **words)
     examples = found.sample(DRAWS, epoch=0)
     other.load(found.state())
     assert np.array_equal(other.sample(DRAWS, epoch=0), examples)  # nothing is written or judged again
