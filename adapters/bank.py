@@ -25,7 +25,9 @@ from workbench.adapters.bank_layers import MemberRows, RoutedConvolution, Routed
 from workbench.adapters.lora import Lora, LoraPlus
 from workbench.adapters.method import ExtraParameters, Method
 from workbench.adapters.row_dropout import drop_by_row
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, WorkbenchError
+
+_MEMBER = "member"
 
 
 class Bank:
@@ -37,14 +39,38 @@ class Bank:
         """Names that PEFT knows the adapters by."""
         self._routing = Routing(pictures=anatomy.reads_pictures(model.get_base_model()))
         self._training = False
-        self._layers: list[Any] = [module for module in model.modules() if isinstance(module, LoraLayer)]
-        for layer in self._layers:
-            layer.__class__ = RoutedConvolution if isinstance(layer, LoraConv2d) else RoutedLora
-            layer.routing = self._routing
+        self._layers: list[Any] = []
+        self._route_layers()
         heads: list[Any] = [module for module in model.modules() if isinstance(module, ModulesToSaveWrapper)]
         for head in heads:
             head.__class__ = RoutedHead
             head.routing = self._routing
+
+    def _route_layers(self) -> None:
+        self._layers = [module for module in self.model.modules() if isinstance(module, LoraLayer)]
+        for layer in self._layers:
+            if not isinstance(layer, RoutedLora | RoutedConvolution):
+                layer.__class__ = RoutedConvolution if isinstance(layer, LoraConv2d) else RoutedLora
+                layer.routing = self._routing
+
+    def join(self, folder: Path) -> str:
+        """Load the LoRA adapter in `folder` as one more member, frozen; returns its name. Raises as `load` does."""
+        name = _name(1 + max(int(each.removeprefix(_MEMBER)) for each in self.members))
+        try:
+            adapters.load(self.model, folder, name=name)
+            _require_plain(self.model, name, folder)
+        except WorkbenchError:
+            if name in self.model.peft_config:
+                self.model.delete_adapter(name)
+            raise
+        self._route_layers()
+        self.members = (*self.members, name)
+        return name
+
+    def leave(self, member: str) -> None:
+        """Forget a member, one of several."""
+        self.model.delete_adapter(member)
+        self.members = tuple(each for each in self.members if each != member)
 
     @contextmanager
     def route(self, rows: Sequence[MemberRows], *, length: int | None) -> Iterator[None]:
@@ -167,12 +193,16 @@ def load(model: PreTrainedModel, folders: Sequence[Path]) -> Bank:
         loaded = adapters.load(loaded, folder, name=_name(number))
     assert isinstance(loaded, PeftModel), "a bank has members"
     for name, folder in zip(loaded.peft_config, folders, strict=True):
-        config = loaded.peft_config[name]
-        if not isinstance(config, LoraConfig) or config.use_dora or config.trainable_token_indices:
-            raise ConfigError(f"{folder}: no plain LoRA adapter. Load it alone: a bank holds lora, rslora and lora+.")
+        _require_plain(loaded, name, folder)
     return Bank(loaded)
+
+
+def _require_plain(model: PeftModel, name: str, folder: Path) -> None:
+    config = model.peft_config[name]
+    if not isinstance(config, LoraConfig) or config.use_dora or config.trainable_token_indices:
+        raise ConfigError(f"{folder}: no plain LoRA adapter. Load it alone: a bank holds lora, rslora and lora+.")
 
 
 def _name(number: int) -> str:
     """The name of a member: part of no other member's name, which PEFT would confuse, and of no module's."""
-    return f"member{number:04}"
+    return f"{_MEMBER}{number:04}"

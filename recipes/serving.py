@@ -16,6 +16,7 @@ from workbench.config import RunConfig
 from workbench.config.tasks import WRITING
 from workbench.data.text.chat import ChatEncoder
 from workbench.errors import ConfigError
+from workbench.evaluation.serving.adapter_loader import AdapterLoader
 from workbench.evaluation.serving.adapter_routes import OWN, AdapterRoutes, BankRoutes, SingleRoutes
 from workbench.evaluation.serving.app import Server, ServerLimits
 from workbench.evaluation.serving.engine import Engine
@@ -82,8 +83,9 @@ def serve_runs(
         )
     runs = named(sources, trust=trust)
     with settings.address.bound() as listening:
-        models = load(runs, settings)
-        app = Server(models, settings.limits).app
+        loaders: list[AdapterLoader] = []
+        models = load(runs, settings, loaders)
+        app = Server(models, settings.limits, loaders).app
         serve(app, listening, grace=settings.grace, ready=lambda address: ready(address, models))
 
 
@@ -107,8 +109,15 @@ def named(sources: Sequence[str], *, trust: bool) -> list[NamedRun]:
     return list(by_name.values())
 
 
-def load(runs: Sequence[NamedRun], settings: ServeSettings) -> list[ServedModel]:
-    """All models, with one engine for all LoRA adapters over the same backbone, and one for each other adapter."""
+def load(
+    runs: Sequence[NamedRun], settings: ServeSettings, loaders: list[AdapterLoader] | None = None
+) -> list[ServedModel]:
+    """All models, with one engine for all LoRA adapters over the same backbone, and one for each other adapter.
+
+    Args:
+        loaders: Where those go that load more adapters over such a backbone.
+    """
+    loaders = [] if loaders is None else loaders
     texts = [run for run in runs if run.config.recipe in WRITING]
     shared: dict[str, list[NamedRun]] = {}
     for run in texts:
@@ -116,7 +125,7 @@ def load(runs: Sequence[NamedRun], settings: ServeSettings) -> list[ServedModel]
     models: list[ServedModel] = []
     known: set[str] = set()
     for group in sorted(shared.values(), key=len, reverse=True):
-        models += _texts(group, settings, bare=group[0].config.model.id not in known)
+        models += _texts(group, settings, loaders, bare=group[0].config.model.id not in known)
         known.add(group[0].config.model.id)
     for run in runs:
         if run not in texts:
@@ -147,7 +156,9 @@ def _in_bank(run: NamedRun) -> bool:
     return not any(more) and config.bias == "none" and not heads and not config.target_parameters
 
 
-def _texts(group: Sequence[NamedRun], settings: ServeSettings, *, bare: bool) -> Iterator[TextModel]:
+def _texts(
+    group: Sequence[NamedRun], settings: ServeSettings, loaders: list[AdapterLoader], *, bare: bool
+) -> Iterator[TextModel]:
     """The text models of runs that share a backbone, and the backbone itself if `bare`."""
     first = group[0]
     routes, backbone, members = _banked(group) if _in_bank(first) else _single(first, bare=bare)
@@ -165,7 +176,10 @@ def _texts(group: Sequence[NamedRun], settings: ServeSettings, *, bare: bool) ->
         words = backbones.tokenizer(config)
         template = ChatEncoder(words)
         about = (config.id, config.id, 0, words, template)
-        yield TextModel(*about, frozenset(template.stops()), scheduler, BARE, context)
+        backbone_model = TextModel(*about, frozenset(template.stops()), scheduler, BARE, context)
+        if isinstance(routes, BankRoutes):
+            loaders.append(AdapterLoader(routes, engine, backbone_model))
+        yield backbone_model
 
 
 def _banked(group: Sequence[NamedRun]) -> tuple[AdapterRoutes, PreTrainedModel, Sequence[str]]:

@@ -154,6 +154,9 @@ def serve(
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for a request.")] = 600.0,
     body: Annotated[str, typer.Option(help="Largest request, such as 8MB.")] = "8MB",
     grace: Annotated[int, typer.Option(min=0, help="Seconds for begun answers after SIGTERM or Ctrl-C.")] = 30,
+    load_adapters: Annotated[
+        bool, typer.Option("--load-adapters", help="Load LoRA adapters from disk where clients ask, as vLLM does.")
+    ] = False,
     trust: Trusted = False,
 ) -> None:
     """Answer over HTTP like OpenAI's interface. Several runs by name in one batch, until SIGTERM or Ctrl-C."""
@@ -168,7 +171,7 @@ def serve(
         from workbench.recipes.serving import ServeSettings, serve_runs
     from workbench.runs.http_server import Address
 
-    limits = ServerLimits(api_key=api_key or None, seconds=timeout, body_bytes=size)
+    limits = ServerLimits(api_key=api_key or None, seconds=timeout, body_bytes=size, loads_adapters=load_adapters)
     settings = ServeSettings(Address(host, port), limits, rows, queue, context, grace)
 
     def ready(address: str, models: Sequence[ServedModel]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -43,10 +44,26 @@ class BankRoutes:
 
     def __init__(self, bank: Bank) -> None:
         self.model: nn.Module = bank.model
-        self.members: tuple[str, ...] = (*bank.members, BARE)
-        sizes = {tuple(each.shape for each in bank.parameters_of(name).values()): name for name in bank.members}
-        self.shapes = tuple(sizes.values())
         self._bank = bank
+        self._name_members()
+
+    def _name_members(self) -> None:
+        self.members: tuple[str, ...] = (*self._bank.members, BARE)
+        sizes: dict[tuple[torch.Size, ...], str] = {}
+        for name in self._bank.members:
+            sizes.setdefault(tuple(each.shape for each in self._bank.parameters_of(name).values()), name)
+        self.shapes: tuple[str, ...] = tuple(sizes.values())
+
+    def join(self, folder: Path) -> str:
+        """One more member, the adapter in `folder`; raises as `bank.load` does."""
+        member = self._bank.join(folder)
+        self._name_members()
+        return member
+
+    def leave(self, member: str) -> None:
+        """Forget a member."""
+        self._bank.leave(member)
+        self._name_members()
 
     @contextmanager
     def rows(self, rows: Sequence[MemberRows]) -> Iterator[None]:

@@ -76,6 +76,10 @@ class Overfull(Interrupted):
     """Memory ran out."""
 
 
+class Unloaded(Interrupted):
+    """The adapter has left."""
+
+
 class ShuttingDown(Interrupted):
     """The server ends."""
 

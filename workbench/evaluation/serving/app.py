@@ -1,4 +1,4 @@
-"""The addresses of a server, as an ASGI application: OpenAI's interface, vLLM's /classify, and /health."""
+"""The addresses of a server, as an ASGI application: OpenAI's interface, some of vLLM's, and /health."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -18,11 +19,12 @@ import numpy.typing as npt
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from workbench.errors import WorkbenchError
 from workbench.evaluation.serving import generating, refusals, requests
+from workbench.evaluation.serving.adapter_loader import AdapterLoader
 from workbench.evaluation.serving.answer_progress import Interrupted
 from workbench.evaluation.serving.generating import EventStream, Job
 from workbench.evaluation.serving.refusals import Refusal
@@ -32,6 +34,8 @@ from workbench.evaluation.serving.requests import (
     CompletionRequest,
     EmbeddingRequest,
     Generation,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
 )
 from workbench.evaluation.serving.scheduler import QueueFull
 from workbench.evaluation.serving.served_models import ClassModel, EmbeddingModel, ServedModel, TextModel, Turns
@@ -53,12 +57,18 @@ class ServerLimits:
     """Time of a request, from its arrival to the end of its answers."""
     body_bytes: int = 8 * 2**20
     """Size of a request."""
+    loads_adapters: bool = False
+    """Whether clients may have it load adapters from its disk, and forget these."""
 
 
 class Server:
     """Answers requests with models, by name."""
 
-    def __init__(self, models: Sequence[ServedModel], limits: ServerLimits) -> None:
+    def __init__(
+        self, models: Sequence[ServedModel], limits: ServerLimits, loaders: Sequence[AdapterLoader] = ()
+    ) -> None:
+        self._loaders, self._loaded = loaders, dict[str, AdapterLoader]()
+        self._loading = asyncio.Lock()
         self._models = {model.name: model for model in models}
         self._schedulers = generating.schedulers([model for model in models if isinstance(model, TextModel)])
         self._limits = limits
@@ -74,6 +84,8 @@ class Server:
             Route("/v1/completions", self._open(self._complete), methods=["POST"]),
             Route("/v1/embeddings", self._open(self._embed), methods=["POST"]),
             Route("/classify", self._open(self._classify), methods=["POST"]),
+            Route("/v1/load_lora_adapter", self._open(self._load), methods=["POST"]),
+            Route("/v1/unload_lora_adapter", self._open(self._unload), methods=["POST"]),
         ]
         handlers = {HTTPException: _no_address, Exception: _failed}
         return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)  # type: ignore[arg-type]
@@ -164,6 +176,39 @@ class Server:
         ]
         head = {"id": f"classify-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
         return JSONResponse({**head, "model": model.name, "data": data})
+
+    async def _load(self, request: Request) -> Response:
+        loader = self._require_loader()
+        asked = requests.read(LoadAdapterRequest, await self._body(request))
+        async with self._loading:
+            if asked.lora_name in self._models:
+                raise Refusal(f"A model is called {asked.lora_name!r}: it has already been loaded.", param="lora_name")
+            model = await asyncio.to_thread(loader.load, asked.lora_name, Path(asked.lora_path))
+            self._models[model.name], self._loaded[model.name] = model, loader
+        return PlainTextResponse(f"Success: LoRA adapter '{model.name}' added successfully.")
+
+    async def _unload(self, request: Request) -> Response:
+        self._require_loader()
+        name = requests.read(UnloadAdapterRequest, await self._body(request)).lora_name
+        async with self._loading:
+            if name not in self._loaded:
+                raise Refusal(f"No adapter that was loaded is called {name!r}.", status=404, param="lora_name")
+            model = self._models[name]
+            assert isinstance(model, TextModel)
+            await asyncio.to_thread(self._loaded[name].unload, model)
+            del self._models[name], self._loaded[name]
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+    def _require_loader(self) -> AdapterLoader:
+        """The backbone that new adapters go over; a Refusal where none is wanted or nobody could say which."""
+        if not self._limits.loads_adapters:
+            raise Refusal("This server loads no adapters. Start it with --load-adapters.", status=403)
+        if len(self._loaders) != 1:
+            raise Refusal(
+                f"Adapters are loaded over one backbone of LoRA adapters, and {len(self._loaders)} are served. Serve "
+                "runs of recipe sft, prefer or reinforce with LoRA over one backbone."
+            )
+        return self._loaders[0]
 
     async def _in_turn(self, turns: Turns, answer: Callable[[], AnswerT]) -> AnswerT:
         try:

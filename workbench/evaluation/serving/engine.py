@@ -56,6 +56,13 @@ class Engine:
         """Adapters, by name."""
         return self._routes.members
 
+    def admit(self, member: str) -> None:
+        """Take a member that has joined the routes; raises BackboneError where it does not compute as it does alone."""
+        self._require_same(member)
+        if member in self._routes.shapes:
+            known, self.sizes = self.sizes, SIZES
+            self.sizes = tuple(size for size in self._proven() if size in known)
+
     def step(self, chunks: Sequence[Chunk]) -> list[tuple[Chunk, Tensor]]:
         """Chunks that end or are scored, with logits (W, V); all are behind their rows' tokens then.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import JSONResponse
 
-from workbench.evaluation.serving.answer_progress import Interrupted, Overfull, ShuttingDown, TimedOut
+from workbench.evaluation.serving.answer_progress import Interrupted, Overfull, ShuttingDown, TimedOut, Unloaded
 from workbench.evaluation.serving.scheduler import QueueFull
 
 RETRY_S = 1
@@ -50,6 +50,8 @@ def of(error: QueueFull | Interrupted) -> Refusal:
         return Refusal("The answer took longer than the server allows.", status=504, code="timeout")
     if isinstance(error, Overfull):
         return Refusal("The server ran out of memory. Ask again later, or for less.", status=503, code="memory")
+    if isinstance(error, Unloaded):
+        return Refusal("The adapter was unloaded. Load it again.", status=404, param="model", code="model_not_found")
     if isinstance(error, ShuttingDown):
         return Refusal("The server is shutting down. Ask again later.", status=503, code="shutting_down")
     return Refusal("The server failed; its log says why.", status=500, code="failed")

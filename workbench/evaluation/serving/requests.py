@@ -21,19 +21,22 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "logit_bias": ({},),
+    "min_p": (0,),
     "metadata": (_ANY,),
     "modalities": (["text"],),
     "parallel_tool_calls": (_ANY,),
     "presence_penalty": (0,),
+    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
+    "top_k": (0, -1),
     "user": (_ANY,),
 }
-"""Parameters of OpenAI's that are not implemented, with the values that ask for nothing; null is another one."""
+"""Parameters of OpenAI's and vLLM's that are not implemented, with the values that ask for nothing, as null does."""
 RequestT = TypeVar("RequestT", bound="Request")
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
@@ -88,6 +91,8 @@ class Generation(Request):
     """Decides the random numbers: the same seed, the same answer."""
     stop: str | Annotated[list[str], Field(max_length=16)] = Field(default_factory=list)
     """Texts before which an answer ends."""
+    stop_token_ids: Annotated[list[int], Field(max_length=256)] = Field(default_factory=list)
+    """Tokens that end an answer, beside those of the model, as vLLM knows them."""
     stream: bool = False
     """Send the answer while it is written, as server-sent events."""
     stream_options: StreamOptions = StreamOptions()
@@ -150,6 +155,30 @@ class CompletionRequest(Generation):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return self.prompt
+
+
+class LoadAdapterRequest(Request):
+    """POST /v1/load_lora_adapter, in vLLM's form."""
+
+    neutral = False
+
+    model: str = ""
+    """Of no account: there is one backbone."""
+    lora_name: Annotated[str, Field(min_length=1, max_length=256)]
+    """By which requests ask for it."""
+    lora_path: Annotated[str, Field(min_length=1)]
+    """Folder of the adapter in PEFT's format, on the server."""
+
+
+class UnloadAdapterRequest(Request):
+    """POST /v1/unload_lora_adapter, in vLLM's form."""
+
+    neutral = False
+
+    model: str = ""
+    """Of no account: there is one backbone."""
+    lora_name: str
+    """Name of an adapter that was loaded."""
 
 
 class EmbeddingRequest(Request):

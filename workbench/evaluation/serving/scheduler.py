@@ -6,7 +6,9 @@ import logging
 import threading
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from workbench.errors import out_of_memory
 from workbench.evaluation.serving.answer_progress import (
@@ -15,10 +17,12 @@ from workbench.evaluation.serving.answer_progress import (
     Overfull,
     ShuttingDown,
     TimedOut,
+    Unloaded,
 )
 from workbench.evaluation.serving.engine import CHUNK, SIZES, Engine
 
 _log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
 
 
 class QueueFull(Exception):
@@ -39,6 +43,7 @@ class Scheduler:
         self._running: list[AnswerInProgress] = []
         self._waiting: deque[AnswerInProgress] = deque()
         self._changed = threading.Condition()
+        self._actions: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
@@ -63,16 +68,33 @@ class Scheduler:
 
         Raises:
             QueueFull: There is no room for all of them.
+            Unloaded: The adapter of one is not there any more.
             ShuttingDown: No answer is begun any more.
         """
         with self._changed:
             if self._closing or not self.alive:
                 raise ShuttingDown
+            if any(answer.member not in self._engine.members for answer in answers):
+                raise Unloaded
             free = self._rows - len(self._running) + self._queue - len(self._waiting)
             if len(answers) > free:
                 raise QueueFull
             self._waiting.extend(answers)
             self._changed.notify()
+
+    def between(self, action: Callable[[], ResultT]) -> ResultT:
+        """Result of an action that the engine's thread does between two tokens; raises what it raises."""
+        future: Future[ResultT] = Future()
+        with self._changed:
+            if self._closing or not self.alive:
+                raise ShuttingDown
+            self._actions.append((action, future))
+            self._changed.notify()
+        return future.result()
+
+    def writes(self, member: str) -> bool:
+        """Whether an answer of this adapter is written or waits."""
+        return any(answer.member == member for answer in (*self._running, *self._waiting))
 
     def cancel(self, answers: Sequence[AnswerInProgress]) -> None:
         """Stop answers for which nobody waits; their places are free at the next token."""
@@ -91,15 +113,27 @@ class Scheduler:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closing or self._waiting or self._running)
+                self._changed.wait_for(lambda: self._closing or self._waiting or self._running or self._actions)
                 self._drop()
                 if self._closing:
                     self._end([*self._running, *self._waiting], ShuttingDown())
+                    for _, future in self._actions:
+                        future.set_exception(ShuttingDown())
                     return
+                self._act()
                 while self._waiting and self._has_place(self._waiting[0]):
                     self._running.append(self._waiting.popleft())
             if self._running:
                 self._guarded_step()
+
+    def _act(self) -> None:
+        """Do what waits to be done between two tokens."""
+        while self._actions:
+            action, future = self._actions.popleft()
+            try:
+                future.set_result(action())
+            except Exception as error:
+                future.set_exception(error)
 
     def _has_place(self, answer: AnswerInProgress) -> bool:
         taken = sum(each.room for each in self._running)

@@ -99,7 +99,7 @@ class TextModel(ServedModel):
             member=self.member,
             sampling=sampling,
             text=AnswerText(self.tokenizer, prompt, request.stops),
-            stop=self.stop,
+            stop=self.stop | frozenset(request.stop_token_ids),
             known=len(self.tokenizer),
             listener=listener,
             deadline=time.monotonic() + seconds,
