@@ -8,8 +8,6 @@ Legend: N positions, k tokens kept of each.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,20 +28,18 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import cache_packing
 from workbench.distillation.cache_packing import Packed
 from workbench.distillation.cache_shards import Keys
-from workbench.errors import BackboneError, ConfigError, DataError
+from workbench.errors import ConfigError, DataError
+from workbench.runs import openai_client
+from workbench.runs.openai_client import OpenAIClient, token_number
 
-WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds before a request that failed for a passing reason is sent again."""
-SECONDS = 600.0
-"""Longest wait for an answer."""
+KEY, KEPT = "distill.teacher.url", "the finished shards of the cache are kept"
+"""Key of the address, and what is not lost where nobody answers there."""
 AT_ONCE = 4
 """Requests on their way."""
 TOKENS, ROWS = 4096, 32
 """Tokens of a request, padding included, and its rows."""
 PROBES = 8
 """Training rows whose text the server's tokenizer reads, and whose conversation its template writes."""
-_PREFIX = "token_id:"
-_PASSING = {408, 429, 500, 502, 503, 504}
 
 Top = Mapping[int, float]
 """Log-probabilities of the likeliest tokens of a position."""
@@ -61,9 +57,12 @@ class ServedTeacher:
     def of(teacher: TeacherConfig) -> ServedTeacher:
         """The teacher that a configuration names."""
         assert teacher.url is not None and isinstance(teacher.id, str), "the configuration requires both"
-        key = os.environ.get("OPENAI_API_KEY")
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        return ServedTeacher(teacher.url.rstrip("/"), teacher.id, httpx2.Client(headers=headers, timeout=SECONDS))
+        server = OpenAIClient.of(teacher.url, key=KEY, kept=KEPT)
+        return ServedTeacher(server.url, teacher.id, server.client)
+
+    @property
+    def _server(self) -> OpenAIClient:
+        return OpenAIClient(self.url, KEY, self._client, KEPT)
 
     def __enter__(self) -> ServedTeacher:
         return self
@@ -96,10 +95,7 @@ class ServedTeacher:
             BackboneError: the server does not answer.
             ConfigError: it has no such model, tells no probabilities of tokens, or reads rows otherwise.
         """
-        names = [str(each.get("id")) for each in self._get("models").get("data", [])]
-        if self.model not in names:
-            known = ", ".join(sorted(names)) or "none"
-            raise ConfigError(f"distill.teacher.id={self.model} is no model of {self.url}. It has: {known}.")
+        self._server.require_model(self.model, key="distill.teacher.id")
         rows = [train[index].input_ids for index in range(min(PROBES, len(train)))]
         self.likeliest([[int(token) for token in ids] for ids in rows if len(ids) > 1][:1], 1)
         texts = [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in rows]
@@ -108,16 +104,18 @@ class ServedTeacher:
             self._require_same_rendering(data, template)
 
     def _require_same_tokens(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
-        for text, scored in zip(texts, self._completed(list(texts), 1), strict=True):
-            served_ids = [_number(token) for token in scored["tokens"]][:-1]
-            expected = [tokenizer(text, add_special_tokens=special)["input_ids"] for special in (True, False)]
-            if served_ids not in expected:
-                raise ConfigError(
-                    f"distill.teacher.url={self.url}: {self.model} cuts a text of {len(text)} characters into "
-                    f"{len(served_ids)} tokens, {served_ids[:8]} ..., and the student's tokenizer into "
-                    f"{len(expected[1])}, {expected[1][:8]} ... Name a teacher with the student's tokenizer, or load "
-                    "one here with distill.loss=universal."
-                )
+        try:
+            served = self._server.tokens(self.model, texts)
+        except ValueError as error:
+            raise self._unusable(str(error)) from None
+        if found := openai_client.mismatch(texts, served, tokenizer):
+            text, served_ids, own_ids = found
+            raise ConfigError(
+                f"distill.teacher.url={self.url}: {self.model} cuts a text of {len(text)} characters into "
+                f"{len(served_ids)} tokens, {served_ids[:8]} ..., and the student's tokenizer into "
+                f"{len(own_ids)}, {own_ids[:8]} ... Name a teacher with the student's tokenizer, or load "
+                "one here with distill.loss=universal."
+            )
 
     def _require_same_rendering(self, data: DataConfig, template: ChatEncoder) -> None:
         """Compare how many tokens a conversation has: a server tells no more of what its template writes."""
@@ -133,10 +131,10 @@ class ServedTeacher:
                 continue  # the row was left out when the data were read
             messages = [{key: each[key] for key in ("role", "content") if key in each} for each in asked]
             body = {"model": self.model, "messages": messages, "max_tokens": 1, "temperature": 0}
-            response = self._sent("POST", "chat/completions", body)
+            response = self._server.sent("POST", "chat/completions", body)
             if response.status_code in (400, 404, 405):
                 return  # no chat is served, as of a model without a template
-            served = int(self._json(response).get("usage", {}).get("prompt_tokens", wanted))
+            served = int(self._server.json(response).get("usage", {}).get("prompt_tokens", wanted))
             if served != wanted:
                 raise ConfigError(
                     f"distill.teacher.url={self.url}: the chat template of {self.model} writes {example.place} in "
@@ -147,30 +145,18 @@ class ServedTeacher:
 
     def _completed(self, prompts: Sequence[Any], k: int) -> list[dict[str, Any]]:
         """Log-probabilities of each prompt's tokens and one more."""
-        body = {
-            "model": self.model,
-            "prompt": prompts,
-            "max_tokens": 1,
-            "temperature": 0,
-            "echo": True,
-            "logprobs": k,
-            "return_tokens_as_token_ids": True,
-        }
-        response = self._sent("POST", "completions", body)
-        if response.status_code == 400:
-            raise self._unusable(_reason(response))
-        choices = sorted(self._json(response).get("choices", []), key=lambda choice: int(choice.get("index", 0)))
-        scored = [choice.get("logprobs") for choice in choices]
-        if not all(isinstance(each, dict) and each.get("tokens") and each.get("top_logprobs") for each in scored):
-            raise self._unusable("its answer has no log-probabilities of the prompt's tokens")
-        return scored
+        try:
+            return self._server.echoed(self.model, prompts, k)
+        except ValueError as error:
+            raise self._unusable(str(error)) from None
 
     def _read(self, scored: Mapping[str, Any], ids: Sequence[int], k: int) -> list[Top]:
         """The likeliest tokens of each position of a row."""
         try:
-            echoed_ids = [_number(token) for token in scored["tokens"]]
+            echoed_ids = [token_number(token) for token in scored["tokens"]]
             tops: list[Top] = [
-                {_number(token): float(logp) for token, logp in each.items()} for each in scored["top_logprobs"][1:]
+                {token_number(token): float(logp) for token, logp in each.items()}
+                for each in scored["top_logprobs"][1:]
             ]
         except (ValueError, AttributeError, TypeError):
             raise self._unusable("its tokens are written as text, not as token_id:NUMBER") from None
@@ -188,44 +174,6 @@ class ServedTeacher:
             f"distill.teacher.url={self.url} cannot teach: {reason}.\n  It must answer POST /completions with echo, "
             "logprobs=distill.cache.k and return_tokens_as_token_ids, as `workbench serve` (k up to 20) and vLLM "
             "(--max-logprobs) do."
-        )
-
-    def _get(self, path: str) -> dict[str, Any]:
-        return self._json(self._sent("GET", path, None, patient=False))
-
-    def _json(self, response: httpx2.Response) -> dict[str, Any]:
-        if response.status_code in (401, 403):
-            raise ConfigError(f"distill.teacher.url={self.url}: {_reason(response)} Set OPENAI_API_KEY to its key.")
-        try:
-            response.raise_for_status()
-            payload = response.json()
-        except (httpx2.HTTPError, ValueError):
-            payload = None
-        if not isinstance(payload, dict):
-            raise BackboneError(
-                f"distill.teacher.url={self.url}: {response.request.method} {response.request.url.path} was answered "
-                f"with status {response.status_code}: {_reason(response)} Write the address up to /v1."
-            )
-        return payload
-
-    def _sent(self, method: str, path: str, body: Mapping[str, Any] | None, *, patient: bool = True) -> httpx2.Response:
-        """The answer to a request, which is sent again where it fails for a passing reason."""
-        for wait in (*(WAITS if patient else ()), None):
-            try:
-                response = self._client.request(method, f"{self.url}/{path}", json=body)
-            except httpx2.TransportError as error:
-                reason = f"{type(error).__name__}: {error}"
-            except httpx2.InvalidURL as error:
-                raise ConfigError(f"distill.teacher.url={self.url} is no address: {error}.") from None
-            else:
-                if response.status_code not in _PASSING:
-                    return response
-                reason = f"status {response.status_code}: {_reason(response)}"
-            if wait is not None:
-                time.sleep(wait)
-        raise BackboneError(
-            f"distill.teacher.url={self.url} does not answer ({reason}). Start the server, or correct the address; the "
-            "finished shards of the cache are kept."
         )
 
 
@@ -284,18 +232,3 @@ class ServedQuestions:
                 "the student's; the others pad the teacher's head. Write a smaller distill.cache.k."
             )
         return sorted(known, key=lambda token: (-top[token], token))[: self._k]
-
-
-def _number(token: str) -> int:
-    if not token.startswith(_PREFIX):
-        raise ValueError(token)
-    return int(token.removeprefix(_PREFIX))
-
-
-def _reason(response: httpx2.Response) -> str:
-    """Message of an error in OpenAI's form, or how an answer begins."""
-    try:
-        error = response.json()["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, KeyError, TypeError):
-        return repr(response.text[:200])

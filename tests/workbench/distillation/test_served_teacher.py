@@ -26,6 +26,7 @@ from workbench.errors import BackboneError, ConfigError
 from workbench.evaluation.serving.app import Server, ServerLimits
 from workbench.evaluation.serving.served_models import TextModel
 from workbench.models import backbones
+from workbench.runs import openai_client
 
 URL = "http://127.0.0.1:8000/v1"
 Changed = Callable[[httpx2.Request, Any], Any]
@@ -144,7 +145,7 @@ def test_a_request_has_no_more_rows_than_a_server_takes(
 def test_a_request_that_fails_in_passing_is_sent_again(
     desk: Desk, client: TestClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(served_teacher, "WAITS", (0.0,) * 5)
+    monkeypatch.setattr(openai_client, "WAITS", (0.0,) * 5)
     config, failures = served(named(client)), iter([429, None, 503, 500, None, 429] * 2)
 
     def busy(request: httpx2.Request, answer: Any) -> Any:
@@ -158,7 +159,7 @@ def test_a_request_that_fails_in_passing_is_sent_again(
 
 
 def test_a_server_that_stays_away_is_named(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_teacher, "WAITS", (0.0,) * 2)
+    monkeypatch.setattr(openai_client, "WAITS", (0.0,) * 2)
     with httpx2.Client() as client, pytest.raises(BackboneError, match=r"does not answer.*Start the server"):
         ServedTeacher("http://127.0.0.1:9/v1", "any", client).likeliest([[1, 2, 3]], 4)
 
