@@ -91,6 +91,8 @@ def notes(config: RunConfig) -> Iterator[str]:
         if reference.source.model.id != config.model.id:
             yield f"The reference, {reference.source.name}, is taken to be as large as the model that trains."
     if config.recipe == "reinforce":
+        if (url := config.reinforce.rollouts.url) is not None:
+            yield f"Answers are written at {url}, whose memory is its own."
         yield (
             "Writing and rewarding the answers of each step is not counted, in time and memory; each answer is taken "
             "to be as long as it may be."

@@ -35,18 +35,19 @@ from workbench.evaluation.sampling import AnswerSampler
 from workbench.models import backbones
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
-from workbench.recipes import start_adapter, warm_up
+from workbench.recipes import rollout_server, start_adapter, warm_up
 from workbench.recipes.sft import read_template
 from workbench.recipes.single_run import Scored
 from workbench.recipes.started_run import StartedRun
 from workbench.runs import files, provenance
+from workbench.runs.openai_client import OpenAIClient
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
 from workbench.training.limits import total_steps
 from workbench.training.reinforcement import log_probs
 from workbench.training.reinforcement.objective import ReinforceObjective
-from workbench.training.reinforcement.rollouts import LogProbReader, RolloutRows, Rollouts
+from workbench.training.reinforcement.rollouts import LogProbReader, RolloutRows, Rollouts, SamplesAnswers
 from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]
@@ -59,10 +60,28 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, template, data, _ = prepare(config)
     judging = judges(config, data, tokenizer)
+    with rollout_server.opened(config) as server:
+        if server is not None:
+            rollout_server.require(server, config, tokenizer, data.train)
+            callback.say(f"Answers are written by {config.reinforce.rollouts.id} at {server.url}.")
+        return _trained(config, run, callback, (tokenizer, template, data), judging, server)
+
+
+def _trained(
+    config: RunConfig,
+    run: Run,
+    callback: Callback,
+    prepared: tuple[PreTrainedTokenizerBase, ChatEncoder, Splits],
+    judging: list[RowJudge],
+    server: OpenAIClient | None,
+) -> Scores:
+    """Scores of a run whose prompts and rewards are ready."""
+    tokenizer, template, data = prepared
     provenance.note_data(run, {name: split and split.facts() for name, split in data._asdict().items()})
     config = warm_up.warmed_up(config, run, callback)
-    reinforce = ReinforceRun(config, run, callback, tokenizer, template, data, judges=judging)
+    reinforce = ReinforceRun(config, run, callback, tokenizer, template, data, judges=judging, server=server)
     reinforce.train()
+    rollout_server.forget(server, run)
     return reinforce.finish()
 
 
@@ -121,6 +140,8 @@ class ReinforceRun(StartedRun):
     """A run that learns from rewards of its own answers."""
 
     judges: list[RowJudge] = field(kw_only=True)
+    server: OpenAIClient | None = field(default=None, kw_only=True)
+    """Writes the answers, where the model that trains does not."""
 
     def write_before(self, start: ExportedModel) -> None:
         scoring = stored_results(self.config, self.run, self.callback.stop_requested, model="before")
@@ -135,7 +156,7 @@ class ReinforceRun(StartedRun):
         rows = Rollouts(
             mixed_prompts.drawn(self.data.train, self.config),
             section,
-            AnswerSampler(live.model, known=len(self.tokenizer), stop=live.stop, temperature=section.temperature),
+            self._sampler(live),
             self._judge(self.data.train),
             own=log_probs.own(live.model, live.head, section.temperature, device=device),
             reference=self._reference(live, backbone),
@@ -143,6 +164,14 @@ class ReinforceRun(StartedRun):
             stop=live.stop,
         )
         return self.signal(rows, read)._replace(keeps={KEPT: rows})
+
+    def _sampler(self, live: ExportedModel) -> SamplesAnswers:
+        """Whoever writes the answers."""
+        known = len(self.tokenizer)
+        if self.server is not None:
+            return rollout_server.sampler(self.server, self.config, self.run, live, known=known)
+        temperature = self.config.reinforce.temperature
+        return AnswerSampler(live.model, known=known, stop=live.stop, temperature=temperature)
 
     def signal(self, rows: RolloutRows, read: Callable[[MicroBatch], Tensor]) -> TrainingSignal:
         """The loss of answers that were written."""

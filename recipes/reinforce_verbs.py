@@ -18,7 +18,7 @@ from workbench.evaluation import rewards
 from workbench.evaluation.rewards.row_judge import RowJudge
 from workbench.evaluation.sampling import AnswerSampler
 from workbench.models import backbones, exported
-from workbench.recipes import reinforce
+from workbench.recipes import reinforce, rollout_server
 from workbench.recipes.inspection import SHOWN, Inspection
 from workbench.runs.run_directory import Run
 from workbench.runs.trust import Trust
@@ -34,6 +34,9 @@ def inspect(config: RunConfig) -> Inspection:
     """Findings of `check`, for a run that is not refused. Some answers are written, so that weights are read."""
     tokenizer, _, data, modules = reinforce.prepare(config)
     (judge, *_) = reinforce.judges(config, data, tokenizer)
+    with rollout_server.opened(config) as server:
+        if server is not None:
+            rollout_server.require(server, config, tokenizer, data.train)
     drawn = mixed_prompts.drawn(data.train, config)
     steps = total_steps(config, len(drawn))
     return Inspection(
@@ -97,6 +100,11 @@ def _sizes(config: RunConfig, data: Splits) -> Iterator[str]:
     section, size = config.reinforce, config.batch.size
     count = f"{min(size, len(data.train)):,} prompts x {section.answers} answers of {section.max_new_tokens} tokens"
     yield f"Training: {len(data.train):,} prompts; held-out: {len(data.held_out):,}. A step writes {count} at most."
+    if (served := section.rollouts).url is not None:
+        yield (
+            f"Answers are written by {served.id} at {served.url}, which loads the adapter before every "
+            f"{'' if served.sync_every == 1 else f'{served.sync_every}th '}rollout (those shown are written here)."
+        )
     if section.updates > 1:
         yield f"Each answer is learnt from in {section.updates} steps one after another (reinforce.updates)."
 

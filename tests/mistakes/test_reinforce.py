@@ -21,6 +21,8 @@ train: {steps: 2}
 evaluate: {every: null}
 """
 ROWS = [{"question": f"What comes after {n}?", "answer": str(n + 1)} for n in range(20)]
+URL = "http://127.0.0.1:9/v1"
+SERVED = f"reinforce.rollouts.url={URL} reinforce.rollouts.id=m"
 Case = partial(RowsCase, rows=ROWS, other=[{"a": "b"}])
 
 CASES = {
@@ -100,6 +102,42 @@ CASES = {
     "an encoder-decoder": Case("which recipe reinforce does not read", "Take a causal backbone", "model.id=t5"),
     "a start that is none": Case(
         "reinforce.start=nowhere is no run directory", "Name a finished run", "reinforce.start=nowhere"
+    ),
+    "no name at the address": Case(
+        "reinforce.rollouts.url: write the name", "reinforce.rollouts.id", f"reinforce.rollouts.url={URL}"
+    ),
+    "a name without an address": Case(
+        "reinforce.rollouts.id is for reinforce.rollouts.url", "write an address", "reinforce.rollouts.id=m"
+    ),
+    "turns without an address": Case(
+        "reinforce.rollouts.sync_every is for reinforce.rollouts.url", "Leave it out", "reinforce.rollouts.sync_every=2"
+    ),
+    "no address": Case("reinforce.rollouts.url", "write an address such as", "reinforce.rollouts.url=here:8000"),
+    "no turn": Case("reinforce.rollouts.sync_every", "greater than 0", f"{SERVED} reinforce.rollouts.sync_every=0"),
+    "all weights to a server": Case(
+        "adapter.method=full trains the backbone itself, whose weights it cannot take",
+        "Write adapter.method=lora|rslora|lora+",
+        f"{SERVED} adapter.method=full reinforce.beta=0",
+    ),
+    "another adapter to a server": Case(
+        "a server loads plain LoRA while it answers, and adapter.method=ia3",
+        "or leave reinforce.rollouts out",
+        SERVED + " 'adapter={method: ia3}'",
+    ),
+    "a temperature that a server does not tell": Case(
+        "a server tells probabilities at temperature 1",
+        "reinforce.importance_cap=0",
+        f"{SERVED} reinforce.temperature=1.2",
+    ),
+    "dropout beside a server": Case(
+        "noise changes them in each pass", "importance_cap=0", f"{SERVED} adapter.dropout=0.1"
+    ),
+    "a server that is not there": Case("reinforce.rollouts.url=http://127.0.0.1:9/v1 does not answer", "Start", SERVED),
+    "a negative cap": Case("reinforce.importance_cap", "greater than or equal to 0", "reinforce.importance_cap=-1"),
+    "a cap of pairs": Case(
+        "reinforce.method=online_dpo compares two whole answers",
+        "leave reinforce.importance_cap out",
+        "reinforce.method=online_dpo reinforce.importance_cap=2",
     ),
     "no prompt": Case("row 1: `question` is empty", "data.on_bad_row=skip", rows=[{**ROWS[0], "question": ""}, *ROWS]),
     "no column for the reward": Case(

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from workbench.config.server_address import ServerAddress
 from workbench.schema import Section, Unit
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -28,7 +29,6 @@ BACKBONE, TEACHER = "backbone", "teacher"
 STUDENT = "student"
 """Where, in a run directory, a student's backbone stands that was made of another one."""
 
-_ADDRESS = re.compile(r"https?://[^\s/]\S*")
 _LAYERS = re.compile(r"(every|first|last)-([1-9]\d*)")
 
 
@@ -39,7 +39,7 @@ class TeacherConfig(Section):
     """A run directory (a fine-tuned model; of a cross-validation all adapters together), several of them over one
     backbone, a folder or hub id of a model, or `backbone`: the student's own, its adapter off. With `url`, the model's
     name there."""
-    url: str | None = None
+    url: ServerAddress | None = None
     """Address of a server that teaches, such as http://localhost:8000/v1: `workbench serve`, vLLM, or another that has
     OpenAI's completions with echo and writes tokens as token_id:NUMBER. It is sent the training rows, and the key that
     OPENAI_API_KEY in the environment holds."""
@@ -51,13 +51,6 @@ class TeacherConfig(Section):
     """With a cross-validation as teacher: label a training row by the adapters that did not train on it."""
     trust: bool = False
     """Execute the Python code that the teacher's run directory names. Only of those whom you trust."""
-
-    @field_validator("url")
-    @classmethod
-    def _an_address(cls, value: str | None) -> str | None:
-        if value is not None and not _ADDRESS.fullmatch(value):
-            raise ValueError(f"{value!r}: write an address such as http://localhost:8000/v1.")
-        return value
 
 
 class StudentConfig(Section):

@@ -9,12 +9,16 @@ from workbench.config.run_sections import RunSections
 _OF_ROWS = ("sampling", "curriculum", "length_warm_up", "augment", "clean", "decontaminate", "drop_suspects")
 """Keys of `data` that are for rows with an answer, or order them by it."""
 
+_LOADED = ("lora", "rslora", "lora+")
+"""Methods whose adapters servers load as they are saved, over the backbone as it is."""
+
 
 def mistakes(config: RunSections) -> Iterator[str]:
     """Contradictions between recipe reinforce and other sections, one sentence for each."""
     yield from config.reinforce.misfits(
         noise=config.adapter.noise > 0 or config.adapter.facts.draws or config.model.dropout
     )
+    yield from _of_rollouts(config)
     yield from _of_rows(config)
     yield from _of_training(config)
     if config.reinforce.start is not None and config.adapter.method == "full":
@@ -32,6 +36,22 @@ def mistakes(config: RunSections) -> Iterator[str]:
             "reinforce.beta compares with the model that training starts from, which is the backbone without its "
             "adapter, and adapter.method=full trains the backbone itself. Write reinforce.beta=0, or "
             "adapter.method=lora."
+        )
+
+
+def _of_rollouts(config: RunSections) -> Iterator[str]:
+    if config.reinforce.rollouts.url is None or config.adapter.method in _LOADED:
+        return
+    cure = f"Write adapter.method={'|'.join(_LOADED)}, or leave reinforce.rollouts out."
+    if config.adapter.method == "full":
+        yield (
+            "reinforce.rollouts.url: a server is given an adapter before each rollout, and adapter.method=full trains "
+            f"the backbone itself, whose weights it cannot take. {cure}"
+        )
+    else:
+        yield (
+            "reinforce.rollouts.url: a server loads plain LoRA while it answers, and "
+            f"adapter.method={config.adapter.method} is saved as something else. {cure}"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from workbench.config.server_address import ServerAddress
 from workbench.schema import Section, Unit
 
 Baseline = Literal["group", "group_scaled", "leave_one_out", "batch"]
@@ -39,6 +40,24 @@ METHODS = {
 }
 _OF_RATIOS = ("baseline", "normalise", "clip", "clip_high", "kl", "drop_cut", "importance_cap")
 """Keys of losses of single answers."""
+
+
+SERVED_CAP = 2.0
+"""Cap of the importance weights where a server draws answers."""
+
+
+class RolloutsConfig(Section):
+    """A server that writes the answers: it computes faster, and not quite as training does."""
+
+    url: ServerAddress | None = None
+    """Address of a server that writes the answers, such as http://localhost:8000/v1: vLLM with --enable-lora and
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, or `workbench serve RUN --load-adapters`. It is sent the prompts, and the key
+    that OPENAI_API_KEY in the environment holds, and reads the adapter in the run directory. null: they are written
+    here."""
+    id: str | None = None
+    """The name of the backbone there."""
+    sync_every: Annotated[PositiveInt, Unit("rollouts")] = 1
+    """Rollouts that are written, one for all updates on it, before the server is given the weights of now."""
 
 
 class ReinforceConfig(Section):
@@ -83,9 +102,10 @@ class ReinforceConfig(Section):
     punishment). null: dapo a fifth of max_new_tokens, else 0."""
     drop_cut: bool = False
     """Answers that reached max_new_tokens carry no loss (overlong filtering)."""
-    importance_cap: NonNegativeFloat = 0.0
+    rollouts: RolloutsConfig = RolloutsConfig()
+    importance_cap: NonNegativeFloat | None = None
     """The loss of a token is multiplied by its probability in training over that by which it was drawn, at most this
-    (truncated importance sampling, Yao et al. 2025), 2 for example; 0: by 1."""
+    (truncated importance sampling, Yao et al. 2025); 0: by 1. null: 2 where a server draws (rollouts.url), else 0."""
     start: str | None = None
     """A finished run over the same backbone with an adapter like this one, from which training goes on, such as one of
     recipe sft; it is the reference, too. null: a fresh adapter, and the backbone."""
@@ -137,12 +157,31 @@ class ReinforceConfig(Section):
     @property
     def cap(self) -> float:
         """Highest weight of a token for who drew it; 0: none is weighed."""
-        return self.importance_cap
+        if self.importance_cap is not None:
+            return self.importance_cap
+        return SERVED_CAP if self.rollouts.url is not None else 0.0
 
     @property
     def corrects(self) -> bool:
         """Whether tokens are weighed for who drew them."""
         return self.cap > 0 and not self.pairs
+
+    def _served_misfits(self) -> Iterator[str]:
+        served = self.rollouts
+        if served.url is None:
+            for key in ("id", "sync_every"):
+                if served.differs(key):
+                    yield (
+                        f"reinforce.rollouts.{key} is for reinforce.rollouts.url, which names no server. Leave it out, "
+                        "or write an address."
+                    )
+        elif served.id is None:
+            yield "reinforce.rollouts.url: write the name of the backbone there as reinforce.rollouts.id."
+        elif self.corrects and self.temperature != 1:
+            yield (
+                "reinforce.rollouts.url: a server tells probabilities at temperature 1, with which others cannot be "
+                "compared. Leave reinforce.temperature out, or write reinforce.importance_cap=0."
+            )
 
     def misfits(self, *, noise: bool) -> Iterator[str]:
         """Contradictions within the section and with the rest of the run, one sentence for each.
@@ -164,6 +203,7 @@ class ReinforceConfig(Section):
             )
         if self.warm_up is not None and self.start is not None:
             yield "reinforce.warm_up begins with a fresh adapter, and reinforce.start with another. Leave one out."
+        yield from self._served_misfits()
         if self.trust and self.start is None:
             yield "reinforce.trust is for the code that reinforce.start names, and there is no start. Leave it out."
         for key in ("warm_up_steps", "warm_up_rate"):

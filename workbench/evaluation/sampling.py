@@ -39,6 +39,9 @@ class AnswerSampler:
         self._backbone: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self._virtual = isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning
 
+    def begin(self) -> None:
+        """Nothing: the model that writes is the one that trains."""
+
     def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
         """Numbers of the prompts that are answered together, which depend on nothing but the prompts.
 

@@ -72,8 +72,9 @@ class OpenAIClient:
         response = self.sent("POST", "completions", {**body, "return_tokens_as_token_ids": True})
         if response.status_code == 400:
             raise ValueError(reason(response))
-        scored = [choice.get("logprobs") for choice in self.choices(response)]
-        if not all(isinstance(each, dict) and each.get("tokens") and each.get("top_logprobs") for each in scored):
+        told = [choice.get("logprobs") for choice in self.choices(response)]
+        scored = [each for each in told if isinstance(each, dict) and each.get("tokens") and each.get("top_logprobs")]
+        if len(scored) < len(told):
             raise ValueError("its answer has no log-probabilities of the prompt's tokens")
         return scored
 

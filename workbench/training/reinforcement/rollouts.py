@@ -38,6 +38,9 @@ SEED = 7
 class SamplesAnswers(Protocol):
     """Writes answers to prompts from random numbers."""
 
+    def begin(self) -> None:
+        """A rollout begins: weights have changed since the last one."""
+
     def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
         """Numbers of the prompts that are answered together."""
 
@@ -274,6 +277,7 @@ class Rollouts(RolloutRows):
 
     def _written(self, draws: Indices, epoch: int) -> Rollout:
         """Answers to the prompts of a step; prompts whose answers have one reward are replaced, a few times."""
+        self._sampler.begin()
         groups = self._groups(draws, key=[epoch, int(draws[0]), 0])
         replaced = 0
         for attempt in range(1, self.config.settings.resample + 1):

@@ -117,6 +117,7 @@ def test_one_backbone_is_needed(tmp_path: Path, stories: str) -> None:
         assert response.status_code == 400 and "over one backbone" in response.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_answers_go_on_while_adapters_come_and_go(client: TestClient, lora_runs: list[Path]) -> None:
     wanted, found = answer(client, "run0", max_tokens=60, n=4), []
 

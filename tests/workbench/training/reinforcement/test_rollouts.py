@@ -32,6 +32,9 @@ STOP, COUNT = 2, 8
 class Scribe:
     """Writes answers of as many tokens as their first random number says, and ends each where there is room."""
 
+    def begin(self) -> None:
+        pass
+
     def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
         return [np.asarray([row]) for row in reversed(range(len(prompts)))]
 
