@@ -70,8 +70,8 @@ def _require_same_tokens(
         served = server.tokens(model, texts)
     except ValueError as error:
         raise served_answers.unusable(server, str(error)) from None
-    if found := openai_client.mismatch(texts, served, tokenizer):
-        text, served_ids, own_ids = found
+    if difference := openai_client.mismatch(texts, served, tokenizer):
+        text, served_ids, own_ids = difference
         raise ConfigError(
             f"{server.named}: {model} cuts a prompt of {len(text)} characters into {len(served_ids)} tokens, "
             f"{served_ids[:8]} ..., and the tokenizer of model.id into {len(own_ids)}, {own_ids[:8]} ... Serve the "

@@ -251,6 +251,36 @@ def test_a_reward_that_fails_loses_nothing(
     assert same(trained, run(recipe, tmp_path / "run", here, resume=True))
 
 
+@pytest.mark.slow
+def test_a_reward_model_judges_the_answers(recipe: Path, tmp_path: Path, short_stories: str) -> None:
+    """It prefers answers with vowels; each answer has the reward that the model of the reward run gives it."""
+    pairs = [
+        {"prompt": f"What comes after {n}?", "chosen": " a e i o u" * 2, "rejected": " n t s r" * 2} for n in range(24)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    words = [f"model.id={short_stories}", f"data.train={tmp_path}/pairs.jsonl", "data.limit=null", "train.steps=10"]
+    words += [
+        "model.weights=float32",
+        "batch.size=8",
+        "evaluate.every=null",
+        "save.every=null",
+        "train.learning_rate=1e-2",
+    ]
+    judge = workbench.run("reward/quickstart", words, out=tmp_path / "judge", quiet=True)
+    here = [f"rewards=[{{kind: model, run: {judge}}}]", "train.steps=2", "save.every=2", "batch.size=8"]
+    done = run(recipe, tmp_path / "run", *here)
+    config = load(str(recipe), here)
+    tokenizer, _, data, _ = reinforce.prepare(config)
+    found = rolled_out(done, 2)
+    rows = data.train.rows[np.repeat(found.prompts_P.numpy(), found.each)].tolist()
+    answers = [found.answer(slot) for slot in range(len(rows))]
+    named = reinforce.judges(config, data, tokenizer)[0].named(rows, answers)
+    assert found.total_S.numpy() == pytest.approx(next(iter(named.values())), abs=1e-5)
+    assert found.total_S.std() > 0 and all(line["grad_norm"] > 0 for line in metrics(done))
+    scores = json.loads((done / "scores.json").read_text())["after"]
+    assert serve.evaluate(done, [], trust=True)["reward"] == pytest.approx(scores["reward"], abs=1e-5)
+
+
 KILLED = """
 import itertools, os, signal, sys
 from pathlib import Path

@@ -108,8 +108,8 @@ class ServedTeacher:
             served = self._server.tokens(self.model, texts)
         except ValueError as error:
             raise self._unusable(str(error)) from None
-        if found := openai_client.mismatch(texts, served, tokenizer):
-            text, served_ids, own_ids = found
+        if difference := openai_client.mismatch(texts, served, tokenizer):
+            text, served_ids, own_ids = difference
             raise ConfigError(
                 f"distill.teacher.url={self.url}: {self.model} cuts a text of {len(text)} characters into "
                 f"{len(served_ids)} tokens, {served_ids[:8]} ..., and the student's tokenizer into "

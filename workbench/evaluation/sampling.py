@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicLayer
 
 from workbench.adapters import anatomy
 from workbench.data.batching import Indices, micro_batches
-from workbench.data.text.answer_draws import Floats, ScoredAnswer
+from workbench.data.text.answer_draws import Floats, SampledAnswer
 from workbench.evaluation import generation
 from workbench.evaluation.scores import generation_config
 from workbench.training import capacity
@@ -63,13 +63,13 @@ class AnswerSampler:
         """
         return self._answered(prompts, draws, self._drawing(draws))
 
-    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[ScoredAnswer]]:
+    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
         """The same answers, with the log-probabilities that their tokens were drawn by."""
         drawing = self._drawing(draws)
         drawing.log_probs = []
         answers = self._answered(prompts, draws, drawing)
         each_T = iter(torch.stack(drawing.log_probs, dim=1).cpu().numpy())
-        return [[ScoredAnswer(ids, next(each_T)[: len(ids)]) for ids in group] for group in answers]
+        return [[SampledAnswer(ids, next(each_T)[: len(ids)]) for ids in group] for group in answers]
 
     def _drawing(self, draws: Sequence[Floats]) -> _Drawn:
         return _Drawn(np.concatenate(draws), self._temperature, known=self._known)

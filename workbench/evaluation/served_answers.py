@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from workbench.data.batching import Indices
-from workbench.data.text.answer_draws import Floats, ScoredAnswer
+from workbench.data.text.answer_draws import Floats, SampledAnswer
 from workbench.errors import BackboneError, ConfigError
 from workbench.evaluation.served_policy import ServedPolicy
 from workbench.runs.openai_client import OpenAIClient, reason, token_numbers
@@ -20,7 +20,7 @@ from workbench.runs.openai_client import OpenAIClient, reason, token_numbers
 AT_ONCE = 256
 """Answers on their way, or those to one prompt."""
 _WHOLE: Mapping[str, float] = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
-"""What makes a server draw from all of the probabilities, whatever the model's generation_config.json says."""
+"""Settings with which a server draws from all of the probabilities, whatever generation_config.json says."""
 
 
 class ServedSampler:
@@ -50,7 +50,7 @@ class ServedSampler:
         """Answers to each prompt, up to and with a token that ends it; G, of T tokens at most, as its draws (G, T)."""
         return [[one.ids for one in group] for group in self.scored(prompts, draws)]
 
-    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[ScoredAnswer]]:
+    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
         """The same answers, with the log-probabilities that the server drew them by.
 
         Raises:
@@ -64,7 +64,7 @@ class ServedSampler:
         finally:
             threads.shutdown(cancel_futures=True)
 
-    def _asked(self, prompt: Indices, draws_GT: Floats) -> list[ScoredAnswer]:
+    def _asked(self, prompt: Indices, draws_GT: Floats) -> list[SampledAnswer]:
         answers, most = draws_GT.shape
         seed = int(draws_GT[0, 0] * 2**31)
         return asked(
@@ -82,7 +82,7 @@ class ServedSampler:
         )
 
 
-def asked(server: OpenAIClient, body: Mapping[str, Any], *, known: int) -> list[ScoredAnswer]:
+def asked(server: OpenAIClient, body: Mapping[str, Any], *, known: int) -> list[SampledAnswer]:
     """Answers to the prompt of a request, which is drawn from all of the probabilities.
 
     Raises:
@@ -104,7 +104,7 @@ def asked(server: OpenAIClient, body: Mapping[str, Any], *, known: int) -> list[
     return [_read(server, choice, most=int(body["max_tokens"]), known=known) for choice in choices]
 
 
-def _read(server: OpenAIClient, choice: Mapping[str, Any], *, most: int, known: int) -> ScoredAnswer:
+def _read(server: OpenAIClient, choice: Mapping[str, Any], *, most: int, known: int) -> SampledAnswer:
     scored = choice.get("logprobs")
     if not isinstance(scored, dict) or not scored.get("tokens") or not scored.get("token_logprobs"):
         raise unusable(server, "its answer has no log-probabilities")
@@ -120,7 +120,7 @@ def _read(server: OpenAIClient, choice: Mapping[str, Any], *, most: int, known: 
             f"{server.named}: it wrote token {ids.max()}, and the tokenizer of model.id knows {known:,}. Serve the "
             "model that model.id names."
         )
-    return ScoredAnswer(ids, log_probs)
+    return SampledAnswer(ids, log_probs)
 
 
 def unusable(server: OpenAIClient, why: str) -> ConfigError:

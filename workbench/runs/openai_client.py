@@ -30,7 +30,7 @@ class OpenAIClient:
     """Key of the configuration that names it."""
     client: httpx2.Client
     kept: str
-    """What is not lost where it does not answer."""
+    """A sentence on where nothing is lost if it does not answer."""
 
     @staticmethod
     def of(url: str, *, key: str, kept: str) -> OpenAIClient:
@@ -72,9 +72,9 @@ class OpenAIClient:
         response = self.sent("POST", "completions", {**body, "return_tokens_as_token_ids": True})
         if response.status_code == 400:
             raise ValueError(reason(response))
-        told = [choice.get("logprobs") for choice in self.choices(response)]
-        scored = [each for each in told if isinstance(each, dict) and each.get("tokens") and each.get("top_logprobs")]
-        if len(scored) < len(told):
+        given = [choice.get("logprobs") for choice in self.choices(response)]
+        scored = [each for each in given if isinstance(each, dict) and each.get("tokens") and each.get("top_logprobs")]
+        if len(scored) < len(given):
             raise ValueError("its answer has no log-probabilities of the prompt's tokens")
         return scored
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 
-class ScoredAnswer(NamedTuple):
+class SampledAnswer(NamedTuple):
     """An answer, and how likely each of its tokens was to whom drew it."""
 
     ids: npt.NDArray[np.int64]

@@ -163,7 +163,7 @@ class LoadAdapterRequest(Request):
     neutral = False
 
     model: str = ""
-    """Of no account: there is one backbone."""
+    """No account is taken of it: there is one backbone."""
     lora_name: Annotated[str, Field(min_length=1, max_length=256)]
     """By which requests ask for it."""
     lora_path: Annotated[str, Field(min_length=1)]
@@ -176,7 +176,7 @@ class UnloadAdapterRequest(Request):
     neutral = False
 
     model: str = ""
-    """Of no account: there is one backbone."""
+    """No account is taken of it: there is one backbone."""
     lora_name: str
     """Name of an adapter that was loaded."""
 

@@ -83,7 +83,7 @@ class ReinforceObjective:
 
     def _importance(self, now: Rollout, old_BT: Tensor, mask_BT: Tensor, slot_B: Tensor, *, counted: bool) -> Tensor:
         """Weights (B, T) of tokens, or (B, 1) of answers, for who drew them."""
-        found = policy_losses.importance(
+        weights = policy_losses.importance(
             old_BT.double(),
             _rows(now.sampled_ST, slot_B),
             mask_BT,
@@ -92,9 +92,9 @@ class ReinforceObjective:
         )
         if counted:
             counts_BT = mask_BT * now.copies_S[slot_B][:, None]
-            figures = {"update[importance]": found.weight, "update[capped]": found.capped.double()}
+            figures = {"update[importance]": weights.weight, "update[capped]": weights.capped.double()}
             self.meter.add({name: (value.expand_as(counts_BT), counts_BT) for name, value in figures.items()})
-        return found.weight
+        return weights.weight
 
     def _of_pairs(self, now: Rollout, log_p_BT: Tensor, slot_B: Tensor, *, counted: bool) -> Tensor:
         """Loss of each pair (P,), 0 where both answers have one reward."""

@@ -169,10 +169,10 @@ def rolled_out(
 
 def _sampled(groups: Sequence[Group], limit: int) -> Tensor | None:
     """Log-probabilities (S, T) of the sampler, 0 behind an answer's end; None where no group has them."""
-    told = [each for group in groups for each in group.sampled or ()]
-    if not told:
+    log_probs = [each for group in groups for each in group.sampled or ()]
+    if not log_probs:
         return None
-    return torch.tensor(np.stack([np.pad(each, (0, limit - len(each))) for each in told]), dtype=torch.float32)
+    return torch.tensor(np.stack([np.pad(each, (0, limit - len(each))) for each in log_probs]), dtype=torch.float32)
 
 
 def _first_equals(ids_ST: Indices, total_S: Floats, *, each: int) -> Indices:

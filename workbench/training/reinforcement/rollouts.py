@@ -21,7 +21,7 @@ from typing_extensions import Self
 from workbench.config.reinforce_config import ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch, Row, micro_batches
 from workbench.data.text import answer_draws
-from workbench.data.text.answer_draws import Floats, ScoredAnswer
+from workbench.data.text.answer_draws import Floats, SampledAnswer
 from workbench.data.text.judged_set import ANSWER, ROW, with_answers
 from workbench.data.text.mixed_prompts import MixedPrompts
 from workbench.data.text.tokenized_set import TokenizedSet
@@ -47,7 +47,7 @@ class SamplesAnswers(Protocol):
     def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
         """Answers to each prompt, as many as it has rows of random numbers (G, T)."""
 
-    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[ScoredAnswer]]:
+    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
         """The same answers, with the log-probabilities that they were drawn by."""
 
 

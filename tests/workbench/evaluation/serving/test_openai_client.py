@@ -29,6 +29,7 @@ class Process:
     """A server over the starter with eight LoRA adapters, and its address."""
 
     def __init__(self, runs: list[Path], *words: str) -> None:
+        self.runs = runs
         command = [forked.python(), "-m", "workbench.cli", "serve", *map(str, runs), "--port", "0", *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORKBENCH_API_KEY": "sesame"}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
@@ -45,7 +46,8 @@ class Process:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     method = {"method": "lora", "rank": 4, "alpha": 16}
-    started = Process(save_runs(tmp_path_factory.mktemp("eight"), "starter", [method] * ADAPTERS, weights="bfloat16"))
+    runs = save_runs(tmp_path_factory.mktemp("eight"), "starter", [method] * ADAPTERS, weights="bfloat16")
+    started = Process(runs, "--load-adapters")
     yield started
     started.process.kill()
     started.process.communicate()
@@ -91,6 +93,19 @@ def test_the_client_knows_the_errors(server: Process) -> None:
             client.embeddings.create(model="run0", input="a")
     with OpenAI(base_url=f"{server.address}/v1", api_key="wrong") as client, pytest.raises(AuthenticationError):
         client.models.list()
+
+
+def test_an_adapter_is_loaded_and_forgotten(server: Process) -> None:
+    with OpenAI(base_url=f"{server.address}/v1", api_key="sesame", max_retries=0) as client:
+        client.post(
+            "/load_lora_adapter", cast_to=str, body={"lora_name": "new", "lora_path": f"{server.runs[3]}/adapter"}
+        )
+        asked: dict[str, Any] = {"prompt": "The", "temperature": 0, "max_tokens": 8}
+        new, known = (client.completions.create(model=name, **asked).choices[0].text for name in ("new", "run3"))
+        assert new == known
+        client.post("/unload_lora_adapter", cast_to=str, body={"lora_name": "new"})
+        with pytest.raises(NotFoundError, match="No model is called"):
+            client.completions.create(model="new", **asked)
 
 
 def _until_running(server: Process, answers: int) -> None:

@@ -17,7 +17,7 @@ from workbench.config import DataConfig
 from workbench.config.reinforce_config import ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import tokenized
-from workbench.data.text.answer_draws import Floats, ScoredAnswer
+from workbench.data.text.answer_draws import Floats, SampledAnswer
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.mixed_prompts import MixedPrompts
 from workbench.data.text.prompt_encoder import PromptEncoder
@@ -41,8 +41,8 @@ class Scribe:
     def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
         return [[self._one(draws_T) for draws_T in draws_GT] for draws_GT in draws]
 
-    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[ScoredAnswer]]:
-        return [[ScoredAnswer(ids, -1 - 0.01 * ids) for ids in group] for group in self.answer(prompts, draws)]
+    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
+        return [[SampledAnswer(ids, -1 - 0.01 * ids) for ids in group] for group in self.answer(prompts, draws)]
 
     def _one(self, draws_T: Floats) -> Indices:
         length = 1 + int(draws_T[0] * len(draws_T))
