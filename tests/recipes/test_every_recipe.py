@@ -35,6 +35,18 @@ RECIPES = {
 """Recipes with settings that make a second of their quickstart."""
 METHODS_OF_RUNS = ("block-expansion", "full", "linear-probe", "lora", "prefix")
 """Methods that meet every recipe without `-m cube`: those that differ most in what they add and save."""
+SLOW = ("reinforce",)
+"""Recipes that write answers, for which `-m slow` asks."""
+CELLS = [
+    pytest.param(
+        recipe,
+        name,
+        marks=[pytest.mark.cube] if name not in METHODS_OF_RUNS else [pytest.mark.slow] if recipe in SLOW else [],
+        id=f"{recipe}-{name}",
+    )
+    for recipe in RECIPES
+    for name in sorted({*METHOD_NAMES, "full"})
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +55,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(tmp_path_factory.mktemp("bert"), "Bert", "MaskedLM", MINILM)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in METHODS_OF_RUNS else pytest.param(name, marks=pytest.mark.cube)
-        for name in sorted({*METHOD_NAMES, "full"})
-    ],
-)
-@pytest.mark.parametrize(
-    "recipe", [pytest.param(name, marks=pytest.mark.slow) if name == "reinforce" else name for name in RECIPES]
-)
+@pytest.mark.parametrize(("recipe", "name"), CELLS)
 def test_every_recipe_with_every_method(
     recipe: str, name: str, encoder: str, tmp_path: Path, record_property: Records
 ) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from workbench.errors import ConfigError
+from workbench.errors import BackboneError, ConfigError
 from workbench.runs import files
 from workbench.runs.openai_client import OpenAIClient, reason
 
@@ -95,8 +96,9 @@ def clear(server: OpenAIClient, folder: Path) -> None:
 
 
 def _forget(server: OpenAIClient, path: Path) -> None:
-    """Whatever the server says: an adapter that it does not know is forgotten already."""
-    server.sent("POST", UNLOAD, {"lora_name": path.name})
+    """Whatever the server says: one that is not there, or does not know the adapter, has forgotten it already."""
+    with suppress(BackboneError):
+        server.sent("POST", UNLOAD, {"lora_name": path.name}, patient=False)
     shutil.rmtree(path, ignore_errors=True)
 
 
