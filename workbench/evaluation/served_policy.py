@@ -39,7 +39,7 @@ class ServedPolicy:
         self._rollouts = 0
 
     def refresh(self) -> None:
-        """Have the weights of now answer, in every so-maniest rollout since the run began or went on.
+        """Have the weights of now answer, in each `every`-th rollout since the run began or went on.
 
         Raises:
             BackboneError: The server does not answer.
