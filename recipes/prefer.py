@@ -16,13 +16,13 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.config import RunConfig, tasks
-from workbench.config.prefer_config import PreferConfig
+from workbench.config.prefer_config import WITH_TIES, PreferConfig
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import answer_signals, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
-from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged
+from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged, require_judgements, without_ties
 from workbench.data.text.mismatched_answers import mismatched
 from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.text_checks import require_ends
@@ -97,6 +97,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Ju
     template = conversation_encoder(backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokenized.load(config.data, tokenizer, JudgedEncoder(template), seed=config.seed)
     pairs = JudgedSplits(*(None if split is None else _judged(split, config, tokenizer) for split in data))  # type: ignore[arg-type]
+    require_judgements(pairs)
     require_ends(data)
     train = mixture.mixed(pairs.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
@@ -117,6 +118,10 @@ def scored_rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template:
 
 
 def _judged(split: TokenizedSet, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> JudgedSet:
+    if config.prefer.loss not in WITH_TIES:
+        loss = f"prefer.loss={config.prefer.loss}"
+        cure = f"Write prefer.loss={'|'.join(WITH_TIES)}, or data.on_bad_row=skip, which leaves ties out."
+        split = without_ties(split, refuse=config.data.on_bad_row == "refuse", loss=loss, cure=cure)
     judged_set = judged(split, pairs=config.prefer.pairs)
     if config.prefer.loss != "kto":
         return judged_set

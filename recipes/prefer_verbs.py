@@ -65,7 +65,8 @@ def _rendered(
     """Yield title and pieces of each answer of an example."""
     for answer in range(example * rows.each, (example + 1) * rows.each):
         good = bool(rows.desired[answer])
-        word = ("chosen" if good else "rejected") if rows.paired else ("good" if good else "bad")
+        tie = rows.paired and bool(rows.ties[example])
+        word = "tie" if tie else ("chosen" if good else "rejected") if rows.paired else ("good" if good else "bad")
         yield f"{rows.place(example)}, {word}", pieces(rows.answers[answer], tokenizer)
 
 

@@ -20,7 +20,7 @@ from workbench.data import mixture, named_sets
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
-from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged
+from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged, require_judgements
 from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.tokenized_set import Splits
 from workbench.evaluation import reward_scores
@@ -60,6 +60,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Ju
     template = chat_encoder(config, tokenizer)
     data = read(config, tokenizer, template)
     pairs = JudgedSplits(*(None if split is None else judged(split, pairs=True) for split in data))  # type: ignore[arg-type]
+    require_judgements(pairs)
     train = mixture.mixed(pairs.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = [pairs.train, pairs.held_out, *([pairs.test] if pairs.test else [])]
@@ -154,5 +155,6 @@ def table(model: RewardModel, rows: JudgedSet, reward_S: Floats) -> pd.DataFrame
             "chosen_reward": chosen_P,
             "rejected_reward": rejected_P,
             "margin": chosen_P - rejected_P,
+            "tie": rows.ties,
         }
     )

@@ -31,7 +31,7 @@ def inspect(config: RunConfig) -> Inspection:
     shown = np.unique(np.linspace(0, len(train) - 1, num=min(SHOWN, len(train)), dtype=np.int64)).tolist()
     examples = [
         (
-            f"{train.place(example)}, {'chosen' if side == 0 else 'rejected'}",
+            f"{train.place(example)}, {_word(train, example, side)}",
             [(str(tokenizer.decode(train.answers[2 * example + side].input_ids)), side == 0)],
         )
         for example in shown
@@ -52,12 +52,18 @@ def inspect(config: RunConfig) -> Inspection:
     )
 
 
+def _word(rows: JudgedSet, example: int, side: int) -> str:
+    """An answer of a pair in a word."""
+    return "tie" if rows.ties[example] else ("chosen", "rejected")[side]
+
+
 def _lengths(rows: JudgedSet) -> list[str]:
     """Sentence on how far length alone tells the better answer."""
-    count_P2 = rows.answer_tokens.reshape(-1, 2)
+    ties, count_P2 = int(rows.ties.sum()), rows.answer_tokens.reshape(-1, 2)[~rows.ties]
     longer = float((count_P2[:, 0] > count_P2[:, 1]).mean())
-    sentence = f"Of {len(rows):,} pairs the longer answer is the better one in {units.percent(longer)}."
-    return [sentence + (" A reward model learns length first." if abs(longer - 0.5) > 0.15 else "")]
+    told = [f"{ties:,} of {len(rows):,} pairs are ties, whose rewards are to be equal."] if ties else []
+    sentence = f"Of {len(count_P2):,} pairs the longer answer is the better one in {units.percent(longer)}."
+    return [*told, sentence + (" A reward model learns length first." if abs(longer - 0.5) > 0.15 else "")]
 
 
 def load(run: Path, config: RunConfig) -> RewardModel:

@@ -20,8 +20,8 @@ evaluate: {every: null}
 """
 ROWS = [{"prompt": f"After {n}?", "chosen": f" It is {n + 1}.", "rejected": " No idea."} for n in range(20)]
 RATED = [{"prompt": f"After {n}?", "completion": " Yes.", "label": n % 2 == 0} for n in range(20)]
-
-
+TIES = [{**row, "tie": number in (1, 7)} for number, row in enumerate(ROWS)]
+MARGINS = [{**row, "tie": number == 0, "strength": 2} for number, row in enumerate(ROWS)]
 Case = partial(RowsCase, rows=ROWS, other=[{"a": "b"}])
 
 
@@ -34,6 +34,28 @@ CASES = {
     ),
     "no rejected answer": Case(
         "row 1: `rejected` is missing", "two answers", rows=[{**ROWS[0], "rejected": None}, *ROWS]
+    ),
+    "a tie that is none": Case(
+        "row 1: `tie` must be true or false, found 'maybe'", "true or false", rows=[{**ROWS[0], "tie": "maybe"}, *ROWS]
+    ),
+    "a tie with a margin": Case(
+        "row 1: is a tie, and `strength` says", "Write 0 there", "'data.columns={margin: strength}'", rows=MARGINS
+    ),
+    "ties alone": Case(
+        "all of its 16 pairs are ties", "pairs with a better answer", rows=[{**row, "tie": True} for row in ROWS]
+    ),
+    "a tie of one answer": Case("rates one answer, and is a tie", "Leave `tie` out", rows=[RATED[0] | {"tie": True}]),
+    "a tie for hinge": Case(
+        "row 2: is a tie, as 2 rows of its file are, and prefer.loss=hinge has no target",
+        "Write prefer.loss=dpo|cdpo|robust|ipo|orpo|cpo, or data.on_bad_row=skip",
+        "recipe=prefer prefer.loss=hinge",
+        rows=TIES,
+    ),
+    "a tie for simpo": Case(
+        "prefer.loss=simpo has no target", "data.on_bad_row=skip", "recipe=prefer prefer.loss=simpo", rows=TIES
+    ),
+    "a tie for kto": Case(
+        "prefer.loss=kto has no target", "data.on_bad_row=skip", "recipe=prefer prefer.loss=kto", rows=TIES
     ),
     "negative centring": Case("reward.centre", "greater than or equal to 0", "reward.centre=-1"),
     "another format": Case("data.format=messages judges no answers", "leave it out", "data.format=messages"),

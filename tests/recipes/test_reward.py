@@ -24,7 +24,7 @@ from workbench.data.text.answer import Answer
 from workbench.errors import ConfigError, Stopped
 from workbench.evaluation import reward_scores, rewards
 from workbench.evaluation.rewards.model_rewards import RewardEnsemble
-from workbench.recipes import reward, reward_verbs
+from workbench.recipes import prefer, reward, reward_verbs
 from workbench.recipes.check import check
 from workbench.recipes.load import load
 from workbench.recipes.merge import merge
@@ -180,6 +180,27 @@ def test_rows_that_are_scored_need_no_margins(taught: Path, folder: Path) -> Non
     config = load(taught.parent / "recipe.yaml", [f"data.test={bare}", "data.columns={margin: strength}"])
     assert len(reward_verbs.predict(taught, str(bare), config)[0]) == 8
     assert 0 <= reward_verbs.evaluate(taught, config)["accuracy"] <= 1
+
+
+def test_ties_count_in_the_loss_and_in_no_accuracy(train: Train, folder: Path) -> None:
+    rows = [pair(n) | {"tie": n % 3 == 0} for n in range(60)]
+    (folder / "ties.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [f"data.train={folder / 'ties.jsonl'}"]
+    config = load(folder / "recipe.yaml", words)
+    _, _, pairs, _ = reward.prepare(config)
+    assert pairs.train.facts()["ties"] + pairs.held_out.facts()["ties"] == 20
+    reward_S, tie_P = np.random.default_rng(0).normal(size=2 * len(pairs.held_out)), pairs.held_out.ties
+    gap_P = reward_S[::2] - reward_S[1::2]
+    found = reward_scores.summary(pairs.held_out, reward_S, centre=0.0)
+    assert found["accuracy"] == pytest.approx((gap_P[~tie_P] > 0).mean(), abs=1e-6)
+    entropy_P = np.where(tie_P, np.abs(gap_P) / 2 + np.log1p(np.exp(-np.abs(gap_P))), np.log1p(np.exp(-gap_P)))
+    assert found["loss"] == pytest.approx(entropy_P.mean(), abs=1e-6)
+    assert found["tie_gap"] == pytest.approx(np.abs(gap_P[tie_P]).mean(), abs=1e-6)
+    assert any("pairs are ties" in note for note in check(config).notes)
+    preferred = load(folder / "recipe.yaml", [*words, "recipe=prefer", "prefer.loss=hinge", "data.on_bad_row=skip"])
+    kept = prefer.prepare(preferred)[2]
+    assert len(kept.train) + len(kept.held_out) == 40
+    assert any("ties, for which prefer.loss=hinge has no target" in note for note in kept.train.answers.skipped)
 
 
 @pytest.mark.slow

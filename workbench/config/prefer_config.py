@@ -16,6 +16,9 @@ OF_NOISE = ("cdpo", "robust")
 """Losses that take a share of the judgements to be wrong."""
 WITH_MARGIN = ("dpo", "hinge")
 """Losses that read by how much one answer is better."""
+WITH_TIES = ("dpo", "cdpo", "robust", "ipo", "orpo", "cpo")
+"""Losses with a target for a pair of equally good answers: cross entropies, whose target is 1/2, and ipo, which has 0.
+hinge has no gradient near a tie, simpo asks for its margin, and kto judges each answer by itself."""
 OWN_LENGTH = ("orpo", "simpo", "cpo")
 """Losses whose papers say how the log-probabilities of tokens become that of an answer."""
 SMOOTHING = 0.1

@@ -89,9 +89,9 @@ def summary(
 ) -> dict[str, float]:
     """Scores by name, as scores.json holds them; the loss first, with `prefer.beta` of the end of a run.
 
-    accuracy is the share of pairs whose chosen answer has the higher reward, a tie counting half, with Wilson's 95 %
-    interval; of single answers the share whose reward is on the right side of the reference point. likelier is the
-    share of pairs whose chosen answer has the likelier tokens, whatever the reference finds.
+    accuracy is the share of pairs whose chosen answer has the higher reward, equal rewards counting half, with Wilson's
+    95 % interval; of single answers the share whose reward is on the right side of the reference point. likelier is the
+    share of pairs whose chosen answer has the likelier tokens, whatever the reference finds. Of ties only the loss is.
 
     Args:
         reference_S: Log-probabilities of the reference; None where the loss has none.
@@ -106,19 +106,23 @@ def summary(
         desired_B=torch.from_numpy(rows.desired),
         margin_P=torch.from_numpy(rows.margins),
         baseline=baseline,
+        tie_P=torch.from_numpy(rows.ties) if rows.paired and rows.ties.any() else None,
     )
     reward_S = judged.reward_B.numpy()
     score_by_name = {"loss": float(judged.loss_P.mean())}
     if rows.paired:
-        margin_P = reward_S[::2] - reward_S[1::2]
+        margin_P, likelier_P = (reward_S[::2] - reward_S[1::2])[~rows.ties], mean_S[::2] > mean_S[1::2]
+        if not len(margin_P):  # a set of ties alone among others
+            return {"loss": round(score_by_name["loss"], 6)}
         score_by_name |= _accuracy(margin_P) | {"margin": float(margin_P.mean())}
-        score_by_name["likelier"] = float((mean_S[::2] > mean_S[1::2]).mean())
+        score_by_name["likelier"] = float(likelier_P[~rows.ties].mean())
         names = ("chosen", "rejected")
     else:
         distance_S = reward_S - beta * baseline
         score_by_name |= _accuracy(np.where(rows.desired, distance_S, -distance_S))
         names = ("good", "bad")
-    for name, own_S in zip(names, (rows.desired, ~rows.desired), strict=True):
+    judged_S = ~np.repeat(rows.ties, rows.each)
+    for name, own_S in zip(names, (rows.desired & judged_S, ~rows.desired & judged_S), strict=True):
         if own_S.any():
             score_by_name[f"reward_{name}"] = float(reward_S[own_S].mean())
             score_by_name[f"log_p_{name}"] = float(mean_S[own_S].mean())

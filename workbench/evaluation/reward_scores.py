@@ -48,33 +48,44 @@ def _content(rows: TokenizedSet) -> Iterator[np.ndarray[Any, Any]]:
 def summary(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, float]:
     """The scores by name, as scores.json holds them; `loss` first, that of training without margins and weights.
 
-    Equal rewards count half in the accuracy, which has Wilson's 95 % interval. `log_loss` (nats), `brier` and
-    `calibration_error` (Guo et al. 2017) judge sigmoid(r_chosen - r_rejected) as the probability that the judgement
-    falls so. `longer` is the share of pairs whose longer answer has the higher reward, `longer_chosen` that of those
-    whose longer answer is the better one: a model that is far above it rewards length.
+    All but `loss` and `reward` are of pairs that are no ties; a set of ties alone has these two. `tie_gap` is the mean
+    distance of the two rewards of a tie, and `ties` their share of the pairs. Equal rewards count half in the accuracy,
+    which has Wilson's 95 % interval. `log_loss` (nats), `brier` and `calibration_error` (Guo et al. 2017) judge
+    sigmoid(r_chosen - r_rejected) as the probability that the judgement falls so. `longer` is the share of pairs whose
+    longer answer has the higher reward, `longer_chosen` that of those whose longer answer is the better one: a model
+    that is far above it rewards length.
     """
     chosen_P, rejected_P = reward_S.reshape(-1, 2).T
-    gap_P = chosen_P - rejected_P
-    log_loss = float(-special.log_expit(gap_P).mean())
+    every_P, tie_P = chosen_P - rejected_P, rows.ties
+    right_P, wrong_P = special.log_expit(every_P), special.log_expit(-every_P)
+    loss_P = -np.where(tie_P, (right_P + wrong_P) / 2, right_P)
+    score_by_name = {"loss": float((loss_P + centre * (chosen_P + rejected_P) ** 2).mean())}
+    if not tie_P.all():
+        score_by_name |= _of_gaps(every_P[~tie_P])
+    score_by_name["reward"] = float(reward_S.mean())
+    longer_P = np.diff(rows.answer_tokens.reshape(-1, 2))[:, 0] * -1.0
+    if (unlike_P := (longer_P != 0) & ~tie_P).any():
+        agrees_P = (1 + np.sign(longer_P[unlike_P]) * np.sign(every_P[unlike_P])) / 2
+        score_by_name |= {"longer": float(agrees_P.mean()), "longer_chosen": float((longer_P[unlike_P] > 0).mean())}
+    if tie_P.any():
+        score_by_name |= {"ties": float(tie_P.mean()), "tie_gap": float(np.abs(every_P[tie_P]).mean())}
+    return {name: round(value, 6) for name, value in score_by_name.items()}
+
+
+def _of_gaps(gap_P: Floats) -> dict[str, float]:
+    """Scores of the differences of the rewards of pairs that are no ties."""
     right = float((gap_P > 0).mean() + (gap_P == 0).mean() / 2)
     hits = class_scores.accuracy_interval(round(right * len(gap_P)), len(gap_P))
     p_P2 = np.stack([special.expit(gap_P), special.expit(-gap_P)], axis=1)
-    score_by_name = {
-        "loss": log_loss + centre * float(((chosen_P + rejected_P) ** 2).mean()),
+    return {
         "accuracy": right,
         "accuracy_low": hits.low,
         "accuracy_high": hits.high,
-        "log_loss": log_loss,
+        "log_loss": float(-special.log_expit(gap_P).mean()),
         "brier": float((p_P2[:, 1] ** 2).mean()),
         "calibration_error": calibration_error(gap_P),
         "margin": float(gap_P.mean()),
-        "reward": float(reward_S.mean()),
     }
-    longer_P = np.diff(rows.answer_tokens.reshape(-1, 2))[:, 0] * -1.0
-    if (unlike_P := longer_P != 0).any():
-        agrees_P = (1 + np.sign(longer_P[unlike_P]) * np.sign(gap_P[unlike_P])) / 2
-        score_by_name |= {"longer": float(agrees_P.mean()), "longer_chosen": float((longer_P[unlike_P] > 0).mean())}
-    return {name: round(value, 6) for name, value in score_by_name.items()}
 
 
 def of_sets(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, float]:

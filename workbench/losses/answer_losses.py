@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.config.prefer_config import PreferConfig
+from workbench.config.prefer_config import WITH_TIES, PreferConfig
 from workbench.losses import preferences
 
 
@@ -60,14 +60,20 @@ def judge(
     desired_B: Tensor,
     margin_P: Tensor,
     baseline: Tensor | float = 0.0,
+    tie_P: Tensor | None = None,
 ) -> Judged:
     """Losses and rewards.
+
+    Of a tie, cross entropies have the target 1/2. ipo regresses h = difference on (p - 1/2) / tau with p the preference
+    (Azar et al. 2023, arXiv:2310.12036, section 5), which is 0: difference^2. What `prefer.alpha` adds is the mean over
+    both answers, so that the loss is the same whichever stands first.
 
     Args:
         reference_B: The reference's log-probabilities, counted alike; None where the loss compares with none.
         desired_B: Of single answers, whether each is good, bool; read by kto.
         margin_P: See `preferences.dpo`.
         baseline: See `preferences.kto`.
+        tie_P: Which pairs are ties, bool, with a loss of `prefer_config.WITH_TIES`; None: none is.
     """
     counted_B = model.counted_B
     ratio_B = counted_B if reference_B is None else counted_B - reference_B
@@ -84,6 +90,9 @@ def judge(
     else:
         loss_P = _of_pairs(ratio_B[::2], ratio_B[1::2], config, beta=beta, margin_P=margin_P)
         mean_P = model.mean_B[::2]
+        if tie_P is not None:
+            loss_P = torch.where(tie_P, _of_ties(ratio_B[::2], ratio_B[1::2], config, beta=beta), loss_P)
+            mean_P = torch.where(tie_P, (mean_P + model.mean_B[1::2]) / 2, mean_P)
     if config.sft_factor:
         loss_P = loss_P - config.sft_factor * mean_P
     return Judged(loss_P, beta * ratio_B)
@@ -104,3 +113,13 @@ def _of_pairs(chosen_P: Tensor, rejected_P: Tensor, config: PreferConfig, *, bet
         "cpo": lambda: preferences.cpo(chosen_P, rejected_P, beta=beta),
     }
     return losses[config.loss]()
+
+
+def _of_ties(first_P: Tensor, second_P: Tensor, config: PreferConfig, *, beta: float) -> Tensor:
+    """Losses of pairs whose answers are equally good, without what `prefer.alpha` adds."""
+    if config.loss == "ipo":
+        return (first_P - second_P) ** 2
+    if config.loss == "orpo":
+        return beta * preferences.tie(preferences.log_odds(first_P) - preferences.log_odds(second_P), beta=1.0)
+    assert config.loss in WITH_TIES, "other losses have no ties"
+    return preferences.tie(first_P - second_P, beta=beta)

@@ -68,6 +68,16 @@ def robust(difference_B: Tensor, *, beta: Tensor | float, smoothing: float) -> T
     return (smoothing * F.logsigmoid(-scaled_B) - (1 - smoothing) * F.logsigmoid(scaled_B)) / (1 - 2 * smoothing)
 
 
+def tie(difference_B: Tensor, *, beta: Tensor | float) -> Tensor:
+    """-(log sigmoid(beta * difference) + log sigmoid(-beta * difference)) / 2, of pairs whose answers are equally good.
+
+    The cross entropy with the target 1/2: `conservative` with e = 1/2, and the mean of `robust` over both orders.
+    Arguments as of `dpo`.
+    """
+    scaled_B = beta * difference_B
+    return -(F.logsigmoid(scaled_B) + F.logsigmoid(-scaled_B)) / 2
+
+
 def kto(
     ratio_B: Tensor,
     desired_B: Tensor,

@@ -61,12 +61,15 @@ class RewardModel:
             centre: See `bradley_terry`.
         """
         margins_P, weights_P = train.margins, np.asarray(train.supervised, dtype=np.float64)
+        ties_P = train.ties if train.ties.any() else None
 
         def loss(batch: MicroBatch, scale: float) -> Tensor:
             chosen_P, rejected_P = self.rewards(batch).unflatten(0, (-1, 2)).unbind(1)
             numbers = batch.rows_B if batch.rows_B is not None else np.zeros(len(chosen_P), dtype=np.int64)
             margin_P, weight_P = (torch.from_numpy(each[numbers]).to(chosen_P) for each in (margins_P, weights_P))
-            return (bradley_terry(chosen_P, rejected_P, margin_P, centre=centre) * weight_P).sum() * scale
+            tie_P = None if ties_P is None else torch.from_numpy(ties_P[numbers]).to(chosen_P.device)
+            loss_P = bradley_terry(chosen_P, rejected_P, margin_P, centre=centre, tie_P=tie_P)
+            return (loss_P * weight_P).sum() * scale
 
         return loss
 

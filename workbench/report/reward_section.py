@@ -33,7 +33,8 @@ def wrong(run: RunRecord) -> Searches | None:
     table: Any = run.predictions
     if not run.rewards or table.empty:
         return None
-    mistakes = table[table["margin"] <= 0].sort_values("margin")
+    judged = table[~table["tie"]] if "tie" in table else table
+    mistakes = judged[judged["margin"] <= 0].sort_values("margin")
     names = ["row", "text", "rejected", "chosen_reward", "rejected_reward"]
     first = mistakes.head(embed_section.SHOWN)
     rows = [[f"{each:.3f}" if isinstance(each, float) else str(each) for each in row] for row in first[names].values]

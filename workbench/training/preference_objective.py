@@ -61,6 +61,7 @@ class PreferenceObjective:
         self._tokens_S, self._shared_S = _on(device, rows.answer_tokens), _on(device, rows.shared_tokens)
         self._desired_S, self._margin_P = _on(device, rows.desired), _on(device, rows.margins)
         self._weight_P = _on(device, rows.supervised)
+        self._tie_P = _on(device, rows.ties) if rows.paired and rows.ties.any() else None
         self._reference_S = None if reference_S is None else _on(device, reference_S)
         self.meter = StepMeter()
         self.baseline = torch.zeros((), dtype=torch.float64, device=device)
@@ -77,6 +78,7 @@ class PreferenceObjective:
         answer_B = _answers(labels_N, rows)
         model = self._counted(log_p_N, labels_N, answer_B)
         desired_B, example_P = self._desired_S[answer_B], answer_B[:: self._each] // self._each
+        tie_P = None if self._tie_P is None else self._tie_P[example_P]
         judged = answer_losses.judge(
             model,
             None if self._reference_S is None else self._reference_S[answer_B],
@@ -85,10 +87,12 @@ class PreferenceObjective:
             desired_B=desired_B,
             margin_P=self._margin_P[example_P],
             baseline=self.baseline,
+            tie_P=tie_P,
         )
         weight_P = self._weight_P[example_P]
         if scale:
-            self._tell(judged.reward_B, model, desired_B, weight_P.repeat_interleave(self._each))
+            told_P = weight_P if tie_P is None else weight_P * ~tie_P
+            self._tell(judged.reward_B, model, desired_B, told_P.repeat_interleave(self._each))
         return (judged.loss_P * weight_P).sum() * scale
 
     def _counted(self, log_p_N: Tensor, labels_N: Tensor, answer_B: Tensor) -> Answers:
@@ -96,7 +100,7 @@ class PreferenceObjective:
         return answer_losses.answers(log_p_BL, self._tokens_S[answer_B], self._shared_S[answer_B], self._config)
 
     def _tell(self, reward_B: Tensor, model: Answers, desired_B: Tensor, weight_B: Tensor) -> None:
-        """Means for metrics.jsonl: of chosen or good answers, and of rejected or bad ones."""
+        """Means for metrics.jsonl: of chosen or good answers, and of rejected or bad ones; without ties."""
         good, bad = ("chosen", "rejected") if self._each == 2 else ("good", "bad")
         good_B, bad_B = weight_B * desired_B, weight_B * ~desired_B
         figures = {

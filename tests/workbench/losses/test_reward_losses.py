@@ -39,3 +39,25 @@ def test_gradients() -> None:
     leaves = [each.requires_grad_() for each in tensors(CHOSEN[:2], REJECTED[:2])]
     margin = torch.tensor(MARGIN[:2], dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda c, r: bradley_terry(c, r, margin, centre=0.3), leaves)
+
+
+def test_of_a_tie_the_target_is_one_half() -> None:
+    tie = torch.tensor([True, False, True, False])
+    chosen, rejected, margin = tensors(CHOSEN, REJECTED, [0.0, 0.5, 0.0, 0.0])
+    found = bradley_terry(chosen, rejected, margin, centre=0.1, tie_P=tie)
+    bare = bradley_terry(chosen, rejected, margin, centre=0.1)
+    torch.testing.assert_close(found[~tie], bare[~tie], rtol=0, atol=0)
+    for loss, first, second in zip(found[tie].tolist(), chosen[tie].tolist(), rejected[tie].tolist(), strict=True):
+        gap = abs(first - second)
+        entropy = 0.5 * math.log1p(math.exp(-gap)) + 0.5 * (gap + math.log1p(math.exp(-gap)))
+        assert loss == pytest.approx(entropy + 0.1 * (first + second) ** 2, rel=1e-12)
+    swapped = bradley_terry(rejected, chosen, margin, centre=0.1, tie_P=tie)
+    torch.testing.assert_close(swapped[tie], found[tie], rtol=0, atol=0)
+    leaves = [each[:3].clone().requires_grad_() for each in (chosen, rejected)]
+    assert torch.autograd.gradcheck(
+        lambda c, r: bradley_terry(c, r, margin[:3], centre=0.3, tie_P=torch.ones(3, dtype=torch.bool)), leaves
+    )
+    even = tensors([2.0], [2.0])
+    even[0].requires_grad_()
+    bradley_terry(*even, *tensors([0.0]), centre=0.0, tie_P=torch.tensor([True])).backward()
+    assert even[0].grad == 0, "equal rewards are where a tie wants them"

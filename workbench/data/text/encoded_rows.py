@@ -41,6 +41,7 @@ FEATURES = Features(
         "weight": Value("float64"),
         "desired": Value("int8"),
         "margin": Value("float64"),
+        "tie": Value("bool"),
     }
 )
 
@@ -313,6 +314,7 @@ def _append(
             "weight": part.weight,
             "desired": None if part.desired is None else int(part.desired),
             "margin": part.margin,
+            "tie": part.tie,
         }
         for name, value in row.items():
             columns[name].append(value)

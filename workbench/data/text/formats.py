@@ -54,6 +54,8 @@ class Example:
     """The worse answer to the same prompt, where a row has two."""
     margin: float = 0.0
     """By how much the reward of the better answer is to be higher."""
+    tie: bool = False
+    """Whether its two answers were judged equally good, so that neither is the better one."""
 
 
 def read(
@@ -124,6 +126,11 @@ def _example(row: RawRow, row_format: _Format, renames: Mapping[str, str]) -> Ex
         example = replace(example, weight=row_weights.read(columns.get(WEIGHT), renames[WEIGHT]))
     if example is not None and MARGIN in renames:
         example = replace(example, margin=number_of(columns.get(MARGIN), renames[MARGIN]))
+        if example.tie and example.margin:
+            raise DataError(
+                f"is a tie, and `{renames[MARGIN]}` says by how much one answer is better, "
+                f"{excerpt(columns.get(MARGIN))}. Write 0 there, or leave `tie` out."
+            )
     return example
 
 
@@ -374,5 +381,5 @@ _FORMATS = (
 _COLUMNS = (
     *("messages", "conversations", "instruction", "input", "output", "prompt", "completion", "question", "answer"),
     *("answers", "text", "label", "chosen", "rejected", "message_tree_id", "context", "system", "tools", "history"),
-    *(WEIGHT, MARGIN),
+    *(WEIGHT, MARGIN, "tie"),
 )

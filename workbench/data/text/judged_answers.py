@@ -30,11 +30,24 @@ def convert(name: str, place: str, columns: Mapping[str, Any]) -> Example:
             "write data.columns='{chosen: ..., rejected: ...}' where they are called otherwise."
         )
     if "chosen" in columns:
-        return _pair(place, columns)
-    label = columns["label"]
-    if str(label).lower() not in ("true", "false", "1", "0"):
-        raise DataError(f"`label` must be true or false, found {excerpt(label)}.")
-    return replace(_rated(place, columns), desired=str(label).lower() in ("true", "1"))
+        return replace(_pair(place, columns), tie=_flag(columns, "tie"))
+    if _flag(columns, "tie"):
+        raise DataError("it rates one answer, and is a tie (`tie`), which two are. Leave `tie` out.")
+    return replace(_rated(place, columns), desired=_flag(columns, "label", missing=None))
+
+
+def _flag(columns: Mapping[str, Any], name: str, *, missing: bool | None = False) -> bool:
+    """A cell that is true or false.
+
+    Args:
+        missing: Its value where there is none; None: it is refused.
+    """
+    value = columns.get(name)
+    if value is None and missing is not None:
+        return missing
+    if str(value).lower() not in ("true", "false", "1", "0"):
+        raise DataError(f"`{name}` must be true or false, found {excerpt(value)}.")
+    return str(value).lower() in ("true", "1")
 
 
 def _rated(place: str, columns: Mapping[str, Any]) -> Example:

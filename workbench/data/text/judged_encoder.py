@@ -47,7 +47,7 @@ class JudgedEncoder(WrappedEncoder):
                     "data.on_bad_row=skip."
                 )
             place = example.place if len(sides) == 1 else f"{example.place}, answer {number} of 2"
-            examples.append(replace(part, place=place, weight=example.weight, margin=example.margin))
+            examples.append(replace(part, place=place, weight=example.weight, margin=example.margin, tie=example.tie))
         return examples
 
 

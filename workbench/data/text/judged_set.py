@@ -74,6 +74,13 @@ class JudgedSet:
         answer_margins: npt.NDArray[np.float64] = self.answers.table.data.column("margin").to_numpy()[self.answers.rows]
         return answer_margins[:: self.each]
 
+    @cached_property
+    def ties(self) -> npt.NDArray[np.bool_]:
+        """Whether the two answers of each example were judged equally good; the first one then stands for chosen."""
+        tie_S = self.answers.table.data.column("tie").to_numpy(zero_copy_only=False)[self.answers.rows]
+        ties: npt.NDArray[np.bool_] = tie_S[:: self.each]
+        return ties
+
     @property
     def answer_tokens(self) -> Indices:
         """Predicted tokens of each answer (S,)."""
@@ -107,7 +114,7 @@ class JudgedSet:
 
     def place(self, index: int) -> str:
         """File and row of an example."""
-        return _OF_PAIR.sub("", self.answers.place(index * self.each)) if self.paired else self.answers.place(index)
+        return _pair_of(self.answers.place(index * self.each)) if self.paired else self.answers.place(index)
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
         """Each draw takes the example of its number."""
@@ -130,7 +137,7 @@ class JudgedSet:
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
         kind = (
-            {"pairs": len(self)}
+            {"pairs": len(self), **({"ties": int(self.ties.sum())} if self.ties.any() else {})}
             if self.paired
             else {"good": int(self.desired.sum()), "bad": int((~self.desired).sum())}
         )
@@ -178,6 +185,41 @@ def judged(rows: TokenizedSet, *, pairs: bool) -> JudgedSet:
             "answers are learnt from with recipe=prefer prefer.loss=kto."
         )
     return JudgedSet(rows, paired=pairs)
+
+
+def without_ties(split: TokenizedSet, *, refuse: bool, loss: str, cure: str) -> TokenizedSet:
+    """The answers of a set for what knows no ties: refused where there are some, or left out and counted.
+
+    Args:
+        refuse: Whether `data.on_bad_row` is refuse.
+        loss: What has no target for ties.
+        cure: What to write instead, as a sentence.
+
+    Raises:
+        DataError: There are ties, which are refused, or nothing else.
+    """
+    tie_S = split.table.data.column("tie").to_numpy(zero_copy_only=False)[split.rows]
+    if not tie_S.any():
+        return split
+    first, count = int(np.flatnonzero(tie_S)[0]), len(set(map(_pair_of, split.subset(tie_S).places())))
+    if refuse or tie_S.all():
+        where = f"{_pair_of(split.place(first))}: is a tie, as {count:,} rows of its file are"
+        raise DataError(f"{where}, and {loss} has no target for ties. {cure}")
+    return split.subset(~tie_S, f"{count:,} ties, for which {loss} has no target")
+
+
+def require_judgements(pairs: JudgedSplits) -> None:
+    """Refuse pairs of which none says which answer is better: nothing could be learnt, or no accuracy measured."""
+    for name, rows in pairs._asdict().items():
+        if rows is not None and rows.paired and rows.ties.all():
+            raise DataError(
+                f"data.{name}: all of its {len(rows):,} pairs are ties, which nothing is learnt from and no accuracy "
+                "measured of. Give it pairs with a better answer as well."
+            )
+
+
+def _pair_of(place: str) -> str:
+    return _OF_PAIR.sub("", place)
 
 
 def labelled(rows: TokenizedSet, indices: Indices, each: int, *, epoch: int) -> MicroBatch:

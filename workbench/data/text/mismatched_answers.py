@@ -102,6 +102,7 @@ def _columns(answers: TokenizedSet, number: int, partner: int, max_tokens: int, 
         "weight": 1.0,
         "desired": 0,
         "margin": 0.0,
+        "tie": False,
     }
 
 
