@@ -30,6 +30,7 @@ from workbench.data.text.quality import row_texts, survey
 from workbench.data.text.quality.row_texts import RowText
 from workbench.data.text.quality.survey import Findings, SourceRows
 from workbench.data.text.row_encoder import row_encoder
+from workbench.data.text.step_encoder import StepEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import DataError
 from workbench.models import backbones, row_readers
@@ -41,7 +42,7 @@ from workbench.runs import files
 
 PAGE, FLAGS, PERPLEXITIES = "data.html", "flags.parquet", "perplexity.parquet"
 
-Encoder = ChatEncoder | MlmEncoder | PromptEncoder | JudgedEncoder
+Encoder = ChatEncoder | MlmEncoder | PromptEncoder | JudgedEncoder | StepEncoder
 
 
 class DataReport(NamedTuple):
@@ -137,6 +138,8 @@ def _as_learnt(base: ChatEncoder | MlmEncoder, config: RunConfig) -> Encoder:
     if config.recipe not in ("reinforce", "prefer", "reward"):
         return base
     assert isinstance(base, ChatEncoder)
+    if config.recipe == "reward" and config.reward.kind == "process":
+        return StepEncoder(base, config.reward.separator)
     return PromptEncoder(base) if config.recipe == "reinforce" else JudgedEncoder(base)
 
 

@@ -266,18 +266,17 @@ def _embeddings(config: RunConfig, run: Run) -> DryRunParts:
 def _rewards(config: RunConfig, run: Run) -> DryRunParts:
     from workbench.recipes import reward
 
-    tokenizer, template, pairs, _ = reward.prepare(config)
+    rating = reward.begin(config, run, Silent())
+    tokenizer, template, answers = rating.tokenizer, rating.template, rating.rows["held_out"].answers
     loader, task = BlueprintLoader(), tasks.of(config)
-    answers = pairs.held_out.answers
     longest = next(micro_batches(np.arange(len(answers)), answers.lengths, tokens=capacity.FORWARD_TOKENS))
     worst = answers.batch(longest).to(backbones.device())
 
     def training(own: RunConfig, run: Run, load: Loader) -> SingleTraining:
         backbone = load(own.model, tokenizer, task=task, trainable=isinstance(own.adapter, Full))
-        freezer = plan_parts.attached(backbone, own, pairs.train)
+        freezer = plan_parts.attached(backbone, own, rating.rows["train"])
         live = reward_model.make(freezer.model, backbone.model, tokenizer, template, own)
-        rewards = reward.RewardRun(own, run, Silent(), tokenizer, template, pairs)
-        return SingleTraining(rewards.trainer(backbone, freezer, live))
+        return SingleTraining(replace(rating, config=own, run=run).trainer(backbone, freezer, live))
 
     with fake_tensors():
         fit = training(config, run, loader)

@@ -30,7 +30,7 @@ from workbench.models.embedder import Embedder
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
 from workbench.models.reward_model import RewardModel
-from workbench.recipes import classify_verbs, embed_verbs, reward_verbs
+from workbench.recipes import classify_verbs, embed_verbs, reward_run, reward_verbs
 from workbench.recipes.classify_verbs import Gap
 from workbench.recipes.embed_verbs import Angle
 
@@ -97,8 +97,8 @@ def _of_text(run: Path, config: RunConfig) -> TextReference:
 
 
 def _of_rewards(run: Path, config: RunConfig) -> RewardReference:
-    unmerged = reward_verbs.load(run, config)
-    rows = reward_verbs.held_out(unmerged, config).answers
+    unmerged = reward_run.load(run, config)
+    rows = reward_verbs.held_out(unmerged, config)
     rows = rows.subset(np.arange(min(ROWS, len(rows))))
     return RewardReference(config, unmerged, rows, reward_scores.read(unmerged, rows)[:, None])
 

@@ -5,23 +5,18 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench.adapters import anatomy
 from workbench.config import DataConfig, RunConfig, tasks
 from workbench.config.basic_sections import MARGIN
-from workbench.config.tasks import Task
 from workbench.data import mixture, named_sets
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged, require_judgements
-from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.tokenized_set import Splits
 from workbench.evaluation import reward_scores
 from workbench.evaluation.result_store import ModelResults
@@ -29,8 +24,10 @@ from workbench.evaluation.reward_scores import Floats
 from workbench.models import backbones, reward_model
 from workbench.models.backbones import Backbone
 from workbench.models.reward_model import RewardModel
-from workbench.recipes.sft import read_template
-from workbench.recipes.single_run import Scored, SingleRun
+from workbench.recipes import process_reward
+from workbench.recipes.process_reward import ProcessRun
+from workbench.recipes.reward_run import RatingRun, chat_encoder
+from workbench.recipes.single_run import Scored
 from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
@@ -43,6 +40,8 @@ Scores = dict[str, Any]
 
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train as `config` says; returns scores of a baseline and of what was trained, as they stand in scores.json."""
+    if config.reward.kind == "process":
+        return process_reward.main(config, run, callback)
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, template, pairs, _ = prepare(config)
     provenance.note_data(run, {name: split and split.facts() for name, split in pairs._asdict().items()})
@@ -50,6 +49,13 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     rewards = RewardRun(config, run, callback, tokenizer, template, pairs)
     rewards.train()
     return rewards.finish()
+
+
+def begin(config: RunConfig, run: Run, callback: Callback) -> RewardRun | ProcessRun:
+    """The run with its data, of either kind, before anything is trained."""
+    if config.reward.kind == "process":
+        return ProcessRun(config, run, callback, *process_reward.prepare(config)[:3])
+    return RewardRun(config, run, callback, *prepare(config)[:3])
 
 
 def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, JudgedSplits, list[str]]:
@@ -78,33 +84,15 @@ def without_margins(data: DataConfig) -> DataConfig:
     return data.model_copy(update={"columns": {name: own for name, own in data.columns.items() if name != MARGIN}})
 
 
-def chat_encoder(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
-    """How conversations are written."""
-    return conversation_encoder(backbones.hub_config(config.model), tokenizer, template=read_template(config))
-
-
 @dataclass(frozen=True)
-class RewardRun(SingleRun[RewardModel, JudgedSet]):
-    """A run that learns how good answers are."""
+class RewardRun(RatingRun[JudgedSet]):
+    """A run that learns how good answers are, from pairs of them."""
 
-    tokenizer: PreTrainedTokenizerBase
-    template: ChatEncoder
     pairs: JudgedSplits
 
     @property
     def rows(self) -> Mapping[str, JudgedSet]:
         return {name: split for name, split in self.pairs._asdict().items() if split is not None}
-
-    @property
-    def vocabulary(self) -> PreTrainedTokenizerBase:
-        return self.tokenizer
-
-    @property
-    def task(self) -> Task:
-        return tasks.of(self.config)
-
-    def assemble(self, model: nn.Module, backbone: Backbone) -> RewardModel:
-        return reward_model.make(model, backbone.model, self.tokenizer, self.template, self.config)
 
     def supervise(self, live: RewardModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         train = self.pairs.train
@@ -112,18 +100,9 @@ class RewardRun(SingleRun[RewardModel, JudgedSet]):
         packed = live.classifier.reads_packed(self.config.adapter)
         return TrainingSignal(mixture.mixed(train, self.config), loss, reads_packed=packed)
 
-    def width(self, live: RewardModel) -> int:
-        return anatomy.hidden_size(live.classifier.backbone.config)
-
     def held_out_loss(self, live: RewardModel) -> tuple[float, Mapping[str, float]]:
         scores, _ = score(live, self.pairs.held_out, self.config)
         return scores["loss"], {"held_out_reward[accuracy]": scores["accuracy"]} | named_sets.held_out_losses(scores)
-
-    def save(self, live: RewardModel, folder: Path) -> None:
-        reward_model.save(live, folder)
-
-    def load(self) -> RewardModel:
-        return reward_model.load(self.run.home, self.config, lambda tokenizer: chat_encoder(self.config, tokenizer))
 
     def score(self, model: RewardModel, rows: JudgedSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):

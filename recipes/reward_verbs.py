@@ -13,18 +13,20 @@ from workbench.data import mixture
 from workbench.data.text import tokenized
 from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.judged_set import JudgedSet, judged
-from workbench.data.text.tokenized_set import Splits
+from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.evaluation import reward_scores
-from workbench.models import reward_model
 from workbench.models.reward_model import RewardModel
-from workbench.recipes import reward
+from workbench.recipes import process_reward_verbs, reward
 from workbench.recipes.inspection import SHOWN, Inspection
+from workbench.recipes.reward_run import load
 from workbench.runs import units
 from workbench.training.limits import total_steps
 
 
 def inspect(config: RunConfig) -> Inspection:
     """Findings of `check`, for a run that is not refused."""
+    if config.reward.kind == "process":
+        return process_reward_verbs.inspect(config)
     tokenizer, _, pairs, targets = reward.prepare(config)
     train, mixed = pairs.train, mixture.mixed(pairs.train, config)
     steps = total_steps(config, len(mixed))
@@ -66,28 +68,29 @@ def _lengths(rows: JudgedSet) -> list[str]:
     return [*told, sentence + (" A reward model learns length first." if abs(longer - 0.5) > 0.15 else "")]
 
 
-def load(run: Path, config: RunConfig) -> RewardModel:
-    """The reward model that the run at `run` shipped."""
-    return reward_model.load(run, config, lambda tokenizer: reward.chat_encoder(config, tokenizer))
-
-
 def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
-    """Scores of the saved model on data.test where `config` names it, else on the held-out pairs."""
+    """Scores of the saved model on data.test where `config` names it, else on the held-out rows."""
+    if config.reward.kind == "process":
+        return process_reward_verbs.evaluate(run, config)
     model = load(run, config)
     data = reward.without_margins(config.data)
     rows = tokenized.read_files(data.test_files, data, model.tokenizer, JudgedEncoder(model.template))
     if rows is None:
-        rows = held_out(model, config).answers
+        rows = held_out(model, config)
     return reward.score(model, judged(rows, pairs=True), config)[0]
 
 
-def held_out(model: RewardModel, config: RunConfig) -> JudgedSet:
-    """The held-out pairs."""
-    return judged(reward.read(config, model.tokenizer, model.template).held_out, pairs=True)
+def held_out(model: RewardModel, config: RunConfig) -> TokenizedSet:
+    """The held-out answers."""
+    if config.reward.kind == "process":
+        return process_reward_verbs.held_out(model, config).answers
+    return reward.read(config, model.tokenizer, model.template).held_out
 
 
 def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Sequence[str]]:
-    """The reward of every answer of a file of judged answers, and rows left out; judgements are ignored."""
+    """The reward of every answer of a file of judged answers, or of every step; judgements are ignored."""
+    if config.reward.kind == "process":
+        return process_reward_verbs.predict(run, source, config)
     model = load(run, config)
     rows = tokenized.read(source, reward.without_margins(config.data), model.tokenizer, JudgedEncoder(model.template))
     reward_S = reward_scores.read(model, rows)

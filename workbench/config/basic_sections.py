@@ -102,6 +102,7 @@ class DataConfig(Section):
         "text_label",
         "text",
         "preference",
+        "stepwise",
         "conversation_tree",
         "image",
     ] = "auto"

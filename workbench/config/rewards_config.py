@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ByteSize, Field, FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
+from workbench.config.reward_config import Aggregate
 from workbench.schema import Section, Tagged, Unit
 
 KINDS: dict[str, type[RewardSource]] = {}
@@ -178,6 +179,9 @@ class ModelReward(RewardSource):
     """A finished run of recipe reward, or several of them: an ensemble, whose disagreement tells how sure it is."""
     pessimism: NonNegativeFloat = 0.0
     """How many standard deviations of the ensemble are taken off its mean (Coste et al. 2024)."""
+    aggregate: Aggregate | None = None
+    """Of process reward models, which rate the steps of an answer: the lowest rating (min), their product, mean, or
+    the last. null: as `reward.aggregate` of the run says."""
     trust: bool = False
     """Execute the Python code that the configuration of `run` names."""
 

@@ -1,6 +1,6 @@
 """Losses of reward models.
 
-Legend: P pairs of answers.
+Legend: P pairs of answers, N steps of answers.
 """
 
 from __future__ import annotations
@@ -33,3 +33,15 @@ def bradley_terry(
     if tie_P is not None:
         loss_P = torch.where(tie_P, -(functional.logsigmoid(gap_P) + functional.logsigmoid(-gap_P)) / 2, loss_P)
     return loss_P + centre * (chosen_P + rejected_P) ** 2
+
+
+def step_cross_entropy(logit_N: Tensor, label_N: Tensor) -> Tensor:
+    """-label log sigmoid(logit) - (1 - label) log sigmoid(-logit), of each step of an answer: a process reward model's.
+
+    Lightman et al. 2023 (arXiv:2305.20050), with labels that are 0 or 1; Wang et al. 2024 (arXiv:2312.08935), eq. 2,
+    whose soft estimates are in between.
+
+    Returns:
+        Loss of each step (N,), in nats, in the precision of the logits.
+    """
+    return -label_N * functional.logsigmoid(logit_N) - (1 - label_N) * functional.logsigmoid(-logit_N)

@@ -1,6 +1,6 @@
-"""A backbone whose head gives each answer to a prompt one number: how good it is.
+"""A backbone whose head gives each answer to a prompt, or each of its steps, one number: how good it is.
 
-Legend: S answers of a micro-batch, of a pair first the chosen and then the rejected one.
+Legend: S answers of a micro-batch, of a pair first the chosen and then the rejected one; N their steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workbench.data.labelled.text_reader import TextReader
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_set import JudgedSet
 from workbench.errors import BackboneError
-from workbench.losses.reward_losses import bradley_terry
+from workbench.losses.reward_losses import bradley_terry, step_cross_entropy
 from workbench.models import classifier, exported
 from workbench.models.classifier import Classifier
 
@@ -72,6 +72,15 @@ class RewardModel:
             return (loss_P * weight_P).sum() * scale
 
         return loss
+
+    def step_logits(self, batch: MicroBatch) -> Tensor:
+        """Logit (N,) that each step is right, float32: the head's output at its last token."""
+        return self.classifier.outputs(batch)[:, 0].float()
+
+    def step_loss(self, batch: MicroBatch, scale: float) -> Tensor:
+        """The summed loss of a micro-batch of answers whose steps are rated, as the trainer wants it."""
+        loss_N = step_cross_entropy(self.step_logits(batch), batch.labels_N)
+        return (loss_N if batch.weights_N is None else loss_N * batch.weights_N).sum() * scale
 
 
 def settle_padding(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -161,7 +161,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
     """Rows of the score table, the known scores first."""
     own = class_section.SCORES if run.classifies else embed_section.SCORES if run.embeds else None
     own = {**SCORES, **preference_section.SCORES} if run.prefers else own
-    own = reward_section.SCORES if run.rewards else reinforce_section.SCORES if run.reinforces else own
+    own = reward_section.titles(run) if run.rewards else reinforce_section.SCORES if run.reinforces else own
     loss = {"loss": (f"Loss, {run.unit}", "low")}
     known = SCORES if own is None else {**loss, **own, **loss}
     measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)

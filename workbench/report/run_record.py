@@ -92,6 +92,11 @@ class RunRecord:
         return self.config.get("recipe") == "reward"
 
     @property
+    def rates_steps(self) -> bool:
+        """Whether the run rates the steps of answers."""
+        return self.rewards and self.config.get("reward", {}).get("kind") == "process"
+
+    @property
     def reinforces(self) -> bool:
         """Whether the run learnt from rewards of its own answers."""
         return self.config.get("recipe") == "reinforce"
@@ -121,6 +126,8 @@ class RunRecord:
     @property
     def unit(self) -> str:
         """Unit of the losses."""
+        if self.rates_steps:
+            return "nats per step"
         if self.embeds or self.rewards:
             return "per row"
         if self.reinforces:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from workbench.losses.reward_losses import bradley_terry
+from workbench.losses.reward_losses import bradley_terry, step_cross_entropy
 
 CHOSEN, REJECTED, MARGIN = [0.5, -1.0, 30.0, -40.0], [0.2, 0.7, -30.0, 60.0], [0.0, 0.5, 1.0, 0.0]
 
@@ -61,3 +61,15 @@ def test_of_a_tie_the_target_is_one_half() -> None:
     even[0].requires_grad_()
     bradley_terry(*even, *tensors([0.0]), centre=0.0, tie_P=torch.tensor([True])).backward()
     assert even[0].grad == 0, "equal rewards are where a tie wants them"
+
+
+def test_the_loss_of_a_step_equals_its_formula() -> None:
+    logit, label = tensors([-2.0, 0.0, 0.7, 40.0], [0.0, 1.0, 0.25, 1.0])
+    found = step_cross_entropy(logit, label)
+    for loss, x, y in zip(found.tolist(), logit.tolist(), label.tolist(), strict=True):
+        p = 1 / (1 + math.exp(-x))
+        expected = -y * math.log(p) - ((1 - y) * math.log(1 - p) if y < 1 else 0)
+        assert loss == pytest.approx(expected, rel=1e-9, abs=1e-15)
+    torch.testing.assert_close(step_cross_entropy(-logit, 1 - label), found)
+    leaves = [logit[:3].clone().requires_grad_()]
+    assert torch.autograd.gradcheck(lambda x: step_cross_entropy(x, label[:3]), leaves)

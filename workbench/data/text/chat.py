@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.text.answer_masks import AnswerMasker, Conversation, assistants, wholes, written_out
-from workbench.data.text.chat_tokenizer import ChatTokenizer
+from workbench.data.text.chat_tokenizer import ChatTokenizer, TokenSpans
 from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.data.text.messages import Message, last_answer_only, split_thoughts, thoughts
 from workbench.data.text.template_segments import Rendering
@@ -103,6 +103,17 @@ def truncate(encoded: Encoded, *, max_tokens: int, side: Literal["left", "right"
     )
 
 
+class AnswerText(NamedTuple):
+    """The last answer of an example in the text that is tokenised."""
+
+    tokens: TokenSpans
+    """Of all of the text."""
+    start: int
+    """The character at which the answer begins."""
+    added: int
+    """Tokens that stand in front of the text's own: a beginning of a sequence."""
+
+
 class ChatEncoder:
     """How a tokenizer writes conversations.
 
@@ -173,6 +184,16 @@ class ChatEncoder:
         known = [*pieces, *(whole.text for whole in rendered.values())]
         with self._tokenizer.tokenised(known, without_offsets=raw):
             return outcomes(encoded, range(len(examples)))
+
+    def answer_text(self, example: Example) -> AnswerText:
+        """Where the last answer of an example stands in its text, whose tokens are those of `encode`."""
+        if example.text:
+            start = sum(len(text) for text, _ in example.text[:-1])
+            tokens = self._tokenizer.tokenise("".join(text for text, _ in example.text), [start])
+            return AnswerText(tokens, start, int(self._bos is not None and tokens.ids[:1] != [self._bos]))
+        conversation = self._rendered_conversation(example)
+        tokens, answers = self._masker.find(conversation, conversation.whole(), learnt(example.messages, "last"))
+        return AnswerText(tokens, tokens.starts[answers[-1].first], 0)
 
     @property
     def identity(self) -> list[Any]:

@@ -14,6 +14,7 @@ import tempfile
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -42,6 +43,8 @@ FEATURES = Features(
         "desired": Value("int8"),
         "margin": Value("float64"),
         "tie": Value("bool"),
+        "step_labels": ListOf(Value("float64")),
+        "cut_steps": Value("int32"),
     }
 )
 
@@ -255,7 +258,14 @@ def _cuts(
         yield from zip(parts, encoded, judged_encoder.cut(parts, encoded, config), strict=True)
         return
     for part, whole in zip(parts, encoded, strict=True):
-        yield part, whole, _cut(part, whole, config)
+        cut = _cut(part, whole, config)
+        yield _with_kept_steps(part, cut, config) if part.steps else part, whole, cut
+
+
+def _with_kept_steps(part: formats.Example, cut: chat.Encoded, config: DataConfig) -> formats.Example:
+    """The example with the labels of those steps whose last token cutting leaves."""
+    labels, kept = part.step_labels, sum(cut.supervised[1:])
+    return replace(part, step_labels=labels[:kept] if config.truncate == "right" else labels[len(labels) - kept :])
 
 
 def _require_loss(part: formats.Example, whole: chat.Encoded) -> None:
@@ -291,14 +301,15 @@ def _append(
 ) -> None:
     """Add the rows of one example; their digest is of all of them, so that they stay on one side of a split.
 
-    That of judged answers is of their prompt: all answers to it stay on one side.
+    That of judged answers, and of answers whose steps are, is of their prompt: all answers to it stay on one side.
     """
     ids = array("q", itertools.chain.from_iterable(cut.input_ids for *_, cut in rows))
     if rows and rows[0][0].desired is not None:
         whole = rows[0][1]
         ids = array("q", whole.input_ids[: judged_encoder.prompt_length(whole)])
+    identity = rows[0][0].prompt_bytes if rows and rows[0][0].steps else ids.tobytes()
     # Of 5 million different rows, the chance that two share eight bytes is one in a million.
-    digest = int.from_bytes(hashlib.sha256(ids.tobytes()).digest()[:8], "little")
+    digest = int.from_bytes(hashlib.sha256(identity).digest()[:8], "little")
     for part, whole, cut in rows:
         row = {
             "input_ids": cut.input_ids,
@@ -315,6 +326,8 @@ def _append(
             "desired": None if part.desired is None else int(part.desired),
             "margin": part.margin,
             "tie": part.tie,
+            "step_labels": list(part.step_labels) if part.steps else None,
+            "cut_steps": len(part.steps) - len(part.step_labels),
         }
         for name, value in row.items():
             columns[name].append(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,6 +57,16 @@ class Example:
     """By how much the reward of the better answer is to be higher."""
     tie: bool = False
     """Whether its two answers were judged equally good, so that neither is the better one."""
+    steps: tuple[str, ...] = ()
+    """Steps of its answer, one after another in its text, where they are rated one by one."""
+    step_labels: tuple[float, ...] = ()
+    """How right each is, from 0 (wrong) to 1 (right)."""
+
+    @property
+    def prompt_bytes(self) -> bytes:
+        """All that stands before the last answer, as bytes to be hashed."""
+        before = [list(self.messages[:-1]), list(self.tools), [text for text, _ in self.text[:-1]]]
+        return json.dumps(before, sort_keys=True).encode()
 
 
 def read(
@@ -274,6 +285,16 @@ def _preference(place: str, columns: Columns) -> Example | None:
     return chat_example(place, columns, last_answer_only(dialogue(columns)))
 
 
+def _stepwise(place: str, columns: Columns) -> Example | None:
+    """The steps of an answer as one answer; None where one of them is labelled as wrong."""
+    steps, labels = columns["completions"], columns.get("labels")
+    if not isinstance(steps, list) or not all(isinstance(step, str) for step in steps):
+        raise DataError(f"`completions` must be a list of steps, each a text, found {excerpt(steps)}.")
+    if isinstance(labels, list) and not all(labels):
+        return None
+    return answered(place, {**columns, "completion": "\n".join(steps)}, prompt="prompt", answer="completion")
+
+
 def answered(place: str, columns: Columns, *, prompt: str, answer: str) -> Example:
     """Raw text where both columns are strings, otherwise a chat; only the answer carries loss."""
     asked, given = columns.get(prompt), columns[answer]
@@ -376,10 +397,11 @@ _FORMATS = (
         "conversations label",
         "prompt completion label",
     ),
+    _format(_stepwise, "stepwise", "prompt completions labels", "prompt completions"),
     _format(_conversation_tree, "conversation_tree", "prompt message_tree_id"),
 )
 _COLUMNS = (
     *("messages", "conversations", "instruction", "input", "output", "prompt", "completion", "question", "answer"),
     *("answers", "text", "label", "chosen", "rejected", "message_tree_id", "context", "system", "tools", "history"),
-    *(WEIGHT, MARGIN, "tie"),
+    *("completions", "labels", "tie", WEIGHT, MARGIN),
 )

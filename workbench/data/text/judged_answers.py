@@ -24,6 +24,8 @@ def convert(name: str, place: str, columns: Mapping[str, Any]) -> Example:
     Raises:
         DataError: The row judges nothing, answers two prompts, or has twice the same answer.
     """
+    if name == "stepwise":
+        raise DataError("data.format stepwise rates the steps of answers. Write recipe=reward reward.kind=process.")
     if name != "preference":
         raise DataError(
             f"data.format {name} judges no answers. Give rows with chosen and rejected, or with label (true or false); "

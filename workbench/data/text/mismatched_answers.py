@@ -103,6 +103,8 @@ def _columns(answers: TokenizedSet, number: int, partner: int, max_tokens: int, 
         "desired": 0,
         "margin": 0.0,
         "tie": False,
+        "step_labels": None,
+        "cut_steps": 0,
     }
 
 

@@ -6,16 +6,22 @@ Legend: M models, S answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from workbench.config.reward_config import RewardConfig
 from workbench.config.rewards_config import ModelReward
 from workbench.data.batching import Indices, Row
+from workbench.data.text import stepwise
 from workbench.data.text.answer import Answer
 from workbench.data.text.chat import ChatEncoder, Encoded, truncate
+from workbench.data.text.step_encoder import StepEncoder
 from workbench.errors import ConfigError
+from workbench.evaluation import step_scores
 from workbench.evaluation.row_passes import over_rows
 from workbench.models import reward_model
 from workbench.models.reward_model import RewardModel
@@ -25,16 +31,30 @@ from workbench.runs.trust import Trust
 Floats = npt.NDArray[np.float64]
 
 
+class Rater(NamedTuple):
+    """A reward model that is loaded."""
+
+    model: RewardModel
+    max_tokens: int
+    """Tokens that it reads at most."""
+    config: RewardConfig
+
+    @property
+    def steps(self) -> bool:
+        """Whether it rates the steps of an answer."""
+        return self.config.kind == "process"
+
+
 class RewardEnsemble:
     """Reward models of one or several run directories of recipe reward.
 
     Raises:
-        ConfigError: A run is none of recipe reward, or not finished.
+        ConfigError: A run is none of recipe reward, or not finished, or rates no steps where these are aggregated.
     """
 
     def __init__(self, config: ModelReward) -> None:
         self._config = config
-        self._models = [_load(run, trust=config.trust) for run in config.runs]
+        self._models = [_load(run, config) for run in config.runs]
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
         return self.pessimistic(self.read(answers))
@@ -46,7 +66,7 @@ class RewardEnsemble:
 
     def read(self, answers: Sequence[Answer]) -> Floats:
         """Reward (M, S) of each answer by each model."""
-        return np.asarray([_read(model, answers, tokens) for model, tokens in self._models], dtype=np.float64)
+        return np.asarray([_read(model, answers) for model in self._models], dtype=np.float64)
 
 
 def spread(reward_MS: Floats) -> Floats:
@@ -57,39 +77,54 @@ def spread(reward_MS: Floats) -> Floats:
     return deviation_S
 
 
-def _load(run: Path, *, trust: bool) -> tuple[RewardModel, int]:
-    """The reward model of a run, and the tokens that it reads at most."""
-    config = run_directory.shipped_config(run, Trust(trust, "trust: true beside the run in rewards"))
+def _load(run: Path, wanted: ModelReward) -> Rater:
+    """The reward model of a run."""
+    config = run_directory.shipped_config(run, Trust(wanted.trust, "trust: true beside the run in rewards"))
     if config.recipe != "reward":
         raise ConfigError(
             f"rewards, model: {run} is a run of recipe {config.recipe}, which tells no reward. Name a run of recipe "
             "reward: workbench run reward/quickstart data.train=pairs.jsonl"
         )
-    return reward_model.load(run, config, ChatEncoder), config.data.max_tokens
+    own = config.reward
+    if wanted.aggregate is not None:
+        if own.kind != "process":
+            raise ConfigError(
+                f"rewards, model: aggregate={wanted.aggregate} is for models that rate steps, and {run} rates whole "
+                "answers. Leave aggregate out, or name a run with reward.kind=process."
+            )
+        own = own.model_copy(update={"aggregate": wanted.aggregate})
+    return Rater(reward_model.load(run, config, ChatEncoder), config.data.max_tokens, own)
 
 
-def _read(model: RewardModel, answers: Sequence[Answer], max_tokens: int) -> list[float]:
-    wholes = [_encoded(model.template, answer) for answer in answers]
-    rows = [_row(truncate(whole, max_tokens=max_tokens, side="left"), number) for number, whole in enumerate(wholes)]
-    device = next(model.model.parameters()).device
+def _read(rater: Rater, answers: Sequence[Answer]) -> list[float]:
+    """The reward of each answer: the model's output, or the aggregate of how sure it is that each step is right."""
+    model, template = rater.model, rater.model.template
+    wholes = [_encoded(rater, answer) for answer in answers]
+    cut = [truncate(whole, max_tokens=rater.max_tokens, side="left") for whole in wholes]
+    rows = [Row(np.asarray(each.input_ids), np.asarray(each.supervised), 0, number) for number, each in enumerate(cut)]
+    device, combine = next(model.model.parameters()).device, step_scores.AGGREGATES[rater.config.aggregate]
 
     def compute(numbers: Indices) -> list[float]:
-        batch = model.template.collate([rows[number] for number in numbers], epoch=0)
-        batch_rewards: list[float] = model.rewards(batch.to(device)).double().cpu().tolist()
-        return batch_rewards
+        batch = template.collate([rows[number] for number in numbers], epoch=0).to(device)
+        if not rater.steps:
+            batch_rewards: list[float] = model.rewards(batch).double().cpu().tolist()
+            return batch_rewards
+        logits = model.step_logits(replace(batch, positions_N=batch.positions_N + 1)).double().cpu()
+        counts = [int(rows[number].supervised[1:].sum()) for number in numbers]
+        return [combine(each.sigmoid().numpy()) for each in logits.split(counts)]
 
     reward_by_row = over_rows(model.model, np.asarray([len(row.input_ids) for row in rows]), compute)
     return [reward_by_row[number] for number in range(len(rows))]
 
 
-def _encoded(template: ChatEncoder, answer: Answer) -> Encoded:
+def _encoded(rater: Rater, answer: Answer) -> Encoded:
     """An answer behind its prompt; one of nothing but white space is written as the end that follows the prompt."""
-    if answer.text.strip() or not answer.messages:
+    template, text = rater.model.template, answer.text
+    if text.strip() or not answer.messages:
         (example,) = template.expanded(answer.example, loss_on="last")
-        return template.encode(example, loss_on="last")
+        if not rater.steps:
+            return template.encode(example, loss_on="last")
+        steps = stepwise.parted(text, rater.config.separator) or (text,)
+        return StepEncoder(template, labelled=False).encode(replace(example, steps=steps), loss_on="last")
     ids = [*template.prompt(answer.messages, answer.tools), *template.stops()[:1]]
-    return Encoded(ids, [False] * len(ids))
-
-
-def _row(whole: Encoded, number: int) -> Row:
-    return Row(np.asarray(whole.input_ids), np.asarray(whole.supervised), 0, number)
+    return Encoded(ids, [False] * (len(ids) - 1) + [rater.steps])

@@ -1,0 +1,62 @@
+"""A run that trains a reward model, whatever it learns from: rows are a subclass's."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from workbench.adapters import anatomy
+from workbench.config import RunConfig, tasks
+from workbench.config.tasks import Task
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.row_encoder import conversation_encoder
+from workbench.models import backbones, reward_model
+from workbench.models.backbones import Backbone
+from workbench.models.reward_model import RewardModel
+from workbench.recipes.sft import read_template
+from workbench.recipes.single_run import Rows, SingleRun
+
+R = TypeVar("R", bound=Rows)
+
+
+def chat_encoder(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:
+    """How conversations are written."""
+    return conversation_encoder(backbones.hub_config(config.model), tokenizer, template=read_template(config))
+
+
+@dataclass(frozen=True)
+class RatingRun(SingleRun[RewardModel, R], ABC):
+    """A run whose model has a head of one output."""
+
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatEncoder
+
+    @property
+    def vocabulary(self) -> PreTrainedTokenizerBase:
+        return self.tokenizer
+
+    @property
+    def task(self) -> Task:
+        return tasks.of(self.config)
+
+    def assemble(self, model: nn.Module, backbone: Backbone) -> RewardModel:
+        return reward_model.make(model, backbone.model, self.tokenizer, self.template, self.config)
+
+    def width(self, live: RewardModel) -> int:
+        return anatomy.hidden_size(live.classifier.backbone.config)
+
+    def save(self, live: RewardModel, folder: Path) -> None:
+        reward_model.save(live, folder)
+
+    def load(self) -> RewardModel:
+        return load(self.run.home, self.config)
+
+
+def load(run: Path, config: RunConfig) -> RewardModel:
+    """The reward model that the run at `run` shipped."""
+    return reward_model.load(run, config, lambda tokenizer: chat_encoder(config, tokenizer))
