@@ -47,8 +47,10 @@ def inspect(config: RunConfig) -> Inspection:
 def _labels(rows: StepSet) -> str:
     right_S = rows.labels >= RIGHT
     flawless = float((step_scores.first_wrong(rows, ~right_S) < 0).mean())
-    told = f"{len(right_S):,} steps of {len(rows):,} answers: {units.percent(float(right_S.mean()))} are right, and "
-    return f"{told}{units.percent(flawless)} of the answers have no wrong one."
+    sentence = (
+        f"{len(right_S):,} steps of {len(rows):,} answers: {units.percent(float(right_S.mean()))} are right, and "
+    )
+    return f"{sentence}{units.percent(flawless)} of the answers have no wrong one."
 
 
 def _cut(*splits: StepSet, most: int) -> list[str]:

@@ -63,9 +63,9 @@ def _lengths(rows: JudgedSet) -> list[str]:
     """Sentence on how far length alone tells the better answer."""
     ties, count_P2 = int(rows.ties.sum()), rows.answer_tokens.reshape(-1, 2)[~rows.ties]
     longer = float((count_P2[:, 0] > count_P2[:, 1]).mean())
-    told = [f"{ties:,} of {len(rows):,} pairs are ties, whose rewards are to be equal."] if ties else []
+    notes = [f"{ties:,} of {len(rows):,} pairs are ties, whose rewards are to be equal."] if ties else []
     sentence = f"Of {len(count_P2):,} pairs the longer answer is the better one in {units.percent(longer)}."
-    return [*told, sentence + (" A reward model learns length first." if abs(longer - 0.5) > 0.15 else "")]
+    return [*notes, sentence + (" A reward model learns length first." if abs(longer - 0.5) > 0.15 else "")]
 
 
 def evaluate(run: Path, config: RunConfig) -> dict[str, float]:

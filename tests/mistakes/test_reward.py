@@ -60,7 +60,7 @@ CASES = {
     "negative centring": Case("reward.centre", "greater than or equal to 0", "reward.centre=-1"),
     "another format": Case("data.format=messages judges no answers", "leave it out", "data.format=messages"),
     "loss on tokens": Case("of which no token carries loss", "leave data.loss_on out", "data.loss_on=all"),
-    "sampled rows": Case("compares two answers a row", "leave data.sampling out", "data.sampling.by=tilted"),
+    "sampled rows": Case("reads rows that are judged", "leave data.sampling out", "data.sampling.by=tilted"),
     "new tokens": Case(
         "recipe=reward trains no rows of new tokens", "leave model.new_tokens out", "'model.new_tokens=[<a>]'"
     ),

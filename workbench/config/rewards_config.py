@@ -180,8 +180,8 @@ class ModelReward(RewardSource):
     pessimism: NonNegativeFloat = 0.0
     """How many standard deviations of the ensemble are taken off its mean (Coste et al. 2024)."""
     aggregate: Aggregate | None = None
-    """Of process reward models, which rate the steps of an answer: the lowest rating (min), their product, mean, or
-    the last. null: as `reward.aggregate` of the run says."""
+    """The reward of an answer by a process reward model, which rates its steps: the lowest rating (min), their
+    product, mean, or the last. null: as `reward.aggregate` of the run says."""
     trust: bool = False
     """Execute the Python code that the configuration of `run` names."""
 

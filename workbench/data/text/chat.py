@@ -103,11 +103,11 @@ def truncate(encoded: Encoded, *, max_tokens: int, side: Literal["left", "right"
     )
 
 
-class AnswerText(NamedTuple):
+class LastAnswer(NamedTuple):
     """The last answer of an example in the text that is tokenised."""
 
     tokens: TokenSpans
-    """Of all of the text."""
+    """All of the text."""
     start: int
     """The character at which the answer begins."""
     added: int
@@ -185,15 +185,15 @@ class ChatEncoder:
         with self._tokenizer.tokenised(known, without_offsets=raw):
             return outcomes(encoded, range(len(examples)))
 
-    def answer_text(self, example: Example) -> AnswerText:
+    def answer_text(self, example: Example) -> LastAnswer:
         """Where the last answer of an example stands in its text, whose tokens are those of `encode`."""
         if example.text:
             start = sum(len(text) for text, _ in example.text[:-1])
             tokens = self._tokenizer.tokenise("".join(text for text, _ in example.text), [start])
-            return AnswerText(tokens, start, int(self._bos is not None and tokens.ids[:1] != [self._bos]))
+            return LastAnswer(tokens, start, int(self._bos is not None and tokens.ids[:1] != [self._bos]))
         conversation = self._rendered_conversation(example)
         tokens, answers = self._masker.find(conversation, conversation.whole(), learnt(example.messages, "last"))
-        return AnswerText(tokens, tokens.starts[answers[-1].first], 0)
+        return LastAnswer(tokens, tokens.starts[answers[-1].first], 0)
 
     @property
     def identity(self) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from workbench.data.rows import excerpt
 from workbench.data.text import chat, stepwise
-from workbench.data.text.chat import AnswerText, Encoded, LossOn
+from workbench.data.text.chat import LastAnswer, Encoded, LossOn
 from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.data.text.wrapped_encoder import WrappedEncoder
 from workbench.errors import DataError, WorkbenchError
@@ -78,14 +78,14 @@ class StepEncoder(WrappedEncoder):
         return replace(encoded, supervised=supervised, end_positions=())
 
 
-def _spans(example: Example, written: AnswerText, *, strict: bool) -> list[tuple[int, int]]:
+def _spans(example: Example, written: LastAnswer, *, strict: bool) -> list[tuple[int, int]]:
     """The characters of each step; where not `strict`, without steps that are not found."""
     spans, place = list[tuple[int, int]](), written.start
     for number, step in enumerate(example.steps, start=1):
-        found = written.tokens.text.find(step.strip(), place)
-        if found >= 0:
-            place = found + len(step.strip())
-            spans.append((found, place))
+        at = written.tokens.text.find(step.strip(), place)
+        if at >= 0:
+            place = at + len(step.strip())
+            spans.append((at, place))
         elif strict:
             raise DataError(
                 f"{example.place}: the chat template changes step {number} of its answer, so that its end is not "
