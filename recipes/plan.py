@@ -147,6 +147,8 @@ def _require_known(config: RunConfig, devices: int) -> None:
         raise ConfigError(
             f"recipe={config.recipe}: `plan` knows the recipes {', '.join(WAYS)}. Plan one of its members as such."
         )
+    if config.recipe == "sweep" and config.sweep.of == "reward":
+        raise ConfigError("sweep.of=reward: `plan` knows no bank of rewards. Plan one member: write recipe=reward.")
     if config.recipe == "sweep" and config.sweep.of == "prefer":
         raise ConfigError("sweep.of=prefer: `plan` knows no bank of preferences. Plan one member: write recipe=prefer.")
     if devices > 1 and config.recipe in layout_checks.SPREAD:

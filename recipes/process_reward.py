@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig, tasks
 from workbench.data import mixture, named_sets
+from workbench.data.batching import Indices
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.step_encoder import StepEncoder
@@ -26,7 +27,7 @@ from workbench.models.backbones import Backbone
 from workbench.models.reward_model import RewardModel
 from workbench.recipes.reward_run import RatingRun, chat_encoder
 from workbench.recipes.single_run import Scored
-from workbench.runs import files, provenance
+from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
@@ -36,10 +37,8 @@ from workbench.training.signal import TrainingSignal
 
 def main(config: RunConfig, run: Run, callback: Callback) -> dict[str, Any]:
     """Train as `config` says; returns scores of a baseline and of what was trained, as they stand in scores.json."""
-    tokenizer, template, answers, _ = prepare(config)
-    provenance.note_data(run, {name: split and split.facts() for name, split in answers._asdict().items()})
-    files.write_json(run.path / "before.json", {"scores": step_scores.baseline(answers.train, answers.held_out)})
-    rating = ProcessRun(config, run, callback, tokenizer, template, answers)
+    rating = ProcessRun(config, run, callback, *prepare(config)[:3])
+    rating.note_rows()
     rating.train()
     return rating.finish()
 
@@ -72,6 +71,13 @@ class ProcessRun(RatingRun[StepSet]):
     @property
     def rows(self) -> Mapping[str, StepSet]:
         return {name: split for name, split in self.answers._asdict().items() if split is not None}
+
+    def baseline(self) -> dict[str, float]:
+        return step_scores.baseline(self.answers.train, self.answers.held_out)
+
+    def on_held_out(self, answers: Indices) -> ProcessRun:
+        """The same run with these held-out answers alone."""
+        return replace(self, answers=self.answers._replace(held_out=self.answers.held_out.subset(answers)))
 
     def supervise(self, live: RewardModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         packed = live.classifier.reads_packed(self.config.adapter)

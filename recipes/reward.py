@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import DataConfig, RunConfig, tasks
 from workbench.config.basic_sections import MARGIN
 from workbench.data import mixture, named_sets
+from workbench.data.batching import Indices
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
@@ -28,7 +29,7 @@ from workbench.recipes import process_reward
 from workbench.recipes.process_reward import ProcessRun
 from workbench.recipes.reward_run import RatingRun, chat_encoder
 from workbench.recipes.single_run import Scored
-from workbench.runs import files, provenance
+from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
@@ -43,10 +44,8 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     if config.reward.kind == "process":
         return process_reward.main(config, run, callback)
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    tokenizer, template, pairs, _ = prepare(config)
-    provenance.note_data(run, {name: split and split.facts() for name, split in pairs._asdict().items()})
-    files.write_json(run.path / "before.json", {"scores": reward_scores.baseline(pairs.held_out)})
-    rewards = RewardRun(config, run, callback, tokenizer, template, pairs)
+    rewards = RewardRun(config, run, callback, *prepare(config)[:3])
+    rewards.note_rows()
     rewards.train()
     return rewards.finish()
 
@@ -93,6 +92,13 @@ class RewardRun(RatingRun[JudgedSet]):
     @property
     def rows(self) -> Mapping[str, JudgedSet]:
         return {name: split for name, split in self.pairs._asdict().items() if split is not None}
+
+    def baseline(self) -> dict[str, float]:
+        return reward_scores.baseline(self.pairs.held_out)
+
+    def on_held_out(self, examples: Indices) -> RewardRun:
+        """The same run with these held-out pairs alone."""
+        return replace(self, pairs=self.pairs._replace(held_out=self.pairs.held_out.subset(examples)))
 
     def supervise(self, live: RewardModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         train = self.pairs.train

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +20,9 @@ from workbench.models.backbones import Backbone
 from workbench.models.reward_model import RewardModel
 from workbench.recipes.sft import read_template
 from workbench.recipes.single_run import Rows, SingleRun
+from workbench.runs import files, provenance
 
+SPLITS = ("train", "held_out", "test")
 R = TypeVar("R", bound=Rows)
 
 
@@ -35,6 +37,17 @@ class RatingRun(SingleRun[RewardModel, R], ABC):
 
     tokenizer: PreTrainedTokenizerBase
     template: ChatEncoder
+
+    def note_rows(self) -> None:
+        """Note facts about the rows, and the scores of the baseline."""
+        provenance.note_data(
+            self.run, dict.fromkeys(SPLITS) | {name: split.facts() for name, split in self.rows.items()}
+        )
+        files.write_json(self.run.path / "before.json", {"scores": self.baseline()})
+
+    @abstractmethod
+    def baseline(self) -> dict[str, float]:
+        """Scores of a model that rates all held-out rows alike."""
 
     @property
     def vocabulary(self) -> PreTrainedTokenizerBase:

@@ -15,11 +15,14 @@ from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.judged_set import JudgedSet, judged
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.evaluation import reward_scores
+from workbench.evaluation.reward_scores import Floats
+from workbench.evaluation.rewards import SPREAD
+from workbench.evaluation.rewards.model_rewards import spread
 from workbench.models.reward_model import RewardModel
 from workbench.recipes import process_reward_verbs, reward
 from workbench.recipes.inspection import SHOWN, Inspection
 from workbench.recipes.reward_run import load
-from workbench.runs import units
+from workbench.runs import run_directory, units
 from workbench.training.limits import total_steps
 
 
@@ -75,9 +78,17 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
     model = load(run, config)
     data = reward.without_margins(config.data)
     rows = tokenized.read_files(data.test_files, data, model.tokenizer, JudgedEncoder(model.template))
-    if rows is None:
-        rows = held_out(model, config)
-    return reward.score(model, judged(rows, pairs=True), config)[0]
+    if rows is None:  # of the shipped model: the others have seen them
+        return reward.score(model, judged(held_out(model, config), pairs=True), config)[0]
+    reward_MS = _by_members(run, config, rows)
+    scores = reward_scores.of_sets(judged(rows, pairs=True), reward_MS.mean(0), centre=config.reward.centre)
+    return scores | ({SPREAD: round(float(spread(reward_MS).mean()), 6)} if len(reward_MS) > 1 else {})
+
+
+def _by_members(run: Path, config: RunConfig, rows: TokenizedSet) -> Floats:
+    """Reward (M, S) of each answer by each model of a sweep over folds; by the one model of another run."""
+    models = (load(each, config) for each in run_directory.fold_members(run))
+    return np.asarray([reward_scores.read(model, rows) for model in models], dtype=np.float64)
 
 
 def held_out(model: RewardModel, config: RunConfig) -> TokenizedSet:
@@ -93,10 +104,11 @@ def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Se
         return process_reward_verbs.predict(run, source, config)
     model = load(run, config)
     rows = tokenized.read(source, reward.without_margins(config.data), model.tokenizer, JudgedEncoder(model.template))
-    reward_S = reward_scores.read(model, rows)
+    reward_MS = _by_members(run, config, rows)
     columns = {
         "row": [rows.place(row) for row in range(len(rows))],
         "text": [str(model.tokenizer.decode(rows[row].input_ids)) for row in range(len(rows))],
-        "reward": reward_S,
+        "reward": reward_MS.mean(0),
     }
+    columns |= {SPREAD: spread(reward_MS)} if len(reward_MS) > 1 else {}
     return pd.DataFrame(columns), rows.skipped

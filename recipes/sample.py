@@ -189,7 +189,7 @@ def _score(sources: Sequence[RewardSource], questions: Questions, progress: Samp
             for text, _ in group
         ]
         if number not in known:
-            progress.keep_rewards(name, number, reward.named(answers))
+            progress.keep_rewards(name, number, reward.detailed(answers))
         total, at = reward.total(known[number], len(answers)), 0
         for row, group in written.items():
             scored = [

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from workbench.data.text.formats import Example
+from workbench.evaluation.rewards import SPREAD
 
 Row = dict[str, Any]
 
@@ -18,7 +19,7 @@ class ScoredAnswer(NamedTuple):
     """Whether it ended by itself, and not because it was as long as answers may be."""
     reward: float
     parts: dict[str, float]
-    """Its rewards by name, where there are several."""
+    """Its rewards by name, and how far reward models disagree on it, where there are several."""
 
 
 class AnswerGroup(NamedTuple):
@@ -76,7 +77,9 @@ def _pairs(group: AnswerGroup, least: float, margin: float) -> Iterator[Row]:
 def _all(group: AnswerGroup, least: float, _: float) -> Iterator[Row]:
     for number, each in enumerate(group.answers):
         if each.reward >= least:
-            parts = {"rewards": each.parts} if len(each.parts) > 1 else {}
+            named = {name: value for name, value in each.parts.items() if name != SPREAD}
+            parts: Row = {"rewards": named} if len(named) > 1 else {}
+            parts |= {SPREAD: each.parts[SPREAD]} if SPREAD in each.parts else {}
             facts = {"place": group.question.place, "answer_number": number, "finished": each.finished, **parts}
             yield _answered(group.question, each) | facts
 

@@ -13,7 +13,7 @@ from workbench.config import RunConfig, sweep_expansion
 from workbench.config.member_runs import Trial
 from workbench.errors import TrainingError
 from workbench.models import model_summary
-from workbench.recipes import sweep_tasks
+from workbench.recipes import fold_ensemble, sweep_tasks
 from workbench.recipes.sweep_tasks import SweepBank, SweepTask
 from workbench.runs import files, units
 from workbench.runs.run_directory import Run
@@ -79,7 +79,11 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     run.note(elapsed_s=max(max(seconds) if reason is None else sum(seconds) for seconds in spent))
     ship(run, _member(run, best))
     callback.say(f"Shipping {best.name}, which has the lowest held-out loss of {len(trials)} members.")
-    return task.single(best.config.model_copy(update={"seed": config.seed}), run).finish()
+    more = {}
+    if config.sweep.folds is not None:
+        more = fold_ensemble.finish(task, run, [(trial, _member(run, trial)) for trial in trials])
+        callback.say(f"Each of {len(trials)} members is a reward model; together they rate as {run.path}.")
+    return task.single(best.config.model_copy(update={"seed": config.seed}), run).finish(more)
 
 
 def apart(config: RunConfig) -> str | None:
@@ -177,14 +181,17 @@ def one_after_another(task: SweepTask, run: Run, entries: Sequence[SweepMember],
         if own.adapter.exists():
             continue
         callback.say(f"Member {trial.name}:")
-        copy_missing(run, own, "before.json")  # the backbone before training is the same for all
+        shared = trial.config.data.fold.of is None
+        if shared:
+            copy_missing(run, own, "before.json")  # the backbone before training is the same for all
         try:
             task.single(trial.config, own).train()
         except TrainingError as error:
             errors.append(error)
             own.note(status="failed", reason=str(error))
             callback.say(f"{trial.name} ends here; the others go on. {error}")
-        copy_missing(own, run, "before.json")
+        if shared:
+            copy_missing(own, run, "before.json")
     if len(errors) == len(entries):
         raise errors[0]
     run.note(peak_bytes=max(own.manifest.get("peak_bytes", 0) for _, own in entries))
@@ -211,6 +218,8 @@ def ship(run: Run, best: Run) -> None:
 
 def _held_out_loss(loaded: SweepBank, member: str) -> float:
     with loaded.bank.only(member):
+        if member in loaded.own_losses:
+            return loaded.own_losses[member]()
         return loaded.held_out_loss(None)
 
 

@@ -1,10 +1,11 @@
-"""Tasks of a sweep's members: text, as recipes sft and mlm, judged answers, as recipe prefer, or classes."""
+"""Tasks of a sweep's members: text, as recipes sft and mlm, judged answers, as prefer and reward, or classes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,20 +15,23 @@ from torch import Tensor, from_numpy
 from workbench import evaluation, losses
 from workbench.adapters import anatomy, bank
 from workbench.adapters.bank import Bank
-from workbench.config import RunConfig
+from workbench.config import RunConfig, tasks
 from workbench.config.member_runs import Trial
 from workbench.data import mixture
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.mixed_labels import drawn
-from workbench.data.text.judged_set import ROW
+from workbench.data.text.judged_set import ROW, JudgedSet, RatedPairs
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.losses.criterion import criterion
-from workbench.models import classifier, exported, output_heads
+from workbench.models import classifier, exported, output_heads, reward_model
 from workbench.models.backbones import Backbone
-from workbench.recipes import classify, prefer, sft
+from workbench.models.reward_model import RewardModel
+from workbench.recipes import classify, prefer, reward, sft
 from workbench.recipes.classify import ClassRun
 from workbench.recipes.prefer import PreferenceRun
+from workbench.recipes.process_reward import ProcessRun
+from workbench.recipes.reward import RewardRun
 from workbench.recipes.sft import TextRun
 from workbench.runs.run_directory import Run
 from workbench.training import preference_objective, preflight
@@ -57,16 +61,18 @@ class SweepBank:
     """Inside the bank's `only`: of some held-out rows; None: of all."""
     save: Callable[[Path, Callable[[Path], None]], None]
     """Writes a folder to ship, with what writes the adapter into it."""
+    own_losses: Mapping[str, Callable[[], float]] = field(default_factory=dict)
+    """Held-out loss of members that have held-out rows of their own, by name, inside the bank's `only`."""
 
 
 @dataclass(frozen=True)
 class SweepTask(ABC):
     """The task of the members, together or one after another."""
 
-    shared: TextRun | ClassRun
+    shared: TextRun | ClassRun | RewardRun | ProcessRun
     """The run of what all members have in common."""
 
-    def single(self, config: RunConfig, run: Run) -> TextRun | ClassRun:
+    def single(self, config: RunConfig, run: Run) -> TextRun | ClassRun | RewardRun | ProcessRun:
         """A member as a run of its own, with the same data."""
         return replace(self.shared, config=config, run=run)
 
@@ -87,6 +93,8 @@ def prepare(config: RunConfig, run: Run, trials: Trials, callback: Callback) -> 
         prefer.note_data(run, pairs)
         judged = prefer.begin(config, run, callback, tokenizer, template, pairs).asked()
         return PreferenceTask(replace(judged, ruler=config.prefer))
+    if config.recipe == "reward":
+        return RewardTask.of(config, run, trials, callback)
     if config.recipe != "classify":
         text = TextRun(config, run, callback, *sft.prepare(config, run))
         require_members(config, trials, text.data)
@@ -184,6 +192,80 @@ class PreferenceTask(SweepTask):
                 together.model, folder, judged.tokenizer, judged.template, live.stop, adapter=adapter
             ),
         )
+
+
+@dataclass(frozen=True)
+class RewardTask(SweepTask):
+    """Rewards of pairs or steps; of pairs, members may have folds of their own."""
+
+    shared: RewardRun | ProcessRun
+    folds: Mapping[int, RewardRun] = field(default_factory=dict)
+    """The run of each fold by its number; none where all members have the same rows."""
+
+    @classmethod
+    def of(cls, config: RunConfig, run: Run, trials: Trials, callback: Callback) -> RewardTask:
+        """The task with its data, checked for every member."""
+        shared = reward.begin(config, run, callback)
+        for other in {trial.config.adapter.model_dump_json(): trial.config for trial in trials}.values():
+            preflight.require_backbone(other, list(shared.rows.values()), tasks.of(other))
+        if config.data.fold.of is None:
+            return cls(shared)
+        runs = {trial.config.data.fold.number: reward.begin(trial.config, run, callback) for trial in trials}
+        return cls(shared, {number: each for number, each in runs.items() if isinstance(each, RewardRun)})
+
+    def single(self, config: RunConfig, run: Run) -> RewardRun | ProcessRun:
+        own = replace(self._part(config), config=config, run=run)
+        own.note_rows()
+        return own
+
+    def _part(self, config: RunConfig) -> RewardRun | ProcessRun:
+        return self.folds.get(config.data.fold.number, self.shared)
+
+    def on_held_out(self, rows: Indices) -> RewardTask:
+        return replace(self, shared=self.shared.on_held_out(rows))
+
+    def load_bank(self, trials: Trials) -> SweepBank:
+        shared, config = self.shared, self.shared.config
+        assert isinstance(shared, RewardRun), "steps are rated by one member after another"
+        backbone = shared.backbone()
+        together, freezer = _attach(backbone, config, trials)
+        for other in {trial.config.seed: trial.config for trial in trials if trial.config.seed != config.seed}.values():
+            members = [
+                name for name, trial in zip(together.members, trials, strict=True) if trial.config.seed == other.seed
+            ]
+            _begin_heads(together, members, shared.loader(other.model, shared.vocabulary, task=tasks.of(other)))
+        with together.only(together.members[0]):
+            live = shared.assemble(together.model, backbone)
+        parts = [replace(self._part(trial.config), config=trial.config) for trial in trials]
+        pairs = [part.pairs for part in parts if isinstance(part, RewardRun)]
+
+        def objective(train: JudgedSet, own: RunConfig) -> Objective:
+            loss = reward_model.judged_loss(train, centre=own.reward.centre)
+            return lambda outputs, labels, scale: loss(outputs, labels[::2, 0].cpu().numpy() // 2, scale)
+
+        return SweepBank(
+            bank=together,
+            freezer=freezer,
+            backbone=backbone,
+            predict=lambda batch: live.step_logits(batch),
+            reads_packed=all(live.classifier.reads_packed(trial.config.adapter) for trial in trials),
+            train=[
+                mixture.mixed(RatedPairs(own.train.answers, paired=True), trial.config)
+                for own, trial in zip(pairs, trials, strict=True)
+            ],
+            objectives=[objective(own.train, trial.config) for own, trial in zip(pairs, trials, strict=True)],
+            held_out_loss=lambda rows: (shared if rows is None else shared.on_held_out(rows)).held_out_loss(live)[0],
+            save=lambda folder, adapter: reward_model.save(live, folder, adapter=adapter),
+            own_losses={
+                name: partial(_first_of, part.held_out_loss, live)
+                for name, part in zip(together.members, parts, strict=True)
+                if self.folds
+            },
+        )
+
+
+def _first_of(measure: Callable[[RewardModel], tuple[float, object]], live: RewardModel) -> float:
+    return measure(live)[0]
 
 
 class ClassTask(SweepTask):

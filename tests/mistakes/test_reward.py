@@ -57,6 +57,48 @@ CASES = {
     "a tie for kto": Case(
         "prefer.loss=kto has no target", "data.on_bad_row=skip", "recipe=prefer prefer.loss=kto", rows=TIES
     ),
+    "a fold that there is not": Case(
+        "data.fold.number=5 is none of 5 folds", "from 0 to 4", "data.fold.of=5 data.fold.number=5 data.held_out=0.05"
+    ),
+    "a fold and a share": Case(
+        "in place of data.held_out", "Leave one of them out", "data.fold.of=5 data.held_out=0.5"
+    ),
+    "a fold of no folds": Case("data.fold.of folds, which is not given", "Write data.fold.of=5", "data.fold.number=1"),
+    "more folds than prompts": Case(
+        "20 distinct row(s) or prompts are too few for data.fold.of=21",
+        "fewer folds",
+        "data.fold.of=21 data.held_out=0.05",
+    ),
+    "a fold for classes": Case(
+        "data.fold is for recipe=sft|prefer|reward",
+        "Leave data.fold out",
+        "recipe=embed data.fold.of=5 data.held_out=0.05",
+    ),
+    "folds of texts": Case(
+        "sweep.folds: makes an ensemble of rewards of pairs, not with sweep.of=sft",
+        "data.fold.number=0",
+        "recipe=sweep 'sweep={of: sft, folds: 3}' evaluate.every=1",
+    ),
+    "folds of steps": Case(
+        "not with reward.kind=process",
+        "data.fold.number=0",
+        "recipe=sweep 'sweep={of: reward, folds: 3}' reward.kind=process evaluate.every=1",
+    ),
+    "folds and settings": Case(
+        "sweep.folds has one member for each fold",
+        "Leave one of the two out",
+        "recipe=sweep 'sweep={of: reward, folds: 3, over: {seed: [0, 1]}}' evaluate.every=1",
+    ),
+    "a share beside folds of a sweep": Case(
+        "in place of data.held_out",
+        "Leave one of them out",
+        "recipe=sweep 'sweep={of: reward, folds: 3}' evaluate.every=1",
+    ),
+    "a plan of a bank of rewards": Case(
+        "`plan` knows no bank of rewards",
+        "write recipe=reward",
+        command="plan my.yaml recipe=sweep 'sweep={of: reward, over: {seed: [0, 1]}}' evaluate.every=1",
+    ),
     "negative centring": Case("reward.centre", "greater than or equal to 0", "reward.centre=-1"),
     "another format": Case("data.format=messages judges no answers", "leave it out", "data.format=messages"),
     "loss on tokens": Case("of which no token carries loss", "leave data.loss_on out", "data.loss_on=all"),

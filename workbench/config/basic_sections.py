@@ -77,6 +77,15 @@ class ModelConfig(Section):
         return tokens
 
 
+class HeldOutFold(Section):
+    """One of several folds of the training rows, which is held out in place of a share."""
+
+    of: Annotated[int, Field(ge=2)] | None = None
+    """Folds; null: there are none, and `data.held_out` says what is held out."""
+    number: NonNegativeInt = 0
+    """The fold that is held out, from 0. Every row is in one fold, and all answers to a prompt are in the same."""
+
+
 class DataConfig(Section):
     """Rows to train on, to hold out and to test on, and what is done to them before."""
 
@@ -90,6 +99,7 @@ class DataConfig(Section):
     held_out: Share | str | dict[str, str] = 0.05
     """Share of `train`, or of each source, that is held out (duplicates stay on one side), or a file of its own, or
     several by name, each with scores of its own, such as `accuracy[NAME]`; all of them together decide what is best."""
+    fold: HeldOutFold = HeldOutFold()
     test: str | dict[str, str] | None = None
     """A file that is scored once, at the end, or several by name, each with scores of its own."""
     format: Literal[

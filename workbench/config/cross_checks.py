@@ -11,6 +11,7 @@ from workbench.config import (
     curriculum_checks,
     curvature_checks,
     embed_checks,
+    fold_checks,
     growth_checks,
     labelled_checks,
     length_checks,
@@ -44,7 +45,7 @@ _ONLY_FOR = {
     "search": ("search",),
     "distill": ("distill",),
     "embed": ("embed",),
-    "reward": ("reward",),
+    "reward": ("reward", "sweep"),
     "rewards": ("reinforce",),
     "reinforce": ("reinforce",),
 }
@@ -86,6 +87,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from growth_checks.mistakes(config)
     yield from curvature_checks.mistakes(config)
     yield from prefer_checks.mistakes(config)
+    yield from fold_checks.mistakes(config)
     yield from _of_recipe(config)
     yield from labelled_checks.mistakes(config)
     yield from embed_checks.mistakes(config) if config.recipe == "embed" else ()

@@ -176,7 +176,8 @@ class ModelReward(RewardSource):
 
     kind: Literal["model"] = "model"
     run: Path | Annotated[tuple[Path, ...], Field(min_length=1)]
-    """A finished run of recipe reward, or several of them: an ensemble, whose disagreement tells how sure it is."""
+    """A finished run of recipe reward, or several of them: an ensemble, whose disagreement tells how sure it is. A
+    sweep over folds is such an ensemble."""
     pessimism: NonNegativeFloat = 0.0
     """How many standard deviations of the ensemble are taken off its mean (Coste et al. 2024)."""
     aggregate: Aggregate | None = None
@@ -192,4 +193,4 @@ class ModelReward(RewardSource):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return tuple(run / "adapter" for run in self.runs)
+        return tuple(run / name for run in self.runs for name in ("adapter", "sweep.json"))

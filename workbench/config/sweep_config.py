@@ -13,7 +13,7 @@ from workbench.schema import Section
 class SweepConfig(Section):
     """Runs of all combinations of some settings."""
 
-    of: Literal["sft", "mlm", "prefer", "classify"] = "sft"
+    of: Literal["sft", "mlm", "prefer", "reward", "classify"] = "sft"
     """The recipe that every member runs."""
     over: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """Keys of a run, each with the values it takes: {train.learning_rate: [1.0e-4, 1.0e-3], seed: [0, 1]}.
@@ -22,6 +22,9 @@ class SweepConfig(Section):
     order of its rows; which rows are held out depends on the run's own seed, so that all members are measured alike.
     """
 
+    folds: Annotated[int, Field(ge=2, le=50)] | None = None
+    """With of=reward, in place of `over`: so many members, each of which holds out another fold of the pairs
+    (`data.fold`): an ensemble whose disagreement tells how sure a reward is, and that scores every row out of fold."""
     together: bool = True
     """In one bank, where the method can be; false trains one member after another."""
 

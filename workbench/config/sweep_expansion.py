@@ -24,8 +24,12 @@ def trials(config: Run) -> list[Trial[Run]]:
     Raises:
         Mistakes: all that is wrong with any of them.
     """
-    over = config.sweep.over
-    member_runs.require(_misfits(config))
+    over, folds = config.sweep.over, config.sweep.folds
+    member_runs.require(_of_folds(config) if folds else _misfits(config))
+    if folds:
+        held_out = [{"data.fold.of": folds, "data.fold.number": number} for number in range(folds)]
+        base = {**config.model_dump(mode="json"), "recipe": config.sweep.of, "sweep": {}}
+        return member_runs.trials(config, base, [f"fold={n}" for n in range(folds)], held_out, section="sweep.folds")
     combinations = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
     names = [member_runs.folder_name(settings) for settings in combinations]
     if len(set(names)) < len(names):
@@ -60,6 +64,23 @@ def shipped_values(values: Mapping[str, Any], folder: Path, members: Mapping[str
     return member_runs.written(base, settings)
 
 
+def _of_folds(config: RunSections) -> list[tuple[str, str]]:
+    """Mistakes of a sweep over folds that are known before any member is looked at."""
+    mistakes = []
+    if config.sweep.of != "reward" or config.reward.kind != "outcome":
+        what = "reward.kind=process" if config.sweep.of == "reward" else f"sweep.of={config.sweep.of}"
+        apart = "data.fold.of=5 data.fold.number=0, and so on, run one fold each"
+        mistakes.append(("sweep.folds", f"makes an ensemble of rewards of pairs, not with {what}; there {apart}."))
+    if config.sweep.over:
+        mistakes.append(("sweep.over", "sweep.folds has one member for each fold. Leave one of the two out."))
+    return [*mistakes, *_of_time(config), *misfits(config, "a sweep")]
+
+
+def _of_time(config: RunSections) -> Iterator[tuple[str, str]]:
+    if config.budget.timed:
+        yield "budget", "a sweep cannot end in time. Write train.steps or budget.tokens, of each member."
+
+
 def _misfits(config: RunSections) -> list[tuple[str, str]]:
     """Mistakes that are known before any member is looked at."""
     over = config.sweep.over
@@ -68,9 +89,7 @@ def _misfits(config: RunSections) -> list[tuple[str, str]]:
         mistakes.append(("sweep.over", "needs two members or more, such as {train.learning_rate: [1.0e-4, 1.0e-3]}."))
     if (count := math.prod(map(len, over.values()))) > MOST:
         mistakes.append(("sweep.over", f"{count:,} members; {MOST:,} at most. Write fewer values."))
-    if config.budget.timed:
-        mistakes.append(("budget", "a sweep cannot end in time. Write train.steps or budget.tokens, of each member."))
-    return [*mistakes, *misfits(config, "a sweep")]
+    return [*mistakes, *_of_time(config), *misfits(config, "a sweep")]
 
 
 def misfits(config: RunSections, recipe: str) -> Iterator[tuple[str, str]]:

@@ -61,7 +61,7 @@ def summary(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, fl
     loss_P = -np.where(tie_P, (right_P + wrong_P) / 2, right_P)
     score_by_name = {"loss": float((loss_P + centre * (chosen_P + rejected_P) ** 2).mean())}
     if not tie_P.all():
-        score_by_name |= _of_gaps(every_P[~tie_P])
+        score_by_name |= of_gaps(every_P[~tie_P])
     score_by_name["reward"] = float(reward_S.mean())
     longer_P = np.diff(rows.answer_tokens.reshape(-1, 2))[:, 0] * -1.0
     if (unlike_P := (longer_P != 0) & ~tie_P).any():
@@ -72,7 +72,7 @@ def summary(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, fl
     return {name: round(value, 6) for name, value in score_by_name.items()}
 
 
-def _of_gaps(gap_P: Floats) -> dict[str, float]:
+def of_gaps(gap_P: Floats) -> dict[str, float]:
     """Scores of the differences of the rewards of pairs that are no ties."""
     right = float((gap_P > 0).mean() + (gap_P == 0).mean() / 2)
     hits = class_scores.accuracy_interval(round(right * len(gap_P)), len(gap_P))

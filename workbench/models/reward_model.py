@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
-from workbench.data.batching import MicroBatch
+from workbench.data.batching import Indices, MicroBatch
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.text_reader import TextReader
 from workbench.data.text.chat import ChatEncoder
@@ -60,16 +60,12 @@ class RewardModel:
         Args:
             centre: See `bradley_terry`.
         """
-        margins_P, weights_P = train.margins, np.asarray(train.supervised, dtype=np.float64)
-        ties_P = train.ties if train.ties.any() else None
+        of_rewards = judged_loss(train, centre=centre)
 
         def loss(batch: MicroBatch, scale: float) -> Tensor:
-            chosen_P, rejected_P = self.rewards(batch).unflatten(0, (-1, 2)).unbind(1)
-            numbers = batch.rows_B if batch.rows_B is not None else np.zeros(len(chosen_P), dtype=np.int64)
-            margin_P, weight_P = (torch.from_numpy(each[numbers]).to(chosen_P) for each in (margins_P, weights_P))
-            tie_P = None if ties_P is None else torch.from_numpy(ties_P[numbers]).to(chosen_P.device)
-            loss_P = bradley_terry(chosen_P, rejected_P, margin_P, centre=centre, tie_P=tie_P)
-            return (loss_P * weight_P).sum() * scale
+            reward_S = self.rewards(batch)
+            numbers = batch.rows_B if batch.rows_B is not None else np.zeros(len(reward_S) // 2, dtype=np.int64)
+            return of_rewards(reward_S, numbers, scale)
 
         return loss
 
@@ -81,6 +77,25 @@ class RewardModel:
         """The summed loss of a micro-batch of answers whose steps are rated, as the trainer wants it."""
         loss_N = step_cross_entropy(self.step_logits(batch), batch.labels_N)
         return (loss_N if batch.weights_N is None else loss_N * batch.weights_N).sum() * scale
+
+
+def judged_loss(train: JudgedSet, *, centre: float) -> Callable[[Tensor, Indices, float], Tensor]:
+    """From the rewards (S,) of pairs, their numbers in `train` and a factor to their summed loss times the factor.
+
+    Args:
+        centre: See `bradley_terry`.
+    """
+    margins_P, weights_P = train.margins, np.asarray(train.supervised, dtype=np.float64)
+    ties_P = train.ties if train.ties.any() else None
+
+    def loss(reward_S: Tensor, numbers: Indices, scale: float) -> Tensor:
+        chosen_P, rejected_P = reward_S.unflatten(0, (-1, 2)).unbind(1)
+        margin_P, weight_P = (torch.from_numpy(each[numbers]).to(chosen_P) for each in (margins_P, weights_P))
+        tie_P = None if ties_P is None else torch.from_numpy(ties_P[numbers]).to(chosen_P.device)
+        loss_P = bradley_terry(chosen_P, rejected_P, margin_P, centre=centre, tie_P=tie_P)
+        return (loss_P * weight_P).sum() * scale
+
+    return loss
 
 
 def settle_padding(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -119,10 +134,14 @@ def make(
     return RewardModel(scorer, tokenizer, template)
 
 
-def save(live: RewardModel, folder: Path) -> None:
-    """Write adapter, head, tokenizer and chat template into `folder`, atomically: a stock model with one label."""
+def save(live: RewardModel, folder: Path, *, adapter: Callable[[Path], None] | None = None) -> None:
+    """Write adapter, head, tokenizer and chat template into `folder`, atomically: a stock model with one label.
+
+    Args:
+        adapter: Writes the adapter, where the model holds several and only one is meant.
+    """
     live.tokenizer.chat_template = live.template.source
-    classifier.save(live.classifier, folder)
+    classifier.save(live.classifier, folder, adapter=adapter)
 
 
 def load(run: Path, config: RunConfig, template: Callable[[PreTrainedTokenizerBase], ChatEncoder]) -> RewardModel:

@@ -45,6 +45,10 @@ def verdict(run: RunRecord) -> str:
     if "longer" in after:
         text += f"; the longer answer has it in {after['longer']:.1%}, and is the better one in "
         text += f"{after['longer_chosen']:.1%}"
+    if folds := run.scores.get("out_of_fold"):
+        low, high = (100 * folds[f"accuracy_{end}"] for end in ("low", "high"))
+        text += f". Of all {folds['pairs']:,.0f} pairs, each rated by the member that did not train on it, "
+        text += f"{folds['accuracy']:.1%} (95 %: {low:.1f} to {high:.1f} %)"
     return f"{text}."
 
 

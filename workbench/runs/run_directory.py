@@ -261,6 +261,12 @@ def shipped_config(path: Path, trusted: Trust | None = None) -> RunConfig:
     return _parsed(values if given.given else trust.without(values, path, given), path, values, given)
 
 
+def fold_members(path: Path) -> list[Path]:
+    """The run directories of a sweep over folds, each with an adapter of its own; else the run directory itself."""
+    members = sorted((path / "members").glob("fold=*/config.yaml"), key=lambda each: (len(str(each)), str(each)))
+    return [each.parent for each in members] or [path]
+
+
 def _values(path: Path) -> dict[str, Any]:
     """Values of config.yaml in a run directory."""
     if not (path / "config.yaml").exists():

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from typing_extensions import Self
 
 from workbench.data import row_weights
 from workbench.data.batching import Indices, MicroBatch, Weights
@@ -120,7 +121,7 @@ class JudgedSet:
         """Each draw takes the example of its number."""
         return draws
 
-    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> JudgedSet:
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
         """The same in every step."""
         return self
 
@@ -142,6 +143,20 @@ class JudgedSet:
             else {"good": int(self.desired.sum()), "bad": int((~self.desired).sum())}
         )
         return {**self.answers.facts(), **kind}
+
+
+class RatedPairs(JudgedSet):
+    """Pairs whose batches have one label for each answer, at its last token: what a bank of reward models predicts."""
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The rows of the examples `indices`, padded, with the number (S, 1) of each answer as its label."""
+        answers = answer_rows(indices, self.each)
+        batch = self.answers.batch(answers, epoch=epoch)
+        assert batch.lengths_B is not None, "padded rows say how long they are"
+        last_S = torch.arange(len(answers)) * batch.width + batch.lengths_B - 1
+        labels = torch.from_numpy(answers[:, None])
+        batch = replace(batch, positions_N=last_S, labels_N=labels, rows_B=indices)
+        return replace(batch, sequences=self.each, row_tokens=self.answers.lengths[answers])
 
 
 class JudgedSplits(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 
 from workbench.data.rows import excerpt
 from workbench.data.text import chat, stepwise
-from workbench.data.text.chat import LastAnswer, Encoded, LossOn
+from workbench.data.text.chat import Encoded, LastAnswer, LossOn
 from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.data.text.wrapped_encoder import WrappedEncoder
 from workbench.errors import DataError, WorkbenchError

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
 from workbench.data import named_sets, ordered_processes, selection, starter
+from workbench.data.batching import Indices
 from workbench.data.rows import RawRow, read_rows
 from workbench.data.text import contamination, encoded_rows, formats
 from workbench.data.text.decontamination import TextRow
@@ -55,7 +56,11 @@ def load(
         assert not own.streaming.on, "streamed rows are files of this machine by now"
         with named_sets.naming(prefixes[name]):
             trains[name] = read(own.train, own, tokenizer, template, limit=own.limit, weighted=True)
-        if own.own_share is not None:
+        if own.fold.of is not None:
+            fold_N = folds(trains[name], of=own.fold.of, seed=seed)
+            held = fold_N == own.fold.number
+            trains[name], shares[name] = trains[name].subset(~held), trains[name].subset(held)
+        elif own.own_share is not None:
             trains[name], shares[name] = hold_out(trains[name], share=own.own_share, seed=seed)
     held_out = held_out or shares
     # A share is read, a second time, as the rows that it was a part of.
@@ -160,18 +165,46 @@ def first_examples(config: DataConfig, count: int) -> Iterator[Example]:
 
 def hold_out(tokens: TokenizedSet, *, share: float, seed: int) -> tuple[TokenizedSet, TokenizedSet]:
     """Split off `share` of the examples; exact duplicates always stay on the same side."""
-    _, first_G, group_N, size_G = np.unique(tokens.digests, return_index=True, return_inverse=True, return_counts=True)
-    # Groups are numbered by their first example; as many are drawn as it takes to reach the share.
-    drawn_G = np.argsort(first_G)[np.random.default_rng([seed, 1]).permutation(len(first_G))]
+    drawn_G, group_N, size_G = _drawn_groups(tokens, seed)
+    # As many are drawn as it takes to reach the share.
     wanted = max(1, round(share * len(tokens)))
     count = 1 + int(np.searchsorted(np.cumsum(size_G[drawn_G]), wanted))
     chosen = np.isin(group_N, drawn_G[:count])
     if chosen.all():
         raise DataError(
-            f"{tokens.source}: {len(first_G)} distinct row(s) are too few to hold out a share of {share}. "
+            f"{tokens.source}: {len(size_G)} distinct row(s) are too few to hold out a share of {share}. "
             "Give more rows, or a file of its own as data.held_out."
         )
     return tokens.subset(~chosen), tokens.subset(chosen)
+
+
+def folds(tokens: TokenizedSet, *, of: int, seed: int) -> Indices:
+    """The fold of each example, from 0; duplicates, and all answers to a prompt, are in the same fold.
+
+    Each group in turn, as drawn, goes to the fold that has the fewest examples by then, of equal ones to the first.
+
+    Raises:
+        DataError: There are fewer distinct examples than folds.
+    """
+    drawn_G, group_N, size_G = _drawn_groups(tokens, seed)
+    if len(size_G) < of:
+        raise DataError(
+            f"{tokens.source}: {len(size_G)} distinct row(s) or prompts are too few for data.fold.of={of} folds. Give "
+            "more rows, or fewer folds."
+        )
+    fold_G, held = np.zeros(len(size_G), dtype=np.int64), np.zeros(of, dtype=np.int64)
+    for group in drawn_G:
+        fold_G[group] = held.argmin()
+        held[fold_G[group]] += size_G[group]
+    return fold_G[group_N]
+
+
+def _drawn_groups(tokens: TokenizedSet, seed: int) -> tuple[Indices, Indices, Indices]:
+    """Groups of examples that stay together in a drawn order, the group of each example, and how many each has."""
+    _, first_G, group_N, size_G = np.unique(tokens.digests, return_index=True, return_inverse=True, return_counts=True)
+    # Groups are numbered by their first example.
+    drawn_G = np.argsort(first_G)[np.random.default_rng([seed, 1]).permutation(len(first_G))]
+    return drawn_G, group_N, size_G
 
 
 def cache_folder() -> Path:

@@ -54,10 +54,21 @@ class RewardEnsemble:
 
     def __init__(self, config: ModelReward) -> None:
         self._config = config
-        self._models = [_load(run, config) for run in config.runs]
+        runs = [member for run in config.runs for member in run_directory.fold_members(run.expanduser())]
+        self._models = [_load(run, config) for run in runs]
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        return self.pessimistic(self.read(answers))
+        return self.rated(answers)[0]
+
+    def rated(self, answers: Sequence[Answer]) -> tuple[list[float], list[float]]:
+        """The reward of each answer, and the standard deviation of the models' rewards; 0 where there is one."""
+        reward_MS = self.read(answers)
+        return self.pessimistic(reward_MS), [float(each) for each in spread(reward_MS)]
+
+    @property
+    def several(self) -> bool:
+        """Whether models can disagree."""
+        return len(self._models) > 1
 
     def pessimistic(self, reward_MS: Floats) -> list[float]:
         """Mean of the models less `pessimism` times their standard deviation (M - 1 degrees of freedom)."""

@@ -26,6 +26,9 @@ from workbench.evaluation.rewards.verifiers import JsonVerifier, NumberVerifier,
 from workbench.runs import provenance, trust
 from workbench.runs.trust import Trust
 
+SPREAD = "reward_spread"
+"""Name of the disagreement of reward models beside rewards by name."""
+
 
 class Reward(Protocol):
     """Tells how good answers are."""
@@ -57,7 +60,23 @@ class RewardSum:
         Raises:
             WorkbenchError: A part fails, takes too long, or gives no finite number for each answer; it is named.
         """
-        return {part.name: _checked(part, answers) for part in self.parts} if answers else {}
+        return {part.name: _checked(part, answers, part.score(answers)) for part in self.parts} if answers else {}
+
+    def detailed(self, answers: Sequence[Answer]) -> dict[str, list[float]]:
+        """As `named`; with SPREAD, where reward models are ensembles: how far their sum would be off by disagreement.
+
+        The standard deviation over the models of an ensemble, times its weight; of several the root of the sum of
+        squares, as if they were independent.
+        """
+        named, spread_S, several = dict[str, list[float]](), [0.0] * len(answers), False
+        for part in self.parts if answers else ():
+            if isinstance(part.score, RewardEnsemble) and part.score.several:
+                part_rewards, spreads, several = *part.score.rated(answers), True
+                spread_S = [math.hypot(all_, part.weight * own) for all_, own in zip(spread_S, spreads, strict=True)]
+            else:
+                part_rewards = part.score(answers)
+            named[part.name] = _checked(part, answers, part_rewards)
+        return named | {SPREAD: spread_S} if several else named
 
     def total(self, named: dict[str, list[float]], count: int) -> list[float]:
         """The weighted sum of what `named` gave for so many answers."""
@@ -124,8 +143,7 @@ _MADE: dict[type[RewardSource], Callable[..., Reward]] = {
 """The reward that scores answers, from the section of its kind."""
 
 
-def _checked(part: Part, answers: Sequence[Answer]) -> list[float]:
-    part_rewards = part.score(answers)
+def _checked(part: Part, answers: Sequence[Answer], part_rewards: list[float]) -> list[float]:
     for answer, value in zip(answers, part_rewards, strict=True):
         if not math.isfinite(value):
             raise ConfigError(
