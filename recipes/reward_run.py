@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
@@ -23,7 +23,16 @@ from workbench.recipes.single_run import Rows, SingleRun
 from workbench.runs import files, provenance
 
 SPLITS = ("train", "held_out", "test")
-R = TypeVar("R", bound=Rows)
+
+
+class DescribedRows(Rows, Protocol):
+    """Rows with facts for the manifest."""
+
+    def facts(self) -> dict[str, Any]:
+        """Facts about this set for the manifest and the report."""
+
+
+R = TypeVar("R", bound=DescribedRows)
 
 
 def chat_encoder(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder:

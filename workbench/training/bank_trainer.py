@@ -66,10 +66,7 @@ def refusal(config: RunConfig) -> str | None:
         "freeze.policy": (not config.freeze.fixed, "the members of a bank would freeze different layers"),
         "data.columns.weight": (config.data.weighs and not config.labelled, "a bank weighs rows, and no tokens"),
         "prefer.loss": (config.prefer.loss == "kto", "kto looks at all answers of a step before it learns from them"),
-        "reward.kind": (
-            config.recipe == "reward" and config.reward.kind == "process",
-            "a bank compares pairs of answers",
-        ),
+        "reward.kind": (config.reward.kind == "process", "a bank compares pairs of answers"),
         "prefer.start": (config.prefer.start is not None, "the members of a bank begin with fresh adapters"),
         "prefer.beta_end": (config.prefer.beta_end is not None, "a loss in a bank does not know how much is done"),
         "data.sampling": (config.data.sampling.by != "all", "the rows of each member would depend on its own losses"),

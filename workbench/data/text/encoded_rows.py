@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import itertools
+import json
 import os
 import tempfile
 from array import array
@@ -294,6 +295,12 @@ def _emptied(part: formats.Example, whole: chat.Encoded, cut: chat.Encoded, conf
     return Emptied(1, 1, needed, part.place)
 
 
+def _prompt(example: formats.Example) -> bytes:
+    """All that stands before the last answer, as bytes to be hashed."""
+    before = [list(example.messages[:-1]), list(example.tools), [text for text, _ in example.text[:-1]]]
+    return json.dumps(before, sort_keys=True).encode()
+
+
 def _append(
     columns: dict[str, list[Any]],
     rows: Sequence[tuple[formats.Example, chat.Encoded, chat.Encoded]],
@@ -307,7 +314,7 @@ def _append(
     if rows and rows[0][0].desired is not None:
         whole = rows[0][1]
         ids = array("q", whole.input_ids[: judged_encoder.prompt_length(whole)])
-    identity = rows[0][0].prompt_bytes if rows and rows[0][0].steps else ids.tobytes()
+    identity = _prompt(rows[0][0]) if rows and rows[0][0].steps else ids.tobytes()
     # Of 5 million different rows, the chance that two share eight bytes is one in a million.
     digest = int.from_bytes(hashlib.sha256(identity).digest()[:8], "little")
     for part, whole, cut in rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,12 +60,6 @@ class Example:
     """Steps of its answer, one after another in its text, where they are rated one by one."""
     step_labels: tuple[float, ...] = ()
     """How right each is, from 0 (wrong) to 1 (right)."""
-
-    @property
-    def prompt_bytes(self) -> bytes:
-        """All that stands before the last answer, as bytes to be hashed."""
-        before = [list(self.messages[:-1]), list(self.tools), [text for text, _ in self.text[:-1]]]
-        return json.dumps(before, sort_keys=True).encode()
 
 
 def read(
