@@ -80,7 +80,7 @@ class ModelConfig(Section):
 class HeldOutFold(Section):
     """One of several folds of the training rows, which is held out in place of a share."""
 
-    of: Annotated[int, Field(ge=2)] | None = None
+    of: Annotated[Annotated[int, Field(ge=2)] | None, Unit("folds")] = None
     """Folds; null: there are none, and `data.held_out` says what is held out."""
     number: NonNegativeInt = 0
     """The fold that is held out, from 0. Every row is in one fold, and all answers to a prompt are in the same."""

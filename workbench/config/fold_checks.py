@@ -18,7 +18,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
             yield "data.fold.number is one of data.fold.of folds, which is not given. Write data.fold.of=5 as well."
         return
     if config.recipe not in _RECIPES:
-        own = {"crossval": "folds.count says how many there are", "sweep": "sweep.folds makes members of all folds"}
+        own = {"crossval": "folds.k says how many there are", "sweep": "sweep.folds makes members of all folds"}
         why = own.get(config.recipe, f"recipe={config.recipe} does not read it")
         yield f"data.fold is for recipe={'|'.join(_RECIPES)}: {why}. Leave data.fold out."
     if fold.number >= fold.of:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from workbench.schema import Section
+from workbench.schema import Section, Unit
 
 
 class SweepConfig(Section):
@@ -22,7 +22,7 @@ class SweepConfig(Section):
     order of its rows; which rows are held out depends on the run's own seed, so that all members are measured alike.
     """
 
-    folds: Annotated[int, Field(ge=2, le=50)] | None = None
+    folds: Annotated[Annotated[int, Field(ge=2, le=50)] | None, Unit("folds")] = None
     """With of=reward, in place of `over`: so many members, each of which holds out another fold of the pairs
     (`data.fold`): an ensemble whose disagreement tells how sure a reward is, and that scores every row out of fold."""
     together: bool = True
