@@ -24,7 +24,7 @@ from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels, alike
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.text.quality import cleaning
-from workbench.evaluation import frozen_features, frozen_probe, row_outputs
+from workbench.evaluation import frozen_probe, row_outputs, run_embedder
 from workbench.models import classifier, exported, row_readers
 from workbench.models.classifier import Classifier
 from workbench.recipes import picture_checks
@@ -167,7 +167,7 @@ def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Se
 def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[LabelledSet, Floats]:
     """Held-out rows, or those of a cross-validation, and what a classifier says of them."""
     if config.recipe == "crossval":
-        data = fold_data.load(config, model.reader, frozen_features.of_sources(config.model, model.reader))
+        data = fold_data.load(config, model.reader, run_embedder.of_sources(config, model.reader))
         held_out = data.test or data.rows
     else:
         held_out = labelled_data.load(config, model.reader).held_out

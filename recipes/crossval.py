@@ -23,7 +23,7 @@ from workbench.data.text import contamination
 from workbench.data.views import row_views
 from workbench.data.views.row_views import RowView
 from workbench.data.views.user_views import user_merge
-from workbench.evaluation import frozen_features, frozen_probe
+from workbench.evaluation import frozen_probe, run_embedder
 from workbench.evaluation.frozen_probe import FrozenProbe
 from workbench.evaluation.result_store import ResultStore
 from workbench.models import backbones, classifier, row_readers
@@ -103,8 +103,8 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     Refuses what would fail or mislead.
     """
     classifier.require_known_form(config)
-    reader = row_readers.of_backbone(config)
-    data = fold_data.load(config, reader, frozen_features.of_sources(config.model, reader))
+    reader, embedders = row_readers.of_backbone(config), run_embedder.in_words(config)
+    data = fold_data.load(config, reader, run_embedder.of_sources(config, reader))
     unlabelled = data.unlabelled and training_rows(data.unlabelled, config, reader)
     together = row_readers.augmented_together(data.rows, config, reader)
     data = data._replace(rows=training_rows(together, config, reader), unlabelled=unlabelled)
@@ -118,4 +118,4 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     if (merge := user_merge(config.tta)) is not None:
         tta.try_merge(data.labels, 1 + len(views), merge)
     stages = crossval_stages.in_words(config, data, views=bool(views))
-    return reader, data, views, modules, [*stages, *notes, *left_out]
+    return reader, data, views, modules, [*stages, *embedders, *notes, *left_out]

@@ -9,7 +9,7 @@ from workbench.config.distill_config import TEACHER
 from workbench.distillation import teacher_sources
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import WorkbenchError
-from workbench.evaluation import rewards
+from workbench.evaluation import rewards, run_embedder
 from workbench.models import model_files
 from workbench.recipes import preference_reference, token_reference
 from workbench.runs import provenance
@@ -34,6 +34,8 @@ def require_same(config: RunConfig, run: Run) -> None:
         adapter = Path(config.reinforce.start).expanduser() / "adapter"
         start_digests = provenance.digests(adapter, title=config.reinforce.start) if adapter.is_dir() else {}
         provenance.note_files(run, "start", start_digests)
+    if config.recipe == "crossval" and (embedders := run_embedder.files(config)):
+        provenance.note_files(run, "embedder", embedders)
     if config.rewards:
         failed = run.before.get("status") == "failed" and str(run.before.get("reason")).startswith("rewards")
         provenance.note_files(run, "rewards", rewards.digests(config.rewards), corrected=failed)

@@ -21,8 +21,14 @@ class CorrectionConfig(Section):
     """Nearest labelled rows with which a row's prediction is to agree; of a list, [5, 20], the number with the lowest
     out-of-fold loss, among those that every row has to ask; null: off.
 
-    Rows are near by the features that the frozen backbone gives them, as `workbench features` writes them.
+    Rows are near by the features that the frozen backbone gives them, as `workbench features` writes them, or by the
+    embeddings of `embedder`.
     """
+    embedder: str | None = Field(default=None, min_length=1)
+    """Run directory of recipe embed by whose embeddings texts are near, with the run's pooling and its instruction of
+    queries; null: the frozen backbone's features. It is read again by `predict`."""
+    trust: bool = False
+    """Execute the Python code that the embedder's run directory names. Only of those whom you trust."""
     ask: Literal["auto", "predictions", "labels"] = "auto"
     """Neighbours are asked for their `predictions`, by adapters that trained on neither row, or for their `labels`,
     which the row's own adapters learnt; `auto`: for what has the lower out-of-fold loss."""
@@ -47,6 +53,8 @@ class CorrectionConfig(Section):
             raise ValueError(
                 f"without neighbours nothing is corrected, and {given[0]} is given. Write neighbours: [5, 20]."
             )
+        if self.trust and self.embedder is None:
+            raise ValueError("trust is for the code of embedder, and none is named. Leave it out.")
         if self.is_forced and self.least_gain:
             raise ValueError("strength is used without a gain, and least_gain asks for one. Leave one of them out.")
         return self

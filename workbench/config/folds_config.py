@@ -26,6 +26,11 @@ class DuplicatesConfig(Section):
     """Cosine similarity of the frozen backbone's features, less their mean, from which rows are near-duplicates too;
     null: features are not compared. Large backbones know the same object or meaning in another form (begin with 0.95);
     small ones know little more than `threshold` does, and take like rows for equal: look at what `check` counts."""
+    embedder: str | None = Field(default=None, min_length=1)
+    """Run directory of recipe embed whose embeddings of texts `features` compares, with the run's pooling and its
+    instruction of queries; null: the frozen backbone's features. Sentence embeddings know texts of one meaning."""
+    trust: bool = False
+    """Execute the Python code that the embedder's run directory names. Only of those whom you trust."""
     shingle: Literal["characters", "words"] = "characters"
     """Unit of a shingle, for texts alone. Characters distinguish short sentences more finely; words are faster on
     documents."""
@@ -38,6 +43,10 @@ class DuplicatesConfig(Section):
     def _looked_for(self) -> DuplicatesConfig:
         if self.features is not None and self.on_duplicate == "ignore":
             raise ValueError("on_duplicate=ignore looks for none, and features would. Leave one of the two out.")
+        if self.embedder is not None and self.features is None:
+            raise ValueError("embedder gives what features compares, and features is null. Write features: 0.9.")
+        if self.trust and self.embedder is None:
+            raise ValueError("trust is for the code of embedder, and none is named. Leave it out.")
         return self
 
     def cutoff(self, *, pictures: bool) -> float:

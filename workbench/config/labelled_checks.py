@@ -74,6 +74,11 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
             f"data.format=image has no shingles: leave {' and '.join(shingled)} out, for text alone. "
             "duplicates.threshold says how alike pictures are."
         )
+    if named := [name for name in ("duplicates", "correction") if getattr(config, name).embedder is not None]:
+        yield (
+            f"{named[0]}.embedder embeds texts, and data.format=image reads pictures. Leave it out: features of the "
+            "frozen backbone are compared."
+        )
     if classes.kind == "pair":
         yield "classes.kind=pair compares two texts, and data.format=image reads one picture a row. Write kind: one."
     if augment.mixes and classes.kind not in ("one", "several"):

@@ -14,7 +14,14 @@ from typing import Any
 from workbench.errors import ConfigError
 from workbench.runs import files
 
-_KEYS = (("plugins",), ("tta", "function"), ("model", "trust_remote_code"))
+_EMBEDDERS = ("duplicates", "correction")
+"""Sections that name another run, and whether its code is trusted."""
+_KEYS = (
+    ("plugins",),
+    ("tta", "function"),
+    ("model", "trust_remote_code"),
+    *((section, "trust") for section in _EMBEDDERS),
+)
 _log = logging.getLogger(__name__)
 
 
@@ -49,6 +56,9 @@ def without(values: Mapping[str, Any], folder: Path, trust: Trust) -> dict[str, 
         safe_values["plugins"] = []
     if "model.trust_remote_code" in named:
         safe_values["model"] = {**values["model"], "trust_remote_code": False}
+    for section in _EMBEDDERS:
+        if f"{section}.trust" in named:
+            safe_values[section] = {**values[section], "trust": False}
     if "tta.function" in named:
         if files.read_json(folder / "decision.json").get("tta") is not None:
             raise refused(folder, f"its predictions need tta.function={named['tta.function']}", trust)
