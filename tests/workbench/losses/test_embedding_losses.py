@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -73,18 +74,35 @@ def test_squared_distance_of_similarities() -> None:
     assert float(found) == pytest.approx(0.25 + 1)
 
 
+def _contrastive(query: Tensor, passage: Tensor) -> Tensor:
+    return losses.contrastive(query, passage, OWN_B, EXCLUDED_BN, temperature=0.5)
+
+
+def _triplet(query: Tensor, passage: Tensor) -> Tensor:
+    weight_M = torch.tensor([1.0, 0.5, 0.5, 0.25], dtype=torch.float64)
+    gap_M = (query * (passage[:4] - passage[3:7])).sum(1)
+    assert (gap_M - 0.3).abs().min() > 1e-3, "no triplet stands at the bend"
+    found = losses.triplet(query, passage[:4], passage[3:7], weight_M, margin=0.3)
+    assert 0 < int((gap_M < 0.3).sum()) < 4, "some triplets have no loss"
+    return found
+
+
+def _cosent(query: Tensor, passage: Tensor) -> Tensor:
+    return losses.cosent((query * passage[:4]).sum(1), torch.tensor([0, 1, 1, 2]), temperature=0.5)
+
+
+def _squared(query: Tensor, passage: Tensor) -> Tensor:
+    return losses.squared((query * passage[:4]).sum(1), torch.tensor([0.0, 1.0, 0.5, 0.2], dtype=torch.float64))
+
+
 @pytest.mark.parametrize("normalise", [True, False])
-def test_gradients(normalise: bool) -> None:
+@pytest.mark.parametrize("loss", [_contrastive, _triplet, _cosent, _squared])
+def test_gradients(loss: Callable[[Tensor, Tensor], Tensor], normalise: bool) -> None:
     """By finite differences, in float64."""
 
-    def contrastive(query: Tensor, passage: Tensor) -> Tensor:
+    def of(query: Tensor, passage: Tensor) -> Tensor:
         if normalise:
             query, passage = (each / each.norm(dim=1, keepdim=True) for each in (query, passage))
-        return losses.contrastive(query, passage, OWN_B, EXCLUDED_BN, temperature=0.5)
+        return loss(query, passage)
 
-    def cosent(similarity: Tensor) -> Tensor:
-        return losses.cosent(similarity, torch.arange(4), temperature=0.5)
-
-    leaves = [each.clone().requires_grad_() for each in (QUERY_BD, PASSAGE_ND)]
-    assert torch.autograd.gradcheck(contrastive, leaves)
-    assert torch.autograd.gradcheck(cosent, QUERY_BD[:, 0].clone().requires_grad_())
+    assert torch.autograd.gradcheck(of, [each.clone().requires_grad_() for each in (QUERY_BD, PASSAGE_ND)])
