@@ -28,6 +28,7 @@ from workbench.recipes import (
     embed_verbs,
     prefer_verbs,
     reinforce_verbs,
+    rerank_verbs,
     reward_verbs,
     row_difficulty,
     search_checks,
@@ -74,6 +75,7 @@ def _inspected(config: RunConfig) -> AnyInspection:
         "classify": classify_verbs.inspect,
         "crossval": crossval_verbs.inspect,
         "embed": embed_verbs.inspect,
+        "rerank": rerank_verbs.inspect,
         "reward": reward_verbs.inspect,
         "reinforce": reinforce_verbs.inspect,
     }

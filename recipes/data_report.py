@@ -74,7 +74,7 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "au
     size = row_perplexities.sample_size(perplexity, config)
     files.require_writable(out / PAGE)
     lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_row": "skip"})})
-    readers = {"classify": _labelled, "crossval": _labelled, "embed": _embedded}
+    readers = {"classify": _labelled, "crossval": _labelled, "embed": _embedded, "rerank": _embedded}
     read = readers[config.recipe](lenient) if config.recipe in readers else _text(lenient, size)
     report = DataReport(config, survey.examine(read), out / PAGE, out / FLAGS)
     _write(_table(report.findings), report.flags)

@@ -157,8 +157,8 @@ def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> Non
         takes = [name for name, each in TARGETS.items() if head in each.heads]
         raise ConfigError(f"--to {to} takes language models, and {run} is of recipe {config.recipe}. Write --to "
                           f"{' or '.join(takes)}.")  # fmt: skip
-    if config.recipe == "reward" and to == "onnx":
-        raise ConfigError("--to onnx does not write recipe reward's models yet. Write --to merged.")
+    if config.recipe in ("reward", "rerank") and to == "onnx":
+        raise ConfigError(f"--to onnx does not write recipe {config.recipe}'s models yet. Write --to merged.")
     exported.require_saved(run, config)
     _require_architecture(config, to)
     if form == "whole":

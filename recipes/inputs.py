@@ -34,7 +34,7 @@ def require_same(config: RunConfig, run: Run) -> None:
         adapter = Path(config.reinforce.start).expanduser() / "adapter"
         start_digests = provenance.digests(adapter, title=config.reinforce.start) if adapter.is_dir() else {}
         provenance.note_files(run, "start", start_digests)
-    if config.recipe == "crossval" and (embedders := run_embedder.files(config)):
+    if config.recipe in ("crossval", "rerank") and (embedders := run_embedder.files(config)):
         provenance.note_files(run, "embedder", embedders)
     if config.rewards:
         failed = run.before.get("status") == "failed" and str(run.before.get("reason")).startswith("rewards")

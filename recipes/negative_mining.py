@@ -5,6 +5,7 @@ Legend: N rows, C rows at a time, P passages, K negatives of a row, U texts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from workbench.evaluation import embeddings
 from workbench.losses.embedding_losses import leading
 from workbench.recipes.embed_run import EmbedRun
 from workbench.runs import files
+from workbench.runs.run_directory import Run
+from workbench.training.callbacks import Callback
 
 FILE = "negatives.safetensors"
 """In a run directory: units (N, K) of each row's mined negatives, NONE where it has fewer."""
@@ -38,14 +41,22 @@ class Mined(NamedTuple):
 
 def with_negatives(pairs: EmbedRun) -> PairSet:
     """Training rows with `embed.mine` negatives each, which a resumed run finds in its directory."""
-    run, train = pairs.run, pairs.data.train
+    return kept(pairs.run, pairs.callback, pairs.data.train, lambda: _mined(pairs), by="the backbone")
+
+
+def kept(run: Run, callback: Callback, train: PairSet, mine: Callable[[], Mined], *, by: str) -> PairSet:
+    """Training rows with the negatives that `mine` finds, which a resumed run finds in its directory.
+
+    Args:
+        by: Names what finds them.
+    """
     path = run.home / FILE
     if not run.ranks.agreed(run.resumed and path.exists()):  # a run that failed here before had other rows
         if run.ranks.first:
-            pairs.callback.say("Mining negatives with the backbone before training ...")
-            mined = _mined(pairs)
+            callback.say(f"Mining negatives with {by} before training ...")
+            mined = mine()
             count = int((mined.unit_NK != NONE).sum())
-            pairs.callback.say(
+            callback.say(
                 f"{count:,} negatives for {len(train):,} rows, mean similarity to their anchors {mined.similarity:.3f}."
             )
             files.write_bytes(path, save({"unit_NK": mined.unit_NK}))

@@ -24,7 +24,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
-from workbench.models import backbones, classifier, embedder, output_heads, reward_model
+from workbench.models import backbones, classifier, embedder, output_heads
 from workbench.models.backbones import Loader
 from workbench.models.exported import ExportedModel
 from workbench.planning import scaling_law, step_time
@@ -39,6 +39,7 @@ from workbench.planning.step_time import Timed
 from workbench.recipes import (
     plan_blocks,
     plan_parts,
+    plan_scorers,
     plan_settings,
     plan_texts,
     search_checks,
@@ -265,30 +266,6 @@ def _embeddings(config: RunConfig, run: Run) -> DryRunParts:
     return plan_parts.parts(config, HIDDEN, backbone, fit, usage, work, training)
 
 
-def _rewards(config: RunConfig, run: Run) -> DryRunParts:
-    from workbench.recipes import reward
-
-    rating = reward.begin(config, run, Silent())
-    tokenizer, template, answers = rating.tokenizer, rating.template, rating.rows["held_out"].answers
-    loader, task = BlueprintLoader(), tasks.of(config)
-    longest = next(micro_batches(np.arange(len(answers)), answers.lengths, tokens=capacity.FORWARD_TOKENS))
-    worst = answers.batch(longest).to(backbones.device())
-
-    def training(own: RunConfig, run: Run, load: Loader) -> SingleTraining:
-        backbone = load(own.model, tokenizer, task=task, trainable=isinstance(own.adapter, Full))
-        freezer = plan_parts.attached(backbone, own, rating.rows["train"])
-        live = reward_model.make(freezer.model, backbone.model, tokenizer, template, own)
-        return SingleTraining(replace(rating, config=own, run=run).trainer(backbone, freezer, live))
-
-    with fake_tensors():
-        fit = training(config, run, loader)
-        (backbone,) = loader.loaded
-        live = reward_model.make(fit.model, backbone.model, tokenizer, template, config)
-        usage = dry_run(fit, lambda: live.rewards(worst))
-        work = step_time.work(fit)
-    return plan_parts.parts(config, task, backbone, fit, usage, work, training)
-
-
 def _student(config: RunConfig, run: Run) -> DryRunParts:
     """A student with its teacher beside it."""
     from workbench.distillation import students
@@ -381,6 +358,7 @@ WAYS: dict[str, Callable[[RunConfig, Run], DryRunParts]] = {
     "sweep": _bank,
     "search": _bank,
     "embed": _embeddings,
-    "reward": _rewards,
+    "rerank": plan_scorers.rerankers,
+    "reward": plan_scorers.rewards,
 }
 """From a configuration and its run to what is dry-run, by the recipes that can be planned."""

@@ -15,6 +15,7 @@ from workbench.config import RunConfig, tasks
 from workbench.config.tasks import HIDDEN, Task
 from workbench.data.embedding import pair_data
 from workbench.data.embedding.pair_set import PairSet
+from workbench.data.embedding.paired_texts import PairedTexts
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.data.text import tokenized
@@ -22,15 +23,16 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.encoded_rows import RowEncoder
 from workbench.data.text.prompt_encoder import PromptEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.evaluation import reward_scores
+from workbench.evaluation import rerank_scores, reward_scores
 from workbench.evaluation.agreement import Agreement, agreement, hidden_states
-from workbench.models import classifier, embedder, exported, output_heads, reward_model
+from workbench.models import classifier, embedder, exported, output_heads, reranker, reward_model
 from workbench.models.classifier import Classifier
 from workbench.models.embedder import Embedder
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
+from workbench.models.reranker import Reranker
 from workbench.models.reward_model import RewardModel
-from workbench.recipes import classify_verbs, embed_verbs, reward_run, reward_verbs
+from workbench.recipes import classify_verbs, embed_verbs, rerank_verbs, reward_run, reward_verbs
 from workbench.recipes.classify_verbs import Gap
 from workbench.recipes.embed_verbs import Angle
 
@@ -81,6 +83,8 @@ def of(run: Path, config: RunConfig) -> RunOutputs:
         embeds = embedder.load(run, config)
         pairs = pair_data.load(config, embeds.tokenizer).held_out
         return EmbedReference(config, embeds, pairs, embed_verbs.some_embeddings(embeds, pairs, texts=ROWS))
+    if config.recipe == "rerank":
+        return _of_pairs(run, config)
     if config.recipe == "reward":
         return _of_rewards(run, config)
     return _of_text(run, config)
@@ -101,6 +105,12 @@ def _of_rewards(run: Path, config: RunConfig) -> RewardReference:
     rows = reward_verbs.held_out(unmerged, config)
     rows = rows.subset(np.arange(min(ROWS, len(rows))))
     return RewardReference(config, unmerged, rows, reward_scores.read(unmerged, rows)[:, None])
+
+
+def _of_pairs(run: Path, config: RunConfig) -> RankReference:
+    unmerged = reranker.load(run, config)
+    pairs = rerank_verbs.some_pairs(unmerged, config, count=ROWS)
+    return RankReference(config, unmerged, pairs, rerank_scores.read(unmerged, pairs)[:, None])
 
 
 @dataclass(frozen=True)
@@ -203,6 +213,38 @@ class RewardReference:
         again = reward_model.make(model, backbone, self.tokenizer, self.unmerged.template, self.config)
         found_S1 = reward_scores.read(again, self.rows)[:, None]
         return classify_verbs.gap(self.unmerged.classifier.labels, self.wanted_S1, found_S1)
+
+
+@dataclass(frozen=True)
+class RankReference:
+    """Scores of queries and passages."""
+
+    config: RunConfig
+    unmerged: Reranker
+    pairs: PairedTexts
+    wanted_P1: Floats
+    note: str = ""
+
+    @property
+    def task(self) -> Task:
+        return tasks.of(self.config)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.unmerged.tokenizer
+
+    def settle(self, model: PreTrainedModel) -> PreTrainedModel:
+        own = self.unmerged.classifier
+        classifier.classification_model(model, model, own.reader, own.labels)
+        return model
+
+    def save(self, model: PreTrainedModel, folder: Path) -> None:
+        rerank_verbs.save_merged(model, self.unmerged, folder)
+
+    def error(self, model: nn.Module, backbone: PreTrainedModel) -> Gap:
+        again = reranker.make(model, backbone, self.tokenizer, self.config)
+        found_P1 = rerank_scores.read(again, self.pairs)[:, None]
+        return classify_verbs.gap(self.unmerged.classifier.labels, self.wanted_P1, found_P1)
 
 
 @dataclass(frozen=True)

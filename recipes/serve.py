@@ -29,6 +29,7 @@ from workbench.recipes import (
     embed_verbs,
     prefer_verbs,
     reinforce_verbs,
+    rerank_verbs,
     reward_verbs,
     streamed_rows,
 )
@@ -49,6 +50,7 @@ _PREDICTS = {
     "classify": _CLASSES,
     "crossval": _CLASSES,
     "embed": ", `workbench predict` embeds texts; ",
+    "rerank": ", `workbench predict` scores passages; ",
     "reward": ", `workbench predict` rates answers; ",
 }
 WRITERS = {".jsonl", ".csv", ".parquet"}
@@ -69,6 +71,8 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
         return crossval_verbs.evaluate(run, config)
     if config.recipe == "embed":
         return embed_verbs.evaluate(run, config)
+    if config.recipe == "rerank":
+        return rerank_verbs.evaluate(run, config)
     if config.recipe == "prefer":
         return prefer_verbs.evaluate(run, config)
     if config.recipe == "reward":
@@ -99,6 +103,7 @@ def asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool)
         "correction",
         "ensemble",
         "embed",
+        "rerank",
         "reward",
     )
     changed = [name for name in trained if getattr(config, name) != getattr(before, name)]
@@ -137,10 +142,10 @@ def predict(
         classified, left_out = verbs.predict(run, source, config)
         files.write_bytes(out, _serialised(classified, out.suffix))
         return Answered(len(classified), left_out)
-    if config.recipe in ("embed", "reward"):
+    numbers = {"embed": embed_verbs, "rerank": rerank_verbs, "reward": reward_verbs}
+    if config.recipe in numbers:
         files.require_writable(out)
-        numbers = embed_verbs.predict if config.recipe == "embed" else reward_verbs.predict
-        outputs, left_out = numbers(run, source, config)
+        outputs, left_out = numbers[config.recipe].predict(run, source, config)
         files.write_bytes(out, _serialised(outputs, out.suffix))
         return Answered(len(outputs), left_out)
     require_text(config, run)

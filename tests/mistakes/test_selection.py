@@ -154,7 +154,7 @@ BY_BACKBONE = {
     "gradient": "by: gradient, rows: 3, target: other.jsonl",
     "a warm-up": "by: gradient, rows: 3, target: other.jsonl, warm_up: 0.2",
 }
-REFUSING = ("mlm", "reinforce", "crossval", "prefer", "reward", "embed", "distill", "sweep", "search")
+REFUSING = ("mlm", "reinforce", "crossval", "prefer", "reward", "embed", "rerank", "distill", "sweep", "search")
 
 
 @pytest.mark.parametrize("recipe", REFUSING)

@@ -31,6 +31,7 @@ RECIPES = {
         "reinforce.answers=4",
         "evaluate.answers=4",
     ),
+    "rerank": ("data.limit=16", "data.max_tokens=48", "rerank.negatives=1", "rerank.candidates=2"),
 }
 """Recipes with settings that make a second of their quickstart."""
 METHODS_OF_RUNS = ("block-expansion", "full", "linear-probe", "lora", "prefix")

@@ -18,7 +18,7 @@ SHIPPED = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONF
 REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
 MARKS = {
-    **dict.fromkeys(("embed/quickstart", "reward/quickstart", "sweep/quickstart"), pytest.mark.slow),
+    **dict.fromkeys(("embed/quickstart", "rerank/quickstart", "reward/quickstart", "sweep/quickstart"), pytest.mark.slow),
     **dict.fromkeys(
         ("crossval/quickstart", "search/quickstart", "budget/1-day-gpu", "budget/1-hour-cpu"), pytest.mark.cube
     ),
@@ -31,7 +31,7 @@ def test_every_shipped_recipe_is_planned_or_refused_with_a_sentence(
     name: str, stories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(block_time, "PASSES", (1, 1))
-    whole = name.startswith(("crossval", "classify", "vision", "embed", "prefer", "reward"))
+    whole = name.startswith(("crossval", "classify", "vision", "embed", "rerank", "prefer", "reward"))
     words = [] if whole else ["data.limit=100", "data.max_tokens=64"]
     words += ["folds.k=2"] if name.startswith("crossval") else []
     if name.startswith("mlm"):

@@ -1,4 +1,4 @@
-"""Tables of recipes embed and reward: rows as the model reads them, what texts find, what answers are worth."""
+"""Tables of recipes embed, rerank and reward: rows as the model reads them, what texts find, what answers are worth."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PREDICTS = {
     "embed": ("embeddings.parquet", "embed every text of a file"),
+    "rerank": ("scores.csv", "score every pair of a query and a passage of a file"),
     "reward": ("answers.csv", "rate every answer of a file"),
 }
 """A name for what `predict` writes, and what it does, by the recipe of the run."""

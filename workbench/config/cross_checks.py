@@ -18,6 +18,7 @@ from workbench.config import (
     prefer_checks,
     regularise_checks,
     reinforce_checks,
+    rerank_checks,
     reward_checks,
     sampling_checks,
     sequence_checks,
@@ -45,14 +46,21 @@ _ONLY_FOR = {
     "search": ("search",),
     "distill": ("distill",),
     "embed": ("embed",),
+    "rerank": ("rerank",),
     "reward": ("reward", "sweep"),
     "rewards": ("reinforce",),
     "reinforce": ("reinforce",),
 }
 """Sections that only some recipes read."""
-_COMPARING = {"prefer": "answers", "reward": "answers", "embed": "rows of a batch", "reinforce": "rewards of answers"}
+_COMPARING = {
+    "prefer": "answers",
+    "reward": "answers",
+    "embed": "rows of a batch",
+    "rerank": "passages",
+    "reinforce": "rewards of answers",
+}
 """Objects of the loss of a recipe, where it has none of single rows."""
-_TAKE_ALL_ROWS = ("crossval", "prefer", "reward", "embed")
+_TAKE_ALL_ROWS = ("crossval", "prefer", "reward", "embed", "rerank")
 """Recipes that refuse every choice of rows, each in words of its own."""
 
 
@@ -91,6 +99,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from _of_recipe(config)
     yield from labelled_checks.mistakes(config)
     yield from embed_checks.mistakes(config) if config.recipe == "embed" else ()
+    yield from rerank_checks.mistakes(config) if config.recipe == "rerank" else ()
     yield from reward_checks.mistakes(config) if config.recipe == "reward" else ()
     yield from reinforce_checks.mistakes(config) if config.recipe == "reinforce" else ()
 
@@ -289,7 +298,7 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
     if config.recipe == "mlm" and (config.model.chat_template is not None or config.data.loss_on != "assistant"):
         yield "recipe=mlm reads text as it is: leave model.chat_template and data.loss_on out."
     answers = [rule for rule in config.data.clean if rule in ANSWER_RULES]
-    if config.recipe in ("mlm", "classify", "crossval", "embed") and answers and not config.reads_pictures:
+    if config.recipe in ("mlm", "classify", "crossval", "embed", "rerank") and answers and not config.reads_pictures:
         yield (
             f"data.clean={', '.join(answers)} judges answers to prompts, and recipe={config.recipe} reads texts "
             "without any. Leave it out of data.clean."

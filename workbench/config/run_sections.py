@@ -38,6 +38,7 @@ from workbench.config.prefer_config import PreferConfig
 from workbench.config.pseudo_label_config import PseudoLabelConfig
 from workbench.config.regularise_config import RegulariseConfig
 from workbench.config.reinforce_config import ReinforceConfig
+from workbench.config.rerank_config import RerankConfig
 from workbench.config.reward_config import RewardConfig
 from workbench.config.rewards_config import RewardSource
 from workbench.config.schedule_config import ScheduleConfig
@@ -55,7 +56,18 @@ class CommonSections(Section):
     """Sections that every part of a run reads: its recipe, model, adapter and rows."""
 
     recipe: Literal[
-        "sft", "mlm", "prefer", "classify", "crossval", "sweep", "search", "distill", "embed", "reward", "reinforce"
+        "sft",
+        "mlm",
+        "prefer",
+        "classify",
+        "crossval",
+        "sweep",
+        "search",
+        "distill",
+        "embed",
+        "rerank",
+        "reward",
+        "reinforce",
     ]
     """Which file of `recipes/` runs this."""
     plugins: tuple[Path, ...] = ()
@@ -142,6 +154,7 @@ class TaskSections(CommonSections):
     search: SearchConfig = SearchConfig()
     distill: DistillConfig = DistillConfig()
     embed: EmbedConfig = EmbedConfig()
+    rerank: RerankConfig = RerankConfig()
     reward: RewardConfig = RewardConfig()
     rewards: tuple[SerializeAsAny[RewardSource], ...] = ()
     """How good answers are: the weighted sum of these. Each has a kind: function, number, regex, json, unit_tests or

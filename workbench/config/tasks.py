@@ -93,6 +93,6 @@ def classes(labels: Sequence[str], *, seed: int, problem: Problem | None = None)
 
 def of(config: RunConfig) -> Task:
     """The task that the recipe of `config` trains; recipe classify learns it from its data instead."""
-    if config.recipe == "reward":
-        return classes(("reward",), seed=config.seed, problem="regression")
+    if config.recipe in ("reward", "rerank"):
+        return classes(("reward" if config.recipe == "reward" else "score",), seed=config.seed, problem="regression")
     return {"sft": TEXT, "prefer": TEXT, "reinforce": TEXT, "mlm": MASKED, "embed": HIDDEN}[config.recipe]

@@ -35,7 +35,7 @@ FORMAT = "1"
 """Raise it when embeddings of the same texts change."""
 AT_ONCE = 4096
 """Texts that are computed before they are kept; what a killed process leaves out is at most so many."""
-SECTIONS = ("duplicates", "correction")
+SECTIONS = ("duplicates", "correction", "rerank")
 """Sections of a configuration with a key `embedder`."""
 
 
@@ -68,13 +68,18 @@ class RunEmbedder:
         before = f", each behind {section.query_prefix!r}" if section.query_prefix else ""
         return f"embeddings of {self.run} ({self.config.model.id}, pooling {section.pooling}{before})"
 
-    def embed(self, texts: Sequence[str]) -> Floats:
-        """Embeddings (N, D) of texts, each behind the instruction of queries: rows that are compared have one kind.
+    def embed(self, texts: Sequence[str], *, passages: bool = False) -> Floats:
+        """Embeddings (N, D) of texts, each behind an instruction.
+
+        Args:
+            passages: That of passages; else that of queries, as rows have that are compared and of one kind.
 
         Raises:
             FileError: The cache folder cannot be written.
         """
-        prefixed = [self.config.embed.query_prefix + text for text in texts]
+        section = self.config.embed
+        prefix = section.passage_prefix if passages else section.query_prefix
+        prefixed = [prefix + text for text in texts]
         keys = [hashlib.blake2b(text.encode(errors="replace"), digest_size=16).digest() for text in prefixed]
         store = self._store()
         if missing := store.missing(keys):
@@ -110,15 +115,20 @@ def of(config: RunConfig, section: str) -> RunEmbedder | None:
     Raises:
         WorkbenchError: There is no such run, it has not ended, or it embeds no texts.
     """
-    named = config.duplicates if section == "duplicates" else config.correction
-    if named.embedder is None:
+    named = {
+        "duplicates": (config.duplicates.embedder, config.duplicates.trust),
+        "correction": (config.correction.embedder, config.correction.trust),
+        "rerank": (config.rerank.embedder, config.rerank.trust),
+    }
+    name, trusted = named[section]
+    if name is None:
         return None
-    key, path = f"{section}.embedder", Path(named.embedder).expanduser()
+    key, path = f"{section}.embedder", Path(name).expanduser()
     if (path / "modules.json").is_file() or (path / "adapter_config.json").is_file():
         raise ConfigError(f"{key}={path} is a model without its run. Write the run directory that it stands in.")
     if not (path / "config.yaml").is_file():
         raise ConfigError(f"{key}={path}: not a run directory (no config.yaml). Write one of a run of recipe=embed.")
-    own = run_directory.shipped_config(path, Trust(named.trust, f"{section}.trust=true"))
+    own = run_directory.shipped_config(path, Trust(trusted, f"{section}.trust=true"))
     if own.recipe != "embed":
         raise ConfigError(
             f"{key}={path}: its run is of recipe={own.recipe}, which embeds no texts. Name a run of recipe=embed, or "
@@ -136,7 +146,11 @@ def files(config: RunConfig) -> dict[str, str]:
 
 def in_words(config: RunConfig) -> list[str]:
     """Sentences on the embedders that a configuration names; raises what `of` does."""
-    uses = {"duplicates": "Near-duplicates have like", "correction": "Neighbours that correct are near by"}
+    uses = {
+        "duplicates": "Near-duplicates have like",
+        "correction": "Neighbours that correct are near by",
+        "rerank": "Negatives are mined by",
+    }
     found = {section: of(config, section) for section in SECTIONS}
     return [f"{uses[section]} {each.sentence}." for section, each in found.items() if each is not None]
 

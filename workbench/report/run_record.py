@@ -79,7 +79,7 @@ class RunRecord:
     @property
     def embeds(self) -> bool:
         """Whether the run embedded texts."""
-        return self.config.get("recipe") == "embed"
+        return self.config.get("recipe") in ("embed", "rerank")
 
     @property
     def prefers(self) -> bool:

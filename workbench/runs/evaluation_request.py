@@ -13,7 +13,7 @@ from workbench.errors import ConfigError
 
 FILE = "evaluate.now"
 """In a run directory, from the request until the step has ended."""
-_ALONE = ("sft", "mlm", "prefer", "reinforce", "distill", "classify", "embed", "reward")
+_ALONE = ("sft", "mlm", "prefer", "reinforce", "distill", "classify", "embed", "rerank", "reward")
 """Recipes that train one adapter."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from workbench.errors import ConfigError
 from workbench.runs import files
 
-_EMBEDDERS = ("duplicates", "correction")
+_EMBEDDERS = ("duplicates", "correction", "rerank")
 """Sections that name another run, and whether its code is trusted."""
 _KEYS = (
     ("plugins",),

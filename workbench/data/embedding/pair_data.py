@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -42,6 +43,21 @@ class PairSplits(NamedTuple):
         return self.train.form
 
 
+class PairSources(NamedTuple):
+    """Rows of each split before they are encoded."""
+
+    train: PairSource
+    held_out: PairSource
+    test: PairSource | None
+    cleaning: Cleaning | None
+    """Training rows that `data.clean` left out; None where it has no rule."""
+
+    def encoded(self, encode: Callable[[PairSource], PairSet]) -> PairSplits:
+        """The splits as a model reads them."""
+        train, held_out = replace(encode(self.train), cleaning=self.cleaning), encode(self.held_out)
+        return PairSplits(train, held_out, None if self.test is None else encode(self.test))
+
+
 def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PairSplits:
     """Read and split; refuses rows with nothing to learn or to measure.
 
@@ -49,10 +65,25 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PairSplits:
         ConfigError: The loss is not for rows of this form.
         DataError: Rows are malformed, too few, or on both sides.
     """
+    sources = split(config, lambda train: _require_loss(config, train))
+    _require_enough(config, sources.train)
+
+    def encoded(source: PairSource) -> PairSet:
+        return pair_set.encode(source, tokenizer, config.embed, max_tokens=config.data.max_tokens, seed=config.seed)
+
+    return sources.encoded(encoded)
+
+
+def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSources:
+    """Read the rows of all splits, none of which shares a text with another.
+
+    Args:
+        require: Refuses training rows from which the recipe cannot learn.
+    """
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     data = config.data
     train = _of_one_class(_read(data))
-    _require_loss(config, train)
+    require(train)
     held_out, test = (
         {name: _of_one_class(pair_records.read(path, data, form=train.form)) for name, path in files.items()}
         for files in (data.held_out_files, data.test_files)
@@ -67,13 +98,9 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PairSplits:
         train = _with_partners(train)
         for other in scored:
             _require_classes(train, other)
-    _require_enough(config, train)
-
-    def encoded(source: PairSource) -> PairSet:
-        return pair_set.encode(source, tokenizer, config.embed, max_tokens=data.max_tokens, seed=config.seed)
-
-    measured = [encoded(pair_records.joined(sets)) if sets else None for sets in (held_out, test)]
-    return PairSplits(replace(encoded(train), cleaning=left_out), *measured)  # type: ignore[arg-type]
+    return PairSources(
+        train, pair_records.joined(held_out), pair_records.joined(test) if test else None, cleaning=left_out
+    )
 
 
 def _read(data: DataConfig) -> PairSource:

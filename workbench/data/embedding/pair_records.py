@@ -26,6 +26,8 @@ from workbench.schema import did_you_mean
 PASSAGES = ("passage", "positive", "sentence2")
 """Columns of texts that are found; any other text finds."""
 QUERIES = ("text", "query", "anchor", "sentence1")
+LISTED = "passages"
+"""Column of several passages that are scored for one query."""
 
 
 class PairRecord(NamedTuple):
@@ -189,6 +191,50 @@ def _score(value: Any) -> float:
     if not math.isfinite(score):
         raise DataError(f"`score` must be a number, found {excerpt(value)}.")
     return score
+
+
+class AskedPassages(NamedTuple):
+    """A query, and passages that are to be scored for it."""
+
+    place: str
+    query: str
+    passages: tuple[str, ...]
+
+
+def read_asked(source: str, config: DataConfig, skipped: list[str]) -> list[AskedPassages]:
+    """Queries of a file with their passages: a text in one of PASSAGES, or a list in `passages`.
+
+    Args:
+        skipped: Place and reason of every skipped row are appended.
+
+    Raises:
+        DataError: As `convert_rows`; or no column is one of QUERIES, or none is of passages.
+    """
+
+    def converter(first: RawRow) -> Callable[[RawRow], AskedPassages]:
+        columns = renamed(first.columns, config.columns)
+        queries = [name for name in QUERIES if name in columns]
+        passages = [name for name in (LISTED, *PASSAGES) if name in columns]
+        if not queries or not passages:
+            missing = ", ".join(QUERIES) if not queries else ", ".join((LISTED, *PASSAGES))
+            there = ", ".join(f"`{name[:60]}`" for name in first.columns) or "none"
+            raise DataError(
+                f"{source}: has none of the columns {missing} among {there}. "
+                "Write data.columns='{query: NAME, passage: NAME}' with their names."
+            )
+        return partial(_asked, query=queries[0], passages=passages[0], columns=config.columns)
+
+    return list(convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped))
+
+
+def _asked(row: RawRow, *, query: str, passages: str, columns: Mapping[str, str]) -> AskedPassages:
+    values = renamed(row.columns, columns)
+    if passages != LISTED:
+        return AskedPassages(row.place, _text(values, query), (_text(values, passages),))
+    listed = values.get(LISTED)
+    if not isinstance(listed, list) or not listed:
+        raise DataError(f"`{LISTED}` must be a list of texts, found {excerpt(listed)}.")
+    return AskedPassages(row.place, _text(values, query), tuple(_text({LISTED: each}, LISTED) for each in listed))
 
 
 class GivenText(NamedTuple):

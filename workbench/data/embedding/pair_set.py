@@ -202,14 +202,23 @@ class PairSet:
     def subset(self, keep: Indices) -> PairSet:
         """The rows that `keep` indexes, with their texts alone."""
         numbers = np.arange(len(self))[keep]
-        negatives, used = [self.negatives[number] for number in numbers], self.units_of(numbers)
+        part, used = self.chosen(numbers), self.units_of(numbers)
+        return replace(
+            part,
+            units=self.units.subset(used),
+            anchor_N=np.searchsorted(used, part.anchor_N),
+            positive_N=np.searchsorted(used, part.positive_N),
+            negatives=tuple(np.searchsorted(used, each) for each in part.negatives),
+        )
+
+    def chosen(self, numbers: Indices) -> PairSet:
+        """The rows `numbers`, with all texts of the set."""
         return replace(
             self,
             records=tuple(self.records[number] for number in numbers),
-            units=self.units.subset(used),
-            anchor_N=np.searchsorted(used, self.anchor_N[numbers]),
-            positive_N=np.searchsorted(used, self.positive_N[numbers]),
-            negatives=tuple(np.searchsorted(used, each) for each in negatives),
+            anchor_N=self.anchor_N[numbers],
+            positive_N=self.positive_N[numbers],
+            negatives=tuple(self.negatives[number] for number in numbers),
             class_N=self.class_N[numbers],
             score_N=self.score_N[numbers],
             source_N=self.source_N[numbers] if self.sources else self.source_N,

@@ -79,6 +79,19 @@ def units(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, max_token
     return TextUnits(tuple(texts), tokens, tuple(len(ids) > max_tokens for ids in encoded))
 
 
+def raw_units(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> TextUnits:
+    """The texts with their own tokens alone, whole, without those that a model puts around them.
+
+    Raises:
+        DataError: A text has no token.
+    """
+    encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    for text, ids in zip(texts, encoded, strict=True):
+        if not ids:
+            raise DataError(f"The text {excerpt(text)} has no token of this backbone. Leave it out.")
+    return TextUnits(tuple(texts), tuple(np.asarray(ids, dtype=np.int64) for ids in encoded), (False,) * len(texts))
+
+
 def numbered(texts: Iterable[str]) -> dict[str, int]:
     """A number for each different text, in the order in which they come first."""
     return {text: number for number, text in enumerate(dict.fromkeys(texts))}

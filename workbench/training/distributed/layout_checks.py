@@ -12,7 +12,7 @@ from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_settings
 
-RECIPES = ("sft", "mlm", "prefer", "classify", "embed", "reward")
+RECIPES = ("sft", "mlm", "prefer", "classify", "embed", "rerank", "reward")
 SPREAD = ("crossval", "sweep")
 """Recipes of many trainings, which devices share."""
 OVER_CUT = ("lora", "rslora", "lora+")

@@ -1,0 +1,220 @@
+"""Queries with the passages that a reranker tells apart: one row is a query with all of its candidates.
+
+Legend: N rows, C candidates of a row (first the one that belongs to it), U texts, P pairs, Q queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.data import dataset_facts
+from workbench.data.batching import Indices, MicroBatch
+from workbench.data.embedding.pair_set import PairSet
+from workbench.data.embedding.paired_texts import PairedTexts, PairTokenizer
+from workbench.data.text.quality.cleaning import Cleaning
+from workbench.errors import DataError
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateSet:
+    """Rows with their candidates; see `workbench.data.batching.Examples`."""
+
+    pairs: PairSet
+    """Rows with their texts, whose tokens are bare and whole."""
+    joins: PairTokenizer
+    negatives: int
+    """Of each row; 0 where rows are scored."""
+    seed: int = 0
+    epoch: int = 0
+    """Pass over the rows, in which negatives are drawn anew."""
+    drawn_NC: Indices | None = None
+    """Candidates that are no longer drawn; None: those of the pass."""
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    @property
+    def each(self) -> int:
+        """Candidates of a row."""
+        return 1 + self.negatives
+
+    @cached_property
+    def passage_NC(self) -> Indices:
+        """Candidates of each row, by the numbers of their texts.
+
+        Negatives are those of the row, or so many of them, and for the rest passages of the set at random: where the
+        set is the batch these are in-batch negatives, which here depend on no batch.
+
+        Raises:
+            DataError: A row has too few.
+        """
+        if self.drawn_NC is not None:
+            return self.drawn_NC
+        generator = np.random.default_rng([self.seed, self.epoch, 2])
+        candidate_NC = np.empty((len(self), self.each), dtype=np.int64)
+        candidate_NC[:, 0] = self.pairs.positive_N
+        for row in range(len(self) if self.negatives else 0):
+            given = generator.permutation(self.pairs.negatives[row])[: self.negatives]
+            more = self.others(row, self.negatives - len(given), generator, but=given)
+            if len(given) + len(more) < self.negatives:
+                found = len(given) + len(more)
+                cure = f"Write rerank.negatives={found}" if found else "Give rows with other passages"
+                raise DataError(
+                    f"{self.place(row)}: of all passages of {self.pairs.source}, {found} are not known to belong to "
+                    f"its query, and rerank.negatives={self.negatives} needs more. {cure}, or give the row `negatives`."
+                )
+            candidate_NC[row, 1:] = np.concatenate([given, more])
+        return candidate_NC
+
+    @cached_property
+    def passages(self) -> Indices:
+        """Different passages of the set, ascending."""
+        return np.unique(np.concatenate([self.pairs.positive_N, *self.pairs.negatives]))
+
+    def others(self, row: int, count: int, generator: np.random.Generator, *, but: Indices) -> Indices:
+        """Passages at random that are not known to belong to a row's query, at most `count`, none of `but`."""
+        anchor, everything = self.pairs.anchor_N[row : row + 1], self.passages
+        tries = min(len(everything), 2 * count + len(but) + 4)
+        while count > 0:
+            some = everything[generator.choice(len(everything), size=tries, replace=False)]
+            allowed: Indices = some[~self.pairs.known(anchor, some)[0] & ~np.isin(some, but)]
+            if len(allowed) >= count or tries == len(everything):
+                found: Indices = allowed[:count]
+                return found
+            tries = min(len(everything), 4 * tries)
+        return np.empty(0, dtype=np.int64)
+
+    @cached_property
+    def all_pairs(self) -> PairedTexts:
+        """Each query with each of its candidates, row by row."""
+        return PairedTexts(
+            self.pairs.units, self.joins, np.repeat(self.pairs.anchor_N, self.each), self.passage_NC.ravel()
+        )
+
+    @cached_property
+    def lengths(self) -> Indices:
+        """Tokens of all pairs of each row."""
+        lengths: Indices = self.all_pairs.lengths.reshape(-1, self.each).sum(1)
+        return lengths
+
+    @property
+    def longest_sequences(self) -> Indices:
+        """Tokens of the longest pair of each row."""
+        longest: Indices = self.all_pairs.lengths.reshape(-1, self.each).max(1)
+        return longest
+
+    @property
+    def supervised(self) -> Indices:
+        """Each row counts once."""
+        return np.ones(len(self), dtype=np.int64)
+
+    @property
+    def difficulty(self) -> None:
+        """Nobody says how hard rows are."""
+        return None
+
+    @property
+    def truncated(self) -> int:
+        """Number of pairs whose passage is cut."""
+        length_U, pairs = self.pairs.units.lengths, self.all_pairs
+        return int((self.joins.whole(length_U[pairs.query_P], length_U[pairs.passage_P]) > pairs.lengths).sum())
+
+    @property
+    def source(self) -> str:
+        """File, folder or hub data set of the rows."""
+        return self.pairs.source
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the file."""
+        return self.pairs.fingerprint
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """Rows that were left out, each with its reason."""
+        return self.pairs.skipped
+
+    @property
+    def cleaning(self) -> Cleaning | None:
+        """Rows that `data.clean` left out."""
+        return self.pairs.cleaning
+
+    @property
+    def sources(self) -> Collection[str]:
+        """Names of the sets that rows are from; empty where there is one."""
+        return self.pairs.sources
+
+    @property
+    def source_N(self) -> Indices:
+        """Number of the set of each row, where there are several."""
+        return self.pairs.source_N
+
+    def place(self, index: int) -> str:
+        """File and row that row `index` came from."""
+        return self.pairs.place(index)
+
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
+        """Each draw takes the row of its number."""
+        return draws
+
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> CandidateSet:
+        """The same rows with the negatives of pass `epoch`."""
+        return self._in_pass(epoch) if self.negatives and self.drawn_NC is None else self
+
+    @cached_property
+    def _in_pass(self) -> Callable[[int], CandidateSet]:
+        """The rows of a pass, for which each of its steps asks; a step may look ahead into the next pass."""
+        return lru_cache(maxsize=2)(lambda epoch: self if epoch == self.epoch else replace(self, epoch=epoch))
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """All pairs of the rows `indices`, those of a row one after another, padded."""
+        places = (indices[:, None] * self.each + np.arange(self.each)).ravel()
+        batch = self.all_pairs.batch(places)
+        return replace(batch, rows_B=indices, sequences=self.each, row_tokens=self.all_pairs.lengths[places])
+
+    def subset(self, keep: Indices) -> CandidateSet:
+        """The rows that `keep` indexes, with the negatives that they have here."""
+        numbers = np.arange(len(self))[keep]
+        return replace(self, pairs=self.pairs.chosen(numbers), drawn_NC=self.passage_NC[numbers])
+
+    def facts(self) -> dict[str, Any]:
+        """Facts about this set for the manifest and the report."""
+        return self.pairs.facts() | dataset_facts.shared(self, supervised_tokens=len(self))
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Queries, and the candidates that are ranked for each."""
+
+    row_Q: Indices
+    """A row that each is the query of."""
+    passages: list[Indices]
+    """Candidates of each query, ascending."""
+    relevant: list[Mask]
+    """Which of them belong to it."""
+
+
+def ranking(rows: CandidateSet, *, candidates: int) -> Ranking:
+    """The passages of each query of a set: those of its rows, their candidates, and others at random up to so many."""
+    pairs, generator = rows.pairs, np.random.default_rng([rows.seed, 3])
+    query_Q, first_Q, number_N = np.unique(pairs.anchor_N, return_index=True, return_inverse=True)
+    members: list[list[int]] = [[] for _ in query_Q]
+    for row, number in enumerate(number_N.tolist()):
+        members[number].append(row)
+    passages, relevant = [], []
+    for row, own in zip(first_Q.tolist(), members, strict=True):
+        belong = np.unique(pairs.positive_N[own])
+        given = np.concatenate([rows.passage_NC[own].ravel(), *(pairs.negatives[each] for each in own)])
+        known = np.union1d(belong, given)
+        more = rows.others(row, candidates - len(known), generator, but=known)
+        passages.append(np.union1d(known, more))
+        relevant.append(np.isin(passages[-1], belong))
+    return Ranking(first_Q, passages, relevant)
