@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import nn
@@ -70,18 +71,18 @@ def with_mined(
     config: RunConfig, run: Run, callback: Callback, tokenizer: PreTrainedTokenizerBase, data: CandidateSplits
 ) -> CandidateSplits:
     """The same data whose training rows have `rerank.mine` further negatives each."""
-    found, pairs = run_embedder.of(config, "rerank"), data.train.pairs
-    by = "the backbone" if found is None else str(found.run)
-    more = negative_mining.kept(run, callback, pairs, lambda: _mined(config, tokenizer, data.train, found), by=by)
+    near, pairs = run_embedder.of(config, "rerank"), data.train.pairs
+    by = "the backbone" if near is None else str(near.run)
+    more = negative_mining.kept(run, callback, pairs, lambda: _mined(config, tokenizer, data.train, near), by=by)
     return data._replace(train=replace(data.train, pairs=more))
 
 
 def _mined(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, train: CandidateSet, found: RunEmbedder | None
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, train: CandidateSet, near: RunEmbedder | None
 ) -> Mined:
     """Passages that are near by the embeddings of a run, or by means of what the backbone makes of texts."""
     pairs, section = train.pairs, config.rerank
-    if found is None:
+    if near is None:
         backbone = backbones.load(config.model, tokenizer, task=HIDDEN).model
         bare = Embedder(backbone, backbone, tokenizer, EmbedConfig())
         units = text_units.units(pairs.units.texts, tokenizer, max_tokens=config.data.max_tokens)
@@ -90,9 +91,9 @@ def _mined(
         queries, texts = set(pairs.anchor_N.tolist()), pairs.units.texts
         prefixes = [section.query_prefix if unit in queries else section.passage_prefix for unit in range(len(texts))]
         own = [text[len(prefix) :] for text, prefix in zip(texts, prefixes, strict=True)]
-        sides = [found.embed(own, passages=passages) for passages in (False, True)]
-        chosen = [sides[unit not in queries][unit] for unit in range(len(texts))]
-        embedded_UD = nn.functional.normalize(torch.tensor(chosen), dim=1)
+        sides_2UD = np.stack([near.embed(own, passages=passages) for passages in (False, True)])
+        side_U = np.asarray([int(unit not in queries) for unit in range(len(texts))])
+        embedded_UD = nn.functional.normalize(torch.from_numpy(sides_2UD[side_U, np.arange(len(texts))]), dim=1)
     return negative_mining.mined(pairs, embedded_UD, count=section.mine, below=section.mine_below)
 
 
@@ -147,8 +148,8 @@ class RerankRun(SingleRun[Reranker, CandidateSet]):
 
     def score(self, model: Reranker, rows: CandidateSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
-            found = rerank_scores.score(model, rows, candidates=self.config.rerank.candidates, scoring=scoring)
-        return Scored(found.scores, found.table)
+            ranked = rerank_scores.score(model, rows, candidates=self.config.rerank.candidates, scoring=scoring)
+        return Scored(ranked.scores, ranked.table)
 
     def write_predictions(self, model: Reranker, outputs: pd.DataFrame, before: Mapping[str, Any]) -> None:
         buffer = io.BytesIO()

@@ -18,7 +18,9 @@ SHIPPED = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONF
 REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
 MARKS = {
-    **dict.fromkeys(("embed/quickstart", "rerank/quickstart", "reward/quickstart", "sweep/quickstart"), pytest.mark.slow),
+    **dict.fromkeys(
+        ("embed/quickstart", "rerank/quickstart", "reward/quickstart", "sweep/quickstart"), pytest.mark.slow
+    ),
     **dict.fromkeys(
         ("crossval/quickstart", "search/quickstart", "budget/1-day-gpu", "budget/1-hour-cpu"), pytest.mark.cube
     ),

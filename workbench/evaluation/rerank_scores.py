@@ -45,11 +45,11 @@ def read(model: Reranker, pairs: PairedTexts, *, scoring: ModelResults | None = 
     different = pairs.take(first_D)
 
     def compute(numbers: Indices) -> list[float]:
-        found: list[float] = model.scores(different.batch(numbers).to(device)).double().cpu().tolist()
-        return found
+        batch_scores: list[float] = model.scores(different.batch(numbers).to(device)).double().cpu().tolist()
+        return batch_scores
 
-    found = over_rows(model.model, different.lengths, compute, scoring=scoring, content=different.arrays())
-    return np.asarray([found[number] for number in range(len(first_D))], dtype=np.float64)[place_P]
+    score_by_pair = over_rows(model.model, different.lengths, compute, scoring=scoring, content=different.arrays())
+    return np.asarray([score_by_pair[number] for number in range(len(first_D))], dtype=np.float64)[place_P]
 
 
 def losses(model: Reranker, rows: CandidateSet, *, scoring: ModelResults | None = None) -> dict[str, float]:
@@ -85,11 +85,15 @@ def score(model: Reranker, rows: CandidateSet, *, candidates: int, scoring: Mode
     score_NC = score_P[np.searchsorted(keys_P, wanted_NC)]  # both are ascending: queries are, and their passages
     hits, table = ranked(rows, order, np.split(score_P, np.cumsum([len(each) for each in order.passages])[:-1]))
 
-    def found(numbers: Indices) -> dict[str, float]:
+    def of_queries(numbers: Indices) -> dict[str, float]:
         own = np.flatnonzero(np.isin(order.row_Q, numbers))
         return retrieval_scores.summary([hits[query] for query in own]) if len(own) else {}
 
-    scores = {**_losses(model, rows, score_NC), **found(np.arange(len(rows))), **named_sets.scored(rows, found)}
+    scores = {
+        **_losses(model, rows, score_NC),
+        **of_queries(np.arange(len(rows))),
+        **named_sets.scored(rows, of_queries),
+    }
     return RankedRows(_rounded(scores), table)
 
 

@@ -45,7 +45,7 @@ class RunEmbedder:
 
     run: Path
     config: RunConfig
-    """Of that run: its backbone, pooling and instructions."""
+    """The configuration of that run: its backbone, pooling and instructions."""
 
     @property
     def files(self) -> dict[str, str]:
@@ -140,8 +140,8 @@ def of(config: RunConfig, section: str) -> RunEmbedder | None:
 
 def files(config: RunConfig) -> dict[str, str]:
     """Digests of the files of all embedders that a configuration names."""
-    found = (of(config, section) for section in SECTIONS)
-    return {name: digest for each in found if each is not None for name, digest in each.files.items()}
+    named = (of(config, section) for section in SECTIONS)
+    return {name: digest for each in named if each is not None for name, digest in each.files.items()}
 
 
 def in_words(config: RunConfig) -> list[str]:
@@ -151,8 +151,8 @@ def in_words(config: RunConfig) -> list[str]:
         "correction": "Neighbours that correct are near by",
         "rerank": "Negatives are mined by",
     }
-    found = {section: of(config, section) for section in SECTIONS}
-    return [f"{uses[section]} {each.sentence}." for section, each in found.items() if each is not None]
+    named = {section: of(config, section) for section in SECTIONS}
+    return [f"{uses[section]} {each.sentence}." for section, each in named.items() if each is not None]
 
 
 def of_sources(config: RunConfig, reader: RowReader) -> Callable[[Sequence[RecordSource]], Floats]:

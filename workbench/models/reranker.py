@@ -24,7 +24,7 @@ from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.text_reader import TextReader
 from workbench.errors import BackboneError
 from workbench.losses import rerank_losses
-from workbench.models import backbones, classifier, exported
+from workbench.models import backbones, classifier
 from workbench.models.classifier import Classifier
 from workbench.models.reward_model import settle_padding
 
@@ -115,5 +115,6 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Reranker:
         waiting: On the host, as `backbones.load` says.
     """
     scorer = classifier.load(run, config, waiting=waiting)
-    tokenizer = exported.load_tokenizer(run, config)
+    tokenizer = scorer.reader.tokenizer
+    assert tokenizer is not None, "it reads texts"
     return Reranker(scorer, tokenizer, config.rerank, PairTokenizer(tokenizer, config.data.max_tokens))

@@ -31,7 +31,7 @@ class CandidateSet:
     """Rows with their texts, whose tokens are bare and whole."""
     joins: PairTokenizer
     negatives: int
-    """Of each row; 0 where rows are scored."""
+    """Negatives of each row; 0 where rows are scored."""
     seed: int = 0
     epoch: int = 0
     """Pass over the rows, in which negatives are drawn anew."""
@@ -65,10 +65,10 @@ class CandidateSet:
             given = generator.permutation(self.pairs.negatives[row])[: self.negatives]
             more = self.others(row, self.negatives - len(given), generator, but=given)
             if len(given) + len(more) < self.negatives:
-                found = len(given) + len(more)
-                cure = f"Write rerank.negatives={found}" if found else "Give rows with other passages"
+                available = len(given) + len(more)
+                cure = f"Write rerank.negatives={available}" if available else "Give rows with other passages"
                 raise DataError(
-                    f"{self.place(row)}: of all passages of {self.pairs.source}, {found} are not known to belong to "
+                    f"{self.place(row)}: of all passages of {self.pairs.source}, {available} are not known to belong to "
                     f"its query, and rerank.negatives={self.negatives} needs more. {cure}, or give the row `negatives`."
                 )
             candidate_NC[row, 1:] = np.concatenate([given, more])
@@ -87,8 +87,8 @@ class CandidateSet:
             some = everything[generator.choice(len(everything), size=tries, replace=False)]
             allowed: Indices = some[~self.pairs.known(anchor, some)[0] & ~np.isin(some, but)]
             if len(allowed) >= count or tries == len(everything):
-                found: Indices = allowed[:count]
-                return found
+                drawn: Indices = allowed[:count]
+                return drawn
             tries = min(len(everything), 4 * tries)
         return np.empty(0, dtype=np.int64)
 

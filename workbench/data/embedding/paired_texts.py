@@ -65,13 +65,13 @@ class PairTokenizer:
 
     def batch(self, queries: list[str], passages: list[str]) -> MicroBatch:
         """Pairs, padded on the right; `positions_N` are their last tokens."""
-        found = self.tokenizer(
+        encoded = self.tokenizer(
             queries, passages, truncation="only_second", max_length=self.max_tokens, padding=False, verbose=False
         )
-        ids = [np.asarray(each, dtype=np.int64) for each in found["input_ids"]]
+        ids = [np.asarray(each, dtype=np.int64) for each in encoded["input_ids"]]
         inputs = encoder_inputs(ids)
-        if TYPES in found:
-            inputs[TYPES] = torch.from_numpy(padded([np.asarray(each, dtype=np.int64) for each in found[TYPES]]))
+        if TYPES in encoded:
+            inputs[TYPES] = torch.from_numpy(padded([np.asarray(each, dtype=np.int64) for each in encoded[TYPES]]))
         lengths_S = torch.tensor([len(each) for each in ids])
         return MicroBatch(
             inputs=inputs,
