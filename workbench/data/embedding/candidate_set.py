@@ -65,10 +65,10 @@ class CandidateSet:
             given = generator.permutation(self.pairs.negatives[row])[: self.negatives]
             more = self.others(row, self.negatives - len(given), generator, but=given)
             if len(given) + len(more) < self.negatives:
-                available = len(given) + len(more)
-                cure = f"Write rerank.negatives={available}" if available else "Give rows with other passages"
+                left = len(given) + len(more)
+                cure = f"Write rerank.negatives={left}" if left else "Give rows with other passages"
                 raise DataError(
-                    f"{self.place(row)}: of all passages of {self.pairs.source}, {available} are not known to belong to "
+                    f"{self.place(row)}: of all passages of {self.pairs.source}, {left} are not known to belong to "
                     f"its query, and rerank.negatives={self.negatives} needs more. {cure}, or give the row `negatives`."
                 )
             candidate_NC[row, 1:] = np.concatenate([given, more])
