@@ -195,8 +195,8 @@ def test_code_of_an_embedder_runs_only_where_a_person_says_so(section: str, taug
     plugins = f"plugins: [{copy / 'code.py'}]\n"
     (copy / "config.yaml").write_text(re.sub(r"^plugins:.*\n", "", text, flags=re.MULTILINE) + plugins)
     own: dict[str, Any] = {"embedder": str(copy)}
-    own |= {"neighbours": 2} if section == "correction" else {"features": 0.9}
-    values = {"recipe": "crossval", "data": {"train": "rows.jsonl"}, section: own}
+    own |= {"correction": {"neighbours": 2}, "duplicates": {"features": 0.9}, "rerank": {"mine": 1}}[section]
+    values = {"recipe": "rerank" if section == "rerank" else "crossval", "data": {"train": "rows.jsonl"}, section: own}
     found = run_embedder.of(RunConfig.model_validate(values), section)
     assert found is not None and list(found.config.plugins) == []
     values[section] = own | {"trust": True}
