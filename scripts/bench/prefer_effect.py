@@ -1,12 +1,13 @@
 """Preferences after SFT: how often held-out pairs are judged as people did, by the SFT model and after DPO from it.
 
-    python scripts/bench/prefer_effect.py PAIRS [PAIRS ...] [--model FOLDER] [--seeds 3] [key=value ...]
+    python scripts/bench/prefer_effect.py PAIRS [PAIRS ...] [--seeds 3] [key=value ...]
+    python scripts/bench/prefer_effect.py PAIRS --model CHAT_MODEL --start backbone    # which went through SFT
 
 PAIRS are files of judged answers in any form that recipe prefer reads. Their prompts are cut into four parts; seed s
 holds out the s-th, so that no pair is held out twice, trains SFT on the chosen answers of the others, and DPO from that
-adapter on their pairs. `key=value` words are for both. Prints two accuracies on held-out pairs with Wilson's 95 %
-intervals: of rewards (log-ratios to the SFT model, which tells no pair apart by itself: 0.5), and of likelihoods per
-token, of which the SFT model has its own.
+adapter on their pairs. The fourth part is held out by seed 3 alone, with which settings can be chosen. `key=value`
+words are for both. Prints two accuracies on held-out pairs with Wilson's 95 % intervals: of rewards (log-ratios to the
+SFT model, which tells no pair apart by itself: 0.5), and of likelihoods per token, of which the SFT model has its own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from workbench.evaluation import class_scores
 PARTS = 4
 BOTH = (
     "data.truncate=right",
-    "data.max_tokens=384",
+    "data.max_tokens=640",
     "data.on_bad_row=skip",
     "data.overlap=drop",
     "evaluate.answers=0",
@@ -38,7 +39,7 @@ BOTH = (
     "save.every=null",
 )
 SFT = ("train.epochs=2",)
-DPO = ("train.epochs=2", "train.learning_rate=1e-3")
+DPO = ("train.epochs=2", "train.learning_rate=3e-4", "batch.size=16")
 Row = dict[str, Any]
 
 
@@ -50,7 +51,7 @@ def main(arguments: argparse.Namespace) -> None:
     print(f"{len(rows)} pairs to {len(prompts)} prompts from {', '.join(Path(path).name for path in arguments.pairs)}")
     hits = {"reward": 0, "likelier before": 0, "likelier after": 0}
     count = 0
-    for seed in range(arguments.seeds):
+    for seed in arguments.seeds:
         began = time.process_time()
         held_out = set(prompts[seed::PARTS])
         scores, own = _train(arguments, rows, held_out, seed)
@@ -97,10 +98,12 @@ def _train(
         good = {json.dumps({"messages": [*row["messages"], row["chosen"]]}): None for row in own}
         (folder / f"{side}_good.jsonl").write_text("\n".join(good) + "\n")
     words = [*BOTH, f"model.id={arguments.model}", f"seed={seed}"]
-    sft = [*_files(folder, "good"), *words, *SFT, *arguments.overrides]
-    run = workbench.run("sft/quickstart", sft, out=folder / "sft", quiet=True)
-    dpo = [*_files(folder, "pairs"), *words, *DPO, "prefer.reference=null", f"prefer.start={run}", *arguments.overrides]
-    run = workbench.run("prefer/quickstart", dpo, out=folder / "dpo", quiet=True)
+    dpo = [*_files(folder, "pairs"), *words, *DPO]
+    if arguments.start == "sft":
+        sft = [*_files(folder, "good"), *words, *SFT, *arguments.overrides]
+        run = workbench.run("sft/quickstart", sft, out=folder / "sft", quiet=True)
+        dpo += ["prefer.reference=null", f"prefer.start={run}"]
+    run = workbench.run("prefer/quickstart", [*dpo, *arguments.overrides], out=folder / "dpo", quiet=True)
     scores, manifest = (json.loads((run / name).read_text()) for name in ("scores.json", "manifest.json"))
     return scores, int(manifest["data"]["held_out"]["rows"]) // 2  # of a pair, two answers
 
@@ -123,7 +126,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pairs", nargs="+", help="files of judged answers, then key=value words")
     parser.add_argument("--model", default="starter", help="folder of a causal backbone")
-    parser.add_argument("--seeds", type=int, default=3, choices=range(1, PARTS + 1))
+    parser.add_argument("--start", default="sft", choices=("sft", "backbone"), help="of DPO: SFT of it, or as it is")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], choices=range(PARTS))
     parser.add_argument("--out", type=Path, default=Path("runs/prefer-effect"))
     arguments = parser.parse_intermixed_args()
     arguments.overrides = [word for word in arguments.pairs if "=" in word]
