@@ -1,13 +1,13 @@
 """Preferences after SFT: how often held-out pairs are judged as people did, by the SFT model and after DPO from it.
 
-    python scripts/bench/prefer_effect.py PAIRS [PAIRS ...] [--seeds 3] [key=value ...]
+    python scripts/bench/prefer_effect.py PAIRS [PAIRS ...] [--seeds 0 1 2] [key=value ...]
     python scripts/bench/prefer_effect.py PAIRS --model CHAT_MODEL --start backbone    # which went through SFT
 
 PAIRS are files of judged answers in any form that recipe prefer reads. Their prompts are cut into four parts; seed s
 holds out the s-th, so that no pair is held out twice, trains SFT on the chosen answers of the others, and DPO from that
-adapter on their pairs. The fourth part is held out by seed 3 alone, with which settings can be chosen. `key=value`
-words are for both. Prints two accuracies on held-out pairs with Wilson's 95 % intervals: of rewards (log-ratios to the
-SFT model, which tells no pair apart by itself: 0.5), and of likelihoods per token, of which the SFT model has its own.
+adapter on their pairs, by the settings of prefer/quickstart. `key=value` words are for both. Prints two accuracies on
+held-out pairs with Wilson's 95 % intervals: of rewards (log-ratios to the SFT model, which tells no pair apart by
+itself: 0.5), and of likelihoods per token, of which the SFT model has its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from workbench.evaluation import class_scores
 PARTS = 4
 BOTH = (
     "data.truncate=right",
-    "data.max_tokens=640",
+    "data.max_tokens=512",
     "data.on_bad_row=skip",
     "data.overlap=drop",
     "evaluate.answers=0",
@@ -39,7 +39,6 @@ BOTH = (
     "save.every=null",
 )
 SFT = ("train.epochs=2",)
-DPO = ("train.epochs=2", "train.learning_rate=3e-4", "batch.size=16")
 Row = dict[str, Any]
 
 
@@ -98,7 +97,7 @@ def _train(
         good = {json.dumps({"messages": [*row["messages"], row["chosen"]]}): None for row in own}
         (folder / f"{side}_good.jsonl").write_text("\n".join(good) + "\n")
     words = [*BOTH, f"model.id={arguments.model}", f"seed={seed}"]
-    dpo = [*_files(folder, "pairs"), *words, *DPO]
+    dpo = [*_files(folder, "pairs"), *words]
     if arguments.start == "sft":
         sft = [*_files(folder, "good"), *words, *SFT, *arguments.overrides]
         run = workbench.run("sft/quickstart", sft, out=folder / "sft", quiet=True)
