@@ -23,7 +23,7 @@ from workbench.data.folds import duplicates
 from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
 from workbench.evaluation import embeddings, run_embedder
 from workbench.evaluation.run_embedder import RunEmbedder
-from workbench.models import embedder, row_readers
+from workbench.models import backbones, embedder, row_readers
 from workbench.recipes import crossval_verbs
 from workbench.recipes.load import load
 from workbench.recipes.serve import predict
@@ -127,6 +127,12 @@ def test_duplicates_are_those_of_the_embedder_and_check_says_so(home: Path, taug
         pairs = [(source.labels[one], source.labels[other]) for one, other in found.pairs_P2.tolist()]
         same_class[name] = sum(one == other for one, other in pairs)
     assert same_class["taught"] > same_class["untaught"] + 20, "texts of one class are alike to who knows classes"
+
+
+def test_embeddings_of_another_kind_of_device_are_others(taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = of(taught)._store()
+    monkeypatch.setattr(backbones, "device", lambda: torch.device("cuda"))
+    assert of(taught)._store().folder != own.folder
 
 
 @pytest.fixture(scope="module")
