@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ ROWS = 64
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Keys of a generation_config.json that only sampling reads; Llama 2's has them, and does not sample."""
 OutputError = Agreement | Gap | Angle
+S = TypeVar("S", RewardModel, Reranker)
+R = TypeVar("R", TokenizedSet, PairedTexts)
 
 
 class RunOutputs(Protocol):
@@ -184,13 +186,13 @@ class ClassReference:
 
 
 @dataclass(frozen=True)
-class RewardReference:
-    """Rewards of answers."""
+class NumberReference(Generic[S, R]):
+    """One number for each row, of a model with a head of one output."""
 
     config: RunConfig
-    unmerged: RewardModel
-    rows: TokenizedSet
-    wanted_S1: Floats
+    unmerged: S
+    rows: R
+    wanted_N1: Floats
     note: str = ""
 
     @property
@@ -209,42 +211,27 @@ class RewardReference:
     def save(self, model: PreTrainedModel, folder: Path) -> None:
         classify_verbs.save_merged(model, self.unmerged.classifier, folder)
 
+    def _gap(self, found_N: Floats) -> Gap:
+        return classify_verbs.gap(self.unmerged.classifier.labels, self.wanted_N1, found_N[:, None])
+
+
+class RewardReference(NumberReference[RewardModel, TokenizedSet]):
+    """Rewards of answers."""
+
     def error(self, model: nn.Module, backbone: PreTrainedModel) -> Gap:
         again = reward_model.make(model, backbone, self.tokenizer, self.unmerged.template, self.config)
-        found_S1 = reward_scores.read(again, self.rows)[:, None]
-        return classify_verbs.gap(self.unmerged.classifier.labels, self.wanted_S1, found_S1)
+        return self._gap(reward_scores.read(again, self.rows))
 
 
-@dataclass(frozen=True)
-class RankReference:
+class RankReference(NumberReference[Reranker, PairedTexts]):
     """Scores of queries and passages."""
-
-    config: RunConfig
-    unmerged: Reranker
-    pairs: PairedTexts
-    wanted_P1: Floats
-    note: str = ""
-
-    @property
-    def task(self) -> Task:
-        return tasks.of(self.config)
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.unmerged.tokenizer
-
-    def settle(self, model: PreTrainedModel) -> PreTrainedModel:
-        own = self.unmerged.classifier
-        classifier.classification_model(model, model, own.reader, own.labels)
-        return model
 
     def save(self, model: PreTrainedModel, folder: Path) -> None:
         rerank_verbs.save_merged(model, self.unmerged, folder)
 
     def error(self, model: nn.Module, backbone: PreTrainedModel) -> Gap:
         again = reranker.make(model, backbone, self.tokenizer, self.config)
-        found_P1 = rerank_scores.read(again, self.pairs)[:, None]
-        return classify_verbs.gap(self.unmerged.classifier.labels, self.wanted_P1, found_P1)
+        return self._gap(rerank_scores.read(again, self.rows))
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,28 @@ def mistakes(config: RunSections) -> Iterator[str]:
     """Contradictions between recipe embed and other sections, one sentence for each."""
     if config.reads_pictures:
         return  # which has a sentence of its own
-    data = config.data
-    if given := [f"data.{key}" for key in _OF_TEXT if data.differs(key)]:
-        yield f"recipe=embed reads columns of text, cut on the right: leave {', '.join(given)} out."
-    if given := [f"data.{key}" for key in _OF_ROWS if data.differs(key)]:
-        yield f"recipe=embed compares the rows of a batch with each other: leave {', '.join(given)} out."
-    if data.weighs:
-        yield "data.columns names a weight, and rows of recipe=embed count once each. Leave it out."
-    if config.model.chat_template is not None or config.model.new_tokens:
-        yield "recipe=embed reads texts as they are: leave model.chat_template and model.new_tokens out."
+    yield from of_rows(
+        config, cut="columns of text, cut on the right", why="compares the rows of a batch with each other"
+    )
     yield from _of_training(config)
+
+
+def of_rows(config: RunSections, *, cut: str, why: str) -> Iterator[str]:
+    """Settings of rows and of their form that a recipe of pairs of texts does not take.
+
+    Args:
+        cut: What it reads.
+        why: Rows cannot be chosen, ordered or rewritten one by one.
+    """
+    data, recipe = config.data, f"recipe={config.recipe}"
+    if given := [f"data.{key}" for key in _OF_TEXT if data.differs(key)]:
+        yield f"{recipe} reads {cut}: leave {', '.join(given)} out."
+    if given := [f"data.{key}" for key in _OF_ROWS if data.differs(key)]:
+        yield f"{recipe} {why}: leave {', '.join(given)} out."
+    if data.weighs:
+        yield f"data.columns names a weight, and rows of {recipe} count once each. Leave it out."
+    if config.model.chat_template is not None or config.model.new_tokens:
+        yield f"{recipe} reads texts as they are: leave model.chat_template and model.new_tokens out."
 
 
 def _of_training(config: RunSections) -> Iterator[str]:
