@@ -94,12 +94,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests, the whole cube and 10,000 damaged files take minutes: each runs only where `-m` names it.
+    """Slow and timed tests, the whole cube and 10,000 damaged files take minutes: each runs only where `-m` names it.
 
     A cell of the cube that is slow, too, runs with the cube.
     """
     known = list(items)
-    needs = ((item, next(filter(item.get_closest_marker, ("fuzz", "cube", "slow")), "")) for item in known)
+    needs = ((item, next(filter(item.get_closest_marker, ("fuzz", "cube", "timed", "slow")), "")) for item in known)
     items[:] = [item for item, mark in needs if mark in config.option.markexpr]
     asked = set(items)
     config.hook.pytest_deselected(items=[item for item in known if item not in asked])
