@@ -34,7 +34,7 @@ def _of_rows(config: RunSections) -> Iterator[str]:
 
 def _of_pictures(config: RunSections) -> Iterator[str]:
     """Settings of pictures for text, settings of text for pictures, and augmentations that nothing could do."""
-    image, augment = config.image, config.image.augment
+    image = config.image
     if not config.reads_pictures:
         if config.differs("image"):
             yield "image is for rows that are pictures. Write data.format=image, or leave image out."
@@ -81,6 +81,12 @@ def _of_pictures(config: RunSections) -> Iterator[str]:
         )
     if classes.kind == "pair":
         yield "classes.kind=pair compares two texts, and data.format=image reads one picture a row. Write kind: one."
+    yield from _of_augmentation(config)
+
+
+def _of_augmentation(config: RunSections) -> Iterator[str]:
+    """Augmentations of pictures that nothing could do."""
+    augment, classes = config.image.augment, config.classes
     if augment.mixes and classes.kind not in ("one", "several"):
         yield f"image.augment mixes two labels, which are of kind {classes.kind}. Leave mixup and cutmix out."
     if augment.is_on and config.freeze.cache in ("memory", "disk"):
