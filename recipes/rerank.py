@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.adapters import anatomy
 from workbench.config import RunConfig, tasks
 from workbench.config.embed_config import EmbedConfig
-from workbench.config.tasks import HIDDEN, Task
+from workbench.config.tasks import HIDDEN
 from workbench.data import mixture, named_sets
 from workbench.data.embedding import candidate_data, text_units
 from workbench.data.embedding.candidate_data import CandidateSplits
@@ -111,10 +111,6 @@ class RerankRun(SingleRun[Reranker, CandidateSet]):
     @property
     def vocabulary(self) -> PreTrainedTokenizerBase:
         return self.tokenizer
-
-    @property
-    def task(self) -> Task:
-        return tasks.of(self.config)
 
     def score_before(self, backbone: Backbone) -> bool:
         run = self.run

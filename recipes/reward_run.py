@@ -11,8 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from workbench.adapters import anatomy
-from workbench.config import RunConfig, tasks
-from workbench.config.tasks import Task
+from workbench.config import RunConfig
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import conversation_encoder
 from workbench.models import backbones, reward_model
@@ -61,10 +60,6 @@ class RatingRun(SingleRun[RewardModel, R], ABC):
     @property
     def vocabulary(self) -> PreTrainedTokenizerBase:
         return self.tokenizer
-
-    @property
-    def task(self) -> Task:
-        return tasks.of(self.config)
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> RewardModel:
         return reward_model.make(model, backbone.model, self.tokenizer, self.template, self.config)

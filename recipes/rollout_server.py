@@ -32,7 +32,9 @@ def opened(config: RunConfig) -> Iterator[OpenAIClient | None]:
     if url is None:
         yield None
         return
-    with OpenAIClient.of(url, key="reinforce.rollouts.url", kept="a run keeps what it has learnt, for --resume") as server:
+    with OpenAIClient.of(
+        url, key="reinforce.rollouts.url", kept="a run keeps what it has learnt, for --resume"
+    ) as server:
         yield server
 
 

@@ -22,7 +22,7 @@ from workbench import evaluation, losses
 from workbench.config import RunConfig, tasks
 from workbench.config.regularise_config import RegulariseConfig
 from workbench.config.select_config import SelectConfig
-from workbench.config.tasks import TEXT, Task
+from workbench.config.tasks import TEXT
 from workbench.data import mixture
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.row_weights import weighted
@@ -156,10 +156,6 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     @property
     def rows(self) -> Mapping[str, TokenizedSet]:
         return {name: split for name, split in self.data._asdict().items() if split is not None}
-
-    @property
-    def task(self) -> Task:
-        return tasks.of(self.config)
 
     @property
     def new_token_ids(self) -> Sequence[int]:

@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from workbench import adapters, report
 from workbench.adapters import Full
-from workbench.config import RunConfig
+from workbench.config import RunConfig, tasks
 from workbench.config.tasks import Task
 from workbench.data.batching import Examples, Indices, first_rows
 from workbench.evaluation import GeneratedAnswer, dynamics
@@ -244,9 +244,9 @@ class SingleRun(ABC, Generic[M, R]):
         """Decides how large the vocabulary is; None for a backbone that reads no text."""
 
     @property
-    @abstractmethod
     def task(self) -> Task:
         """Head of the backbone, and the class of model that has it."""
+        return tasks.of(self.config)
 
     @property
     def new_token_ids(self) -> Sequence[int]:
