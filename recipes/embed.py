@@ -35,7 +35,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     pairs = EmbedRun(config, run, callback, tokenizer, data)
     if config.embed.mine:
         pairs = replace(pairs, data=data._replace(train=negative_mining.with_negatives(pairs)))
-    pairs.train()
+    pairs.train(score_later=True)
     return pairs.finish()
 
 

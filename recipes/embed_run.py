@@ -18,7 +18,7 @@ from workbench.data.batching import MicroBatch
 from workbench.data.embedding.pair_data import PairSplits
 from workbench.data.embedding.pair_set import PairSet
 from workbench.evaluation import embeddings
-from workbench.evaluation.result_store import ModelResults, stored_results
+from workbench.evaluation.result_store import ModelResults
 from workbench.models import embedder
 from workbench.models.backbones import Backbone
 from workbench.models.embedder import Embedder
@@ -47,17 +47,8 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
     def task(self) -> Task:
         return HIDDEN
 
-    def score_before(self, backbone: Backbone) -> bool:
-        run = self.run
-        if run.ranks.agreed((run.path / "before.json").exists()) or not self.placement.scores:
-            return False
-        self.callback.say("Scoring the backbone before training ...")
-        bare = self.assemble(backbone.model, backbone)
-        scoring = stored_results(self.config, run, self.callback.stop_requested, model="before")
-        scored = self.score(bare, self.data.held_out, scoring)
-        files.write_json(run.path / "before.json", {"scores": scored.scores})
-        scoring.store.clear()
-        return True
+    def untrained(self, backbone: Backbone) -> Embedder:
+        return self.assemble(backbone.model, backbone)
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> Embedder:
         return embedder.make(model, backbone.model, self.tokenizer, self.config)
@@ -81,6 +72,9 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
 
     def load(self) -> Embedder:
         return embedder.load(self.run.home, self.config, waiting=self.placement.waiting)
+
+    def load_over(self, backbone: Backbone) -> Embedder:
+        return embedder.load(self.run.home, self.config, backbone=backbone)
 
     def score(self, model: Embedder, rows: PairSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):

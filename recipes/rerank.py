@@ -23,7 +23,7 @@ from workbench.data.embedding import candidate_data, text_units
 from workbench.data.embedding.candidate_data import CandidateSplits
 from workbench.data.embedding.candidate_set import CandidateSet
 from workbench.evaluation import embeddings, rerank_scores, run_embedder
-from workbench.evaluation.result_store import ModelResults, stored_results
+from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.run_embedder import RunEmbedder
 from workbench.losses.embedding_losses import leading
 from workbench.models import backbones, reranker
@@ -112,16 +112,8 @@ class RerankRun(SingleRun[Reranker, CandidateSet]):
     def vocabulary(self) -> PreTrainedTokenizerBase:
         return self.tokenizer
 
-    def score_before(self, backbone: Backbone) -> bool:
-        run = self.run
-        if run.ranks.agreed((run.path / "before.json").exists()) or not self.placement.scores:
-            return False
-        self.callback.say("Scoring the backbone before training ...")
-        scoring = stored_results(self.config, run, self.callback.stop_requested, model="before")
-        scored = self.score(self.assemble(backbone.model, backbone), self.data.held_out, scoring)
-        files.write_json(run.path / "before.json", {"scores": scored.scores})
-        scoring.store.clear()
-        return True
+    def untrained(self, backbone: Backbone) -> Reranker:
+        return self.assemble(backbone.model, backbone)
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> Reranker:
         return reranker.make(model, backbone.model, self.tokenizer, self.config)

@@ -33,7 +33,7 @@ from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer, held_out_losses
-from workbench.evaluation.result_store import ModelResults, ResultStore, stored_results
+from workbench.evaluation.result_store import ModelResults, ResultStore
 from workbench.evaluation.row_scores import Floats
 from workbench.evaluation.scores import SummedLosses
 from workbench.losses import r_drop
@@ -45,7 +45,7 @@ from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
 from workbench.recipes import gradient_choice, row_choice, row_difficulty, token_reference
 from workbench.recipes.single_run import Scored, SingleRun
-from workbench.runs import files, provenance
+from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
@@ -71,7 +71,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
         callback.say(data.train.cleaning.sentence)
     reference = token_reference.losses(config, run, callback, data.train, tokenizer)
     text = TextRun(config, run, callback, tokenizer, template, data, reference=reference)
-    text.train()
+    text.train(score_later=True)
     return text.finish()
 
 
@@ -164,29 +164,12 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     def text(self, row: int) -> str:
         return str(self.tokenizer.decode(self.data.train[row].input_ids, skip_special_tokens=True)).strip()
 
-    def score_before(self, backbone: Backbone) -> bool:
-        run = self.run
-        if run.ranks.agreed((run.path / "before.json").exists()) or not self.placement.scores:
-            return False
-        self.callback.say("Scoring the backbone before training ...")
-        self.write_before(
-            ExportedModel(
-                backbone.model, output_heads.find(backbone.model, backbone.model), self.tokenizer, self.template, []
-            )
-        )
-        return True
+    def untrained(self, backbone: Backbone) -> ExportedModel | None:
+        head = output_heads.find(backbone.model, backbone.model)
+        return ExportedModel(backbone.model, head, self.tokenizer, self.template, [])
 
-    def write_before(self, start: ExportedModel) -> None:
-        """Write scores and answers of the model that training starts from."""
-        scoring = stored_results(self.config, self.run, self.callback.stop_requested, model="before")
-        scores, outputs = self.placement.reading(start.model)(lambda: self.score_start(start, scoring))
-        by_place = {each.place: each.answer for each in outputs.answers}
-        files.write_json(self.run.path / "before.json", {"scores": scores, "answers": by_place})
-        scoring.store.clear()
-
-    def score_start(self, start: ExportedModel, scoring: ModelResults) -> Scored:
-        """Scores of the model that training starts from."""
-        return self.score(start, self.data.held_out, scoring)
+    def start_answers(self, outputs: TextOutputs) -> dict[str, Any]:
+        return {"answers": {each.place: each.answer for each in outputs.answers}}
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
         stop = evaluation.stop_tokens(self.tokenizer, self.data.train)
@@ -237,6 +220,9 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
 
     def load(self) -> ExportedModel:
         return exported.load(self.run.home, self.config, waiting=self.placement.waiting)
+
+    def load_over(self, backbone: Backbone) -> ExportedModel:
+        return exported.load(self.run.home, self.config, backbone=backbone)
 
     def score(self, model: ExportedModel, rows: TokenizedSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):

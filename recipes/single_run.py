@@ -76,14 +76,18 @@ class SingleRun(ABC, Generic[M, R]):
     callback: Callback
     loader: Loader = field(default=backbones.load, kw_only=True)
 
-    def train(self, supervise: Supervise[M] | None = None) -> None:
+    def train(self, supervise: Supervise[M] | None = None, *, score_later: bool = False) -> None:
         """From a backbone to a saved adapter; everything live is freed on return.
 
         Args:
             supervise: What the model learns from; by default the labels of its rows.
+            score_later: Leave the scores of the backbone to `finish`, so that the first step comes sooner, unless a
+                clock has to know how long they take or processes cut the backbone to score it.
         """
         run, samples = self.run, AnswerSamples(self.run, self.sampled)
-        live, trainer = self.begun(self.placement.unread(self.backbone, self.score_before), supervise, samples)
+        later = score_later and not run.deadline.limited and not self.placement.cuts_weights
+        backbone = self.backbone() if later else self.placement.unread(self.backbone, self.score_before)
+        live, trainer = self.begun(backbone, supervise, samples)
         if run.ranks.first:
             LayerLog(run, trainer.freezer)
             if self.config.evaluate.every is not None and not any(run.checkpoints.glob("step-*")):
@@ -174,8 +178,9 @@ class SingleRun(ABC, Generic[M, R]):
         if not self.placement.scores:
             return {}
         self.callback.say("Scoring what was saved ...")
+        under = self._scored_late()
         with run.deadline.phase("load"):
-            saved = self.load()
+            saved = self.load() if under is None else self.load_over(under)
         read = self.placement.reading(saved.model)
         scoring = stored_results(self.config, run, self.callback.stop_requested)
         splits = {"after": self.rows["held_out"]} | ({"test": self.rows["test"]} if "test" in self.rows else {})
@@ -194,16 +199,19 @@ class SingleRun(ABC, Generic[M, R]):
 
     def backbone(self) -> Backbone:
         """The backbone that trains; on the host where processes share it."""
+        backbone = self._load_backbone()
+        self.callback.say(model_summary.storage(backbone, self.config.adapter))
+        return backbone
+
+    def _load_backbone(self) -> Backbone:
         with self.run.deadline.phase("load"):
-            backbone = self.loader(
+            return self.loader(
                 self.config.model,
                 self.vocabulary,
                 task=self.task,
                 trainable=isinstance(self.config.adapter, Full),
                 waiting=self.placement.waiting,
             )
-        self.callback.say(model_summary.storage(backbone, self.config.adapter))
-        return backbone
 
     def plan_time(self, live: M | None = None, *, peers: int = 1) -> None:
         """Tell a clock with a limit what the run will do, and how long scoring takes.
@@ -258,8 +266,48 @@ class SingleRun(ABC, Generic[M, R]):
         return ""
 
     def score_before(self, backbone: Backbone) -> bool:
-        """Whether the backbone was scored as it came, once in a run, and so cut by processes that share weights."""
-        return False
+        """Score the backbone as it came, once in a run; returns whether it was, and so cut where processes share it."""
+        start = self.untrained(backbone) if self.unscored else None
+        if start is None:
+            return False
+        self.callback.say("Scoring the backbone ...")
+        self.write_before(start)
+        return True
+
+    @property
+    def unscored(self) -> bool:
+        """Whether this process is to score what training starts from, which nobody did yet."""
+        return not self.run.ranks.agreed((self.run.path / "before.json").exists()) and self.placement.scores
+
+    def _scored_late(self) -> Backbone | None:
+        """The backbone as it came, where nobody scored it before training: it is now, and may take the adapter."""
+        if self.placement.cuts_weights or (self.run.path / "before.json").exists():
+            return None
+        backbone = self._load_backbone()
+        start = self.untrained(backbone)
+        assert start is not None, "of other recipes before.json says what nothing was learnt scores"
+        self.callback.say("Scoring the backbone without its adapter ...")
+        self.write_before(start)
+        return None if isinstance(self.config.adapter, Full) else backbone
+
+    def untrained(self, backbone: Backbone) -> M | None:
+        """The start that scores are compared with, a backbone by itself; None where that says nothing."""
+        return None
+
+    def write_before(self, start: M) -> None:
+        """Write before.json: scores of the model that training starts from."""
+        scoring = stored_results(self.config, self.run, self.callback.stop_requested, model="before")
+        scored = self.placement.reading(start.model)(lambda: self.score_start(start, scoring))
+        files.write_json(self.run.path / "before.json", {"scores": scored.scores} | self.start_answers(scored.outputs))
+        scoring.store.clear()
+
+    def score_start(self, start: M, scoring: ModelResults) -> Scored:
+        """Scores of the model that training starts from."""
+        return self.score(start, self.rows["held_out"], scoring)
+
+    def start_answers(self, outputs: Any) -> dict[str, Any]:
+        """Parts of the outputs that before.json keeps besides scores."""
+        return {}
 
     @abstractmethod
     def assemble(self, model: nn.Module, backbone: Backbone) -> M:
@@ -288,6 +336,10 @@ class SingleRun(ABC, Generic[M, R]):
     @abstractmethod
     def load(self) -> M:
         """Read the adapter that the run ships, over a fresh backbone."""
+
+    def load_over(self, backbone: Backbone) -> M:
+        """Read the adapter that the run ships, over a backbone as it came, where that spares loading another."""
+        return self.load()
 
     @abstractmethod
     def score(self, model: M, rows: R, scoring: ModelResults | None = None) -> Scored:

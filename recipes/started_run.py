@@ -19,7 +19,7 @@ class StartedRun(TextRun):
         if start_adapter.wanted(self.config).run is None:
             return live
         start_adapter.load(self.config, model)
-        if self._unscored:
+        if self.unscored:
             live.model.eval()
             self.write_before(live)
             live.model.train()
@@ -28,12 +28,7 @@ class StartedRun(TextRun):
     def score_before(self, backbone: Backbone) -> bool:
         if start_adapter.wanted(self.config).run is None:
             return super().score_before(backbone)
-        if not self.placement.cuts_weights or not self._unscored:
+        if not self.placement.cuts_weights or not self.unscored:
             return False  # what training starts from is there with the adapter
         self.assemble(self.adapted(backbone, blocks=len(anatomy.decoder_layers(backbone.model))), backbone)
         return True
-
-    @property
-    def _unscored(self) -> bool:
-        """Whether this process is to score what training starts from, which nobody did yet."""
-        return not self.run.ranks.agreed((self.run.path / "before.json").exists()) and self.placement.scores

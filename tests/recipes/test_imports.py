@@ -16,7 +16,7 @@ from workbench.cli.verbs import app
 from workbench.config import RunConfig
 from workbench.recipes.run import main_of
 
-UNUSED = {"sklearn", "matplotlib", "nltk", "rouge_score", "optuna", "deepspeed"}
+UNUSED = {"sklearn", "scipy.stats", "matplotlib", "nltk", "rouge_score", "optuna", "deepspeed"}
 """Libraries of other recipes, of tests and of pages, which come when they are asked for."""
 
 

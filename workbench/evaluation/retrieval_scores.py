@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 from workbench.evaluation import class_scores
 
@@ -62,6 +61,8 @@ def accuracy(hits: int, queries: int) -> dict[str, float]:
 
 def correlation(similarity_N: Floats, score_N: Floats) -> dict[str, float]:
     """Rank correlation of similarities with scores, with a 95 % interval (bootstrap over rows), and the linear one."""
+    from scipy import stats  # half a second, which most runs do not need
+
     if np.ptp(similarity_N) == 0 or np.ptp(score_N) == 0:
         return {}
     rank_N = [stats.rankdata(each) for each in (similarity_N, score_N)]

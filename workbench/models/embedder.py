@@ -123,15 +123,18 @@ def save_around(embedder: Embedder, folder: Path, config: RunConfig) -> None:
     sentence_transformers_files.write(folder, config.embed, width=embedder.width, max_tokens=config.data.max_tokens)
 
 
-def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Embedder:
+def load(
+    run: Path, config: RunConfig, *, waiting: bool = False, backbone: backbones.Backbone | None = None
+) -> Embedder:
     """The embedder that the run at `run` shipped, in evaluation mode.
 
     Args:
         waiting: On the host, as `backbones.load` says.
+        backbone: Takes the adapter, instead of one that is loaded; as it came.
     """
     folder = run / "adapter"
     exported.require_saved(run, config, "tokenizer.json", sentence_transformers_files.MODULES)
     tokenizer = exported.load_tokenizer(run, config)
-    backbone = exported.load_backbone(config, folder, tokenizer, task=HIDDEN, waiting=waiting).model
-    model = backbone if isinstance(config.adapter, Full) else adapters.load(backbone, folder)
-    return make(model, backbone, tokenizer, config)
+    under = (backbone or exported.load_backbone(config, folder, tokenizer, task=HIDDEN, waiting=waiting)).model
+    model = under if isinstance(config.adapter, Full) else adapters.load(under, folder)
+    return make(model, under, tokenizer, config)

@@ -64,16 +64,19 @@ def save(
         GenerationConfig(eos_token_id=stop, pad_token_id=tokenizer.pad_token_id, **begin).save_pretrained(aside)
 
 
-def load(run: Path, config: RunConfig, *, waiting: bool = False) -> ExportedModel:
+def load(
+    run: Path, config: RunConfig, *, waiting: bool = False, backbone: backbones.Backbone | None = None
+) -> ExportedModel:
     """The model that the run at `run` shipped.
 
     Args:
         waiting: On the host, as `backbones.load` says.
+        backbone: Takes the adapter, instead of one that is loaded; as it came.
     """
     folder = run / "adapter"
     require_saved(run, config, "tokenizer.json", "generation_config.json")
     tokenizer = load_tokenizer(run, config)
-    backbone = load_backbone(config, folder, tokenizer, waiting=waiting)
+    backbone = backbone or load_backbone(config, folder, tokenizer, waiting=waiting)
     model = backbone.model if isinstance(config.adapter, Full) else adapters.load(backbone.model, folder)
     head = output_heads.find(model, backbone.model)
     template = row_encoder(config, backbone.model.config, tokenizer)
