@@ -40,6 +40,7 @@ from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
 from workbench.recipes import distill_classes, distill_peers, sft
 from workbench.recipes.single_run import Supervise
+from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
 from workbench.training import packing
 from workbench.training.callbacks import Callback
@@ -50,11 +51,11 @@ Scores = dict[str, Any]
 
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train a student as `config` says; returns scores before and after, and the teacher's, as in scores.json."""
-    base = distill_expansion.student_config(config, run.path)
+    base = distill_expansion.student_config(config, run.home)
     source = find_teacher(config)
     if not run.resumed:
         shutil.rmtree(run.path / STUDENT, ignore_errors=True)  # of a run that failed here under another configuration
-    students.make(config, source, run.path / STUDENT, weights=False)
+    students.make(config, source, run.home / STUDENT, weights=False, ranks=run.ranks)
     if base.recipe == "classify":
         assert source is not None, "peers and caches are for tokens"
         scores = distill_classes.main(config, base, source, run, callback)
@@ -138,7 +139,7 @@ def _text(config: RunConfig, base: RunConfig, source: TeacherSource | None, run:
     """A student that predicts tokens."""
     tokenizer, template, data = sft.prepare(base, run)
     require_teachable(config, base, source, tokenizer, template, data)
-    students.make(config, source, run.path / STUDENT, weights=True, callback=callback)
+    students.make(config, source, run.home / STUDENT, weights=True, callback=callback, ranks=run.ranks)
     student = sft.TextRun(base, run, callback, tokenizer, template, data)
     if config.distill.peers is not None:
         distill_peers.train(config, student)
@@ -188,7 +189,7 @@ def supervise(
                 teacher = live
                 _note(run, source, live, data, callback)
         if section.on_policy.share:
-            write = on_policy.writer(model, tokenizer, section.on_policy)
+            write = on_policy.shared(on_policy.writer(model, tokenizer, section.on_policy), run.ranks)
             stop = evaluation.stop_tokens(tokenizer, data.train)
             drawn, asked = train, section.on_policy
             train = read = on_policy.OnPolicy(data.train, write, asked, seed=base.seed, stop=stop, drawn=drawn)
@@ -221,22 +222,26 @@ def cache(
     """
     section, folder = config.distill, config.distill.cache.folder
     assert folder is not None
+    ranks = ALONE if run is None else run.ranks
     wanted = teacher_cache.identity(section, source, tokenizer)
-    if teacher_cache.missing(folder) and section.teacher.url is not None:
-        callback.say(f"Asking {section.teacher.id} at {section.teacher.url} about every training row ...")
-        with served_teacher.ServedTeacher.of(section.teacher) as teacher:
-            questions = served_teacher.ServedQuestions(data.train, teacher, section, vocabulary=len(tokenizer))
-            teacher_cache.write(folder, data.train, questions, wanted, callback=callback)
+    lacking = ranks.agreed(teacher_cache.missing(folder))
+    if lacking and section.teacher.url is not None:
+        if ranks.first:
+            callback.say(f"Asking {section.teacher.id} at {section.teacher.url} about every training row ...")
+            with served_teacher.ServedTeacher.of(section.teacher) as teacher:
+                questions = served_teacher.ServedQuestions(data.train, teacher, section, vocabulary=len(tokenizer))
+                teacher_cache.write(folder, data.train, questions, wanted, callback=callback)
+        ranks.wait()
         if run is not None:
             run.note(distill={"teacher": section.teacher.id, "url": section.teacher.url})
-    elif teacher_cache.missing(folder):
+    elif lacking:
         assert source is not None, "without one an unfinished cache is refused"
         callback.say(f"Asking the teacher, {source.name}, about every training row ...")
         with source.named_in_errors():
             live = teachers.alone(source, base, tokenizer)
         device = next(live.models[0].model.parameters()).device
-        asking = teacher_cache.LiveQuestions(data.train, live, section, len(tokenizer), 8192, device)
-        teacher_cache.write(folder, data.train, asking, wanted, callback=callback)
+        asking = teacher_cache.LiveQuestions(data.train, live, section, len(tokenizer), 8192, device, ranks)
+        teacher_cache.write(folder, data.train, asking, wanted, callback=callback, ranks=ranks)
         if run is not None:
             _note(run, source, live, data, callback)
     cached = CachedTeacher(folder, data.train, section, wanted)
@@ -252,8 +257,8 @@ def _no_packing(source: TeacherSource | None, read: Examples) -> str | None:
 
 
 def _note(run: Run, source: TeacherSource, live: teachers.LiveTeacher, data: Splits, callback: Callback) -> None:
-    """How good the teacher is, once in a run."""
-    if run.manifest.get("distill", {}).get("teacher") == source.name:
+    """How good the teacher is, once in a run, by its first process."""
+    if not run.ranks.first or run.manifest.get("distill", {}).get("teacher") == source.name:
         return
     callback.say("Scoring the teacher ...")
     rows, facts = data.held_out, {"teacher": source.name, "teacher_loss": live.loss(data.held_out)}

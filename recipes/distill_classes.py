@@ -47,7 +47,7 @@ def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, ca
     """
     reader, data, _ = classify.prepare(base)
     extra = prepare(config, base, source, data, reader)
-    students.make(config, source, run.path / STUDENT, weights=True, callback=callback)
+    students.make(config, source, run.home / STUDENT, weights=True, callback=callback, ranks=run.ranks)
     classify.begin(run, data)
     if extra is not None:
         provenance.note_data(run, {"unlabelled": extra.facts()})

@@ -77,7 +77,9 @@ def train(config: RunConfig, student: TextRun) -> None:
     with trainer.final_values():
         best = _best(student, {member: each.loss for member, each in likelihoods().items()})
         save = partial(together.save, best)
-        exported.save(together.model, run.adapter, student.tokenizer, student.template, live.stop, adapter=save)
+        if run.ranks.first:
+            exported.save(together.model, run.adapter, student.tokenizer, student.template, live.stop, adapter=save)
+    run.ranks.wait()
 
 
 def _best(student: TextRun, losses: Mapping[str, float]) -> str:

@@ -50,10 +50,23 @@ def teacher_outputs(
 ) -> TeacherOutputs:
     """Teacher outputs for all rows; a resumed run reads those that it kept, if they are of the same rows.
 
+    The first of several processes asks, and tells the others.
+
     Args:
         config: The distillation's.
         extra: Rows without labels.
     """
+    outputs_by_set = run.ranks.agreed(
+        _first_told(config, source, data, extra, run, callback) if run.ranks.first else {}
+    )
+    return TeacherOutputs(
+        outputs_by_set["train"], outputs_by_set.get("extra"), outputs_by_set["held_out"], outputs_by_set.get("test")
+    )
+
+
+def _first_told(
+    config: RunConfig, source: TeacherSource, data: ClassSplits, extra: LabelledSet | None, run: Run, callback: Callback
+) -> dict[str, Floats]:
     named = {"train": data.train, "extra": extra, "held_out": data.held_out, "test": data.test}
     sets = {name: rows for name, rows in named.items() if rows is not None}
     path, wanted = run.path / KEPT, _digest(config, data.labels, sets)
@@ -66,9 +79,7 @@ def teacher_outputs(
         facts = {name: len(rows) for name, rows in sets.items()}
         loss = target_scores.loss(data.labels, outputs_by_set["held_out"], data.held_out.targets_NC)
         run.note(distill={"teacher": source.name, "teacher_loss": loss, "rows": facts, "out_of_fold": share})
-    return TeacherOutputs(
-        outputs_by_set["train"], outputs_by_set.get("extra"), outputs_by_set["held_out"], outputs_by_set.get("test")
-    )
+    return outputs_by_set
 
 
 def unlabelled(config: RunConfig, data: ClassSplits, reader: RowReader) -> LabelledSet | None:

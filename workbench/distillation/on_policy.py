@@ -26,6 +26,7 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import generation
 from workbench.losses.next_token import NO_LABEL
+from workbench.runs.ranks import Ranks
 from workbench.training import preflight
 from workbench.training.capacity import FORWARD_TOKENS as TOKENS
 
@@ -233,6 +234,16 @@ def writer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: OnPolic
         return [written[index] for index in range(len(prompts))]
 
     return write
+
+
+def shared(write: AnswerWriter, ranks: Ranks) -> AnswerWriter:
+    """Writes as `write` does, in each of several processes a share of the answers; all get all of them."""
+
+    def written(prompts: Sequence[Indices], seeds: Sequence[int], *, stop: Sequence[int]) -> list[Indices]:
+        own = ranks.share(prompts)
+        return ranks.collected(write(own, ranks.share(seeds), stop=stop) if own else [])
+
+    return written
 
 
 class _Noise:

@@ -24,6 +24,7 @@ from workbench.errors import ConfigError
 from workbench.models import backbones, classifier, row_readers
 from workbench.models.backbones import DTYPES
 from workbench.runs import files
+from workbench.runs.ranks import ALONE, Ranks
 from workbench.training.callbacks import Callback
 
 
@@ -51,7 +52,13 @@ class _Origin:
 
 
 def make(
-    config: RunConfig, source: TeacherSource | None, folder: Path, *, weights: bool, callback: Callback | None = None
+    config: RunConfig,
+    source: TeacherSource | None,
+    folder: Path,
+    *,
+    weights: bool,
+    callback: Callback | None = None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Write the stock model and the tokenizer that a student starts from into `folder`, atomically.
 
@@ -62,11 +69,20 @@ def make(
         config: Of recipe distill.
         source: The teacher, which `model.id=teacher` asks for.
         weights: False writes config and tokenizer alone, without reading or making weights.
+        ranks: The first of these processes writes, and the others wait.
 
     Raises:
         ConfigError: the teacher is no single model, or there are no such layers, or none that could be left out.
         BackboneError: the other backbone cannot be loaded.
     """
+    if ranks.first:
+        _make(config, source, folder, weights=weights, callback=callback)
+    ranks.wait()
+
+
+def _make(
+    config: RunConfig, source: TeacherSource | None, folder: Path, *, weights: bool, callback: Callback | None
+) -> None:
     if not makes_student(config) or (folder / ("model.safetensors" if weights else "config.json")).is_file():
         return
     student = config.distill.student

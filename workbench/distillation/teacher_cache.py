@@ -28,6 +28,7 @@ from workbench.distillation.teacher_signals import Teacher, TeacherLogits, Teach
 from workbench.errors import ConfigError, Stopped
 from workbench.losses.chunked import chunks
 from workbench.runs import files
+from workbench.runs.ranks import ALONE, Ranks
 from workbench.training.callbacks import Callback
 
 __all__ = [
@@ -145,33 +146,47 @@ class Questions(Protocol):
 
 
 def write(
-    folder: Path, train: TokenizedSet, questions: Questions, wanted: CacheIdentity, *, callback: Callback
+    folder: Path,
+    train: TokenizedSet,
+    questions: Questions,
+    wanted: CacheIdentity,
+    *,
+    callback: Callback,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Ask a teacher about the rows of `train` that no shard in `folder` has, and finish the cache.
 
-    The same rows in the same order make the same files, whether it was interrupted in between or not.
+    The same rows in the same order make the same files, whether it was interrupted in between or not, and however many
+    processes ask.
+
+    Args:
+        ranks: The processes that ask together; the first of them writes.
 
     Raises:
         ConfigError: `folder` holds the cache of another configuration, or something else.
         Stopped: the callback asked for it; finished shards are kept.
     """
     assert wanted.teacher is not None, "who asks a teacher knows which"
-    shard_by_path = cache_shards.intact(folder, wanted)
-    files.require_writable(folder / cache_shards.INDEX)
-    files.remove_unfinished(folder)
+    shard_by_path = cache_shards.intact(folder, wanted) if ranks.first else {}
+    if ranks.first:
+        files.require_writable(folder / cache_shards.INDEX)
+        files.remove_unfinished(folder)
     keys_R, counts_R = cache_shards.rows(train)
-    shares = list(_shares(keys_R, counts_R, [shard.keys for shard in shard_by_path.values()]))
+    shares = ranks.agreed(list(_shares(keys_R, counts_R, [shard.keys for shard in shard_by_path.values()])))
     names = (folder / f"shard-{number:05d}.safetensors" for number in count())
     for done, share in enumerate(shares, start=1):
         order, packed, known = questions.ask(share, keys_R, counts_R)
-        made_by = {**wanted.made_by(), "vocabulary": str(known)}
-        path = next(name for name in names if name not in shard_by_path)
-        cache_shards.write(path, packed, keys_R[order], counts_R[order], made_by)
-        shard_by_path[path] = Shard(path)
+        if ranks.first:
+            made_by = {**wanted.made_by(), "vocabulary": str(known)}
+            path = next(name for name in names if name not in shard_by_path)
+            cache_shards.write(path, packed, keys_R[order], counts_R[order], made_by)
+            shard_by_path[path] = Shard(path)
         callback.say(f"{folder}: shard {done} of {len(shares)} is done, {len(packed['ids']):,} positions.")
-        if callback.stop_requested() and done < len(shares):
+        if ranks.any(callback.stop_requested()) and done < len(shares):
             raise Stopped(f"Stopped after shard {done} of {len(shares)} of {folder}. Run again to go on there.")
-    cache_shards.finish(folder, shard_by_path)
+    if ranks.first:
+        cache_shards.finish(folder, shard_by_path)
+    ranks.wait()
 
 
 @dataclass(frozen=True)
@@ -187,20 +202,25 @@ class LiveQuestions:
     tokens: int
     """In one forward pass, padding included."""
     device: torch.device
+    ranks: Ranks = ALONE
+    """The processes that each ask a teacher of their own about a part of the rows; all get what all were told."""
 
     @torch.no_grad()
     def ask(self, share: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
         """See Questions."""
+        passes = list(micro_batches(share, self.train.lengths, tokens=self.tokens))
+        own = [self._answer(indices, keys_R, counts_R) for indices in self.ranks.share(passes)]
+        packed, known = zip(*self.ranks.collected(own), strict=True)
+        return np.concatenate(passes), _joined(list(packed)), min(known)
+
+    def _answer(self, indices: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Packed, int]:
+        """Packed distributions of the rows of one forward pass, and how many tokens the teacher knows."""
         assert isinstance(self.config.temperature, float)
-        order, parts, known = [], [], self.vocabulary
-        for indices in micro_batches(share, self.train.lengths, tokens=self.tokens):
-            batch = self.train.batch(indices).to(self.device)
-            signal = self.teacher.signal(batch, self.config, temperature=self.config.temperature)
-            assert isinstance(signal, TeacherLogits) and len(batch.labels_N) == counts_R[indices].sum()
-            known = min(self.vocabulary, *signal.vocabularies)
-            parts += self._pack(signal, keys_R[indices], counts_R[indices])
-            order.append(indices)
-        return np.concatenate(order), _joined(parts), known
+        batch = self.train.batch(indices).to(self.device)
+        signal = self.teacher.signal(batch, self.config, temperature=self.config.temperature)
+        assert isinstance(signal, TeacherLogits) and len(batch.labels_N) == counts_R[indices].sum()
+        known = min(self.vocabulary, *signal.vocabularies)
+        return _joined(self._pack(signal, keys_R[indices], counts_R[indices])), known
 
     def _pack(self, signal: TeacherLogits, keys_B: Keys, counts_B: Indices) -> list[Packed]:
         """Packed distributions of a micro-batch, chunk by chunk."""

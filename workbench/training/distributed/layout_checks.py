@@ -12,7 +12,7 @@ from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_settings
 
-RECIPES = ("sft", "mlm", "prefer", "classify", "embed", "rerank", "reward")
+RECIPES = ("sft", "mlm", "prefer", "classify", "embed", "rerank", "reward", "distill")
 SPREAD = ("crossval", "sweep")
 """Recipes of many trainings, which devices share."""
 OVER_CUT = ("lora", "rslora", "lora+")
@@ -62,6 +62,11 @@ def _are(devices: int) -> str:
 def _together(config: RunConfig) -> Iterator[str]:
     if config.recipe not in RECIPES + SPREAD:
         yield f"recipe {config.recipe} trains on one device. Leave --devices out."
+    if config.recipe == "distill" and config.distributed.sharded:
+        yield (
+            "recipe distill gives every device all of the student, on whose weights a teacher may stand, and ZeRO cuts "
+            "them. Leave section distributed out, or leave --devices out."
+        )
     if config.optimizer.noise_scale:
         yield "optimizer.noise_scale compares gradients of one device. Leave it out, or leave --devices out."
     if config.budget.timed and config.recipe in SPREAD:
