@@ -25,6 +25,7 @@ from workbench.data.labelled.labels import Floats, Labels, alike
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.text.quality import cleaning
 from workbench.evaluation import frozen_probe, row_outputs, run_embedder
+from workbench.evaluation.result_store import ModelResults
 from workbench.models import classifier, exported, row_readers
 from workbench.models.classifier import Classifier
 from workbench.recipes import picture_checks
@@ -143,7 +144,7 @@ def chosen_examples(rows: LabelledSet, reader: RowReader) -> list[tuple[str, str
     return [(rows.place(i), reader.rendered(rows.inputs, i), picture_checks.in_words(rows.labels[i])) for i in chosen]
 
 
-def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
+def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) -> dict[str, float]:
     """Scores of the saved classifier on data.test where `config` names it, else on the held-out rows."""
     model = classifier.load(run, config)
     if config.data.test is not None:
@@ -151,16 +152,18 @@ def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
         rows = labelled_data.encode_each(sets, model.reader, model.labels)
     else:
         rows = labelled_data.load(config, model.reader).held_out
-    return score(model, rows)[0]
+    return score(model, rows, scoring)[0]
 
 
-def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Sequence[str]]:
+def predict(
+    run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None
+) -> tuple[pd.DataFrame, Sequence[str]]:
     """The saved classifier's predictions for every row of a file, whose labels are ignored, and rows left out."""
     exported.require_saved(run, config, "classes.json", row_readers.file(config))
     rows = row_readers.of_run(run, config).read(source, labelled=False)
     model = classifier.load(run, config)
     encoded = labelled_data.encode(rows, model.reader, model.labels)
-    outputs_NC = row_outputs.outputs(model.model, model.outputs, encoded)
+    outputs_NC = row_outputs.outputs(model.model, model.outputs, encoded, scoring=scoring)
     return predictions(model, encoded, outputs_NC, labelled=False), rows.skipped
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +11,12 @@ import pandas as pd
 
 from workbench.config import RunConfig
 from workbench.crossval import suspects, tta_predict
-from workbench.crossval.fold_adapters import fold_adapters
+from workbench.crossval.fold_adapters import FoldContext, fold_adapters
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.fold_data import FoldData
 from workbench.errors import ConfigError
 from workbench.evaluation import frozen_probe, row_outputs, target_scores
+from workbench.evaluation.result_store import ModelResults
 from workbench.models import classifier
 from workbench.recipes import picture_checks
 from workbench.recipes.classify_verbs import chosen_examples, notes
@@ -79,22 +80,28 @@ def _sources(counts: Mapping[str, int]) -> Iterator[str]:
         yield f"Rows of {', '.join(f'{name} {count:,}' for name, count in counts.items())}: one set, dealt into folds."
 
 
-def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
+def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) -> dict[str, float]:
     """Scores of the ensemble on data.test."""
     if config.data.test is None:
         raise ConfigError(
             "evaluate scores the ensemble of a cross-validation on other rows: name them, data.test=FILE. "
             f"Out-of-fold scores stand in {run}/scores.json."
         )
-    context = tta_predict.fold_context(run, config)
+    context = _context(run, config, scoring)
     sets = labelled_data.read_each(config.data.test_files, context.reader)
     rows = labelled_data.encode_each(sets, context.reader, context.labels)
     return target_scores.value_scores_of(context.labels, tta_predict.decided(run, context, rows), rows)
 
 
-def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Sequence[str]]:
+def _context(run: Path, config: RunConfig, scoring: ModelResults | None) -> FoldContext:
+    return replace(tta_predict.fold_context(run, config), scored=None if scoring is None else scoring.store)
+
+
+def predict(
+    run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None
+) -> tuple[pd.DataFrame, Sequence[str]]:
     """The ensemble's predictions for every row of a file, whose labels are ignored, and rows left out."""
-    context = tta_predict.fold_context(run, config)
+    context = _context(run, config, scoring)
     rows = labelled_data.encode(context.reader.read(source, labelled=False), context.reader, context.labels)
     values_NC = tta_predict.decided(run, context, rows)
     return row_outputs.table(context.labels, rows, values_NC, context.reader, labelled=False), rows.skipped

@@ -20,6 +20,7 @@ from workbench.data.embedding import pair_data, pair_records, pair_set, text_uni
 from workbench.data.embedding.pair_data import PairSplits
 from workbench.data.embedding.pair_set import PairSet
 from workbench.evaluation import embeddings
+from workbench.evaluation.result_store import ModelResults
 from workbench.losses.embedding_losses import leading
 from workbench.models import embedder
 from workbench.models.embedder import Embedder
@@ -134,15 +135,17 @@ def known_share(rows: PairSet, drawn: Examples, config: RunConfig) -> list[str]:
     return [sentence + (" A smaller batch.size loses little: most of a batch is not used." if many else "")]
 
 
-def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
+def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) -> dict[str, float]:
     """Scores of the saved embedder on data.test where `config` names it, else on the held-out rows."""
     model = embedder.load(run, config)
     data = pair_data.load(config, model.tokenizer)
     rows = data.held_out if data.test is None else data.test
-    return embeddings.score(model, rows, data.train, batch=config.batch.size).scores
+    return embeddings.score(model, rows, data.train, batch=config.batch.size, scoring=scoring).scores
 
 
-def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Sequence[str]]:
+def predict(
+    run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None
+) -> tuple[pd.DataFrame, Sequence[str]]:
     """The saved embedder's embeddings for every text of a file, and rows left out.
 
     Columns `passage`, `positive` and `sentence2` get the instruction of passages, any other that of queries.
@@ -153,7 +156,7 @@ def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Se
     prefix = config.embed.passage_prefix if are_passages else config.embed.query_prefix
     numbers = text_units.numbered(prefix + each.text for each in texts)
     read = text_units.units(list(numbers), model.tokenizer, max_tokens=config.data.max_tokens)
-    found_UD = leading(embeddings.pooled(model, read), model.width, normalise=config.embed.normalise)
+    found_UD = leading(embeddings.pooled(model, read, scoring=scoring), model.width, normalise=config.embed.normalise)
     columns = {
         "row": [each.place for each in texts],
         "text": [each.text for each in texts],

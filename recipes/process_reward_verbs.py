@@ -14,6 +14,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.step_set import RIGHT, StepSet
 from workbench.data.text.tokenized_set import Splits
 from workbench.evaluation import step_scores
+from workbench.evaluation.result_store import ModelResults
 from workbench.models.reward_model import RewardModel
 from workbench.recipes import process_reward
 from workbench.recipes.inspection import SHOWN, Inspection, pieces
@@ -59,12 +60,12 @@ def _cut(*splits: StepSet, most: int) -> list[str]:
     return [f"Cutting to data.max_tokens={most} leaves out {cut:,} steps, which nothing is learnt from."] if cut else []
 
 
-def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
+def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) -> dict[str, float]:
     """Scores of the saved model on data.test where `config` names it, else on the held-out answers."""
     model = load(run, config)
     read_as = process_reward.encoder(model.template, config)
     rows = tokenized.read_files(config.data.test_files, config.data, model.tokenizer, read_as)
-    return process_reward.score(model, held_out(model, config) if rows is None else StepSet(rows))[0]
+    return process_reward.score(model, held_out(model, config) if rows is None else StepSet(rows), scoring)[0]
 
 
 def held_out(model: RewardModel, config: RunConfig) -> StepSet:
@@ -73,11 +74,13 @@ def held_out(model: RewardModel, config: RunConfig) -> StepSet:
     return StepSet(tokenized.load(config.data, model.tokenizer, read_as, seed=config.seed).held_out)
 
 
-def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Sequence[str]]:
+def predict(
+    run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None
+) -> tuple[pd.DataFrame, Sequence[str]]:
     """How sure every step of a file is right, with its answer's `reward.aggregate`; labels are ignored."""
     model = load(run, config)
     read_as = process_reward.encoder(model.template, config, labelled=False)
     rows = StepSet(tokenized.read(source, config.data, model.tokenizer, read_as))
-    outputs = process_reward.table(model, rows, step_scores.read(model, rows))
+    outputs = process_reward.table(model, rows, step_scores.read(model, rows, scoring=scoring))
     reward_R = step_scores.aggregated(rows, outputs["probability"].to_numpy(), config.reward.aggregate)
     return outputs.assign(reward=reward_R[rows.row_of_step]), rows.answers.skipped

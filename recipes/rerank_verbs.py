@@ -15,6 +15,7 @@ from workbench.data.embedding import candidate_data, candidate_set, pair_records
 from workbench.data.embedding.candidate_set import CandidateSet
 from workbench.data.embedding.paired_texts import PairedTexts
 from workbench.evaluation import rerank_scores, run_embedder
+from workbench.evaluation.result_store import ModelResults
 from workbench.models import reranker
 from workbench.models.reranker import Reranker
 from workbench.recipes import classify_verbs, rerank
@@ -83,15 +84,17 @@ def _ranked(held_out: CandidateSet, config: RunConfig) -> list[str]:
     return [f"{len(counts):,} held-out queries rank {many} passages each, {sum(counts):,} pairs in all."]
 
 
-def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
+def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) -> dict[str, float]:
     """Scores of the saved reranker on data.test where `config` names it, else on the held-out rows."""
     model = reranker.load(run, config)
     data = candidate_data.load(config, model.tokenizer)
     rows = data.held_out if data.test is None else data.test
-    return rerank_scores.score(model, rows, candidates=config.rerank.candidates).scores
+    return rerank_scores.score(model, rows, candidates=config.rerank.candidates, scoring=scoring).scores
 
 
-def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Sequence[str]]:
+def predict(
+    run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None
+) -> tuple[pd.DataFrame, Sequence[str]]:
     """The score of every passage of a file for its query, its rank among those of its row, and rows left out."""
     skipped: list[str] = []
     asked = pair_records.read_asked(source, config.data, skipped)
@@ -108,7 +111,7 @@ def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Se
             "row": [each.place for each, _ in lines],
             "query": [each.query for each, _ in lines],
             "passage": [passage for _, passage in lines],
-            "score": rerank_scores.read(model, PairedTexts(raw, model.joins, *sides)),
+            "score": rerank_scores.read(model, PairedTexts(raw, model.joins, *sides), scoring=scoring),
         }
     )
     ranks = table.groupby("row", sort=False)["score"].rank(ascending=False, method="first")

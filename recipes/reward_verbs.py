@@ -15,6 +15,7 @@ from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.judged_set import JudgedSet, judged
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.evaluation import reward_scores
+from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.reward_scores import Floats
 from workbench.evaluation.rewards import SPREAD
 from workbench.evaluation.rewards.model_rewards import spread
@@ -71,24 +72,27 @@ def _lengths(rows: JudgedSet) -> list[str]:
     return [*notes, sentence + (" A reward model learns length first." if abs(longer - 0.5) > 0.15 else "")]
 
 
-def evaluate(run: Path, config: RunConfig) -> dict[str, float]:
+def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) -> dict[str, float]:
     """Scores of the saved model on data.test where `config` names it, else on the held-out rows."""
     if config.reward.kind == "process":
-        return process_reward_verbs.evaluate(run, config)
+        return process_reward_verbs.evaluate(run, config, scoring)
     model = load(run, config)
     data = reward.without_margins(config.data)
     rows = tokenized.read_files(data.test_files, data, model.tokenizer, JudgedEncoder(model.template))
     if rows is None:  # of the shipped model: the others have seen them
-        return reward.score(model, judged(held_out(model, config), pairs=True), config)[0]
-    reward_MS = _by_members(run, config, rows)
+        return reward.score(model, judged(held_out(model, config), pairs=True), config, scoring)[0]
+    reward_MS = _by_members(run, config, rows, scoring)
     scores = reward_scores.of_sets(judged(rows, pairs=True), reward_MS.mean(0), centre=config.reward.centre)
     return scores | ({SPREAD: round(float(spread(reward_MS).mean()), 6)} if len(reward_MS) > 1 else {})
 
 
-def _by_members(run: Path, config: RunConfig, rows: TokenizedSet) -> Floats:
+def _by_members(run: Path, config: RunConfig, rows: TokenizedSet, scoring: ModelResults | None) -> Floats:
     """Reward (M, S) of each answer by each model of a sweep over folds; by the one model of another run."""
-    models = (load(each, config) for each in run_directory.fold_members(run))
-    return np.asarray([reward_scores.read(model, rows) for model in models], dtype=np.float64)
+    reward_MS = []
+    for each in run_directory.fold_members(run):
+        own = None if scoring is None else scoring.store.by(each.name)
+        reward_MS.append(reward_scores.read(load(each, config), rows, scoring=own))
+    return np.asarray(reward_MS, dtype=np.float64)
 
 
 def held_out(model: RewardModel, config: RunConfig) -> TokenizedSet:
@@ -98,13 +102,15 @@ def held_out(model: RewardModel, config: RunConfig) -> TokenizedSet:
     return reward.read(config, model.tokenizer, model.template).held_out
 
 
-def predict(run: Path, source: str, config: RunConfig) -> tuple[pd.DataFrame, Sequence[str]]:
+def predict(
+    run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None
+) -> tuple[pd.DataFrame, Sequence[str]]:
     """The reward of every answer of a file of judged answers, or of every step; judgements are ignored."""
     if config.reward.kind == "process":
-        return process_reward_verbs.predict(run, source, config)
+        return process_reward_verbs.predict(run, source, config, scoring)
     model = load(run, config)
     rows = tokenized.read(source, reward.without_margins(config.data), model.tokenizer, JudgedEncoder(model.template))
-    reward_MS = _by_members(run, config, rows)
+    reward_MS = _by_members(run, config, rows, scoring)
     columns = {
         "row": [rows.place(row) for row in range(len(rows))],
         "text": [str(model.tokenizer.decode(rows[row].input_ids)) for row in range(len(rows))],

@@ -22,6 +22,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.data.text.prompts import read_prompts
 from workbench.errors import ConfigError
+from workbench.evaluation.result_store import ModelResults, dealt_results
 from workbench.models import exported
 from workbench.recipes import (
     classify_verbs,
@@ -35,6 +36,7 @@ from workbench.recipes import (
 )
 from workbench.recipes.sft import score
 from workbench.runs import files, run_directory
+from workbench.runs.ranks import joined
 from workbench.runs.trust import Trust
 from workbench.schema import parse
 
@@ -53,37 +55,53 @@ _PREDICTS = {
     "rerank": ", `workbench predict` scores passages; ",
     "reward": ", `workbench predict` rates answers; ",
 }
+_EVALUATED = {
+    "classify": classify_verbs.evaluate,
+    "crossval": crossval_verbs.evaluate,
+    "embed": embed_verbs.evaluate,
+    "rerank": rerank_verbs.evaluate,
+    "reward": reward_verbs.evaluate,
+}
+_PREDICTED = {
+    "classify": classify_verbs.predict,
+    "crossval": crossval_verbs.predict,
+    "embed": embed_verbs.predict,
+    "rerank": rerank_verbs.predict,
+    "reward": reward_verbs.predict,
+}
+_ALONE = {
+    "prefer": "compares answers with a reference, which one device reads",
+    "reinforce": "has its answers judged by rewards, on one device",
+}
+"""Recipes whose runs are scored on one device, and why."""
 WRITERS = {".jsonl", ".csv", ".parquet"}
 
 
 def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dict[str, float]:
     """Score the saved adapter on `data.test` where the overrides name one, else on the held-out rows.
 
+    Processes that were started together read a share of the rows each, and return the same scores; so `predict`.
+
     Args:
         trust: Execute the Python code that the run directory names; so for every verb here.
     """
-    config = asked_config(run, overrides, verb="evaluate", trust=trust)
+    ranks = joined()
+    config, scoring = asked_config(run, overrides, verb="evaluate", trust=trust), dealt_results(ranks)
+    if scoring is not None and config.recipe in _ALONE:
+        raise ConfigError(f"evaluate: a run of recipe {config.recipe} {_ALONE[config.recipe]}. Leave --devices out.")
     if config.data.test is None:
-        config = streamed_rows.local(config)
-    if config.recipe == "classify":
-        return classify_verbs.evaluate(run, config)
-    if config.recipe == "crossval":
-        return crossval_verbs.evaluate(run, config)
-    if config.recipe == "embed":
-        return embed_verbs.evaluate(run, config)
-    if config.recipe == "rerank":
-        return rerank_verbs.evaluate(run, config)
+        config = streamed_rows.local(config, ranks)
+    if config.recipe in _EVALUATED:
+        return _EVALUATED[config.recipe](run, config, scoring)
     if config.recipe == "prefer":
         return prefer_verbs.evaluate(run, config)
-    if config.recipe == "reward":
-        return reward_verbs.evaluate(run, config)
     if config.recipe == "reinforce":
         return reinforce_verbs.evaluate(run, config, trust=Trust(trust))
     model = exported.load(run, config)
     split = tokenized.read_files(config.data.test_files, config.data, model.tokenizer, model.template)
     if split is None:
         split = tokenized.load(config.data, model.tokenizer, model.template, seed=config.seed).held_out
-    scores, _ = score(model, split, config)
+    scores, _ = score(model, split, config, scoring)
     return scores
 
 
@@ -130,31 +148,37 @@ class Answered(NamedTuple):
 def predict(
     run: Path, source: str, overrides: Sequence[str] = (), *, out: Path, max_new_tokens: int, trust: bool = False
 ) -> Answered:
-    """Answer every row of `source` greedily, or name its class, and write `out`."""
+    """Answer every row of `source` greedily, or name its class; the first of several processes writes `out`."""
     if out.suffix not in WRITERS:
         raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
     config = asked_config(run, overrides, verb="predict", trust=trust)
-    if config.recipe in ("classify", "crossval"):
+    ranks = joined()
+    scoring = dealt_results(ranks)
+    if config.recipe in _PREDICTED:
         files.require_writable(out)
-        verbs = classify_verbs if config.recipe == "classify" else crossval_verbs
-        classified, left_out = verbs.predict(run, source, config)
-        files.write_bytes(out, _serialised(classified, out.suffix))
-        return Answered(len(classified), left_out)
-    numbers = {"embed": embed_verbs, "rerank": rerank_verbs, "reward": reward_verbs}
-    if config.recipe in numbers:
-        files.require_writable(out)
-        outputs, left_out = numbers[config.recipe].predict(run, source, config)
-        files.write_bytes(out, _serialised(outputs, out.suffix))
-        return Answered(len(outputs), left_out)
-    require_text(config, run)
+        table, left_out = _PREDICTED[config.recipe](run, source, config, scoring)
+    else:
+        require_text(config, run)
+        table, left_out = _answers(run, source, config, out, max_new_tokens, scoring)
+    if ranks.first:
+        files.write_bytes(out, _serialised(table, out.suffix))
+    return Answered(len(table), left_out)
+
+
+def _answers(
+    run: Path, source: str, config: RunConfig, out: Path, max_new_tokens: int, scoring: ModelResults | None
+) -> tuple[pd.DataFrame, Sequence[str]]:
+    """Greedy answers to every row of a file, and rows left out."""
     skipped: list[str] = []
     questions = list(read_prompts(source, config.data, skipped))
     files.require_writable(out)
     model = exported.load(run, config)
     prompts = [question_ids(model, question) for question in questions]
-    written = evaluation.complete(model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=max_new_tokens)
+    written = evaluation.complete(
+        model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=max_new_tokens, scoring=scoring
+    )
     table = pd.DataFrame(
         {
             "row": [question.place for question in questions],
@@ -162,8 +186,7 @@ def predict(
             "answer": written,
         }
     )
-    files.write_bytes(out, _serialised(table, out.suffix))
-    return Answered(len(table), skipped)
+    return table, skipped
 
 
 def generate(run: Path, prompt: str, *, max_new_tokens: int, trust: bool = False) -> None:

@@ -280,11 +280,11 @@ def next_token_loss(
 
 
 def score(
-    model: ExportedModel, split: TokenizedSet, config: RunConfig
+    model: ExportedModel, split: TokenizedSet, config: RunConfig, scoring: ModelResults | None = None
 ) -> tuple[dict[str, float], list[GeneratedAnswer]]:
     """Loss and answer scores of a saved model on a split, and the answers themselves."""
-    answers = answer(model, split, config)
-    return evaluation.summary(evaluation.likelihood(model.model, model.head, split), answers), answers
+    answers = answer(model, split, config, scoring)
+    return evaluation.summary(evaluation.likelihood(model.model, model.head, split, scoring=scoring), answers), answers
 
 
 def answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,8 @@ import typer
 from workbench.cli.arguments import RunFolder, RunSettings, Trusted
 from workbench.errors import ConfigError
 from workbench.runs.process_memory import importing
+
+Devices = Annotated[int | None, typer.Option(min=1, help="Share the rows among so many of this machine.")]
 
 if TYPE_CHECKING:
     from workbench.evaluation.serving.served_models import ServedModel
@@ -32,9 +35,12 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="With --tasks: documents of each.")] = None,
     shots: Annotated[int | None, typer.Option(help="With --tasks: examples before a question.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="With --tasks: ask in the chat template.")] = False,
+    devices: Devices = None,
     trust: Trusted = False,
 ) -> None:
     """Score a finished run again. On held-out rows or data.test=FILE, against another run, on tasks of lm-eval."""
+    if devices is not None and (tasks is not None or against is not None):
+        raise ConfigError("--tasks and --against ask on one device. Leave --devices out.")
     if tasks is not None:
         if overrides or score or judge is not None or out is not None:
             raise ConfigError("--tasks takes no settings, --score, --judge or --out. Leave them out.")
@@ -42,19 +48,36 @@ def evaluate(
         return
     if limit is not None or shots is not None or chat:
         raise ConfigError("--limit, --shots and --chat are of tasks. Write --tasks NAME as well.")
+    if against is None and (score or judge is not None or out is not None):
+        raise ConfigError("--score, --judge and --out compare with another run. Write --against OTHER as well.")
+    if _done_together(devices):
+        return
     with importing():
         from workbench.cli import render
         from workbench.recipes.serve import evaluate as evaluated
+        from workbench.runs.ranks import joined
 
     if against is None:
-        if score or judge is not None or out is not None:
-            raise ConfigError("--score, --judge and --out compare with another run. Write --against OTHER as well.")
-        render.scores(evaluated(run, overrides or (), trust=trust))
+        scores = evaluated(run, overrides or (), trust=trust)
+        if joined().first:
+            render.scores(scores)
         return
     from workbench.recipes.win_rate import Contest, win_rate
 
     contest = Contest(tuple(score or ()), judge, max_new_tokens, judge_timeout, out)
     render.scores(win_rate(run, against, overrides or (), contest, trust=trust))
+
+
+def _done_together(devices: int | None) -> bool:
+    """Whether so many processes were to be started, which have done what this command says and reported."""
+    if devices is None:
+        return False
+    from workbench.training.distributed import launcher
+
+    if launcher.needed():
+        launcher.launch(devices, sys.argv[1:])
+        return True
+    return False
 
 
 def _ask_tasks(
@@ -79,13 +102,19 @@ def predict(
     out: Annotated[Path, typer.Option(help="A .jsonl, .csv or .parquet file to write.")],
     overrides: RunSettings = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    devices: Devices = None,
     trust: Trusted = False,
 ) -> None:
     """Answer every row of a file. With data.on_bad_row=skip those that cannot be read are left out."""
+    if _done_together(devices):
+        return
     with importing():
         from workbench.recipes.serve import predict as answer
+        from workbench.runs.ranks import joined
 
     summary = answer(run, input, overrides or (), out=out, max_new_tokens=max_new_tokens, trust=trust)
+    if not joined().first:
+        return
     typer.echo(f"{summary.rows} answers in {out}")
     for reason in summary.left_out[:20]:
         typer.echo(f"left out: {reason}", err=True)

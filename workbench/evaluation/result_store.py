@@ -30,6 +30,7 @@ class ResultStore:
         stop_requested: Whether a person asked for an end.
         deadline: Of the run.
         ranks: Processes that score the same rows together, and stop together.
+        dealt: Processes that score different rows, dealt to them, and tell each other.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class ResultStore:
         stop_requested: Callable[[], bool],
         deadline: Deadline | None = None,
         ranks: Ranks = ALONE,
+        dealt: Ranks = ALONE,
     ) -> None:
+        self.dealt = dealt
         self._folder, self._stop_requested, self._ranks = folder, stop_requested, ranks
         self._deadline = deadline or Deadline()
         kept: dict[str, list[tuple[int, Any]]] = {} if folder is None else files.read_json(folder / FILE)
@@ -92,6 +95,11 @@ class ModelResults:
         for array in content:
             digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
         return self.store.results(f"{self.model} {digest.hexdigest()[:32]}")
+
+
+def dealt_results(ranks: Ranks) -> ModelResults | None:
+    """The scoring of rows that these processes deal among them; None where there is one process."""
+    return None if ranks.alone else ResultStore(None, lambda: False, dealt=ranks).by("shipped")
 
 
 def stored_results(

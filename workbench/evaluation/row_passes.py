@@ -14,7 +14,9 @@ from workbench.adapters import anatomy
 from workbench.data.batching import Indices, micro_batches
 from workbench.errors import TrainingError
 from workbench.evaluation.result_store import ModelResults
+from workbench.runs.ranks import ALONE
 from workbench.training import capacity
+from workbench.training.distributed.row_shares import own_rows
 
 T = TypeVar("T")
 
@@ -30,7 +32,8 @@ def over_rows(
 ) -> dict[int, T]:
     """Results of rows by their numbers, computed in micro-batches of similar lengths.
 
-    Where memory runs out, the rows without a result are computed in smaller micro-batches.
+    Where memory runs out, the rows without a result are computed in smaller micro-batches. Where `scoring` deals rows
+    to several processes, each computes its own, and all get all results.
 
     Args:
         lengths: Tokens of each row.
@@ -60,7 +63,8 @@ def over_rows(
             if scoring is not None:
                 scoring.store.stop_if_asked()
 
-    for indices in micro_batches(np.arange(len(lengths)), lengths, tokens=size):
+    dealt = ALONE if scoring is None else scoring.store.dealt
+    for indices in micro_batches(own_rows(lengths, dealt), lengths, tokens=size):
         longest = int(lengths[indices].max())
         try:
             # Processes that share weights pass through each block together, so that none may repeat a pass.
@@ -71,6 +75,8 @@ def over_rows(
                 f"Out of memory while scoring rows of {longest} tokens, {max(size, longest)} in a forward pass.\n"
                 "  Lower data.max_tokens, or write model.weights=nf4."
             ) from None
+    for results in dealt.gathered(result_by_row):
+        result_by_row.update(results)
     return result_by_row
 
 

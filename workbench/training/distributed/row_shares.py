@@ -1,8 +1,10 @@
-"""Rows of a global batch, dealt to processes."""
+"""Rows of a global batch, or of a set, dealt to processes."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+import numpy as np
 
 from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Indices
@@ -15,6 +17,16 @@ class RowShare(NamedTuple):
     rows: Indices
     counts: bool = True
     """Whether they carry loss; others keep a process in step with those that have one more."""
+
+
+def own_rows(lengths: Indices, ranks: Ranks) -> Indices:
+    """Rows of a set that this process reads: each process gets as many, give or take one, and as long ones.
+
+    Args:
+        lengths: Tokens of every row.
+    """
+    own: Indices = np.sort(np.argsort(lengths, kind="stable")[ranks.rank :: ranks.world])
+    return own
 
 
 def share_rows(
