@@ -112,6 +112,7 @@ CASES = {
     "against: no verdicts": against(
         "wrote 'first' in line 1", "1, 2 or 0", "data.test=other.jsonl --judge 'sed s/.*/first/'"
     ),
+    "against: devices": against("--against ask on one device", "Leave --devices out", "--devices 2"),
     "against: no other": against("compare with another run", "Write --against", "--score number", "evaluate one"),
 }
 

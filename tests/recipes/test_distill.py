@@ -18,14 +18,17 @@ from tests.stopping import stop_after
 from workbench import recipes
 from workbench.cli.console import Terminal
 from workbench.config import RunConfig
+from workbench.config.distributed_config import DistributedConfig
 from workbench.config.yaml_text import dump_yaml
 from workbench.data import starter
-from workbench.errors import Stopped
+from workbench.errors import ConfigError, Stopped
 from workbench.models import exported
 from workbench.recipes import distill_verbs
 from workbench.recipes.load import load
 from workbench.recipes.serve import evaluate
 from workbench.runs import run_directory
+from workbench.runs.ranks import Ranks
+from workbench.training.distributed import layout_checks
 
 FULL = {"method": "full"}
 LORA = {"method": "lora", "rank": 4, "alpha": 8}
@@ -226,6 +229,14 @@ def test_a_teacher_of_another_vocabulary(short_stories: str, rows: Path, tmp_pat
     run = _run(_config(short_stories, rows, distill=distill), tmp_path / "run")
     assert 0.05 < json.loads((run / "manifest.json").read_text())["distill"]["aligned"] <= 1
     assert _losses(run)[-1] < _losses(run)[0]
+
+
+def test_devices_share_rows_and_no_weights(short_stories: str, rows: Path) -> None:
+    config = _config(short_stories, rows, distill={"teacher": {"id": "backbone"}})
+    layout_checks.require(config, Ranks(0, 2))
+    cut = config.model_copy(update={"distributed": DistributedConfig(zero=2)})
+    with pytest.raises(ConfigError, match=r"recipe distill gives every device all.* Leave section distributed out"):
+        layout_checks.require(cut, Ranks(0, 2))
 
 
 def test_check_shows_a_student_that_is_still_to_be_made(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -20,7 +20,10 @@ from workbench.evaluation.result_store import ResultStore
 from workbench.evaluation.row_passes import over_rows
 from workbench.models import output_heads
 from workbench.models.output_heads import Head
+from workbench.runs.ranks import Ranks
 from workbench.training import capacity
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -110,6 +113,24 @@ def test_rows_that_are_known_are_left_out_whatever_their_micro_batches_were(
     other = rows.subset(np.arange(4))
     alone = evaluation.likelihood(llama, head, other)
     assert evaluation.likelihood(llama, head, other, scoring=resumed) == alone, "a set of its own"
+
+
+class Unheard(Ranks):
+    """One of several processes, which hears nothing of the others."""
+
+    def gathered(self, value: T) -> list[T]:
+        return [value]
+
+
+def test_each_of_several_processes_computes_rows_of_its_own(llama: PreTrainedModel) -> None:
+    lengths, shares = np.random.default_rng(0).integers(1, 60, 23), list[dict[int, int]]()
+    for rank in range(3):
+        scoring = ResultStore(None, lambda: False, dealt=Unheard(rank, 3)).by("shipped")
+        shares.append(over_rows(llama, lengths, lambda rows: rows.tolist(), scoring=scoring))
+    assert sorted(row for share in shares for row in share) == list(range(23))
+    assert all(row == result for share in shares for row, result in share.items())
+    tokens = [sum(lengths[row] for row in share) for share in shares]
+    assert max(tokens) - min(tokens) < 60 and max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_a_micro_batch_is_not_cut_again_as_long_as_it_fits() -> None:
