@@ -3,9 +3,9 @@
     python scripts/bench/layouts.py [--steps 12] [--only zero,fsdp2] [--out FOLDER]
 
 sft/quickstart in float32, with LoRA, with all weights, and taught by its backbone, by `workbench run --devices N` as a
-person types it; devices are cores here, and where there are fewer, torchrun starts the processes. A curve is exact where
-its largest relative distance from that of one process is rounding alone. What each process holds is compared with its
-plan in `tests/workbench/training/distributed/test_held_bytes.py`. Finished runs are not run again.
+person types it; devices are cores here, and where there are fewer, torchrun starts the processes. A curve is exact
+where its largest relative distance from that of one process is rounding alone. What each process holds is compared with
+its plan in `tests/workbench/training/distributed/test_held_bytes.py`. Finished runs are not run again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ METHODS = {
     "full": ["adapter={method: full}", "train.learning_rate=1e-4"],
     "student": ["recipe=distill", "distill.teacher.id=backbone", "train.learning_rate=2e-3"],
 }
-WHOLE = {"student": ("data",)}
-"""Layouts of what goes with few of them."""
+FEW = {"student": ("data",)}
+"""Layouts of a method that does not go with all."""
 LAYOUTS: dict[str, tuple[int, str]] = {
     "data": (2, "{zero: 0}"),
     "zero 1": (2, "{zero: 1}"),
@@ -59,7 +59,7 @@ def main() -> None:
     alone = {method: _run(method, 1, None, arguments) for method in METHODS}
     for name, (devices, _) in LAYOUTS.items():
         if name.startswith(tuple(arguments.only.split(","))):
-            able = [method for method in METHODS if name in WHOLE.get(method, LAYOUTS)]
+            able = [method for method in METHODS if name in FEW.get(method, LAYOUTS)]
             runs = {method: _run(method, devices, name, arguments) for method in able}
             told = {method: _distance(run, alone[method]) for method, run in runs.items()}
             rows.append([name, devices, *(told.get(method, "") for method in METHODS)])
