@@ -93,10 +93,6 @@ def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) 
     return target_scores.value_scores_of(context.labels, tta_predict.decided(run, context, rows), rows)
 
 
-def _context(run: Path, config: RunConfig, scoring: ModelResults | None) -> FoldContext:
-    return replace(tta_predict.fold_context(run, config), scored=None if scoring is None else scoring.store)
-
-
 def predict(
     run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None
 ) -> tuple[pd.DataFrame, Sequence[str]]:
@@ -105,3 +101,7 @@ def predict(
     rows = labelled_data.encode(context.reader.read(source, labelled=False), context.reader, context.labels)
     values_NC = tta_predict.decided(run, context, rows)
     return row_outputs.table(context.labels, rows, values_NC, context.reader, labelled=False), rows.skipped
+
+
+def _context(run: Path, config: RunConfig, scoring: ModelResults | None) -> FoldContext:
+    return replace(tta_predict.fold_context(run, config), scored=None if scoring is None else scoring.store)

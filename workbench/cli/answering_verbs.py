@@ -14,7 +14,7 @@ from workbench.cli.arguments import RunFolder, RunSettings, Trusted
 from workbench.errors import ConfigError
 from workbench.runs.process_memory import importing
 
-Devices = Annotated[int | None, typer.Option(min=1, help="Share the rows among so many of this machine.")]
+Devices = Annotated[int | None, typer.Option(min=1, help="Share the rows among so many devices of this machine.")]
 
 if TYPE_CHECKING:
     from workbench.evaluation.serving.served_models import ServedModel
