@@ -71,6 +71,7 @@ CONFIGURATIONS = {
     "full with tokens": config("'adapter={method: full}' model.new_tokens=[<a>]", "model.new_tokens", "Able: adalora,"),
     "schedule": config("'schedule={name: wsd, warmup: 0.9}'", "schedule: warmup 0.9 and decay", "sum to 1 or less"),
     "patience": config("evaluate.patience=3", "evaluate.patience", "write save.ship=best as well"),
+    "one is no share": config("evaluate.every=1.0", "evaluate.every", "less than 1, found 1.0"),
     "best of none": config("save.ship=best", "save.ship=best", "write evaluate.every=0.1"),
     "held-out is train": config("data.held_out=rows.jsonl", "data.held_out", "data.held_out=0.05"),
     "precisions": config("model.compute=bfloat16", "model.compute=bfloat16", "write model.weights=bfloat16 as well"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 
 from workbench.schema import Section, Unit
 
@@ -32,7 +32,10 @@ class AverageConfig(Section):
     run keeps never more than t / (9 + t), so that a short run is not averaged with its first values."""
     start: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Share of the run before the first sample; null: 0.75 for `swa`, 0 for `lawa` and `rna`."""
-    every: Annotated[PositiveInt | Annotated[float, Field(gt=0, lt=1)], Unit("steps, or share of the run")] = 0.01
+    every: Annotated[
+        Annotated[int, Field(gt=0, strict=True)] | Annotated[float, Field(gt=0, lt=1)],
+        Unit("steps, or share of the run"),
+    ] = 0.01
     """Steps, or share of the run, between two samples; the values of the last step are always one."""
     k: Annotated[int, Field(ge=2), Unit("samples")] = 5
     """Samples that `lawa` and `rna` read; each takes the memory of the trained values."""

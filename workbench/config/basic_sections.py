@@ -32,7 +32,7 @@ WEIGHT = "weight"
 MARGIN = "margin"
 """Column with how much better the chosen answer of a pair is, which is read only where `data.columns` names it."""
 Share = Annotated[float, Field(gt=0, lt=1)]
-Every = PositiveInt | Share
+Every = Annotated[int, Field(gt=0, strict=True)] | Share
 """A number of steps, or a share of the run between 0 and 1."""
 
 
