@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import PositiveInt, model_validator
 
+from workbench.config.compression_config import CompressionConfig
 from workbench.schema import Section, Unit
 
 Place = Literal["none", "cpu", "nvme"]
@@ -38,18 +39,41 @@ class DistributedConfig(Section):
     """Bytes of gradients, or of weights with zero=3, that are communicated at once."""
     overlap: bool = True
     """Communicate while devices compute."""
+    compression: CompressionConfig = CompressionConfig()
+    """What travels as codes of few bits."""
     deepspeed: Path | None = None
     """A DeepSpeed JSON of your own, instead of all above."""
 
     @property
     def together(self) -> int:
         """The fewest devices that have as many copies, and parts of rows, as are asked for."""
-        return math.lcm(self.sequence, self.replicas * (2 if self.replicas > 1 else 1))
+        copies = self.replicas * (2 if self.replicas > 1 else 1)
+        return math.lcm(self.sequence, copies, 2 if self.compression.is_on and self.sequence * copies == 1 else 1)
 
     @property
     def sharded(self) -> bool:
         """Whether devices hold shares of what trains."""
         return self.zero != 0 or self.deepspeed is not None
+
+    @model_validator(mode="after")
+    def _compressible(self) -> DistributedConfig:
+        gradients, weights = self.compression.gradients, self.compression.weights
+        if self.engine == "deepspeed" and self.zero != 0 and self.compression.is_on:
+            raise ValueError(
+                f"compression is of zero=0 or engine=fsdp2, and this is zero={self.zero} of DeepSpeed, whose own codes "
+                "(zero_quantized_weights, zero_quantized_gradients) are for accelerators alone. Write engine=fsdp2."
+            )
+        if weights != "none" and self.engine != "fsdp2":
+            raise ValueError(
+                f"compression.weights={weights} is of weights that devices share, and with zero=0 each holds all. "
+                "Write engine=fsdp2 and zero=3, or leave it out."
+            )
+        if gradients == "onebit" and self.engine == "fsdp2":
+            raise ValueError(
+                "compression.gradients=onebit keeps what a code leaves out of whole gradients, and engine=fsdp2 cuts "
+                "them. Write compression.gradients=int8, or zero=0 and engine=deepspeed."
+            )
+        return self
 
     @model_validator(mode="after")
     def _fitting(self) -> DistributedConfig:

@@ -19,6 +19,7 @@ from torch import Tensor
 from workbench.errors import ConfigError
 
 T = TypeVar("T")
+_Tensor = TypeVar("_Tensor", bound=Tensor)
 
 WAIT = timedelta(days=1)
 """How long a process waits for another that lives; one that has died is told at once, by its connection."""
@@ -86,7 +87,7 @@ class Ranks:
         """Replace each tensor by its sum over all processes, the same bits in each of them; so many bytes at a time."""
         if self.alone:
             return
-        for bucket in _buckets(tensors, bucket_bytes):
+        for bucket in buckets(tensors, bucket_bytes):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
             dist.all_reduce(flat)
             for tensor, summed in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
@@ -149,17 +150,17 @@ def _part() -> None:
         dist.destroy_process_group()
 
 
-def _buckets(tensors: Sequence[Tensor], size: int) -> list[list[Tensor]]:
+def buckets(tensors: Sequence[_Tensor], size: int) -> list[list[_Tensor]]:
     """Neighbours of one precision, of `size` bytes together or one that is larger."""
-    buckets: list[list[Tensor]] = []
+    cut: list[list[_Tensor]] = []
     room = 0
     for tensor in tensors:
-        if not buckets or tensor.nbytes > room or tensor.dtype != buckets[-1][-1].dtype:
-            buckets.append([])
+        if not cut or tensor.nbytes > room or tensor.dtype != cut[-1][-1].dtype:
+            cut.append([])
             room = size
-        buckets[-1].append(tensor)
+        cut[-1].append(tensor)
         room -= tensor.nbytes
-    return buckets
+    return cut
 
 
 def _end_with_parent() -> None:

@@ -130,8 +130,9 @@ def read_progress(path: Path) -> Progress:
 
 
 def read_tensors(path: Path, stem: str) -> dict[str, Tensor]:
-    """The named tensors of one file of a checkpoint."""
-    return load_file(path / f"{stem}.safetensors")
+    """The named tensors of one file of a checkpoint; none of one that is not there, such as in another layout."""
+    file = path / f"{stem}.safetensors"
+    return load_file(file) if file.exists() else {}
 
 
 def _name(step: int) -> str:

@@ -27,6 +27,7 @@ from workbench.training import capacity, failures, packing, preflight, row_losse
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.cached_gradients import CachedGradients
 from workbench.training.callbacks import Callback
+from workbench.training.distributed.gradient_exchange import GradientExchange
 from workbench.training.distributed.placement import Placement
 from workbench.training.distributed.row_shares import RowShare, share_rows
 from workbench.training.distributed.sharding import Sharded, Trainable
@@ -97,6 +98,7 @@ class Trainer:
                 self.model, self.compute, auxiliary=auxiliary, frozen=frozen, folder=self.run.path / "evicted"
             )
             self.forward = self.loss
+        self.exchange = GradientExchange(self.config, self.masters, self.ranks)
         packed = self.arrangement.packed
         self.step_noise = StepNoise(self.config, self.freezer, self.masters, self.device, packed=packed)
         compared, around = self.signal.whole, (self.masters.backward, self.step_noise.of, self.ranks, self.device)
@@ -246,6 +248,7 @@ class Trainer:
         every = self.config.optimizer.noise_scale
         parts = GradientParts(self.masters) if every and step % every == 0 else None
         step_figures.begin(self, rows)
+        self.exchange.begin(step, self.member.optimizer)
         with self.step_noise.during(step, self.clock.share):
             loss = self.backward(rows, parts, step=step)
             metrics = step_figures.means(self)
@@ -258,7 +261,7 @@ class Trainer:
             metrics |= {} if self.noise.value is None else {"noise_scale": self.noise.value}
         if self.config.freeze.policy != "none":
             metrics["frozen_layers"] = self.freezer.plan.trains.count(False)
-        return loss, metrics | self.step_noise.stacking.metrics
+        return loss, metrics | self.step_noise.stacking.metrics | self.exchange.metrics
 
     def backward(self, rows: Indices, parts: GradientParts | None = None, *, step: int) -> Tensor:
         """Add up the gradients of rows in a step (from 0), in micro-batches; returns their mean loss.
@@ -269,7 +272,7 @@ class Trainer:
         seen = self.member.seen
         if self.cached is not None:
             loss = self.cached.add(seen, rows, step=step, tokens=self.tokens)
-            self._add_up(loss, gradients=True)
+            self.exchange.add_up(loss)
             return loss
         supervised, sharded = seen.supervised[rows].sum().item(), isinstance(self.masters, Sharded)
         factor = self.ranks.world if sharded else 1
@@ -287,7 +290,7 @@ class Trainer:
                 del part  # bitsandbytes' 8-bit layers hold their inputs for as long as the graph lives
             if parts is not None:
                 parts.add(len(part_rows), share=seen.supervised[part_rows].sum().item() / supervised)
-        self._add_up(loss, gradients=not sharded)
+        self.exchange.add_up(loss)
         return loss
 
     def _row_shares(self, rows: Indices, seen: Examples) -> list[RowShare]:
@@ -307,15 +310,6 @@ class Trainer:
             self.ahead.expect((id(seen), epoch, then.tobytes()), partial(collated, seen, then, epoch=epoch))
         return batch.to(self.device)
 
-    def _add_up(self, loss: Tensor, *, gradients: bool) -> None:
-        """Sum over all processes: the loss, and the gradients where no sharded engine sums them."""
-        tensors = [loss]
-        for master in self.masters if gradients and not self.ranks.alone else ():
-            if master.requires_grad and master.grad is None:  # no token went to this expert here
-                master.grad = torch.zeros_like(master)
-            tensors += [] if master.grad is None else [master.grad]
-        self.ranks.add_up(tensors, bucket_bytes=self.config.distributed.bucket_bytes)
-
     def _follow_policy(self) -> None:
         """Set which layers train in the next step, as the freezing policy says, and stack blocks where it is time."""
         self.step_noise.stacking.follow(self.member, self.callback.say)
@@ -327,7 +321,7 @@ class Trainer:
 
     def _hooks(self) -> dict[str, TrainHook]:
         """Training hooks by the name of their file in a checkpoint."""
-        hooks: dict[str, TrainHook] = self.row_losses.hooks | self.step_noise.stacking.hooks
+        hooks: dict[str, TrainHook] = self.row_losses.hooks | self.step_noise.stacking.hooks | self.exchange.hooks
         hooks |= freeze_callbacks.observers(self.freezer, self.masters.named(), self._observed_batch)
         hooks |= {"noise": self.noise} if self.config.optimizer.noise_scale else {}
         return hooks | self.sharpness.hooks | self.choice.hooks | dict(self.signal.keeps)

@@ -23,7 +23,7 @@ def test_alone_everything_is_its_own() -> None:
 
 def test_buckets_hold_neighbours_of_one_precision() -> None:
     tensors = [torch.zeros(4), torch.zeros(4), torch.zeros(9), torch.zeros(2, dtype=torch.float64), torch.zeros(1)]
-    sizes = [[tensor.numel() for tensor in bucket] for bucket in module._buckets(tensors, 32)]
+    sizes = [[tensor.numel() for tensor in bucket] for bucket in module.buckets(tensors, 32)]
     assert sizes == [[4, 4], [9], [2], [1]]
 
 

@@ -21,6 +21,7 @@ from workbench.data.batching import MicroBatch
 from workbench.models import backbones
 from workbench.models.weight_storage import HALVES
 from workbench.runs.ranks import Ranks
+from workbench.training.distributed import quantised_shards
 from workbench.training.distributed.sharding import Sharded, Trainable, place_model
 from workbench.training.optim import optimizer_states
 
@@ -86,6 +87,8 @@ class FullySharded(Sharded):
             whole.model, section, whole.ranks, compute=whole.compute, auxiliary=whole.auxiliary
         )
         super().__init__(whole)
+        if section.compression.is_on:
+            quantised_shards.install(self._shared.module, section.compression, self.wire)
         self._homes = {name: _homes(self._shared.module, parameter) for name, parameter in self._named.items()}
         self._optimizer: torch.optim.Optimizer | None = None
 
@@ -105,8 +108,12 @@ class FullySharded(Sharded):
         loss.backward()
 
     def reading(self, work: Callable[[], T]) -> T:
-        """Result of `work`, with the modules outside of blocks gathered meanwhile."""
-        return self._shared(work)
+        """Result of `work`, with the modules outside of blocks gathered meanwhile; weights travel as they are."""
+        compressing, self.wire.compressing = self.wire.compressing, False
+        try:
+            return self._shared(work)
+        finally:
+            self.wire.compressing = compressing
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip the gradients of all processes."""

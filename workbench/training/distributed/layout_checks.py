@@ -10,7 +10,7 @@ from workbench.config import RunConfig
 from workbench.config.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed import layout_settings
+from workbench.training.distributed import compression_checks, layout_settings
 
 RECIPES = ("sft", "mlm", "prefer", "classify", "embed", "rerank", "reward", "distill")
 SPREAD = ("crossval", "sweep")
@@ -27,6 +27,7 @@ def require(config: RunConfig, ranks: Ranks) -> None:
     refusals = [
         *_grouped(config.distributed, ranks),
         *([] if ranks.alone else _together(config)),
+        *compression_checks.refusals(config, ranks),
         *(_sharded(config) if config.distributed.sharded else []),
     ]
     if refusals:

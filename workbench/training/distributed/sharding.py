@@ -17,6 +17,7 @@ from workbench.config import TrainingSections
 from workbench.data.batching import MicroBatch
 from workbench.models import backbones
 from workbench.runs.ranks import Ranks
+from workbench.training.distributed.wire import Wire
 from workbench.training.master_weights import AUXILIARY
 from workbench.training.optimizer_step import OptimizerStep
 
@@ -83,6 +84,7 @@ class Sharded(OptimizerStep, ABC):
 
     def __init__(self, whole: Trainable) -> None:
         self._ranks, named = whole.ranks, whole.parameters()
+        self.wire = Wire()
         self._named = {name: parameter for name, parameter in named if parameter.requires_grad}
 
     def __iter__(self) -> Iterator[nn.Parameter]:

@@ -17,6 +17,7 @@ from workbench.errors import ConfigError
 from workbench.training.optim.adam_mini import AdamMini
 from workbench.training.optim.gradient_sparsity import apply_largest
 from workbench.training.optim.low_rank import Apollo, ApolloMini, GaLore, SubspaceAdam
+from workbench.training.optim.onebit_adam import OneBitAdamW
 from workbench.training.optim.sam_lookahead import look_ahead
 from workbench.training.optim.shampoo import Shampoo
 from workbench.training.optim.sophia import Sophia
@@ -95,6 +96,8 @@ def build(groups: list[Group], config: TrainingSections) -> torch.optim.Optimize
     settings = config.optimizer
     if settings.name in _COMBINED:
         optimizer = _COMBINED[settings.name](groups, config)
+    elif settings.name == "adamw" and config.distributed.compression.gradients == "onebit":
+        optimizer = OneBitAdamW(groups, lr=peak_rate(config), fused=True, **settings.given)
     else:
         optimizer = _BUILDERS[settings.name](groups, peak_rate(config), settings.given)
     if settings.gradient_share is not None:
