@@ -77,8 +77,9 @@ class Plan:
     def at_peak(self) -> dict[str, int]:
         """Bytes alive on a device at the peak of training, by what they are for."""
         if self.distributed.zero == 0:
-            peak_bytes = self.dry_run.at_peak  # gradients travel when activations are gone
             held = self.held("last gradients").device
+            waiting = {name: size for name, size in held.items() if name == zero_memory.WAITING}
+            peak_bytes = self.dry_run.at_peak | waiting  # gradients travel when activations are gone
             if peak_bytes[ACTIVATIONS] >= (travels := held.get(zero_memory.BUCKETS, 0)):
                 return peak_bytes
             return {**peak_bytes, ACTIVATIONS: 0, GRADIENTS: held[GRADIENTS], zero_memory.BUCKETS: travels}
@@ -88,7 +89,7 @@ class Plan:
     def evaluation(self) -> int:
         """The most that is alive on a device while the held-out loss is computed."""
         if self.distributed.zero == 0:
-            return self.dry_run.evaluation
+            return self.dry_run.evaluation + self.held("forward").device.get(zero_memory.WAITING, 0)
         standing = sum(self.dry_run.at_peak.get(name, 0) for name in (WEIGHTS, MASTERS, OPTIMIZER))
         return self.dry_run.evaluation - standing + sum(self.held("forward").device.values())
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from workbench.config.distributed_config import DistributedConfig
 from workbench.planning.zero_memory import Contents
+from workbench.training.distributed.block_codes import BlockCode
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,12 @@ ACCELERATOR = Rates(flops=1e14, link=5e10, host=1.2e10, update=2e10, disk=2e9)
 CPU = Rates(flops=1e11, link=2e9, host=1e10, update=1e10, disk=1e9)
 
 
+def code_share(kind: Literal["none", "int8", "onebit"], how: DistributedConfig, *, element: int = 4) -> float:
+    """Bytes of codes for each byte of values of so many, after the warm-up."""
+    block = how.compression.block
+    return 1.0 if kind == "none" else BlockCode(kind, block).nbytes(block) / (block * element)
+
+
 def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices: int, passes: int) -> float:
     """Seconds that a step waits with so many micro-batches on each device, if nothing travels while devices compute.
 
@@ -33,12 +41,14 @@ def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices
     """
     count = contents.trainable
     gradients, trained = contents.gradient * count, contents.element * count
+    coded, weights = gradients * code_share(how.compression.gradients, how), contents.weight_bytes
+    weights *= code_share(how.compression.weights, how, element=contents.element)
     sharing = devices // how.replicas
     others, share = (sharing - 1) / sharing, 1 / sharing
     if how.zero in (0, 1):
-        travels = 2.0 * gradients
+        travels = 2.0 * coded
     elif how.engine == "fsdp2":  # gathered for both passes at once, or for each
-        travels = passes * (gradients + (1.0 if how.zero == 2 else 2.0) * contents.weight_bytes)
+        travels = passes * (coded + (1.0 if how.zero == 2 else 2.0) * weights)
     elif how.zero == 2:
         travels = passes * gradients + trained
     else:

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workbench.config.distributed_config import DistributedConfig, Place
+from workbench.training.distributed.block_codes import BlockCode
 from workbench.training.distributed.layout_settings import KEPT_ELEMENTS
 
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER = "weights", "masters", "gradients", "optimizer"
 BUCKETS = "buckets"
 """Gradients on their way to other devices."""
+WAITING = "waiting gradients"
+"""What compressed gradients have left out."""
 GATHERED = "gathered weights"
 """Shares of other devices that a layer needs just now."""
 
@@ -130,6 +133,11 @@ def _everything(contents: Contents, how: DistributedConfig, *, devices: int, mom
         held.put("none", GRADIENTS, contents.gradient * count)
     if moment == "last gradients" and devices > 1:
         held.put("none", BUCKETS, min(contents.gradient * count, how.bucket_bytes))
+    if (kind := how.compression.gradients) != "none" and devices > 1:
+        held.put("none", WAITING, 4 * count + 4 * -(-count // devices))
+        bucket, code = _bucket(contents, how), BlockCode(kind, how.compression.block)
+        sent = 2 * code.nbytes(bucket) + (bucket if kind == "onebit" else 0)  # here and there; a byte for each sign
+        held.put("none", BUCKETS, sent if moment == "last gradients" else 0)
     return held
 
 

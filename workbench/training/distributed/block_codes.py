@@ -15,6 +15,7 @@ SCALE_BYTES = 4
 """A block's scale is float32."""
 _LEVELS = 127
 _BITS = 8
+Kind = Literal["int8", "onebit"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class BlockCode:
     arXiv:1905.10936, section 3.3).
     """
 
-    kind: Literal["int8", "onebit"]
+    kind: Kind
     block: int
     """Values that share a scale; a multiple of 8."""
 
@@ -39,8 +40,8 @@ class BlockCode:
         blocks_CKb = values_CN.unflatten(1, (-1, self.block))
         if self.kind == "int8":
             scales_CK = blocks_CKb.abs().amax(2) / _LEVELS
-            steps_CKb = torch.where(scales_CK > 0, 1 / scales_CK, 0.0)[..., None] * blocks_CKb
-            codes_CN = steps_CKb.round_().clamp_(-_LEVELS, _LEVELS).to(torch.int8).flatten(1).view(torch.uint8)
+            levels_CKb = blocks_CKb * torch.where(scales_CK > 0, 1 / scales_CK, 0.0)[..., None]
+            codes_CN = levels_CKb.round_().clamp_(-_LEVELS, _LEVELS).to(torch.int8).flatten(1).view(torch.uint8)
         else:
             scales_CK = blocks_CKb.abs().mean(2)
             codes_CN = _packed(values_CN >= 0)
@@ -48,11 +49,12 @@ class BlockCode:
 
     def decode(self, codes_CB: Tensor) -> Tensor:
         """Values (C, N), float32."""
-        scales = codes_CB.shape[1] * SCALE_BYTES // (self.nbytes(self.block))
+        scales = codes_CB.shape[1] * SCALE_BYTES // self.nbytes(self.block)
         values, scale_codes = codes_CB.split([codes_CB.shape[1] - scales, scales], dim=1)
-        scales_CK = scale_codes.contiguous().view(torch.float32)
+        scales_CK = scale_codes.clone(memory_format=torch.contiguous_format).view(torch.float32)  # aligned
         units_CN = values.view(torch.int8).float() if self.kind == "int8" else _unpacked(values).float().mul_(2).sub_(1)
-        return (units_CN.unflatten(1, (-1, self.block)) * scales_CK[..., None]).flatten(1)
+        decoded_CKb: Tensor = units_CN.unflatten(1, (-1, self.block)).mul_(scales_CK[..., None])
+        return decoded_CKb.flatten(1)
 
 
 def _powers(device: torch.device) -> Tensor:
@@ -61,7 +63,8 @@ def _powers(device: torch.device) -> Tensor:
 
 def _packed(flags_CN: Tensor) -> Tensor:
     """Eight flags in a byte."""
-    return (flags_CN.unflatten(1, (-1, _BITS)) * _powers(flags_CN.device)).sum(2, dtype=torch.uint8)
+    flags_CBb: Tensor = flags_CN.unflatten(1, (-1, _BITS))
+    return (flags_CBb * _powers(flags_CN.device)).sum(2, dtype=torch.uint8)
 
 
 def _unpacked(codes_CB: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ Legend: N values of the vector, W processes, S values of each one's shard, padde
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -48,18 +50,21 @@ class CompressedSum:
         self.waiting_N[: self.count] = waiting_N
         self.waiting_S[: self._own] = sum_N[start : start + self._own]
 
-    def __call__(self, vector_N: Tensor) -> Tensor:
-        """The sum (N,) over all processes, which call this together."""
-        codes_WB = self.codes(vector_N)
+    def __call__(self, parts: Iterable[Tensor]) -> Tensor:
+        """The sum (N,) over all processes, which call this together, of a vector in parts of any shapes."""
+        codes_WB = self.codes(parts)
         received_WB = torch.empty_like(codes_WB)
         dist.all_to_all_single(received_WB, codes_WB)
         codes_B = self.shard_codes(received_WB)
         dist.all_gather_into_tensor(received_WB.view(-1), codes_B)
         return self.decoded(received_WB)
 
-    def codes(self, vector_N: Tensor) -> Tensor:
+    def codes(self, parts: Iterable[Tensor]) -> Tensor:
         """Codes (W, B) for each process, of the vector and of what waited."""
-        self.waiting_N[: self.count] += vector_N
+        at = 0
+        for part in parts:
+            self.waiting_N[at : at + part.numel()] += part.reshape(-1)
+            at += part.numel()
         chunks_WS = self.waiting_N.view(self._ranks.world, -1)
         codes_WB = self._code.encode(chunks_WS)
         chunks_WS -= self._code.decode(codes_WB)

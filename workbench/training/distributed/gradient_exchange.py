@@ -78,7 +78,7 @@ class GradientExchange:
         self._make_sums(trained)
         scale = 1.0 if self._optimizer is None else self._clipping()
         for bucket, compressed in zip(trained, self._sums, strict=True):
-            summed_N = compressed(torch.cat([self._contribution(each, scale).view(-1) for each in bucket]))
+            summed_N = compressed(self._contribution(each, scale) for each in bucket)
             for master, part in zip(bucket, summed_N.split([each.numel() for each in bucket]), strict=True):
                 assert master.grad is not None
                 master.grad.copy_(part.view_as(master))

@@ -59,7 +59,8 @@ class QuantisedAllGather(CountedAllGather):
         codes_B = _encoded(input_tensor[None], self._code)[0]
         codes_WB = codes_B.new_empty(group.size(), len(codes_B))
         dist.all_gather_into_tensor(codes_WB.view(-1), codes_B, group=group)
-        output_tensor.view(group.size(), -1).copy_(_decoded(codes_WB, input_tensor.numel(), self._code))
+        for shard, shard_codes_B in zip(output_tensor.view(group.size(), -1), codes_WB, strict=True):
+            shard.copy_(_decoded(shard_codes_B, input_tensor.numel(), self._code))
         self._wire.sent += (group.size() - 1) * codes_B.nbytes
         return None
 
@@ -95,8 +96,11 @@ class QuantisedReduceScatter(CountedReduceScatter):
         codes_WB = _encoded(input_tensor.view(group.size(), -1), self._code)
         received_WB = torch.empty_like(codes_WB)
         dist.all_to_all_single(received_WB, codes_WB, group=group)
-        summed = _decoded(received_WB, output_tensor.numel(), self._code).sum(0)
-        output_tensor.copy_(summed / group.size() if op == dist.ReduceOp.AVG else summed)
+        output_tensor.zero_()
+        for codes_B in received_WB:
+            output_tensor += _decoded(codes_B, output_tensor.numel(), self._code)
+        if op == dist.ReduceOp.AVG:
+            output_tensor /= group.size()
         self._wire.sent += (group.size() - 1) * codes_WB[0].nbytes
         return None
 
@@ -106,6 +110,6 @@ def _encoded(values_CN: Tensor, code: BlockCode) -> Tensor:
     return code.encode(F.pad(values_CN.float(), (0, -values_CN.shape[1] % code.block)))
 
 
-def _decoded(codes_CB: Tensor, count: int, code: BlockCode) -> Tensor:
-    """The first `count` values of each chunk."""
-    return code.decode(codes_CB)[:, :count]
+def _decoded(codes_B: Tensor, count: int, code: BlockCode) -> Tensor:
+    """The first `count` values of a chunk."""
+    return code.decode(codes_B[None])[0, :count]

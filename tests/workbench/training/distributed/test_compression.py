@@ -1,4 +1,4 @@
-"""Two processes whose gradients and weights travel as codes: exact in the warm-up, near after it, resumed bit for bit."""
+"""Two processes whose gradients and weights travel as codes: exact in the warm-up, near after it, resumed in bits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
         jobs.append((f"{method} {kind} resumed", compressed, f"{method} {kind}"))
     small = [f"adapter={METHODS['full']}", RATE, "batch.tokens_per_device=64"]
     jobs.append(("small passes", [*small, f"distributed={LAYOUTS['int8']}"], None))
+    rows = [{"text": f"{n} birds sing", "label": "even" if n % 2 == 0 else "odd"} for n in range(60)]
+    (folder / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    labels = ["recipe=classify", f"data.train={folder / 'labels.jsonl'}", f"adapter={METHODS['lora']}", RATE]
+    jobs += [(f"classify {kind}", [*labels, f"distributed={LAYOUTS[kind]}"], None) for kind in LAYOUTS]
     layouts.in_processes(folder, jobs)
+    workbench.run(str(folder / "recipe.yaml"), labels, out=folder / "classify alone", quiet=True)
     layouts.halfway(folder / "full int8", folder / "alone")
     words = [f"adapter={METHODS['full']}", RATE, "batch.tokens_per_device=160"]
     workbench.run(str(folder / "recipe.yaml"), words, out=folder / "alone", resume=True, quiet=True)
@@ -87,3 +92,10 @@ def test_micro_batches_change_nothing(runs: Path) -> None:
 
 def test_one_process_goes_on_with_what_two_began(runs: Path) -> None:
     assert curve(runs / "alone") == pytest.approx(curve(runs / "full int8"), rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_classes_are_learnt_with_it_too(runs: Path, kind: str) -> None:
+    found, alone = curve(runs / f"classify {kind}"), curve(runs / "classify alone")
+    assert found[:WARM_UP] == pytest.approx(alone[:WARM_UP], rel=1e-5)
+    assert found[WARM_UP:] != alone[WARM_UP:] and found == pytest.approx(alone, rel=FARTHEST[kind])

@@ -18,6 +18,9 @@ CASES: dict[str, list[str]] = {
     # Before DeepSpeed, whose stage 3 replaces torch's linear function for the rest of a process.
     "in parts": ["distributed.sequence=2"],
     "in parts, lora": ["distributed.sequence=2", "adapter={method: lora}", *BF16],
+    "int8": ["distributed.compression={gradients: int8, warm_up: 1}"],
+    "onebit": ["distributed.compression={gradients: onebit, warm_up: 1}"],
+    "fsdp2, int8": ["distributed={engine: fsdp2, zero: 3, compression: {gradients: int8, weights: int8, warm_up: 1}}"],
     "fsdp2": ["distributed={engine: fsdp2, zero: 3}"],
     "fsdp2, kept whole": ["distributed={engine: fsdp2, zero: 2}"],
     "fsdp2, lora, bfloat16": ["distributed={engine: fsdp2, zero: 3}", "adapter={method: lora}", *BF16],
@@ -35,7 +38,7 @@ CASES: dict[str, list[str]] = {
     "zero3, all on the host": ["distributed={zero: 3, offload_optimizer: cpu, offload_parameters: cpu}"],
 }
 
-ALIKE = ("in parts, lora", "fsdp2, kept whole", "zero2", "zero1, bfloat16")
+ALIKE = ("in parts, lora", "onebit", "fsdp2, kept whole", "zero2", "zero1, bfloat16")
 ALIKE += ("zero3, small buckets", "zero3, lora", "zero2, one pass", "zero2, optimizer on the host")
 """Those whose parts others have, in another combination."""
 
