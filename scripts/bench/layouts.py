@@ -4,8 +4,9 @@
 
 sft/quickstart in float32, with LoRA, with all weights, and taught by its backbone, by `workbench run --devices N` as a
 person types it; devices are cores here, and where there are fewer, torchrun starts the processes. A curve is exact
-where its largest relative distance from that of one process is rounding alone. What each process holds is compared with
-its plan in `tests/workbench/training/distributed/test_held_bytes.py`. Finished runs are not run again.
+where its largest relative distance from that of one process is rounding alone; compressed ones are not, and their bytes
+in the last step are told as a share of those in the first, whose communication is exact. What each process holds is
+compared with its plan in `tests/workbench/training/distributed/test_held_bytes.py`. Finished runs are not run again.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ LAYOUTS: dict[str, tuple[int, str]] = {
     "sequence of two": (2, "{sequence: 2}"),
     "sequence of two, zero 3": (4, "{sequence: 2, zero: 3}"),
     "sequence of two, fsdp2": (4, "{sequence: 2, engine: fsdp2, zero: 3}"),
+    "compressed, int8": (2, "{compression: {gradients: int8, warm_up: 4}}"),
+    "compressed, one bit": (2, "{compression: {gradients: onebit, warm_up: 4}}"),
+    "compressed, fsdp2, gradients": (2, "{engine: fsdp2, zero: 3, compression: {gradients: int8, warm_up: 4}}"),
+    "compressed, fsdp2": (2, "{engine: fsdp2, zero: 3, compression: {gradients: int8, weights: int8, warm_up: 4}}"),
 }
 """Devices, and the section `distributed`."""
 SHARED = ["model.weights=float32", "model.compute=float32", "train.epochs=null", "batch.size=8", "data.limit=100"]
@@ -61,7 +66,7 @@ def main() -> None:
         if name.startswith(tuple(arguments.only.split(","))):
             able = [method for method in METHODS if name in FEW.get(method, LAYOUTS)]
             runs = {method: _run(method, devices, name, arguments) for method in able}
-            told = {method: _distance(run, alone[method]) for method, run in runs.items()}
+            told = {method: f"{_distance(run, alone[method])}{_sent(run)}" for method, run in runs.items()}
             rows.append([name, devices, *(told.get(method, "") for method in METHODS)])
             print(standing.markdown(rows), flush=True)
 
@@ -72,8 +77,18 @@ def _distance(run: Path, alone: Path) -> str:
     return f"{max(abs(one / other - 1) for one, other in pairs):.0e}"
 
 
+def _sent(run: Path) -> str:
+    """Bytes that travel in the last step, as a share of those of the first; of compressed layouts."""
+    first, *_, last = _metrics(run)
+    return f", {last['sent_bytes'] / first['sent_bytes']:.1%} of the bytes" if "sent_bytes" in last else ""
+
+
 def _losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [line["loss"] for line in _metrics(run)]
+
+
+def _metrics(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def _run(method: str, devices: int, layout: str | None, arguments: argparse.Namespace) -> Path:

@@ -41,8 +41,8 @@ def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices
     """
     count = contents.trainable
     gradients, trained = contents.gradient * count, contents.element * count
-    coded, weights = gradients * code_share(how.compression.gradients, how), contents.weight_bytes
-    weights *= code_share(how.compression.weights, how, element=contents.element)
+    coded = gradients * code_share(how.compression.gradients, how)
+    weights = contents.weight_bytes * code_share(how.compression.weights, how, element=contents.element)
     sharing = devices // how.replicas
     others, share = (sharing - 1) / sharing, 1 / sharing
     if how.zero in (0, 1):
