@@ -32,6 +32,8 @@ class GradientExchange:
         self._wire = masters.wire if isinstance(masters, Sharded) else Wire()
         self._sums: list[CompressedSum] = []
         """One for each bucket, from the first step that is compressed."""
+        self._saved: Mapping[str, Tensor] = {}
+        """What waited in a checkpoint, until then."""
         self._optimizer: OneBitAdamW | None = None
 
     @property
@@ -61,21 +63,22 @@ class GradientExchange:
         of the norms of its gradients and the others', which is no less than the norm of their mean.
         """
         tensors = [loss]
-        for master in () if isinstance(self._masters, Sharded) or self._ranks.alone else self._masters:
-            if master.requires_grad and master.grad is None:  # no token went to this expert here
-                master.grad = torch.zeros_like(master)
-            tensors += [] if master.grad is None else [master.grad]
-        if self._wire.compressing and not isinstance(self._masters, Sharded):
-            self._compress()
-            tensors = [loss]
-        self._ranks.add_up(tensors, bucket_bytes=self._section.bucket_bytes)
-        if not isinstance(self._masters, Sharded):
+        if not isinstance(self._masters, Sharded) and not self._ranks.alone:
+            for master in self._masters:
+                if master.requires_grad and master.grad is None:  # no token went to this expert here
+                    master.grad = torch.zeros_like(master)
+            if self._wire.compressing:
+                self._compress()
+            else:
+                tensors += [master.grad for master in self._masters if master.grad is not None]
             self._wire.sent += sum(ring_bytes(tensor.nbytes, self._ranks.world) for tensor in tensors)
+        self._ranks.add_up(tensors, bucket_bytes=self._section.bucket_bytes)
 
     @torch.no_grad()
     def _compress(self) -> None:
-        trained = self._trained()
-        self._make_sums(trained)
+        trained = buckets([each for each in self._masters if each.requires_grad], self._section.bucket_bytes)
+        if not self._sums:
+            self._make_sums(trained)
         scale = 1.0 if self._optimizer is None else self._clipping()
         for bucket, compressed in zip(trained, self._sums, strict=True):
             summed_N = compressed(self._contribution(each, scale) for each in bucket)
@@ -94,23 +97,29 @@ class GradientExchange:
 
     def _clipping(self) -> Tensor:
         """The factor on the gradients of each process; a process's gradient is as many times its share of the mean."""
-        squared = (
-            torch.stack([master.grad.norm() for master in self._masters if master.grad is not None]).square().sum()
-        )
+        norms = [master.grad.norm() for master in self._masters if master.grad is not None]
+        squared = torch.stack(norms).square().sum()
         self._ranks.add_up([squared], bucket_bytes=squared.nbytes)
         return (self._longest / (squared * self._ranks.world).sqrt()).clamp_max_(1.0)
 
-    def _trained(self) -> list[list[nn.Parameter]]:
-        """The parameters that train, in the buckets in which they travel."""
-        return buckets([each for each in self._masters if each.requires_grad], self._section.bucket_bytes)
-
     def _make_sums(self, trained: Sequence[Sequence[nn.Parameter]]) -> None:
+        """Sums of buckets, with what waited in a checkpoint."""
         kind = self._section.compression.gradients
         assert kind != "none"
-        code = BlockCode(kind, self._section.compression.block)
-        for bucket in trained[len(self._sums) :]:
-            count = sum(each.numel() for each in bucket)
-            self._sums.append(CompressedSum(count, code, self._ranks, bucket[0].device))
+        code, counts = BlockCode(kind, self._section.compression.block), [_count(bucket) for bucket in trained]
+        self._sums = [
+            CompressedSum(count, code, self._ranks, bucket[0].device)
+            for count, bucket in zip(counts, trained, strict=True)
+        ]
+        waiting_WN = [value for key, value in sorted(self._saved.items()) if key.startswith(self._own(""))]
+        if not waiting_WN:
+            return
+        same = len(waiting_WN) == self._ranks.world
+        own_N = self._saved[self._own(self._ranks.rank)] if same else torch.stack(waiting_WN).sum(0) / self._ranks.world
+        parts = zip(self._sums, own_N.split(counts), self._saved[self._summed].split(counts), strict=True)
+        for compressed, waiting_N, sum_N in parts:
+            compressed.load(waiting_N, sum_N)
+        self._saved = {}
 
     def on_gradients(self) -> None:
         """Do nothing: they are added up by now."""
@@ -121,30 +130,25 @@ class GradientExchange:
     def state(self) -> dict[str, Tensor]:
         """What waits in each process, and of the sum, as vectors of all trained values; in the first process."""
         if not self._sums:
-            return {}
+            return dict(self._saved)
         own_N = torch.cat([each.waiting_N[: each.count] for each in self._sums])
         waiting_WN = [torch.empty_like(own_N) for _ in range(self._ranks.world)]
         dist.gather(own_N, waiting_WN if self._ranks.first else None)
-        return {
-            **{f"{self._kind} process {rank}": each for rank, each in enumerate(waiting_WN)},
-            f"{self._kind} sum": torch.cat([each.gathered_shards() for each in self._sums]),
-        }
+        sum_N = torch.cat([each.gathered_shards() for each in self._sums])
+        return {**{self._own(rank): each for rank, each in enumerate(waiting_WN)}, self._summed: sum_N}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with what waited."""
-        waiting_WN = [value for key, value in sorted(state.items()) if key.startswith(f"{self._kind} process")]
-        if self._ranks.alone or not waiting_WN:
-            self._sums = []
-            return
-        self._make_sums(self._trained())
-        same, rank = len(waiting_WN) == self._ranks.world, self._ranks.rank
-        own_N = state[f"{self._kind} process {rank}"] if same else torch.stack(waiting_WN).sum(0) / self._ranks.world
-        counts = [each.count for each in self._sums]
-        parts = zip(self._sums, own_N.split(counts), state[f"{self._kind} sum"].split(counts), strict=True)
-        for compressed, waiting_N, sum_N in parts:
-            compressed.load(waiting_N, sum_N)
+        """Go on with what waited, from the next step that is compressed."""
+        self._sums, self._saved = [], state
+
+    def _own(self, rank: int | str) -> str:
+        """Name of what waits in a process; momenta are no gradients, and neither waits for the other."""
+        return f"{self._section.compression.gradients} process {rank}"
 
     @property
-    def _kind(self) -> str:
-        """Momenta are no gradients: neither waits for the other."""
-        return self._section.compression.gradients
+    def _summed(self) -> str:
+        return f"{self._section.compression.gradients} sum"
+
+
+def _count(bucket: Sequence[nn.Parameter]) -> int:
+    return sum(each.numel() for each in bucket)

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from workbench.config.compression_config import CompressionConfig
+from workbench.errors import TrainingError
 from workbench.training.distributed.block_codes import BlockCode
 from workbench.training.distributed.wire import Wire
 
@@ -54,7 +55,12 @@ class QuantisedAllGather(CountedAllGather):
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         """Gather the shards of a group of processes."""
-        if not self._wire.compressing or not input_tensor.is_floating_point():  # bytes, where dtypes are mixed
+        if not input_tensor.is_floating_point():
+            raise TrainingError(
+                "distributed.compression.weights=int8 is of weights of one precision, and this model has several."
+                "\n  Write model.weights and model.compute alike, such as bfloat16, or leave it out."
+            )
+        if not self._wire.compressing:
             return super().__call__(output_tensor, input_tensor, group, async_op)
         codes_B = _encoded(input_tensor[None], self._code)[0]
         codes_WB = codes_B.new_empty(group.size(), len(codes_B))

@@ -30,9 +30,9 @@ class OneBitAdamW(torch.optim.AdamW):
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for parameter in group["params"]:
-                if parameter.grad is None:
+                state = self.state.get(parameter)
+                if parameter.grad is None or not state:
                     continue
-                state = self.state[parameter]
                 before, now = (1 - beta2 ** (state["step"].double() + more) for more in (0, 1))
                 state["step"] += 1
                 state["exp_avg_sq"] *= now / before
@@ -44,7 +44,9 @@ class OneBitAdamW(torch.optim.AdamW):
 
     def momentum(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor:
         """The first moment after a gradient, of the values that move."""
-        state = self.state[parameter]
+        state = self.state.get(parameter)
+        if not state:
+            return torch.zeros_like(gradient)
         return torch.lerp(gradient, state["exp_avg"], self.defaults["betas"][0]) * known(state)
 
 
