@@ -35,7 +35,8 @@ class CompressionConfig(Section):
 
     @model_validator(mode="after")
     def _of_something(self) -> CompressionConfig:
-        idle = sorted(self.model_fields_set & {"warm_up", "block"})
+        fields = type(self).model_fields
+        idle = [name for name in ("block", "warm_up") if getattr(self, name) != fields[name].default]
         if idle and not self.is_on:
             raise ValueError(
                 f"{' and '.join(idle)} would change nothing: neither gradients nor weights are compressed. "

@@ -40,7 +40,7 @@ class DistributedConfig(Section):
     overlap: bool = True
     """Communicate while devices compute."""
     compression: CompressionConfig = CompressionConfig()
-    """What travels as codes of few bits."""
+    """Codes of few bits for gradients and weights that travel."""
     deepspeed: Path | None = None
     """A DeepSpeed JSON of your own, instead of all above."""
 

@@ -17,7 +17,7 @@ WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER = "weights", "masters", "gradients", "opt
 BUCKETS = "buckets"
 """Gradients on their way to other devices."""
 WAITING = "waiting gradients"
-"""What compressed gradients have left out."""
+"""Residuals of compressed gradients."""
 GATHERED = "gathered weights"
 """Shares of other devices that a layer needs just now."""
 

@@ -28,9 +28,9 @@ class CompressedSum:
         self.count, self._code, self._ranks = count, code, ranks
         shard = -(-count // (ranks.world * code.block)) * code.block
         self.waiting_N = torch.zeros(shard * ranks.world, device=device)
-        """What this process has not sent yet; the end that pads it is zero."""
+        """Residual of this process: not sent yet. The end that pads it is zero."""
         self.waiting_S = torch.zeros(shard, device=device)
-        """What this process has not sent of the sum of its shard."""
+        """Residual of the sum of this process's shard."""
         self._own = max(0, min(shard, count - ranks.rank * shard))
 
     @property
@@ -39,13 +39,13 @@ class CompressedSum:
         return 2 * (self._ranks.world - 1) * self._code.nbytes(len(self.waiting_S))
 
     def gathered_shards(self) -> Tensor:
-        """What waits of the sum (N,), of all shards; all processes call it together."""
+        """Residuals of the sum (N,), of all shards; all processes call it together."""
         padded_N = torch.empty_like(self.waiting_N)
         dist.all_gather_into_tensor(padded_N, self.waiting_S)
         return padded_N[: self.count]
 
     def load(self, waiting_N: Tensor, sum_N: Tensor) -> None:
-        """Set what waits in this process, and of the sum."""
+        """Set the residuals (N,) of this process, and of the sum."""
         start = self._ranks.rank * len(self.waiting_S)
         self.waiting_N[: self.count] = waiting_N
         self.waiting_S[: self._own] = sum_N[start : start + self._own]

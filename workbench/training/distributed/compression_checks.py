@@ -64,7 +64,7 @@ def _of_deepspeed(config: RunConfig) -> Iterator[str]:
 
 
 def _gradients(config: RunConfig) -> Iterator[str]:
-    """What looks at gradients twice, or at others in the next step."""
+    """Refusals where a step adds up gradients twice, or the next one those of other parameters."""
     kind = f"distributed.compression.gradients={config.distributed.compression.gradients}"
     if config.optimizer.sam or config.optimizer.name == "sophia":
         what = "sam" if config.optimizer.sam else "name=sophia"
@@ -82,7 +82,7 @@ def _gradients(config: RunConfig) -> Iterator[str]:
 
 
 def _one_bit(config: RunConfig) -> Iterator[str]:
-    """What one bit of a gradient is too little for, or a momentum in its place."""
+    """Refusals where gradients are read, and one bit or a momentum stands in their place."""
     kind, optimizer = "distributed.compression.gradients=onebit", config.optimizer
     if optimizer.name not in ONE_BIT:
         yield f"{kind} goes with optimizer.name={'|'.join(ONE_BIT)}, not {optimizer.name}. Write one, or int8."

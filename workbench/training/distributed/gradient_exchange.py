@@ -20,10 +20,10 @@ from workbench.training.optim.onebit_adam import OneBitAdamW
 
 
 class GradientExchange:
-    """Adds up gradients over processes, and keeps what codes have left out (a `TrainHook`).
+    """Adds up gradients over processes, and keeps what codes have left out, their residuals (a `TrainHook`).
 
-    A checkpoint holds what waits in each process. As many processes go on bit for bit; others take even parts of what
-    waits in all, so that nothing is lost; one alone, or a run without compression, or of another kind, leaves it out.
+    A checkpoint holds those of each process. As many processes go on bit for bit; others take even parts of their sum,
+    so that nothing is lost; one alone, or a run without compression, or of another kind, leaves them out.
     """
 
     def __init__(self, config: TrainingSections, masters: MasterWeights | Sharded, ranks: Ranks) -> None:
@@ -33,7 +33,7 @@ class GradientExchange:
         self._sums: list[CompressedSum] = []
         """One for each bucket, from the first step that is compressed."""
         self._saved: Mapping[str, Tensor] = {}
-        """What waited in a checkpoint, until then."""
+        """Residuals of a checkpoint, until then."""
         self._optimizer: OneBitAdamW | None = None
 
     @property
@@ -88,7 +88,7 @@ class GradientExchange:
             self._wire.sent += compressed.sent_bytes
 
     def _contribution(self, master: nn.Parameter, scale: Tensor | float) -> Tensor:
-        """What this process adds of a parameter: its gradient, or its part of the mean momentum."""
+        """Gradient of a parameter in this process, or its part of the mean momentum."""
         assert master.grad is not None
         if self._optimizer is None:
             return master.grad
@@ -103,7 +103,7 @@ class GradientExchange:
         return (self._longest / (squared * self._ranks.world).sqrt()).clamp_max_(1.0)
 
     def _make_sums(self, trained: Sequence[Sequence[nn.Parameter]]) -> None:
-        """Sums of buckets, with what waited in a checkpoint."""
+        """Make the sums of buckets, with the residuals of a checkpoint."""
         kind = self._section.compression.gradients
         assert kind != "none"
         code, counts = BlockCode(kind, self._section.compression.block), [_count(bucket) for bucket in trained]
@@ -128,7 +128,7 @@ class GradientExchange:
         """Do nothing."""
 
     def state(self) -> dict[str, Tensor]:
-        """What waits in each process, and of the sum, as vectors of all trained values; in the first process."""
+        """Residuals of each process, and of the sum, as vectors of all trained values; in the first process."""
         if not self._sums:
             return dict(self._saved)
         own_N = torch.cat([each.waiting_N[: each.count] for each in self._sums])
@@ -138,11 +138,11 @@ class GradientExchange:
         return {**{self._own(rank): each for rank, each in enumerate(waiting_WN)}, self._summed: sum_N}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with what waited, from the next step that is compressed."""
+        """Go on with these residuals, from the next step that is compressed."""
         self._sums, self._saved = [], state
 
     def _own(self, rank: int | str) -> str:
-        """Name of what waits in a process; momenta are no gradients, and neither waits for the other."""
+        """Name of the residual of a process; those of momenta are none of gradients."""
         return f"{self._section.compression.gradients} process {rank}"
 
     @property

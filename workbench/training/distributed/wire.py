@@ -1,4 +1,4 @@
-"""What travels between processes in a step."""
+"""Traffic between processes in a step."""
 
 from __future__ import annotations
 
