@@ -38,7 +38,7 @@ kinds = st.sampled_from(["int8", "onebit"])
 
 
 @given(count=st.integers(4, 70), world=st.integers(1, 4), kind=kinds, steps=st.integers(1, 12), seed=st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_nothing_is_lost(count: int, world: int, kind: Kind, steps: int, seed: int) -> None:
     """All sums, with what waits, are all vectors."""
     processes, draws = group(count, world, kind), torch.Generator().manual_seed(seed)
