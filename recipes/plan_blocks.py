@@ -30,7 +30,7 @@ def measure(config: RunConfig, backbone: Backbone, fit: Training, dry: DryRun, m
     hub = backbones.hub_config(config.model)
     subject = Subject(
         depth=block_time.depth(hub),
-        narrower=block_time.narrowing(hub),
+        narrower=block_time.narrowing(hub, parts=config.distributed.tensor),
         parameters=sum(each.numel() for each in backbone.model.parameters()),
         trainable=sum(each.numel() for each in fit.masters),
         flops=dry.flops_per_token * dry.padded_tokens,

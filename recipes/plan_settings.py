@@ -7,23 +7,23 @@ from collections.abc import Iterator
 
 from workbench.config import RunConfig
 from workbench.config.budget_config import BudgetConfig
-from workbench.config.distributed_config import DistributedConfig
 from workbench.runs import units
 from workbench.training.search.halving import Halving
 
 
 def of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunConfig:
     """A run of a device's own rows, which an accelerator would compute at once, by one that holds everything."""
-    parts = config.distributed.sequence
-    rows = -(-config.batch.size // max(1, devices // parts))
+    parts, together = config.distributed.sequence, config.distributed.rows_together
+    rows = -(-config.batch.size // max(1, devices // together))
     batch = config.batch.model_copy(update={"size": rows})
     for key in ("packing", "shared_prefix") if accelerated else ():
         if getattr(batch, key) == "auto":  # rows are packed on CPUs
             batch = batch.model_copy(update={key: False})
     if accelerated and batch.tokens_per_device == "auto":
-        whole = rows * config.data.max_tokens if parts == 1 else -(-config.data.max_tokens // parts)
+        whole = rows * config.data.max_tokens if together == 1 else -(-config.data.max_tokens // parts)
         batch = batch.model_copy(update={"tokens_per_device": whole})
-    return config.model_copy(update={"batch": batch, "distributed": DistributedConfig(sequence=parts)})
+    layout = config.distributed.together_only
+    return config.model_copy(update={"batch": batch, "distributed": layout})
 
 
 def untimed(config: RunConfig) -> RunConfig:
@@ -64,6 +64,8 @@ def notes(config: RunConfig) -> Iterator[str]:
         yield "Steps are those of the first wave that the whole search is worth; its comparisons are not counted."
     if config.distributed.sequence > 1:
         yield "The time in which devices exchange heads of attention (distributed.sequence) is not counted."
+    if config.distributed.tensor > 1:
+        yield "The time in which devices add up outputs of blocks (distributed.tensor) is not counted."
     if config.model.weights == "int8":
         yield "8-bit layers are taken to find outliers in every column, the most that there may be."
     if config.distributed.deepspeed is not None:

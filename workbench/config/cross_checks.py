@@ -24,6 +24,7 @@ from workbench.config import (
     sequence_checks,
     sparsity_checks,
     stacking_checks,
+    tensor_checks,
     thinning_checks,
 )
 from workbench.config.basic_sections import DataConfig, ModelConfig
@@ -91,6 +92,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from length_checks.mistakes(config)
     yield from sampling_checks.mistakes(config)
     yield from sequence_checks.mistakes(config)
+    yield from tensor_checks.mistakes(config)
     yield from sparsity_checks.mistakes(config)
     yield from growth_checks.mistakes(config)
     yield from curvature_checks.mistakes(config)

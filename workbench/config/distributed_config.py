@@ -12,6 +12,15 @@ from workbench.config.compression_config import CompressionConfig
 from workbench.schema import Section, Unit
 
 Place = Literal["none", "cpu", "nvme"]
+_NOT_WITH_TENSOR = {
+    "zero": 0,
+    "engine": "deepspeed",
+    "replicas": 1,
+    "sequence": 1,
+    "offload_optimizer": "none",
+    "offload_parameters": "none",
+}
+"""Settings beside `tensor`, and what each has to be."""
 
 
 class DistributedConfig(Section):
@@ -29,6 +38,10 @@ class DistributedConfig(Section):
     sequence: Annotated[PositiveInt, Unit("devices")] = 1
     """Devices that compute the same rows together, each a part of the tokens, and in attention a part of the heads
     (Ulysses): for rows that are too long for one device. Others share the rows of a step."""
+    tensor: Annotated[PositiveInt, Unit("devices")] = 1
+    """Devices that compute the same rows together, each a part of the heads of attention and of the MLP's features, of
+    whose weights it holds that part (Megatron-LM): for a backbone that is too large for one device. Others share the
+    rows of a step."""
     offload_optimizer: Place = "none"
     """Where the optimizer's state, and its step, wait: in the host's memory, or in files under `nvme`."""
     offload_parameters: Place = "none"
@@ -45,10 +58,21 @@ class DistributedConfig(Section):
     """A DeepSpeed JSON of your own, instead of all above."""
 
     @property
+    def rows_together(self) -> int:
+        """Devices that compute the same rows."""
+        return self.sequence * self.tensor
+
+    @property
     def together(self) -> int:
-        """The fewest devices that have as many copies, and parts of rows, as are asked for."""
+        """The fewest devices that have as many copies, and parts of rows or blocks, as are asked for."""
         copies = self.replicas * (2 if self.replicas > 1 else 1)
-        return math.lcm(self.sequence, copies, 2 if self.compression.is_on and self.sequence * copies == 1 else 1)
+        alone = self.rows_together * copies == 1
+        return math.lcm(self.rows_together, copies, 2 if self.compression.is_on and alone else 1)
+
+    @property
+    def together_only(self) -> DistributedConfig:
+        """The parts of rows or blocks that devices compute together, and nothing else."""
+        return DistributedConfig(sequence=self.sequence, tensor=self.tensor)
 
     @property
     def sharded(self) -> bool:
@@ -63,6 +87,9 @@ class DistributedConfig(Section):
                 f"compression is of zero=0 or engine=fsdp2, and this is zero={self.zero} of DeepSpeed, whose own codes "
                 "(zero_quantized_weights, zero_quantized_gradients) are for accelerators alone. Write engine=fsdp2."
             )
+        if self.compression.is_on and self.rows_together > 1:
+            name = "tensor" if self.tensor > 1 else "sequence"
+            raise ValueError(f"compression was not tried with {name}. Leave compression out, or write {name}=1.")
         if weights != "none" and self.engine != "fsdp2":
             raise ValueError(
                 f"compression.weights={weights} is of weights that devices share, and with zero=0 each holds all. "
@@ -77,6 +104,14 @@ class DistributedConfig(Section):
 
     @model_validator(mode="after")
     def _fitting(self) -> DistributedConfig:
+        if self.tensor > 1:
+            others = {name: getattr(self, name) for name in _NOT_WITH_TENSOR}
+            changed = [f"{name}={value}" for name, value in others.items() if value != _NOT_WITH_TENSOR[name]]
+            if changed:
+                raise ValueError(
+                    f"tensor={self.tensor} cuts weights, too, and was not tried with {', '.join(changed)}. "
+                    f"Leave {' and '.join(each.split('=')[0] for each in changed)} out, or write tensor=1."
+                )
         if self.zero == 0 and self.offload_optimizer != "none":
             raise ValueError(f"offload_optimizer={self.offload_optimizer} is a part of ZeRO. Write zero=2 or zero=3.")
         if self.zero not in ("auto", 3) and self.offload_parameters != "none":

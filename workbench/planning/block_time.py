@@ -262,14 +262,19 @@ def _cut(rows: Indices, timed: _Timed, most: int) -> Indices:
     return rows[: max(1, min(len(rows), most * len(rows) // timed.tokens(rows)))]
 
 
-def narrowing(hub: PretrainedConfig) -> int:
-    """By how many times a backbone is built narrower; 1 where its shape does not allow it."""
+def narrowing(hub: PretrainedConfig, *, parts: int = 1) -> int:
+    """By how many times a backbone is built narrower; 1 where its shape does not allow it.
+
+    Args:
+        parts: Into which its heads and features are cut.
+    """
     text: Any = anatomy.body_config(hub)
     factor = 1
     if not isinstance(getattr(text, "num_key_value_heads", None), int) or hub.is_encoder_decoder:
         return 1
+    cut = WIDTHS if parts == 1 else (*WIDTHS, "num_key_value_heads")
     while text.hidden_size // (2 * factor) >= WIDTH and all(
-        getattr(text, key, 1) % (2 * factor) == 0 for key in WIDTHS
+        getattr(text, key, parts) % (2 * factor * parts) == 0 for key in cut
     ):
         factor *= 2
     return factor

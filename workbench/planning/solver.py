@@ -204,8 +204,8 @@ class _Solver:
         """Plan of one device that holds everything; `seconds` are those that it computes."""
         key = (config.train.checkpointing, tokens)
         if key not in self._known:
-            # Whatever is shared is arithmetic; parts of rows are other work.
-            layout = DistributedConfig(sequence=config.distributed.sequence)
+            # Whatever is shared is arithmetic; parts of rows and of blocks are other work.
+            layout = config.distributed.together_only
             alone = _with_layout(_with(config, "batch", tokens_per_device=tokens), layout)
             plan = self._make_plan(alone)
             timed = self._timing(plan)
@@ -254,7 +254,8 @@ def formats(config: RunConfig) -> list[str]:
     """How weights may be stored, quantised last."""
     wanted = config.model.weights
     quantised = config.model.model_copy(update={"weights": "nf4"})
-    if wanted != "auto" or isinstance(config.adapter, Full) or cross_checks.unable(quantised, config.adapter):
+    cut = config.distributed.tensor > 1
+    if wanted != "auto" or cut or isinstance(config.adapter, Full) or cross_checks.unable(quantised, config.adapter):
         return [wanted]
     return [wanted, "nf4"]
 

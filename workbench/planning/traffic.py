@@ -38,12 +38,13 @@ def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices
     """Seconds that a step waits with so many micro-batches on each device, if nothing travels while devices compute.
 
     Each of `replicas` copies of the weights is shared among its own devices; copies add their shares of gradients.
+    Of `tensor` devices that compute the same rows each adds its part of the gradients to those of other groups.
     """
     count = contents.trainable
     gradients, trained = contents.gradient * count, contents.element * count
     coded = gradients * code_share(how.compression.gradients, how)
     weights = contents.weight_bytes * code_share(how.compression.weights, how, element=contents.element)
-    sharing = devices // how.replicas
+    sharing = devices // (how.replicas * how.tensor)
     others, share = (sharing - 1) / sharing, 1 / sharing
     if how.zero in (0, 1):
         travels = 2.0 * coded

@@ -83,13 +83,16 @@ class Ranks:
         if not self.alone:
             dist.barrier()
 
-    def add_up(self, tensors: Sequence[Tensor], *, bucket_bytes: int) -> None:
-        """Replace each tensor by its sum over all processes, the same bits in each of them; so many bytes at a time."""
+    def add_up(self, tensors: Sequence[Tensor], *, bucket_bytes: int, group: dist.ProcessGroup | None = None) -> None:
+        """Replace each tensor by its sum over all processes, or those of a group; so many bytes at a time.
+
+        The sums are the same bits in each of them.
+        """
         if self.alone:
             return
         for bucket in buckets(tensors, bucket_bytes):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
-            dist.all_reduce(flat)
+            dist.all_reduce(flat, group=group)
             for tensor, summed in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(summed.view_as(tensor))
 

@@ -64,7 +64,7 @@ def tokens_per_device(
     whole_batch = own * config.batch.size * config.rows_of_draw * members
     if device.type != "cpu":
         # Processes that compute rows together cannot each try how many fit: one row at a time is what they are for.
-        return whole_batch if config.distributed.sequence == 1 else own
+        return whole_batch if config.distributed.rows_together == 1 else own
     elements = EVEN_CPU_ELEMENTS if train.lengths.max() == train.lengths.min() else CPU_ELEMENTS
     return min(whole_batch, max(own, CPU_TOKENS, elements // width))
 

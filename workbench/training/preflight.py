@@ -19,7 +19,7 @@ from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.training import capacity, layer_drop, packing, prefix_sharing, progressive_stacking, token_drop
-from workbench.training.distributed import sequence
+from workbench.training.distributed import sequence, tensor
 from workbench.training.freezing.layer_map import LayerMap, stack
 from workbench.training.optim import optimizers
 
@@ -74,6 +74,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
             continue
         require(packing.refusal(model.config, longest=int(splits[0].longest_sequences.max()), reads_packed=True))
     sequence.require(config, model.config, longest=int(splits[0].lengths.max()))
+    tensor.require(config, model.config)
     adapters.require_fit(model, config.adapter)
     require_recomputable(config, model)
     _require_layers(config, model)

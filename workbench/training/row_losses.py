@@ -218,7 +218,7 @@ def record(config: TrainingSections, draws: int, ranks: Ranks) -> VisitRecord | 
     """
     wanted = config.evaluate.dynamics
     steps = total_steps(config, draws)
-    few = steps is not None and steps * config.batch.size <= MOST_VISITS and config.distributed.sequence == 1
+    few = steps is not None and steps * config.batch.size <= MOST_VISITS and config.distributed.rows_together == 1
     return VisitRecord(ranks) if wanted is True or (wanted == "auto" and few) else None
 
 

@@ -360,7 +360,7 @@ class Trainer:
         auto = self.config.batch.tokens_per_device == "auto"
         if auto:
             tokens = int(remembered or self.arrangement.worth(tokens))
-        if auto and not remembered and self.device.type != "cpu" and self.config.distributed.sequence == 1:
+        if auto and not remembered and self.device.type != "cpu" and self.config.distributed.rows_together == 1:
             tokens = min(self.ranks.gathered(self._largest_that_fits(tokens)))
         self.run.note(batch=dict(tokens_per_device=tokens, steps=self.member.total, **self.arrangement.facts()))
         self.tokens = tokens

@@ -42,12 +42,13 @@ def require_members(count: int, ranks: Ranks) -> None:
 
 def _grouped(section: DistributedConfig, ranks: Ranks) -> Iterator[str]:
     """Where the devices cannot be cut in groups."""
-    size, least = section.sequence, section.together
-    if ranks.world % size:
-        yield (
-            f"distributed.sequence={size} makes groups of {size} devices, and there {_are(ranks.world)}. "
-            f"Write --devices {least} or a multiple of it, or distributed.sequence=1."
-        )
+    least = section.together
+    for name, size in {"sequence": section.sequence, "tensor": section.tensor}.items():
+        if ranks.world % size:
+            yield (
+                f"distributed.{name}={size} makes groups of {size} devices, and there {_are(ranks.world)}. "
+                f"Write --devices {least} or a multiple of it, or distributed.{name}=1."
+            )
     if (copies := section.replicas) > 1 and (ranks.world % copies or ranks.world == copies):
         yield (
             f"distributed.replicas={copies} shares each of {copies} copies of the weights among as many devices, two "

@@ -57,10 +57,10 @@ def deepspeed(config: TrainingSections, compute: torch.dtype, *, world: int, tra
 
 
 def cuts_weights(section: DistributedConfig) -> bool:
-    """Whether a process holds a share of each weight, and all of it only while its module computes."""
+    """Whether a process holds a share of each weight; with ZeRO and FSDP2 all of it while its module computes."""
     if section.deepspeed is not None:
         return bool(read(section)["zero_optimization"].get("stage") == 3)
-    return section.zero == 3 or section.engine == "fsdp2"
+    return section.zero == 3 or section.engine == "fsdp2" or section.tensor > 1
 
 
 def _zero(section: DistributedConfig, trained: int) -> Settings:

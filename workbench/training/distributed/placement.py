@@ -12,9 +12,10 @@ from workbench.config.distributed_config import DistributedConfig
 from workbench.data.arrangement import Arrangement
 from workbench.data.batching import MicroBatch
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed import layout_settings, sequence
+from workbench.training.distributed import layout_settings, sequence, tensor
 from workbench.training.distributed.fsdp import FullySharded, ShardedReader
 from workbench.training.distributed.sharding import Loss, Sharded, Trainable
+from workbench.training.distributed.tensor import TensorParallel
 from workbench.training.distributed.zero import ZeroParameters
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class Placement:
     @property
     def keeps_weights(self) -> bool:
         """Whether a layer may keep its weight for the backward pass; DeepSpeed puts another in its place."""
-        return not self.cuts_weights or self.config.engine == "fsdp2"
+        return not self.cuts_weights or self.config.engine == "fsdp2" or self.config.tensor > 1
 
     @property
     def groups(self) -> Ranks:
@@ -77,6 +78,9 @@ class Placement:
 
         Where they do not, work is just done.
         """
+        if self.config.tensor > 1:
+            tensor.cut(model, tensor.group(self.config, self.ranks))
+            return _called
         return ShardedReader(model, self.config, self.ranks) if self.cuts_weights else _called
 
     def unread(self, load: Callable[[], T], read: Callable[[T], bool]) -> T:
@@ -96,11 +100,13 @@ class Placement:
         return None if self.cuts_weights else model
 
     def shared(self, whole: Trainable, *, sample: Callable[[], MicroBatch]) -> Sharded | None:
-        """Trainable parameters in shares of DeepSpeed or FSDP2; None where every process holds all of them.
+        """Trainable parameters in shares of DeepSpeed, FSDP2 or a group; None where every process holds all of them.
 
         Args:
             sample: Rows that the model may be called with.
         """
+        if self.config.tensor > 1:
+            return TensorParallel(whole)
         if not self.config.sharded:
             return None
         return FullySharded(whole) if self.config.engine == "fsdp2" else ZeroParameters(whole, sample=sample)

@@ -38,12 +38,12 @@ def group(section: DistributedConfig, ranks: Ranks) -> SequenceGroup:
     size = section.sequence
     if size == 1 or ranks.alone:
         return SequenceGroup(size - 1, size)
-    return SequenceGroup(ranks.rank % size, size, _mesh(ranks.world, size).get_group("sequence"))
+    return SequenceGroup(ranks.rank % size, size, mesh(ranks.world, size).get_group("group"))
 
 
 def dealt(section: DistributedConfig, ranks: Ranks) -> Ranks:
     """The groups as they share the rows of a step: number of this process's, and how many there are."""
-    return Ranks(ranks.rank // section.sequence, max(1, ranks.world // section.sequence))
+    return Ranks(ranks.rank // section.rows_together, max(1, ranks.world // section.rows_together))
 
 
 def arranged(whole: Arrangement, own: SequenceGroup) -> Arrangement:
@@ -149,6 +149,6 @@ def _longer(position_BL: Tensor, more: int) -> Tensor:
 
 
 @lru_cache
-def _mesh(world: int, size: int) -> DeviceMesh:
-    """Neighbours hold parts of the same rows: their links are the fastest."""
-    return init_device_mesh(backbones.device().type, (world // size, size), mesh_dim_names=("data", "sequence"))
+def mesh(world: int, size: int) -> DeviceMesh:
+    """Groups of so many processes that compute the same rows, neighbours: their links are the fastest."""
+    return init_device_mesh(backbones.device().type, (world // size, size), mesh_dim_names=("data", "group"))
