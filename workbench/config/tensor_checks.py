@@ -92,5 +92,3 @@ def _of_rows(config: RunSections) -> Iterator[tuple[str, str]]:
         yield f"was not tried with data.curriculum.by={data.curriculum.by}", "data.curriculum.by=length"
     if data.select.by_backbone:
         yield f"was not tried with data.select.by={data.select.by}", data.select.random_instead
-    if config.evaluate.dynamics is True:
-        yield "would record each row as often as devices compute it (evaluate.dynamics)", "evaluate.dynamics=false"

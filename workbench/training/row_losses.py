@@ -183,17 +183,21 @@ class VisitRecord:
     """Remembers the losses of each row in each step that it was drawn in.
 
     The record is the same for any micro-batches, numbers of processes and restarts, up to the last bits of a loss.
+
+    Args:
+        tells: Whether this process tells what it computes, as one of those does that compute the same rows.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks, *, tells: bool = True) -> None:
+        self._ranks, self._tells = ranks, tells
         self._known = _joined([])
         self._new: list[Visits] = []
 
     def rows_done(self, step: int, losses: RowLosses) -> None:
         """Remember these."""
         steps, rows = np.full(len(losses.rows), step, dtype=np.int32), losses.rows.astype(np.int32)
-        self._new.append(Visits(steps, rows, losses.loss_B, losses.probability_B, losses.right_B))
+        if self._tells:
+            self._new.append(Visits(steps, rows, losses.loss_B, losses.probability_B, losses.right_B))
 
     def visits(self) -> Visits:
         """All visits of all processes; each process has to ask."""
@@ -218,8 +222,9 @@ def record(config: TrainingSections, draws: int, ranks: Ranks) -> VisitRecord | 
     """
     wanted = config.evaluate.dynamics
     steps = total_steps(config, draws)
-    few = steps is not None and steps * config.batch.size <= MOST_VISITS and config.distributed.rows_together == 1
-    return VisitRecord(ranks) if wanted is True or (wanted == "auto" and few) else None
+    few = steps is not None and steps * config.batch.size <= MOST_VISITS and config.distributed.sequence == 1
+    first = ranks.rank % config.distributed.tensor == 0
+    return VisitRecord(ranks, tells=first) if wanted is True or (wanted == "auto" and few) else None
 
 
 def _joined(parts: list[Visits]) -> Visits:

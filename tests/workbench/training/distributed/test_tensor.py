@@ -1,0 +1,85 @@
+"""The same curve, values and scores where processes compute the same rows together, each a part of every block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import workbench
+from tests.workbench.training.distributed import layouts
+from tests.workbench.training.distributed.test_groups import folder  # noqa: F401
+from tests.workbench.training.distributed.test_layouts import METHODS, curve, require_same, weights
+from workbench.evaluation import dynamics
+
+pytestmark = pytest.mark.slow
+
+STEPS = ["train.steps=12", "save.every=6", "distributed.bucket_bytes=1000"]
+TWO = "distributed.tensor=2"
+CELLS = {
+    "lora": ["batch={size: 5, tokens_per_device: 100}", "evaluate={every: 4, answers: 2}", "save.ship=best"],
+    "full": ["batch={size: 5, tokens_per_device: 64, packing: false}", "train.checkpointing=true"],
+}
+"""By method: packed rows, answers and the best step's values; padded rows, in passes of one row or a few, recomputed."""
+
+
+def words(method: str) -> list[str]:
+    return [*STEPS, f"adapter={METHODS[method]}", "train.max_grad_norm=0.1", *CELLS[method]]
+
+
+def run(folder: Path, name: str, method: str, *, origin: str | None = None) -> None:  # noqa: F811
+    if origin is not None:
+        layouts.halfway(folder / origin, folder / name)
+    workbench.run(
+        str(folder / "recipe.yaml"), words(method), out=folder / name, resume=origin is not None, quiet=True
+    )
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Path:  # noqa: F811
+    """Runs of two processes, and those of one; some go on with what others began."""
+    jobs: list[tuple[str, list[str], str | None]] = []
+    for method in CELLS:
+        run(folder, f"{method} alone", method)
+        jobs.append((f"{method} in two", [*words(method), TWO], None))
+        jobs.append((f"{method} resumed", [*words(method), TWO], f"{method} in two"))
+    jobs.append(("full from one", [*words("full"), TWO], "full alone"))
+    layouts.in_processes(folder, jobs)
+    for method in CELLS:
+        run(folder, f"{method} from two", method, origin=f"{method} in two")
+    return folder
+
+
+@pytest.mark.parametrize("method", CELLS)
+@pytest.mark.parametrize("way", ["in two", "from two"])
+def test_blocks_in_parts_change_nothing(pair: Path, method: str, way: str) -> None:
+    require_same(pair / f"{method} {way}", pair / f"{method} alone")
+
+
+def test_a_run_of_one_process_goes_on_in_two(pair: Path) -> None:
+    require_same(pair / "full from one", pair / "full alone")
+
+
+def test_each_row_is_recorded_once(pair: Path) -> None:
+    found, wanted = (pd.read_parquet(pair / name / dynamics.FILE) for name in ("lora in two", "lora alone"))
+    pd.testing.assert_frame_equal(found, wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", CELLS)
+def test_in_parts_it_goes_on_bit_for_bit(pair: Path, method: str) -> None:
+    assert curve(pair / f"{method} resumed") == curve(pair / f"{method} in two")
+    assert torch.equal(weights(pair / f"{method} resumed"), weights(pair / f"{method} in two"))
+
+
+@pytest.fixture(scope="module")
+def four(pair: Path) -> Path:
+    """Runs of two groups of two processes, which share the rows of a step."""
+    layouts.in_processes(pair, [(f"{method} in four", [*words(method), TWO], None) for method in CELLS], processes=4)
+    return pair
+
+
+@pytest.mark.parametrize("method", CELLS)
+def test_groups_share_rows(four: Path, method: str) -> None:
+    require_same(four / f"{method} in four", four / f"{method} alone")
