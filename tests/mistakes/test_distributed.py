@@ -9,6 +9,7 @@ import pytest
 from tests.mistakes.cases import Case, assert_refused
 
 PARTS = "check my.yaml distributed.sequence=2"
+CUT = "check my.yaml distributed.tensor=2"
 CASES = {
     "no such key": Case("check my.yaml distributed.sequences=2", "distributed.sequences", "Did you mean `sequence`?"),
     "no device": Case("check my.yaml distributed.sequence=0", "distributed.sequence", "greater than 0"),
@@ -43,6 +44,34 @@ CASES = {
         "data.sampling={}, or distributed.sequence=1",
     ),
     "dynamics": Case(f"{PARTS} evaluate.dynamics=true", "evaluate.dynamics", "evaluate.dynamics=false"),
+    "cut blocks on one device": Case(
+        "run my.yaml distributed.tensor=2", "tensor=2 makes groups of 2 devices, and there is one", "--devices 2"
+    ),
+    "cut blocks and cut weights": Case(f"{CUT} distributed.zero=3", "was not tried with zero=3", "Leave zero out"),
+    "cut blocks and whatever fits": Case(f"{CUT} distributed.zero=auto", "zero=auto", "Leave zero out"),
+    "cut blocks and copies": Case(
+        f"{CUT} distributed.engine=fsdp2 distributed.zero=3", "zero=3, engine=fsdp2", "Leave zero and engine out"
+    ),
+    "cut blocks and parts of rows": Case(
+        f"{CUT} distributed.sequence=2", "was not tried with sequence=2", "Leave sequence out, or write tensor=1"
+    ),
+    "heads of cut blocks": Case("check my.yaml distributed.tensor=3", "8 heads, 4 of keys", "distributed.tensor=2|4"),
+    "cut blocks of an encoder": Case(f"{CUT} recipe=classify", "recipe=classify", "Write recipe=sft"),
+    "cut blocks under another method": Case(f"{CUT} adapter.method=ia3", "adapter.method=ia3", "adapter.method=lora"),
+    "cut blocks that are packed": Case(f"{CUT} model.weights=nf4", "model.weights=nf4", "model.weights=bfloat16"),
+    "cut blocks of another kernel": Case(f"{CUT} model.attention=eager", "model.attention=eager", "attention=sdpa"),
+    "cut blocks and new tokens": Case(f"{CUT} model.new_tokens=[<a>]", "model.new_tokens", "model.new_tokens=[]"),
+    "dropout in cut blocks": Case(f"{CUT} adapter.dropout=0.1", "adapter.dropout draws", "adapter.dropout=0"),
+    "noise in cut blocks": Case(f"{CUT} regularise.neftune=5", "regularise draws", "regularise={}"),
+    "whole matrices of cut blocks": Case(f"{CUT} optimizer.name=muon", "optimizer.name=muon", "optimizer.name=adamw"),
+    "two gradients of cut blocks": Case(f"{CUT} optimizer.sam=0.1", "optimizer.sam", "optimizer.sam=null"),
+    "average of cut blocks": Case(f"{CUT} average.method=ema", "average.method=ema", "average.method=none"),
+    "frozen cut blocks": Case(f"{CUT} freeze.policy=static freeze.layers=1", "freeze.policy=static", "policy=none"),
+    "compiled cut blocks": Case(f"{CUT} train.compile=true", "train.compile does not know", "train.compile=false"),
+    "left out cut blocks": Case(f"{CUT} layer_drop.rate=0.2", "layer_drop", "layer_drop={}"),
+    "rows that losses of cut blocks choose": Case(
+        f"{CUT} data.sampling.by=selective", "data.sampling.by=selective", "data.sampling={}, or distributed.tensor=1"
+    ),
     "tokens of a part": Case(
         f"{PARTS} batch.tokens_per_device=4", "of which each of 2 devices computes", "Raise it to"
     ),

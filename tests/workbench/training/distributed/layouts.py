@@ -31,6 +31,7 @@ from workbench.planning.live_bytes import LiveBytes
 from workbench.planning.memory_ledger import MemoryLedger
 from workbench.runs.process_memory import importing
 from workbench.runs.ranks import joined
+from workbench.training.distributed.tensor import TensorParallel
 from workbench.training.distributed.zero import ZeroParameters
 from workbench.training.master_weights import MasterWeights
 from workbench.training.trainer import Trainer
@@ -64,7 +65,7 @@ def halfway(finished: Path, folder: Path) -> None:
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Inside the block, the most bytes of tensors that each step holds, of DeepSpeed or where nothing is cut."""
+    """Inside the block, the most bytes of tensors that each step holds; of all layouts but FSDP2's."""
     count, peaks = MemoryLedger(), list[int]()
     step, work = Trainer.step, Trainer.work
 
@@ -74,7 +75,7 @@ def counted() -> Iterator[list[int]]:
         return adopt(self, *arguments)
 
     def stepping(self: Trainer, rows: Indices) -> dict[str, Any]:
-        if isinstance(self.masters, MasterWeights) and not peaks:
+        if isinstance(self.masters, MasterWeights | TensorParallel) and not peaks:
             count.__enter__()  # type: ignore[no-untyped-call]
             count.hold(chain(self.model.parameters(), self.model.buffers(), self.masters), "weights")
         count.restart()

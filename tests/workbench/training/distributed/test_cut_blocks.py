@@ -22,7 +22,7 @@ CELLS = {
     "lora": ["batch={size: 5, tokens_per_device: 100}", "evaluate={every: 4, answers: 2}", "save.ship=best"],
     "full": ["batch={size: 5, tokens_per_device: 64, packing: false}", "train.checkpointing=true"],
 }
-"""By method: packed rows, answers and the best step's values; padded rows, in passes of one row or a few, recomputed."""
+"""By method: packed rows, answers and the best step's values; padded rows in several passes, recomputed."""
 
 
 def words(method: str) -> list[str]:
@@ -32,9 +32,7 @@ def words(method: str) -> list[str]:
 def run(folder: Path, name: str, method: str, *, origin: str | None = None) -> None:  # noqa: F811
     if origin is not None:
         layouts.halfway(folder / origin, folder / name)
-    workbench.run(
-        str(folder / "recipe.yaml"), words(method), out=folder / name, resume=origin is not None, quiet=True
-    )
+    workbench.run(str(folder / "recipe.yaml"), words(method), out=folder / name, resume=origin is not None, quiet=True)
 
 
 @pytest.fixture(scope="module")
