@@ -174,8 +174,8 @@ def _of_scaling(config: RunConfig, parts: DryRunParts, devices: int) -> Iterator
     """Advice of a law of pretraining, for a run that trains a whole language model on text."""
     if config.recipe in ("sft", "mlm") and isinstance(config.adapter, Full):
         steps = limits.total_steps(config, parts.training.rows) or parts.training.steps
-        tokens = steps * parts.work.tokens * devices
-        flops = parts.dry_run.flops_per_token * tokens
+        tokens = steps * parts.work.tokens * devices / config.distributed.tensor
+        flops = parts.dry_run.flops_per_token * config.distributed.tensor * tokens
         yield scaling_law.advice(operations=flops, parameters=parts.size.total, tokens=tokens)
 
 

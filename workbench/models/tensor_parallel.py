@@ -95,7 +95,7 @@ class _Leave(torch.autograd.Function):
         return grad, None
 
 
-class _Layer(NamedTuple):
+class _CutLayer(NamedTuple):
     """A layer of a block that computes a part."""
 
     name: str
@@ -111,12 +111,12 @@ def plan(config: PretrainedConfig) -> dict[str, str]:
     return {path.removeprefix(_PREFIX): way for path, way in (body.base_model_tp_plan or {}).items()}
 
 
-def _layers(model: Any) -> Iterator[_Layer]:
+def _layers(model: Any) -> Iterator[_CutLayer]:
     blocks, ways = set(anatomy.decoder_layers(model)), plan(model.config)
     for name, block in model.named_modules():
         for path, way in ways.items() if block in blocks else ():
             parent = block.get_submodule(path.rpartition(".")[0])
-            yield _Layer(f"{name}.{path}", block.get_submodule(path), parent, way)
+            yield _CutLayer(f"{name}.{path}", block.get_submodule(path), parent, way)
 
 
 def shares(model: nn.Module) -> Shares:

@@ -173,6 +173,14 @@ def test_entering_adds_up_gradients_and_leaving_adds_up_outputs() -> None:
         assert gradient.tolist() == [7.0, 70.0]
 
 
+def test_a_group_of_one_changes_no_bit() -> None:
+    model = with_lora(family("llama"))
+    wanted, cut = Outcome(copy.deepcopy(model), {}), copy.deepcopy(model)
+    found = Outcome(cut, tensor.cut(cut, TensorGroup()))
+    assert torch.equal(found.logits, wanted.logits)
+    assert all(torch.equal(found.gradients[name], gradient) for name, gradient in wanted.gradients.items())
+
+
 @pytest.mark.parametrize("function", [tensor_parallel.enter, tensor_parallel.leave])
 def test_one_process_alone_changes_nothing(function: Callable[[Tensor, TensorGroup], Tensor]) -> None:
     values = torch.randn(3, dtype=torch.float64, requires_grad=True)

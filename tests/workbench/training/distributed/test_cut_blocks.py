@@ -73,8 +73,9 @@ def test_in_parts_it_goes_on_bit_for_bit(pair: Path, method: str) -> None:
 
 @pytest.fixture(scope="module")
 def four(pair: Path) -> Path:
-    """Runs of two groups of two processes, which share the rows of a step."""
-    layouts.in_processes(pair, [(f"{method} in four", [*words(method), TWO], None) for method in CELLS], processes=4)
+    """Runs of two groups of two processes, which share the rows of a step in other micro-batches."""
+    more = [TWO, "batch.tokens_per_device=160"]
+    layouts.in_processes(pair, [(f"{method} in four", [*words(method), *more], None) for method in CELLS], processes=4)
     return pair
 
 
