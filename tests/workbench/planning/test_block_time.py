@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig
 
 from workbench.config import ModelConfig
 from workbench.data.arrangement import PADDED
@@ -114,6 +115,11 @@ def test_whole_models_are_timed_where_that_is_soon_done_and_deep_ones_otherwise(
     assert depths(flops=2e12) == (3, 6) and depths(flops=1e15) == (1, 2)
     assert depths(parameters=8 * 10**8) == (3, 6), "memory, too, is limited"
     assert depths(narrower=4, flops=1) == (1, 2)
+
+
+def test_a_narrower_backbone_can_be_cut_too() -> None:
+    hub = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8)
+    assert [block_time.narrowing(hub, parts=parts) for parts in (1, 2, 4, 8)] == [4, 4, 2, 1]
 
 
 def test_few_samples_are_even() -> None:

@@ -109,6 +109,12 @@ def test_devices_that_compute_the_same_rows_have_a_part_of_their_tokens() -> Non
     assert found.config.distributed.sequence == 2
 
 
+@pytest.mark.parametrize(("tensor", "wanted"), [(1, ["auto", "nf4"]), (2, ["auto"])])
+def test_blocks_that_are_cut_are_not_packed(tensor: int, wanted: list[str]) -> None:
+    values = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "distributed": {"tensor": tensor}}
+    assert solver.formats(RunConfig.model_validate(values)) == wanted
+
+
 @pytest.mark.parametrize("tokens", [101, 700, 3199])
 def test_smaller_micro_batches_come_before_computing_twice(tokens: int) -> None:
     found, dry_runs = choose(FIXED + 1000 * tokens)

@@ -57,3 +57,8 @@ def test_codes_of_weights_and_gradients_travel_between_shares(zero: int) -> None
     compression = {"gradients": "int8", "weights": "int8", "block": 64}
     whole = sent(4, 3, zero=zero, engine="fsdp2")
     assert sent(4, 3, zero=zero, engine="fsdp2", compression=compression) == pytest.approx(8.5 / 32 * whole)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_groups_that_cut_blocks_add_their_parts_of_gradients_alone(groups: int) -> None:
+    assert sent(2 * groups, 3, tensor=2) == pytest.approx(ring(groups, COUNT, gathers=1, reduces=1))
