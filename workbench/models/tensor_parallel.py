@@ -51,9 +51,11 @@ class TensorGroup:
 
     def joined(self, part: Tensor, dimension: int) -> Tensor:
         """The whole of which each process gives its part."""
-        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        part = part.contiguous()
+        parts = [part] * self.size
         if self.processes is not None:
-            dist.all_gather(parts, part.contiguous(), self.processes)
+            parts = [torch.empty_like(part) for _ in parts]
+            dist.all_gather(parts, part, self.processes)
         return torch.cat(parts, dimension)
 
     def part(self, whole: Tensor, dimension: int) -> Tensor:
@@ -132,8 +134,10 @@ def shares(model: nn.Module) -> Shares:
 
 
 def _dimension(way: str, parameter: str) -> int | None:
-    whole = {OUTPUTS: "lora_A.", INPUTS: "lora_B.", INSIDE: ""}[way]
-    return None if whole in parameter else {OUTPUTS: 0, INPUTS: 1}[way]
+    if way == INSIDE:
+        return None
+    dimension, whole = {OUTPUTS: (0, "lora_A."), INPUTS: (1, "lora_B.")}[way]
+    return None if whole in parameter else dimension
 
 
 def connect(model: nn.Module, group: TensorGroup) -> None:

@@ -155,6 +155,7 @@ def test_parts_joined_are_the_whole() -> None:
     for dimension in (0, 1):
         parts = [TensorGroup(number, 2).part(matrix, dimension) for number in range(2)]
         assert torch.equal(torch.cat(parts, dimension), matrix)
+        assert torch.equal(TensorGroup().joined(matrix.T, dimension), matrix.T)
 
 
 def test_entering_adds_up_gradients_and_leaving_adds_up_outputs() -> None:

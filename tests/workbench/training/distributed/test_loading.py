@@ -17,7 +17,11 @@ pytestmark = pytest.mark.slow
 WIDTH, BLOCKS = 384, 12
 BLOCK = 4 * WIDTH**2 + 3 * WIDTH * 2 * WIDTH
 """Weights of one block."""
-CASES = {"zero3": ("{zero: 3}", "bfloat16", 2.0), "fsdp2": ("{engine: fsdp2, zero: 3}", "nf4", 4.127 / 8)}
+CASES = {
+    "zero3": ("{zero: 3}", "bfloat16", 2.0),
+    "fsdp2": ("{engine: fsdp2, zero: 3}", "nf4", 4.127 / 8),
+    "tensor": ("{tensor: 2}", "bfloat16", 2.0),
+}
 """Layouts, and bytes of a weight."""
 WHOLE = 4
 """Blocks: one that computes, and the next on its way, in the pieces that came and put together."""
@@ -59,4 +63,4 @@ def test_a_process_holds_its_share_and_few_blocks(folder: Path, case: str) -> No
     each = CASES[case][2]
     held = max(json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in (0, 1))
     share, block, unpacked = each * BLOCKS * BLOCK / 2, each * BLOCK, 2 * BLOCK
-    assert share < held < share + WHOLE * block + (0 if case == "zero3" else unpacked)
+    assert share < held < share + WHOLE * block + (unpacked if case == "fsdp2" else 0)
