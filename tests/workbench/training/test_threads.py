@@ -1,0 +1,110 @@
+"""Threads of a training: by its rows, backbone and cores alone, by the user's word, and the same after a resume."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.workbench.training.together import LabelledSet, Silent, Together, bert, class_outputs, section
+from workbench.runs import run_directory
+from workbench.training import threads
+from workbench.training.threads import worth
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine of two cores, on which nobody has asked for a number."""
+    monkeypatch.delenv(threads.ASKED, raising=False)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+class Counting(Silent):
+    """Keeps the threads of each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+
+    def step(self, record: dict[str, Any], *, total: int) -> None:
+        super().step(record, total=total)
+        self.threads.append(torch.get_num_threads())
+
+
+def counted(folder: Path, *, members: int) -> set[int]:
+    data, configs = [LabelledSet(24, seed) for seed in range(members)], [section(steps=2, size=6)] * members
+    callback = Counting()
+    Together(bert(), data, configs, folder, class_outputs).fit(callback)
+    assert torch.get_num_threads() == 2, "as before"
+    return set(callback.threads)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "cores", "expected"),
+    [
+        (51, 160, 2, 1),  # one of 32 members of search/quickstart
+        (1638, 160, 2, 2),  # sft/quickstart
+        (1638, 160, 64, 3),
+        (640, 768, 64, 7),
+        (2048, 4096, 64, 64),
+        (1, 1, 1, 1),
+    ],
+)
+def test_each_thread_has_enough_to_do(tokens: float, width: int, cores: int, expected: int) -> None:
+    found = worth(tokens, width, most=cores)
+    assert found == expected
+    assert found in (1, cores) or found * threads.WORTH <= tokens * width < (found + 1) * threads.WORTH
+
+
+def test_more_work_or_cores_never_take_fewer_threads() -> None:
+    for cores in range(1, 65, 9):
+        found = [worth(2.0**power, 64, most=cores) for power in range(20)]
+        assert found == sorted(found) and found[0] == 1 and found[-1] == cores
+        assert all(worth(2.0**power, 64, most=cores + 1) >= each for power, each in enumerate(found))
+
+
+def test_a_small_bank_trains_with_one_thread_unless_the_user_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert counted(tmp_path / "chosen", members=2) == {1}
+    monkeypatch.setenv(threads.ASKED, "2")
+    assert counted(tmp_path / "asked", members=1) == {2}
+
+
+def test_the_choice_is_by_what_one_adapter_has_of_a_micro_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six rows of about 9 tokens are a step; a micro-batch has 40 at most, which two members share."""
+    width = bert().config.hidden_size
+    monkeypatch.setattr(threads, "WORTH", 20 * width)
+    assert counted(tmp_path / "alone", members=1) == {2}
+    assert counted(tmp_path / "both", members=2) == {1}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_resumed_run_has_the_threads_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    config = section()
+    if asked:
+        monkeypatch.setenv(threads.ASKED, "2")
+    begun = run_directory.start(tmp_path, config, resume=False)
+    with threads.as_begun(begun):
+        assert torch.get_num_threads() == 2
+    begun.close()
+    monkeypatch.delenv(threads.ASKED, raising=False)
+    torch.set_num_threads(1)
+    resumed = run_directory.start(tmp_path, config, resume=True)
+    with threads.as_begun(resumed):
+        assert torch.get_num_threads() == 2 and (os.environ.get(threads.ASKED) == "2") == asked
+    assert torch.get_num_threads() == 1 and threads.ASKED not in os.environ
+    monkeypatch.setenv(threads.ASKED, "1")
+    with threads.as_begun(resumed):
+        assert torch.get_num_threads() == 1, "the user's word"
+    resumed.close()
