@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from workbench.adapters import anatomy, stock, virtual_tokens
 from workbench.adapters.adalora import AdaLora
 from workbench.adapters.after_import import after_import
+from workbench.adapters.alora import ALora
 from workbench.adapters.beft import Beft
 from workbench.adapters.block_expansion import BlockExpansion
 from workbench.adapters.bottleneck import Bottleneck
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS",
     "NOT_OFFERED",
+    "ALora",
     "AdaLora",
     "Beft",
     "BitFit",

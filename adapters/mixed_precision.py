@@ -17,6 +17,7 @@ from peft.tuners.tuners_utils import BaseTuner
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from workbench.adapters.alora_layers import activate
 from workbench.adapters.anatomy import dense_weight
 from workbench.adapters.float_layers import replacement
 
@@ -128,6 +129,7 @@ _DORA.dequantize_module_weight = _dequantise
 def compute_in_any_precision(model: nn.Module) -> None:
     """Replace the classes of PEFT's layers in `model` by those that compute in any precision, where they would fail."""
     for module in model.modules():
+        activate(module)
         if other := replacement(module):
             module.__class__ = other
         elif type(module) is vera.Linear:

@@ -18,7 +18,7 @@ OFFERED: dict[str, tuple[str, ...]] = {
     "LN_TUNING": ("layernorm",),
     "LOHA": ("loha",),
     "LOKR": ("lokr",),
-    "LORA": ("lora", "rslora", "dora", "lora+", "pissa", "olora", "corda", "eva", "lora-ga", "loftq"),
+    "LORA": ("lora", "rslora", "dora", "lora+", "alora", "pissa", "olora", "corda", "eva", "lora-ga", "loftq"),
     "MISS": ("miss",),
     "OFT": ("oft",),
     "OSF": ("osf",),
@@ -42,8 +42,6 @@ OFFERED: dict[str, tuple[str, ...]] = {
 """PEFT's name of each method that is offered, and ours; what shares PEFT's tuner stands together."""
 
 LORA_OPTIONS: dict[str, str] = {
-    "alora": "PEFT looks for its invocation tokens in a forward pass of its own, not the one that trains here. "
-    "Take adapter.method=lora.",
     "arrow": "it trains nothing, but chooses among trained adapters. Take adapter.method=lora for each, "
     "and add them up with `workbench combine`.",
     "kasa": "it changes the frozen weights themselves. Take adapter.method=pissa.",

@@ -10,7 +10,7 @@ from pathlib import Path
 from peft import LoraConfig, PeftConfig, PeftModel
 from transformers import PreTrainedModel
 
-from workbench.adapters import Full, bank
+from workbench.adapters import ALora, Full, bank
 from workbench.adapters.multi_adapter import BARE
 from workbench.config import RunConfig
 from workbench.config.tasks import WRITING
@@ -150,7 +150,13 @@ def _in_bank(run: NamedRun) -> bool:
     config = PeftConfig.from_pretrained(str(run.path / "adapter"))
     if not isinstance(config, LoraConfig) or type(config) is not LoraConfig:
         return False
-    more = (config.use_dora, config.modules_to_save, config.trainable_token_indices, config.lora_bias)
+    more = (
+        config.use_dora,
+        config.alora_invocation_tokens,
+        config.modules_to_save,
+        config.trainable_token_indices,
+        config.lora_bias,
+    )
     targets = config.target_modules if not isinstance(config.target_modules, str) else [config.target_modules]
     heads = {str(target).rsplit(".", 1)[-1] for target in targets or ()} & set(_HEADS)
     return not any(more) and config.bias == "none" and not heads and not config.target_parameters
@@ -195,6 +201,11 @@ def _single(run: NamedRun, *, bare: bool) -> tuple[AdapterRoutes, PreTrainedMode
         raise ConfigError(
             f"{run.path}: {run.config.adapter.method} puts virtual tokens in front of a prompt, which `serve` does "
             "not. `workbench generate` and `predict` answer one after the other."
+        )
+    if isinstance(run.config.adapter, ALora):
+        raise ConfigError(
+            f"{run.path}: alora acts from an invocation on, which `serve` does not look for. `workbench generate` and "
+            "`predict` do."
         )
     backbone = model.get_base_model() if isinstance(model, PeftModel) else model
     assert isinstance(backbone, PreTrainedModel)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation, losses
+from workbench.adapters import ALora, Method
 from workbench.config import RunConfig, tasks
 from workbench.config.regularise_config import RegulariseConfig
 from workbench.config.select_config import SelectConfig
@@ -43,7 +44,7 @@ from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
-from workbench.recipes import gradient_choice, row_choice, row_difficulty, token_reference
+from workbench.recipes import gradient_choice, invocation, row_choice, row_difficulty, token_reference
 from workbench.recipes.single_run import Scored, SingleRun
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
@@ -156,6 +157,13 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
     @property
     def rows(self) -> Mapping[str, TokenizedSet]:
         return {name: split for name, split in self.data._asdict().items() if split is not None}
+
+    @property
+    def adapter(self) -> Method:
+        method = invocation.resolved(self.config.adapter, self.template, self.tokenizer, chat=self.data.train.chat)
+        if isinstance(method, ALora):
+            self.callback.say(invocation.in_words(self.data.train, method, self.tokenizer))
+        return method
 
     @property
     def new_token_ids(self) -> Sequence[int]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
 
 from workbench import adapters, report
-from workbench.adapters import Full
+from workbench.adapters import Full, Method
 from workbench.config import RunConfig, tasks
 from workbench.config.tasks import Task
 from workbench.data.batching import Examples, Indices, first_rows
@@ -126,7 +126,7 @@ class SingleRun(ABC, Generic[M, R]):
         config = self.config
         return adapters.attach(
             backbone.model,
-            config.adapter,
+            self.adapter,
             seed=config.seed,
             new_token_ids=self.new_token_ids,
             sample=lambda: first_rows(self.rows["train"], seed=config.seed),
@@ -255,6 +255,11 @@ class SingleRun(ABC, Generic[M, R]):
     def task(self) -> Task:
         """Head of the backbone, and the class of model that has it."""
         return tasks.of(self.config)
+
+    @property
+    def adapter(self) -> Method:
+        """The method that trains, with what it takes from the rows."""
+        return self.config.adapter
 
     @property
     def new_token_ids(self) -> Sequence[int]:

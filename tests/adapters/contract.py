@@ -48,6 +48,7 @@ SMALL: dict[str, Any] = {
         "clusters": 2,
         "initial": 0.1,
         "tokens": (5, 60),
+        "invocation": (60, 5),
     },
 }
 """Settings of the methods, for models that are 32 wide; each method takes those that it has."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from workbench.adapters import METHODS, Method
 from workbench.adapters.method import HALF_OR_FULL
 from workbench.config import (
+    alora_checks,
     augment_checks,
     curriculum_checks,
     curvature_checks,
@@ -82,6 +83,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
         patience=config.evaluate.patience,
     )
     yield from regularise_checks.mistakes(config)
+    yield from alora_checks.mistakes(config)
     yield from thinning_checks.mistakes(config)
     yield from stacking_checks.mistakes(config)
     yield from _of_averages(config)

@@ -23,7 +23,10 @@ def _of_models(config: RunSections) -> Iterator[tuple[str, str]]:
     if config.model.attention not in ("auto", "sdpa"):
         yield f"needs sdpa, and model.attention={config.model.attention} is another kernel", "model.attention=sdpa"
     if config.adapter.facts.no_packing:
-        yield f"does not go with adapter.method={method}: a row's virtual tokens are in no part", "adapter.method=lora"
+        yield (
+            f"does not go with adapter.method={method}: a part of a row is not all that it reads",
+            "adapter.method=lora",
+        )
     if config.freeze.policy != "none":
         yield f"was not tried with freeze.policy={config.freeze.policy}", "freeze.policy=none"
     if config.optimizer.name == "sophia":

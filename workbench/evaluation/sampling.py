@@ -37,6 +37,10 @@ class AnswerSampler:
     def __init__(self, model: nn.Module, *, known: int, stop: Sequence[int], temperature: float) -> None:
         self._model, self._known, self._stop, self._temperature = model, known, list(stop), temperature
         self._backbone: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        # Whether what comes after a prompt's first tokens decides what they compute.
+        self._invoked = isinstance(model, PeftModel) and bool(
+            getattr(model.active_peft_config, "alora_invocation_tokens", None)
+        )
         self._virtual = isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning
 
     def begin(self) -> None:
@@ -81,7 +85,11 @@ class AnswerSampler:
         settings.use_cache = True
         with generation.plain(self._model, self._backbone):
             inputs = generation.padded_on_the_left(prompts, device=self._backbone.device)
-            read = self._read(inputs, each) if min(map(len, prompts)) > 1 and not self._virtual else None
+            read = (
+                self._read(inputs, each)
+                if min(map(len, prompts)) > 1 and not (self._virtual or self._invoked)
+                else None
+            )
             output = generation.generate(
                 self._model,
                 {name: tensor.repeat_interleave(each, dim=0) for name, tensor in inputs.items()},

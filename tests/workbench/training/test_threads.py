@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,12 +38,13 @@ class Counting(Silent):
         self.threads.append(torch.get_num_threads())
 
 
-def counted(folder: Path, *, members: int) -> set[int]:
-    data, configs = [LabelledSet(24, seed) for seed in range(members)], [section(steps=2, size=6)] * members
-    callback = Counting()
-    Together(bert(), data, configs, folder, class_outputs).fit(callback)
+def chosen(*, members: int) -> int:
+    """Threads of members that have six rows of a step each, in micro-batches of 40 tokens."""
+    each: Any = SimpleNamespace(task=SimpleNamespace(train=LabelledSet(24, 0), config=section(size=6)))
+    with threads.chosen([each] * members, 40, bert()):
+        found = torch.get_num_threads()
     assert torch.get_num_threads() == 2, "as before"
-    return set(callback.threads)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -69,22 +71,18 @@ def test_more_work_or_cores_never_take_fewer_threads() -> None:
         assert all(worth(2.0**power, 64, most=cores + 1) >= each for power, each in enumerate(found))
 
 
-def test_a_small_bank_trains_with_one_thread_unless_the_user_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert counted(tmp_path / "chosen", members=2) == {1}
+def test_a_small_bank_trains_with_one_thread(tmp_path: Path) -> None:
+    data, callback = [LabelledSet(24, seed) for seed in (0, 1)], Counting()
+    Together(bert(), data, [section(steps=2)] * 2, tmp_path, class_outputs).fit(callback)
+    assert set(callback.threads) == {1} and torch.get_num_threads() == 2
+
+
+def test_the_choice_is_by_what_one_adapter_has_of_a_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A micro-batch has 40 tokens, which two members share."""
+    monkeypatch.setattr(threads, "WORTH", 20 * bert().config.hidden_size)
+    assert (chosen(members=1), chosen(members=2)) == (2, 1)
     monkeypatch.setenv(threads.ASKED, "2")
-    assert counted(tmp_path / "asked", members=1) == {2}
-
-
-def test_the_choice_is_by_what_one_adapter_has_of_a_micro_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Six rows of about 9 tokens are a step; a micro-batch has 40 at most, which two members share."""
-    width = bert().config.hidden_size
-    monkeypatch.setattr(threads, "WORTH", 20 * width)
-    assert counted(tmp_path / "alone", members=1) == {2}
-    assert counted(tmp_path / "both", members=2) == {1}
+    assert chosen(members=2) == 2, "the user's word"
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -277,6 +277,12 @@ class ChatEncoder:
         conversation = self._conversation("the conversation", messages, tools)
         return self._tokenizer.tokenise(conversation.text(prompt=True)).ids
 
+    def generation_prompt(self) -> list[int]:
+        """Ids that ask for the next answer, such as the header of its message; empty where the template has none."""
+        conversation = self._conversation("a first conversation", ({"role": "user", "content": "a"},), ())
+        asked, whole = (self._tokenizer.tokenise(conversation.text(prompt=each)).ids for each in (True, False))
+        return asked[len(whole) :] if asked[: len(whole)] == whole else []
+
     def stops(self) -> list[int]:
         """Ids that end an answer: the tokenizer's eos, and what the template writes after one."""
         probe = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})

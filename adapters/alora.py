@@ -1,0 +1,65 @@
+"""Activated LoRA: an update that begins where a row asks for the answer, on HF PEFT's LoRA tuner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field, NonNegativeInt
+
+from workbench.adapters import anatomy
+from workbench.adapters.lora import LowRank
+from workbench.adapters.method import ExtraParameters, MethodInfo, register
+from workbench.errors import ConfigError
+from workbench.schema import Unit
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+    from transformers import PreTrainedModel
+
+
+@register
+class ALora(LowRank):
+    """W + scale * B A for the tokens from the last invocation of a row on, and W alone for those before it.
+
+    So keys and values of what comes before are the backbone's, and a cache of them serves every such adapter.
+    """
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "alora": MethodInfo(
+            "lora from the invocation in a row on",
+            "Greenewald et al. 2025, arXiv:2504.12397",
+            no_merge="it leaves the tokens before the invocation as they are, and merged weights would change them",
+            no_packing="PEFT looks for one invocation in a row, and packed rows are one",
+            no_freezing="its layers have to know the tokens of the rows, which what is kept of frozen blocks has not",
+        )
+    }
+    method: Literal["alora"] = "alora"
+    invocation: Annotated[str | tuple[NonNegativeInt, ...], Unit("text or token ids")] = Field(default="")
+    """Tokens from the last occurrence of which on the adapter acts; a text is tokenised. Empty: what the chat template
+    writes to ask for the next answer."""
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse all but causal language models, beside what LoRA refuses."""
+        if anatomy.task(model) != "CAUSAL_LM":
+            return "it begins where a causal language model is asked for an answer. Take adapter.method=lora."
+        return super().refusal(model)
+
+    def no_checkpointing(self, model: PreTrainedModel) -> str:
+        """Say that PEFT loses the place of the invocation in a repeated forward pass."""
+        return "a pass over a block that is repeated does not know where the invocation is"
+
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> LoraConfig:
+        """PEFT's LoraConfig for this backbone.
+
+        Raises:
+            ConfigError: The invocation is no list of token ids yet; only a model without values does without one.
+        """
+        known = not isinstance(self.invocation, str) and self.invocation
+        if not known and model.device.type != "meta":
+            raise ConfigError(
+                "adapter.invocation: the token ids of the invocation are not known here. "
+                "Write them, as adapter.invocation=[5,7]."
+            )
+        config = super().to_peft(model, beside)
+        config.alora_invocation_tokens = list(self.invocation) if known else [0]  # type: ignore[arg-type]
+        return config
