@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, NonNegativeInt
 
 from workbench.adapters import anatomy
-from workbench.adapters.lora import LowRank
+from workbench.adapters.lora import Lora, LowRank
 from workbench.adapters.method import ExtraParameters, MethodInfo, register
 from workbench.errors import ConfigError
 from workbench.schema import Unit
@@ -44,6 +44,11 @@ class ALora(LowRank):
             return "it begins where a causal language model is asked for an answer. Take adapter.method=lora."
         return super().refusal(model)
 
+    @property
+    def planned(self) -> Lora:
+        """LoRA of the same size."""
+        return Lora(rank=self.rank, alpha=self.alpha, targets=self.targets, dropout=self.dropout)
+
     def no_checkpointing(self, model: PreTrainedModel) -> str:
         """Say that PEFT loses the place of the invocation in a repeated forward pass."""
         return "a pass over a block that is repeated does not know where the invocation is"
@@ -52,14 +57,14 @@ class ALora(LowRank):
         """PEFT's LoraConfig for this backbone.
 
         Raises:
-            ConfigError: The invocation is no list of token ids yet; only a model without values does without one.
+            ConfigError: The invocation is no list of token ids yet. Where only sizes are asked for, any id will do.
         """
-        known = not isinstance(self.invocation, str) and self.invocation
-        if not known and model.device.type != "meta":
+        ids = () if isinstance(self.invocation, str) else self.invocation
+        if not ids and model.device.type != "meta":
             raise ConfigError(
                 "adapter.invocation: the token ids of the invocation are not known here. "
                 "Write them, as adapter.invocation=[5,7]."
             )
         config = super().to_peft(model, beside)
-        config.alora_invocation_tokens = list(self.invocation) if known else [0]  # type: ignore[arg-type]
+        config.alora_invocation_tokens = list(ids or (0,))
         return config

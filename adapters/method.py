@@ -131,6 +131,11 @@ class Method(Tagged):
         """Say why gradient checkpointing does not go with this backbone; empty where it does."""
         return ""
 
+    @property
+    def planned(self) -> Method:
+        """The method by which a plan counts it: itself, or one of equal size that needs to know no rows."""
+        return self
+
     def modules(self, model: PreTrainedModel) -> list[str]:
         """Names of the modules that it changes, as `check` shows them; raises ConfigError where there are none."""
         raise NotImplementedError

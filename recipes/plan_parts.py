@@ -79,4 +79,5 @@ def _read_bytes(backbone: Backbone, held: Contents) -> int:
 def attached(backbone: Backbone, config: RunConfig, train: Examples, new_token_ids: Sequence[int] = ()) -> Freezer:
     """The backbone with the adapter of the run, fresh."""
     sample = partial(first_rows, train, seed=config.seed)
+    config = config.model_copy(update={"adapter": config.adapter.planned})
     return freezing.attach(backbone.model, config, seed=config.seed, new_token_ids=new_token_ids, sample=sample)

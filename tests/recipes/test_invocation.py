@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import trains
+from tests.stopping import stop_after
 from workbench.config import RunConfig
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, Stopped
 from workbench.recipes.invocation import last
 from workbench.schema import parse
 
@@ -47,10 +48,22 @@ def test_a_run_learns_from_the_generation_prompt_on(train: Callable[..., Path]) 
     scores = json.loads((run / "scores.json").read_text())
     assert scores["after"]["loss"] != scores["before"]["loss"]
     assert not said or "The adapter acts from the last" in said
-    losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    small = train("batch.tokens_per_device=100", name="small")
-    again = [json.loads(line)["loss"] for line in (small / "metrics.jsonl").read_text().splitlines()]
-    assert np.allclose(losses, again, atol=1e-4), "micro-batches do not matter"
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_micro_batches_and_a_restart_do_not_matter(train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    dropout = "adapter.dropout=0.1"
+    whole = train(dropout, name="whole")
+    assert np.allclose(losses(whole), losses(train(dropout, "batch.tokens_per_device=100", name="small")), atol=1e-4)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        with pytest.raises(Stopped, match="after step 1 of 2"):
+            train(dropout, name="broken")
+    assert losses(train(dropout, name="broken", resume=True)) == losses(whole)
 
 
 def test_an_invocation_that_no_row_has_is_refused(train: Callable[..., Path]) -> None:

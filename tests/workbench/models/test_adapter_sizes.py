@@ -26,7 +26,7 @@ from workbench.models.adapter_sizes import AdapterSize
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 SMALL: dict[str, Any] = {"rank": 4, "width": 4, "virtual_tokens": 3, "layers": 1, "block": 4, "coefficients": 20}
-SMALL |= {"share": 0.05, "vectors": 12, "tokens": (5,)}
+SMALL |= {"share": 0.05, "vectors": 12, "tokens": (5,), "invocation": (5,)}
 T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
 # Fused experts that are saved one by one; tied weights and Conv1D; two stacks; an encoder.
 BUILD: dict[str, dict[str, Any]] = {
