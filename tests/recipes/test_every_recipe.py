@@ -64,6 +64,8 @@ def test_every_recipe_with_every_method(
     settings = section(name).model_dump(mode="json")
     if "tokens" in settings:
         settings["tokens"] = list(range(3, 400))  # those of a few rows
+    if "invocation" in settings:
+        settings["invocation"] = ""  # the generation prompt
     words = [word.format(encoder=encoder) for word in (*SHORT, *RECIPES[recipe])]
     try:
         run = workbench.run(
