@@ -48,8 +48,8 @@ def last(ids: Indices, invocation: Sequence[int]) -> int | None:
     if len(ids) < len(invocation):
         return None
     windows = np.lib.stride_tricks.sliding_window_view(ids, len(invocation))
-    found = np.flatnonzero((windows == np.asarray(invocation)).all(axis=1))
-    return int(found[-1]) if len(found) else None
+    places = np.flatnonzero((windows == np.asarray(invocation)).all(axis=1))
+    return int(places[-1]) if len(places) else None
 
 
 def in_words(rows: TokenizedSet, method: ALora, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -17,7 +17,7 @@ from workbench.runs import deadline, files, process_memory, run_directory
 from workbench.runs.ranks import Ranks, joined, launched, require_same, restarted
 from workbench.runs.run_directory import Run
 from workbench.runs.run_log import RunLog
-from workbench.training import threads
+from workbench.training import thread_choice
 from workbench.training.callbacks import Callback
 
 Main = Callable[[RunConfig, Run, Callback], Mapping[str, Any]]
@@ -66,7 +66,7 @@ def run(
     clock = directory.path / "clock.json"
     try:
         directory.deadline = deadline.start(config.budget, clock, began=began, agreed=ranks.agreed)
-        with deadline.kept(directory.deadline, clock), threads.as_begun(directory):
+        with deadline.kept(directory.deadline, clock), thread_choice.as_begun(directory):
             if ranks.first:
                 inputs.require_same(config, directory)
             main_of(config.recipe)(config, directory, callback)

@@ -29,7 +29,7 @@ from workbench.errors import Stopped
 from workbench.losses.label_losses import LabelScorer
 from workbench.models import forward_noise
 from workbench.runs.ranks import ALONE
-from workbench.training import capacity, packing, preflight, row_losses, threads
+from workbench.training import capacity, packing, preflight, row_losses, thread_choice
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.freezing.freezer import Freezer
@@ -184,7 +184,7 @@ class BankTrainer:
         self.prepare()
         self.prefix.follow()
         began = time.monotonic() - max(member.progress.elapsed_s for member in self.members.values())
-        shared = threads.chosen(self.members.values(), self.tokens, self.freezer.backbone)
+        shared = thread_choice.chosen(self.members.values(), self.tokens, self.freezer.backbone)
         with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead, shared:
             while live := {name: member for name, member in self.members.items() if member.live}:
                 self._step(live, began)

@@ -23,7 +23,7 @@ from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
-from workbench.training import capacity, failures, packing, preflight, row_losses, step_figures, threads
+from workbench.training import capacity, failures, packing, preflight, row_losses, step_figures, thread_choice
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.cached_gradients import CachedGradients
 from workbench.training.callbacks import Callback
@@ -149,7 +149,7 @@ class Trainer:
             left = math.ceil(member.until * member.total - member.progress.step)
             self.callback.say(f"Training: {left:,} steps of {self.config.batch.size} {self.arrangement.in_words()}.")
             self.run.deadline.begin(member.progress.share)
-        shared = threads.chosen([member], self.tokens, self.freezer.backbone)
+        shared = thread_choice.chosen([member], self.tokens, self.freezer.backbone)
         with closing(self.trackers), closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead, shared:
             self._steps(time.monotonic() - member.progress.elapsed_s)
         self.ahead = None

@@ -13,14 +13,14 @@ import torch
 
 from tests.workbench.training.together import LabelledSet, Silent, Together, bert, class_outputs, section
 from workbench.runs import run_directory
-from workbench.training import threads
-from workbench.training.threads import worth
+from workbench.training import thread_choice
+from workbench.training.thread_choice import worth
 
 
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine of two cores, on which nobody has asked for a number."""
-    monkeypatch.delenv(threads.ASKED, raising=False)
+    monkeypatch.delenv(thread_choice.ASKED, raising=False)
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)
@@ -41,7 +41,7 @@ class Counting(Silent):
 def chosen(*, members: int) -> int:
     """Threads of members that have six rows of a step each, in micro-batches of 40 tokens."""
     each: Any = SimpleNamespace(task=SimpleNamespace(train=LabelledSet(24, 0), config=section(size=6)))
-    with threads.chosen([each] * members, 40, bert()):
+    with thread_choice.chosen([each] * members, 40, bert()):
         found = torch.get_num_threads()
     assert torch.get_num_threads() == 2, "as before"
     return found
@@ -61,7 +61,7 @@ def chosen(*, members: int) -> int:
 def test_each_thread_has_enough_to_do(tokens: float, width: int, cores: int, expected: int) -> None:
     found = worth(tokens, width, most=cores)
     assert found == expected
-    assert found in (1, cores) or found * threads.WORTH <= tokens * width < (found + 1) * threads.WORTH
+    assert found in (1, cores) or found * thread_choice.WORTH <= tokens * width < (found + 1) * thread_choice.WORTH
 
 
 def test_more_work_or_cores_never_take_fewer_threads() -> None:
@@ -79,9 +79,9 @@ def test_a_small_bank_trains_with_one_thread(tmp_path: Path) -> None:
 
 def test_the_choice_is_by_what_one_adapter_has_of_a_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A micro-batch has 40 tokens, which two members share."""
-    monkeypatch.setattr(threads, "WORTH", 20 * bert().config.hidden_size)
+    monkeypatch.setattr(thread_choice, "WORTH", 20 * bert().config.hidden_size)
     assert (chosen(members=1), chosen(members=2)) == (2, 1)
-    monkeypatch.setenv(threads.ASKED, "2")
+    monkeypatch.setenv(thread_choice.ASKED, "2")
     assert chosen(members=2) == 2, "the user's word"
 
 
@@ -91,18 +91,18 @@ def test_a_resumed_run_has_the_threads_it_began_with(
 ) -> None:
     config = section()
     if asked:
-        monkeypatch.setenv(threads.ASKED, "2")
+        monkeypatch.setenv(thread_choice.ASKED, "2")
     begun = run_directory.start(tmp_path, config, resume=False)
-    with threads.as_begun(begun):
+    with thread_choice.as_begun(begun):
         assert torch.get_num_threads() == 2
     begun.close()
-    monkeypatch.delenv(threads.ASKED, raising=False)
+    monkeypatch.delenv(thread_choice.ASKED, raising=False)
     torch.set_num_threads(1)
     resumed = run_directory.start(tmp_path, config, resume=True)
-    with threads.as_begun(resumed):
-        assert torch.get_num_threads() == 2 and (os.environ.get(threads.ASKED) == "2") == asked
-    assert torch.get_num_threads() == 1 and threads.ASKED not in os.environ
-    monkeypatch.setenv(threads.ASKED, "1")
-    with threads.as_begun(resumed):
+    with thread_choice.as_begun(resumed):
+        assert torch.get_num_threads() == 2 and (os.environ.get(thread_choice.ASKED) == "2") == asked
+    assert torch.get_num_threads() == 1 and thread_choice.ASKED not in os.environ
+    monkeypatch.setenv(thread_choice.ASKED, "1")
+    with thread_choice.as_begun(resumed):
         assert torch.get_num_threads() == 1, "the user's word"
     resumed.close()
