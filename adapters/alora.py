@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt
+from pydantic import NonNegativeInt
 
 from workbench.adapters import anatomy
 from workbench.adapters.lora import Lora, LowRank
@@ -34,7 +34,7 @@ class ALora(LowRank):
         )
     }
     method: Literal["alora"] = "alora"
-    invocation: Annotated[str | tuple[NonNegativeInt, ...], Unit("text or token ids")] = Field(default="")
+    invocation: Annotated[str | tuple[NonNegativeInt, ...], Unit("text or token ids")] = ""
     """Tokens from the last occurrence of which on the adapter acts; a text is tokenised. Empty: what the chat template
     writes to ask for the next answer."""
 

@@ -55,6 +55,12 @@ def test_virtual_tokens_are_refused(method: str, tmp_path: Path, stories: str) -
         serving.load(serving.named([str(run) for run in runs], trust=False), SETTINGS)
 
 
+def test_an_adapter_that_waits_for_its_invocation_is_refused(tmp_path: Path, stories: str) -> None:
+    runs = save_runs(tmp_path, stories, [{"method": "alora", "invocation": [5, 7]}])
+    with pytest.raises(ConfigError, match="alora acts from an invocation on"):
+        serving.load(serving.named([str(run) for run in runs], trust=False), SETTINGS)
+
+
 def test_mistakes_in_the_names_of_runs_are_told(tmp_path: Path, stories: str) -> None:
     run = str(save_runs(tmp_path, stories, [{"method": "lora"}])[0])
     assert [each.name for each in serving.named([f"a={run}", f"b={run}"], trust=False)] == ["a", "b"]

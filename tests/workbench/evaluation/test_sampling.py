@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import tiny
 from workbench import adapters
-from workbench.adapters import DeepPrompt, Lora, Method, Prompt
+from workbench.adapters import ALora, DeepPrompt, Lora, Method, Prompt
 from workbench.data.batching import Indices
 from workbench.data.text import answer_draws
 from workbench.data.text.answer_draws import Floats
@@ -45,7 +45,14 @@ def sampled(model: nn.Module, prompts: list[Indices], numbers: list[Floats], *, 
 
 
 @pytest.mark.parametrize(
-    "method", [None, Lora(rank=4, dropout=0.5), Prompt(virtual_tokens=3), DeepPrompt(virtual_tokens=3)]
+    "method",
+    [
+        None,
+        Lora(rank=4, dropout=0.5),
+        Prompt(virtual_tokens=3),
+        DeepPrompt(virtual_tokens=3),
+        ALora(rank=4, invocation=(407, 261)),  # with which a prompt ends
+    ],
 )
 def test_equals_what_is_written_out_token_by_token(stories: str, method: Method | None) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(stories)
