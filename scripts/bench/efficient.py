@@ -4,10 +4,11 @@
 
 The tasks are shipped ones made short: sft/quickstart on its shortest questions, some passes over few of them, so that
 the starter (6 M parameters) begins to learn rows by heart; and classify/quickstart with the encoder, on few rows of its
-20 intents. Each arm is the control, LoRA with AdamW, and one technique more, in as many steps. Processor time beside
-that is what the technique costs: at equal time it is compared with the best control that takes no longer, between its
-lengths by the logarithm. Gains are positive where the technique is better, with 95 % intervals over paired seeds. Runs
-stand below --out, in this process one after another, seed by seed; what is finished is not run again.
+20 intents. Each arm is its control and one technique more, in as many steps. The control is LoRA with AdamW, or, where
+a technique is for all weights, these with AdamW. Processor time beside the control's is what the technique costs, with
+the dense training that some begin with: at equal time it is compared with the best control that takes no longer,
+between its lengths by the logarithm. Gains are positive where the technique is better, with 95 % intervals over paired
+seeds. Runs stand below --out, in this process one after another, seed by seed; what is finished is not run again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import equal_compute
@@ -30,8 +30,6 @@ from workbench import recipes
 from workbench.config.yaml_text import read_yaml
 from workbench.data import starter
 
-LENGTHS = (0.5, 1.0, 2.5)
-"""Steps of the runs of the control, as multiples of its own."""
 STEPS = 40
 NOISE = 0.1
 """So far from 1 a cost counts as 1: as much do equal runs differ on a busy machine."""
@@ -51,6 +49,23 @@ class Task:
     """Techniques that the workbench refuses for its backbone."""
 
 
+@dataclass(frozen=True)
+class Base:
+    """A training that techniques are added to, and that they are compared with at several lengths."""
+
+    name: str
+    words: tuple[str, ...]
+    lengths: tuple[float, ...]
+    """Steps of its runs, as multiples of an arm's."""
+
+    def control(self, length: float) -> str:
+        """Name of its run of so many times the steps."""
+        return f"{self.name}, {length:g} times the steps"
+
+
+LORA = Base("nothing", (), (0.5, 1.0, 2.5))
+WHOLE = Base("all weights", ("adapter={method: full}", "train.learning_rate=5e-4"), (0.5, 1.0, 1.5))
+DENSE = "{dense}"
 SHARED = (f"train.steps={STEPS}", "train.epochs=null", "evaluate.every=null", "save.every=null")
 TASKS = {
     "questions": Task(
@@ -84,15 +99,17 @@ ARMS: dict[str, dict[str, list[str]]] = {
     },
     "growing": {
         "block expansion, every 4": ["adapter={method: block-expansion}", "train.learning_rate=1e-3"],
-        "all weights": ["adapter={method: full}", "train.learning_rate=5e-4"],
-        "all weights, stacked from half at 0.3": [
-            *("adapter={method: full}", "train.learning_rate=5e-4"),
-            "grow.at=[0.3]",
-        ],
     },
     "sparse": {
         "tenth of the gradient": ["optimizer.gradient_share=0.1"],
-        "FISH mask, 1 %": ["adapter={method: sparse}", "train.learning_rate=3e-3"],
+        "FISH mask, 1 %, 3e-3": ["adapter={method: sparse}", "train.learning_rate=3e-3"],
+        "mask of largest gradients, 1 %, 3e-3": ["adapter={method: sparse, by: gradient}", "train.learning_rate=3e-3"],
+        "mask of largest weights, 1 %, 3e-3": ["adapter={method: sparse, by: magnitude}", "train.learning_rate=3e-3"],
+        "LT-SFT mask, 1 %, 3e-3": [
+            "adapter={method: sparse, by: movement, trained: {dense}}",
+            "train.learning_rate=3e-3",
+        ],
+        "SHiRA": ["adapter={method: shira}"],
     },
     "regularise": {
         "NEFTune, 5": ["regularise.neftune=5"],
@@ -110,17 +127,46 @@ ARMS: dict[str, dict[str, list[str]]] = {
         "LookSAM, 0.05 every 5 steps": ["optimizer.sam=0.05", "optimizer.sam_every=5", "optimizer.sam_reuse=0.7"],
         "Muon": ["optimizer.name=muon"],
         "SOAP": ["optimizer.name=soap"],
+        "Shampoo": ["optimizer.name=shampoo"],
+        "Sophia, 1e-3": ["optimizer.name=sophia", "train.learning_rate=1e-3"],
     },
     "average": {
+        "SWA": ["average.method=swa", "evaluate.every=0.5"],
         "EMA": ["average.method=ema", "evaluate.every=0.5"],
         "RNA of 5 samples": ["average.method=rna", "average.k=5", "evaluate.every=0.5"],
     },
     "schedule": {
         "cosine, 3 restarts": ["schedule.name=cosine", "schedule.cycles=3"],
         "polynomial": ["schedule.name=polynomial"],
+        "reduced on plateau": ["schedule.name=plateau", "schedule.patience=1", "evaluate.every=0.1"],
+        "batch grows to 32 by noise scale": ["batch.growth=32", "optimizer.noise_scale=5"],
+    },
+    "start": {
+        "LoRA-GA, 5e-4": ["adapter.method=lora-ga", "train.learning_rate=5e-4"],
+        "PiSSA": ["adapter.method=pissa"],
+        "EVA": ["adapter.method=eva"],
+        "CorDA": ["adapter.method=corda"],
+        "OLoRA": ["adapter.method=olora"],
+    },
+    "whole": {
+        "stacked from half at 0.3": ["grow.at=[0.3]"],
+        "L2-SP, 0.01": ["optimizer.l2_start=0.01"],
+        "GaLore, 2e-3": ["optimizer.name=galore", "train.learning_rate=2e-3"],
+        "APOLLO": ["optimizer.name=apollo"],
+        "APOLLO-Mini": ["optimizer.name=apollo_mini"],
+        "Adam-mini": ["optimizer.name=adam_mini"],
+        "BAdam, every 3": ["freeze={policy: badam, every: 3}"],
+        "half of the weights zero": ["adapter.sparsity=0.5"],
+        "half zero, dense teacher": [
+            *("recipe=distill", "distill.of={recipe}", "distill.teacher.id={dense}"),
+            "adapter.sparsity=0.5",
+        ],
     },
 }
-"""Techniques by section, and what switches each on."""
+"""Techniques by section, and what switches each on; a learning rate stands in the name where it is not the control's.
+{dense} is the control of all weights in the same task with the same seed."""
+BASES = {section: WHOLE if section == "whole" else LORA for section in ARMS}
+"""The control of each section."""
 
 
 def main() -> None:
@@ -128,10 +174,10 @@ def main() -> None:
     tasks = {name: task for name, task in TASKS.items() if arguments.task in (None, name)}
     _write_rows(arguments.out)
     wanted = {
-        (name, arm, seed): Wanted(read_yaml(recipes.find(task.recipe)), words)
+        (name, arm, seed): Wanted(read_yaml(recipes.find(TASKS[name].recipe)), words)
         for seed in range(arguments.seeds)
-        for name, task in tasks.items()
-        for arm, words in _runs(task, arguments, seed)
+        for name in tasks
+        for arm, words in _runs(name, arguments, seed)
     }
     found = standing.finish_here({_folder(*key): run for key, run in wanted.items()}, arguments.out)
     runs = {key: found[_folder(*key)] for key in wanted}
@@ -140,22 +186,27 @@ def main() -> None:
         own = [runs[name, arm, seed] for seed in range(arguments.seeds)]
         factor = TASKS[name].scores[score]
         scores = [factor * standing.scores(run)["after"][score] for run in own]
-        return Arm(scores, [standing.cpu_s(run) for run in own])
+        cpu_s = [standing.cpu_s(run) for run in own]
+        if DENSE in " ".join(_techniques(arguments).get(arm, ())):
+            cpu_s = [s + standing.cpu_s(runs[name, WHOLE.control(1), seed]) for seed, s in enumerate(cpu_s)]
+        return Arm(scores, cpu_s)
 
     measured = {
-        (name, score): Measured(
-            Control({length: arm(name, score, _control(length)) for length in LENGTHS}),
-            {each: arm(name, score, each) for each in _wanted(arguments) if (name, each, 0) in wanted},
+        (base.name, name, score): Measured(
+            Control({length: arm(name, score, base.control(length)) for length in base.lengths}),
+            {each: arm(name, score, each) for each in _techniques(arguments, base) if (name, each, 0) in wanted},
             task.scores[score],
         )
+        for base in _bases(arguments)
         for name, task in tasks.items()
         for score in task.scores
     }
-    print(standing.markdown(list(_lines(tasks, measured, list(_wanted(arguments))))))
+    lines = [
+        line for base in _bases(arguments) for line in _lines(base, tasks, measured, list(_techniques(arguments, base)))
+    ]
+    print(standing.markdown([_head(tasks), *lines]))
     machine = measuring.machine("cpu", ("torch", "transformers", "peft"))
-    told = {
-        f"{name}, {score}": {"lengths": each.control.lengths, **each.arms} for (name, score), each in measured.items()
-    }
+    told = {", ".join(key): {"lengths": each.control.lengths, **each.arms} for key, each in measured.items()}
     measuring.write_report(arguments, machine=machine, tasks=told)
 
 
@@ -182,26 +233,30 @@ class Measured:
 
     def _best_within(self, cost: float) -> equal_compute.Floats | None:
         """Scores of the best control that costs no more, for who has more time may stop earlier; None beyond all."""
-        cost = 1.0 if abs(cost - 1) < NOISE else max(cost, min(LENGTHS))
+        cost = 1.0 if abs(cost - 1) < NOISE else max(cost, min(self.control.lengths))
         if (there := self.control.scores_at(cost)) is None:
             return None
-        shorter = [np.asarray(self.control.lengths[length].scores) for length in LENGTHS if length <= cost]
+        shorter = [np.asarray(self.control.lengths[length].scores) for length in self.control.lengths if length <= cost]
         return max([there, *shorter], key=lambda scores: float(scores.mean()))
 
 
-def _lines(
-    tasks: Mapping[str, Task], measured: Mapping[tuple[str, str], Measured], arms: Sequence[str]
-) -> Iterator[list[object]]:
-    """The table: for each task the cost, and for each of its scores the gains."""
+def _head(tasks: Mapping[str, Task]) -> list[object]:
     head: list[object] = ["technique"]
     for name, task in tasks.items():
         head.append(f"{name}: cost")
         head += [f"{name}, {score}, {at}" for score in task.scores for at in ("equal steps", "equal time")]
-    yield [*head, "pays"]
+    return [*head, "pays"]
+
+
+def _lines(
+    base: Base, tasks: Mapping[str, Task], measured: Mapping[tuple[str, str, str], Measured], arms: Sequence[str]
+) -> Iterator[list[object]]:
+    """Rows of the techniques on a base: for each task the cost, and for each of its scores the gains."""
+    prefix = "" if base is LORA else f"{base.name}: "
     for arm in arms:
-        line: list[object] = [arm]
+        line: list[object] = [f"{prefix}{arm}"]
         for name, task in tasks.items():
-            own = [measured[name, score] for score in task.scores]
+            own = [measured[base.name, name, score] for score in task.scores]
             line.append(f"{own[0].control.cost(own[0].arms[arm]):.2f}" if arm in own[0].arms else "")
             line += [told for each in own for told in _told(each, arm)]
         yield [*line, _verdict([each for each in measured.values() if arm in each.arms], arm)]
@@ -223,16 +278,36 @@ def _verdict(measured: Sequence[Measured], arm: str) -> str:
     return {(True, False): "yes", (False, True): "no, worse", (True, True): "on one"}.get((better, worse), "not shown")
 
 
-def _runs(task: Task, arguments: argparse.Namespace, seed: int) -> Iterator[tuple[str, list[str]]]:
-    """The control at its lengths and each technique that the task has, with the overrides of their runs."""
-    place = partial(str.format, out=arguments.out.resolve(), encoder=arguments.encoder)
-    base = [*SHARED, *map(place, task.words), f"seed={seed}"]
-    for length in LENGTHS:
-        yield _control(length), [*base, f"train.steps={round(length * STEPS)}"]
-    for arm, words in _wanted(arguments).items():
-        own = [_own(task, word) for word in words]
-        if all(own) and arm not in task.refused:
-            yield arm, [*base, *own]
+def _runs(task: str, arguments: argparse.Namespace, seed: int) -> Iterator[tuple[str, list[str]]]:
+    """The controls at their lengths and each technique that the task has, with the overrides of their runs."""
+    out, own = arguments.out.resolve(), TASKS[task]
+    places = {
+        "{out}": str(out),
+        "{encoder}": str(arguments.encoder),
+        "{recipe}": own.recipe.partition("/")[0],
+        DENSE: str(out / _folder(task, WHOLE.control(1), seed)),
+    }
+    shared = [*SHARED, *own.words, f"seed={seed}"]
+    dense = any(DENSE in " ".join(words) for words in _techniques(arguments).values())
+    found = {
+        base.control(length): [*shared, *base.words, f"train.steps={round(length * STEPS)}"]
+        for base in (LORA, WHOLE)
+        for length in base.lengths
+        if base in _bases(arguments) or (dense and base is WHOLE and length == 1)
+    }
+    for base in _bases(arguments):
+        for arm, words in _techniques(arguments, base).items():
+            named = [_own(own, word) for word in words]
+            if all(named) and arm not in own.refused:
+                found[arm] = [*shared, *base.words, *named]
+    for arm, words in found.items():
+        yield arm, [_placed(word, places) for word in words]
+
+
+def _placed(word: str, places: Mapping[str, str]) -> str:
+    for place, value in places.items():
+        word = word.replace(place, value)
+    return word
 
 
 def _own(task: Task, word: str) -> str:
@@ -242,10 +317,16 @@ def _own(task: Task, word: str) -> str:
     return f"{name}={value}" if name else ""
 
 
-def _wanted(arguments: argparse.Namespace) -> dict[str, list[str]]:
-    sections, parts = [arguments.only] if arguments.only else list(ARMS), arguments.arms or [""]
+def _techniques(arguments: argparse.Namespace, base: Base | None = None) -> dict[str, list[str]]:
+    """The techniques that are asked for, on one base or on each."""
+    sections = [each for each in ARMS if arguments.only in (None, each) and base in (None, BASES[each])]
     named = {arm: words for section in sections for arm, words in ARMS[section].items()}
-    return {arm: words for arm, words in named.items() if any(part in arm for part in parts)}
+    return {arm: words for arm, words in named.items() if any(part in arm for part in arguments.arms or [""])}
+
+
+def _bases(arguments: argparse.Namespace) -> list[Base]:
+    """The controls that are needed."""
+    return [base for base in (LORA, WHOLE) if _techniques(arguments, base)]
 
 
 def _write_rows(out: Path) -> None:
@@ -255,10 +336,6 @@ def _write_rows(out: Path) -> None:
         source = starter.FOLDER / f"fairytaleqa_{name}.jsonl"
         lines = sorted(source.read_text(encoding="utf-8").splitlines(), key=length)
         standing.write_rows([json.loads(line) for line in lines[:count]], out / f"{name}.jsonl")
-
-
-def _control(length: float) -> str:
-    return f"nothing, {length:g} times the steps"
 
 
 def _folder(task: str, arm: str, seed: int) -> str:
