@@ -66,6 +66,7 @@ class Base:
 LORA = Base("nothing", (), (0.5, 1.0, 2.5))
 WHOLE = Base("all weights", ("adapter={method: full}", "train.learning_rate=5e-4"), (0.5, 1.0, 1.5))
 DENSE = "{dense}"
+"""Place of the run of all weights in the same task with the same seed."""
 SHARED = (f"train.steps={STEPS}", "train.epochs=null", "evaluate.every=null", "save.every=null")
 TASKS = {
     "questions": Task(
@@ -163,8 +164,7 @@ ARMS: dict[str, dict[str, list[str]]] = {
         ],
     },
 }
-"""Techniques by section, and what switches each on; a learning rate stands in the name where it is not the control's.
-{dense} is the control of all weights in the same task with the same seed."""
+"""Techniques by section, and what switches each on; a learning rate that is not the control's stands in the name."""
 BASES = {section: WHOLE if section == "whole" else LORA for section in ARMS}
 """The control of each section."""
 
@@ -186,17 +186,19 @@ def main() -> None:
         own = [runs[name, arm, seed] for seed in range(arguments.seeds)]
         factor = TASKS[name].scores[score]
         scores = [factor * standing.scores(run)["after"][score] for run in own]
-        cpu_s = [standing.cpu_s(run) for run in own]
-        if DENSE in " ".join(_techniques(arguments).get(arm, ())):
-            cpu_s = [s + standing.cpu_s(runs[name, WHOLE.control(1), seed]) for seed, s in enumerate(cpu_s)]
-        return Arm(scores, cpu_s)
+        return Arm(scores, [standing.cpu_s(run) for run in own])
+
+    def of(base: Base, name: str, score: str) -> Measured:
+        control = Control({length: arm(name, score, base.control(length)) for length in base.lengths})
+        arms = {each: arm(name, score, each) for each in _techniques(arguments, base) if (name, each, 0) in wanted}
+        for each in filter(_begins_dense, arms):
+            dense = arm(name, score, WHOLE.control(1)).cpu_s
+            more = [own_s + dense_s - control.fixed_s for own_s, dense_s in zip(arms[each].cpu_s, dense, strict=True)]
+            arms[each] = Arm(arms[each].scores, more)
+        return Measured(control, arms, TASKS[name].scores[score])
 
     measured = {
-        (base.name, name, score): Measured(
-            Control({length: arm(name, score, base.control(length)) for length in base.lengths}),
-            {each: arm(name, score, each) for each in _techniques(arguments, base) if (name, each, 0) in wanted},
-            task.scores[score],
-        )
+        (base.name, name, score): of(base, name, score)
         for base in _bases(arguments)
         for name, task in tasks.items()
         for score in task.scores
@@ -288,7 +290,7 @@ def _runs(task: str, arguments: argparse.Namespace, seed: int) -> Iterator[tuple
         DENSE: str(out / _folder(task, WHOLE.control(1), seed)),
     }
     shared = [*SHARED, *own.words, f"seed={seed}"]
-    dense = any(DENSE in " ".join(words) for words in _techniques(arguments).values())
+    dense = any(map(_begins_dense, _techniques(arguments)))
     found = {
         base.control(length): [*shared, *base.words, f"train.steps={round(length * STEPS)}"]
         for base in (LORA, WHOLE)
@@ -302,6 +304,11 @@ def _runs(task: str, arguments: argparse.Namespace, seed: int) -> Iterator[tuple
                 found[arm] = [*shared, *base.words, *named]
     for arm, words in found.items():
         yield arm, [_placed(word, places) for word in words]
+
+
+def _begins_dense(arm: str) -> bool:
+    """Whether a technique needs a training of all weights before."""
+    return any(DENSE in word for section in ARMS.values() for word in section.get(arm, ()))
 
 
 def _placed(word: str, places: Mapping[str, str]) -> str:
