@@ -64,7 +64,7 @@ class Base:
 
 
 LORA = Base("nothing", (), (0.5, 1.0, 2.5))
-WHOLE = Base("all weights", ("adapter={method: full}", "train.learning_rate=5e-4"), (0.5, 1.0, 1.5))
+WHOLE = Base("all weights", ("adapter={method: full}", "train.learning_rate=5e-4"), (0.5, 1.0))
 DENSE = "{dense}"
 """Place of the run of all weights in the same task with the same seed."""
 SHARED = (f"train.steps={STEPS}", "train.epochs=null", "evaluate.every=null", "save.every=null")
@@ -80,7 +80,7 @@ TASKS = {
         ("model.id={encoder}", "data.limit=240", "batch.size=16", "evaluate.probe=0", "evaluate.dynamics=false"),
         {"loss": -1.0, "accuracy": 100.0},
         {"regularise.label_smoothing": "classes.smoothing", "regularise.z_loss": ""},
-        ("block expansion, every 4",),  # BERT normalises what its blocks have added
+        ("block expansion, every 4, 1e-3",),  # BERT normalises what its blocks have added
     ),
 }
 TRAIN_ROWS, HELD_OUT_ROWS = 64, 48
@@ -99,7 +99,7 @@ ARMS: dict[str, dict[str, list[str]]] = {
         "tokens dropped throughout, 0.5": ["token_drop.keep=0.5", "token_drop.until=null"],
     },
     "growing": {
-        "block expansion, every 4": ["adapter={method: block-expansion}", "train.learning_rate=1e-3"],
+        "block expansion, every 4, 1e-3": ["adapter={method: block-expansion}", "train.learning_rate=1e-3"],
     },
     "sparse": {
         "tenth of the gradient": ["optimizer.gradient_share=0.1"],
@@ -153,6 +153,7 @@ ARMS: dict[str, dict[str, list[str]]] = {
         "stacked from half at 0.3": ["grow.at=[0.3]"],
         "L2-SP, 0.01": ["optimizer.l2_start=0.01"],
         "GaLore, 2e-3": ["optimizer.name=galore", "train.learning_rate=2e-3"],
+        "AdamW, 2e-3": ["train.learning_rate=2e-3"],
         "APOLLO": ["optimizer.name=apollo"],
         "APOLLO-Mini": ["optimizer.name=apollo_mini"],
         "Adam-mini": ["optimizer.name=adam_mini"],
