@@ -266,7 +266,7 @@ def next_token_loss(
     def hidden(batch: MicroBatch) -> Tensor:
         if smoother.r_drop:
             return r_drop.paired(head.hidden(model, batch.twice().inputs), batch.positions_N)
-        return head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
+        return head.supervised(model, batch.inputs, batch.positions_N)
 
     def loss(batch: MicroBatch, scale: float) -> Tensor:
         return losses.next_token(

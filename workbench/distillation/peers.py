@@ -49,7 +49,7 @@ def mutual_loss(config: DistillConfig, together: Bank, head: Head, progress: Cal
         rows = [MemberRows(member, many, tokens) for member in together.members]
         joined = (join if packed_B is None else in_sequence)([batch] * count)
         with together.route(rows, length=padded_length(joined) if packed_B is None else None):
-            hidden_ND = head.hidden(together.model, joined.inputs).flatten(0, 1)[joined.positions_N]
+            hidden_ND = head.supervised(together.model, joined.inputs, joined.positions_N)
         own = hidden_ND.chunk(count)
         total = torch.zeros((), device=hidden_ND.device)
         for number, hidden_nD in enumerate(own):

@@ -115,7 +115,7 @@ class UniversalTeacher:
             return torch.zeros(0, self.teacher.head.width, device=self.device)
         batch = arrangement.batch(self.alignment.teacher_train, rows, epoch=0).to(self.device)
         with torch.no_grad(), self.teacher.active():
-            return self.teacher.head.hidden(self.teacher.model, batch.inputs).flatten(0, 1)[batch.positions_N]
+            return self.teacher.head.supervised(self.teacher.model, batch.inputs, batch.positions_N)
 
 
 class Alignment:

@@ -124,7 +124,7 @@ def token_losses(model: nn.Module, head: Head, rows: TokenizedSet, numbers: Indi
     batch = rows.batch(numbers)
     row_N = batch.row_of_label
     batch = batch.to(next(model.parameters()).device)
-    hidden_ND = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
+    hidden_ND = head.supervised(model, batch.inputs, batch.positions_N)
     loss_N, _ = losses.token_scores(hidden_ND, batch.labels_N, head.project, vocabulary=head.vocabulary)
     ends = np.cumsum(np.bincount(row_N.numpy(), minlength=len(numbers)))
     return np.split(loss_N.float().cpu().numpy(), ends[:-1])

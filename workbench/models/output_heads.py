@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
 from workbench.errors import BackboneError
+from workbench.models import last_block
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Head:
     """Bias that the model adds to the logits outside of the head."""
     settings: Mapping[str, bool] = field(default_factory=dict)
     """Arguments of the model besides its inputs."""
+    last_block: nn.Module | None = None
+    """See `workbench.models.last_block`; None: it computes all positions."""
 
     def trainable(self) -> list[Tensor]:
         """The head's tensors that train: none, unless the backbone or added token rows do."""
@@ -46,6 +49,19 @@ class Head:
 
         A causal model and a decoder need no attention mask: rows are padded on the right, and they never look right.
         """
+        return self._caught(model, inputs)[:, -_predicting(inputs).shape[1] :]
+
+    def supervised(self, model: nn.Module, inputs: Mapping[str, Tensor], positions_N: Tensor) -> Tensor:
+        """Hidden states (N, D) in front of the head at flat indices into B * L; a last block may compute these alone."""
+        ids_BL, packed = _predicting(inputs), "row_lengths" in inputs
+        with last_block.narrowed(self.last_block, positions_N, ids_BL, packed=packed) as narrowing:
+            hidden = self._caught(model, inputs)
+        if narrowing is None or not narrowing.applied:
+            return hidden[:, -ids_BL.shape[1] :].flatten(0, 1)[positions_N]
+        return hidden.flatten(0, 1) if narrowing.slots_N is None else hidden.flatten(0, 1)[narrowing.slots_N]
+
+    def _caught(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        """What the head gets."""
         caught: list[Tensor] = []
 
         def catch(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
@@ -57,7 +73,7 @@ class Head:
             model(**inputs, **self.settings)
         finally:
             handle.remove()
-        return caught[0][:, -_predicting(inputs).shape[1] :]
+        return caught[0]
 
     def project(self, hidden: Tensor) -> Tensor:
         """Logits (..., V) of hidden states (..., D), as the model itself would compute them."""
@@ -81,6 +97,7 @@ def known(backbone: PreTrainedModel) -> Head:
         multiplier=(getattr(config, "logit_scale", None) or 1.0) / divisor,  # Cohere
         bias_1V=dict(backbone.named_buffers()).get("final_logits_bias"),  # Marian; zeros in BART
         settings={"use_cache": False} if backbone.can_generate() else {},
+        last_block=last_block.of(backbone),
     )
 
 

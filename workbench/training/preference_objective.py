@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 def log_probs(model: nn.Module, head: Head, batch: MicroBatch) -> Tensor:
     """log p (N,) of the predicted tokens of a micro-batch with labels (N, 4)."""
-    hidden_ND = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
+    hidden_ND = head.supervised(model, batch.inputs, batch.positions_N)
     return of_hidden(hidden_ND, batch.labels_N, head)
 
 

@@ -20,7 +20,7 @@ from workbench.training.reinforcement.rollouts import LogProbReader
 
 def read(model: nn.Module, head: Head, temperature: float, batch: MicroBatch) -> Tensor:
     """log p (N,) of the predicted tokens of a micro-batch with labels (N, 4), of softmax(logits / temperature)."""
-    hidden_ND = head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N]
+    hidden_ND = head.supervised(model, batch.inputs, batch.positions_N)
 
     def project(hidden: Tensor) -> Tensor:
         logits = head.project(hidden)

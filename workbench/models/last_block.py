@@ -1,0 +1,204 @@
+"""The last block of a causal model, computed at supervised positions alone where nothing else reads what it gives.
+
+Its keys and values are those of all tokens. Queries, the output of attention and the MLP, some five sixths of the
+block's products, are computed for the positions whose next token carries loss; there they are what they would be.
+
+Legend: B rows, L padded tokens of each, N supervised positions, Q queries of a row, D hidden, H heads of queries, E
+width of a head.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from workbench.adapters import anatomy
+from workbench.adapters.bank_layers import RoutedLora
+from workbench.adapters.shifted_lora import Shift
+
+FAMILIES = ("gemma", "granite", "llama", "mistral", "qwen2", "qwen3")
+"""Architectures by transformers' `model_type` whose last block is computed here as they compute it."""
+MOST = 0.9
+"""Share of the tokens that are computed up to which choosing them costs less than it saves."""
+STRETCH = 16
+"""Queries of a row are as many as a multiple of this: oneDNN compiles a product for every number."""
+
+
+@dataclass
+class Narrowing:
+    """The tokens of a micro-batch that the last block computes."""
+
+    shape: tuple[int, int]
+    """B and L of what the block gets; 1 and all tokens where rows are packed."""
+    places_BQ: Tensor
+    """Flat indices into B * L. Not by row, (1, N): the supervised positions."""
+    slots_N: Tensor | None
+    """Flat indices into B * Q of the supervised positions; None: they are all of them in their order."""
+    by_row: bool
+    """Whether each row has queries of its own; else queries are computed for all tokens."""
+    applied: bool = False
+    """Whether the block has computed these alone."""
+
+    def of(self, hidden_BLD: Tensor) -> Tensor:
+        """These tokens (B, Q, D) of all (B, L, D)."""
+        chosen = hidden_BLD.flatten(0, 1).index_select(0, self.places_BQ.flatten())
+        return chosen.view(*self.places_BQ.shape, -1)
+
+
+def of(backbone: PreTrainedModel) -> nn.Module | None:
+    """The last block of a backbone of a family whose block is computed here; None of another."""
+    if backbone.config.model_type not in FAMILIES or not (blocks := anatomy.decoder_layers(backbone)):
+        return None
+    return blocks[-1]
+
+
+@contextmanager
+def narrowed(
+    block: nn.Module | None, positions_N: Tensor, ids_BL: Tensor, *, packed: bool
+) -> Iterator[Narrowing | None]:
+    """Inside, the block computes what `positions_N` need; None where it computes everything.
+
+    Where activations are recomputed, those of this block are kept: the backward pass would begin by computing them.
+
+    Args:
+        block: From `of`.
+        positions_N: Flat indices into B * L.
+        packed: Whether rows lie one after another in one sequence.
+    """
+    narrowing = None if block is None or not _plain(block, packed=packed) else _chosen(positions_N, ids_BL, packed)
+    if block is None or narrowing is None:
+        yield None
+        return
+    checkpointing = getattr(block, "gradient_checkpointing", False)
+    block.gradient_checkpointing = False  # type: ignore[assignment]
+    block.forward = partial(_forward, block, narrowing)
+    try:
+        yield narrowing
+    finally:
+        del block.__dict__["forward"]
+        block.gradient_checkpointing = checkpointing
+
+
+def _chosen(positions_N: Tensor, ids_BL: Tensor, packed: bool) -> Narrowing | None:
+    """None where nearly everything is needed."""
+    (rows, length), by_row = ids_BL.shape, positions_N.device.type == "cpu" and not packed
+    if not 0 < len(positions_N) <= MOST * rows * length:
+        return None
+    if not by_row:  # how many each row has is known to the device alone
+        return Narrowing((rows, length), positions_N[None], None, by_row=False)
+    kept_M, number_N = positions_N.unique(return_inverse=True)
+    row_M = kept_M // length
+    count_B = row_M.bincount(minlength=rows)
+    queries = min(length, -(-int(count_B.max()) // STRETCH) * STRETCH)
+    if queries > MOST * length:
+        return None
+    slot_M = row_M * queries + torch.arange(len(kept_M)) - (count_B.cumsum(0) - count_B)[row_M]
+    places_BQ = (torch.arange(rows) * length)[:, None].repeat(1, queries)  # what is over is the first token, for nobody
+    places_BQ.view(-1)[slot_M] = kept_M
+    return Narrowing((rows, length), places_BQ, slot_M[number_N], by_row=True)
+
+
+def _plain(block: nn.Module, *, packed: bool) -> bool:
+    """Whether the block is its family's own, each token's products are its own, and nobody else reads its outputs."""
+    attention: Any = block.self_attn
+    own = type(block).__module__ == type(attention).__module__ and hasattr(_code(attention), "apply_rotary_pos_emb")
+    if not own or attention.config._attn_implementation != "sdpa" or (block.training and attention.attention_dropout):
+        return False
+    for part in (block, attention, block.mlp):
+        read = part._forward_hooks.keys() - part._forward_hooks_always_called.keys()  # these clean up: a plan's
+        if read or "forward" in part.__dict__ or part._compiled_call_impl is not None:  # type: ignore[union-attr]
+            return False
+    return all(_by_token(each, packed=packed) for each in block.modules())
+
+
+def _by_token(module: nn.Module, *, packed: bool) -> bool:
+    """Whether a layer gives each token the same whatever others are beside it, and wherever it stands among them."""
+    if isinstance(module, RoutedLora):  # members' tokens are counted in packed rows
+        return not packed
+    if isinstance(module, BaseTunerLayer):
+        variants = getattr(module, "lora_variant", {}).values()
+        return isinstance(module, LoraLayer) and all(isinstance(each, Shift) for each in variants)
+    if isinstance(module, nn.Dropout):
+        return not (module.training and module.p)
+    return type(module).__name__ != "Linear8bitLt"  # whose outliers of one token are those of all
+
+
+def _forward(
+    block: Any,
+    narrowing: Narrowing,
+    hidden_BLD: Tensor,
+    *,
+    attention_mask: Tensor | None = None,
+    position_embeddings: tuple[Tensor, Tensor],
+    past_key_values: Any = None,
+    **settings: Any,
+) -> Tensor:
+    """The block's forward pass: (B, Q, D) of the chosen tokens; of all where there are others than in the batch."""
+    settings |= {"attention_mask": attention_mask, "position_embeddings": position_embeddings}
+    if past_key_values is not None or tuple(hidden_BLD.shape[:2]) != narrowing.shape or settings.get("sequence"):
+        whole: Tensor = type(block).forward(block, hidden_BLD, past_key_values=past_key_values, **settings)
+        return whole
+    narrowing.applied = True
+    factor = getattr(block, "residual_multiplier", 1.0)  # Granite
+
+    def added(residual: Tensor, update: Tensor) -> Tensor:
+        return residual + (update if factor == 1 else update * factor)
+
+    attended = _attention(block.self_attn, block.input_layernorm(hidden_BLD), narrowing, **settings)
+    hidden = added(narrowing.of(hidden_BLD), attended)
+    return added(hidden, block.mlp(block.post_attention_layernorm(hidden)))
+
+
+def _attention(
+    attention: Any,
+    hidden_BLD: Tensor,
+    narrowing: Narrowing,
+    *,
+    attention_mask: Tensor | None,
+    position_embeddings: tuple[Tensor, Tensor],
+    **settings: Any,
+) -> Tensor:
+    """The output of attention (B, Q, D) at the chosen tokens, which see what comes before them in their rows."""
+    (rows, length), places_BQ, rotate = narrowing.shape, narrowing.places_BQ, _code(attention).apply_rotary_pos_emb
+
+    def heads(name: str, hidden: Tensor) -> Tensor:
+        parts = getattr(attention, f"{name}_proj")(hidden).view(*hidden.shape[:2], -1, attention.head_dim)
+        norm = getattr(attention, f"{name}_norm", None)  # Qwen 3
+        return (parts if norm is None else norm(parts)).transpose(1, 2)
+
+    query = heads("q", narrowing.of(hidden_BLD) if narrowing.by_row else hidden_BLD)
+    key_BKLE, value_BKLE = heads("k", hidden_BLD), heads("v", hidden_BLD)
+    turns = queries_turns = position_embeddings
+    if narrowing.by_row:
+        queries_turns = tuple(narrowing.of(each.expand(rows, -1, -1)) for each in turns)  # type: ignore[assignment]
+        attention_mask = _seen(attention_mask, narrowing)
+    query = rotate(query, query[:, :0], *queries_turns)[0]
+    key_BKLE = rotate(key_BKLE[:, :0], key_BKLE, *turns)[1]
+    attend = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    attended, _ = attend(attention, query, key_BKLE, value_BKLE, attention_mask, scaling=attention.scaling, **settings)
+    flat = attended.flatten(2)
+    return attention.o_proj(flat if narrowing.by_row else narrowing.of(flat))  # type: ignore[no-any-return]
+
+
+def _seen(attention_mask: Tensor | None, narrowing: Narrowing) -> Tensor:
+    """Mask of the chosen queries (B, 1, Q, L); without one of all, they see up to themselves."""
+    (rows, length), column_BQ = narrowing.shape, narrowing.places_BQ % narrowing.shape[1]
+    if attention_mask is None:
+        return (torch.arange(length) <= column_BQ[..., None])[:, None]
+    return attention_mask.expand(rows, 1, length, length)[torch.arange(rows)[:, None], 0, column_BQ][:, None]
+
+
+def _code(attention: nn.Module) -> Any:
+    """The module that a family's attention is defined in."""
+    return sys.modules[type(attention).__module__]
