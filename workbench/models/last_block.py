@@ -3,8 +3,8 @@
 Its keys and values are those of all tokens. Queries, the output of attention and the MLP, some five sixths of the
 block's products, are computed for the positions whose next token carries loss; there they are what they would be.
 
-Legend: B rows, L padded tokens of each, N supervised positions, Q queries of a row, D hidden, H heads of queries, E
-width of a head.
+Legend: B rows, L padded tokens of each, N supervised positions, M chosen tokens, Q queries of a row, D hidden, H heads
+of queries, K of keys, E width of a head.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -35,25 +35,36 @@ STRETCH = 16
 """Queries of a row are as many as a multiple of this: oneDNN compiles a product for every number."""
 
 
+class RowQueries(NamedTuple):
+    """The chosen tokens as queries (B, Q) of their rows; what is over is for nobody."""
+
+    column_BQ: Tensor
+    """Place of each query in its row."""
+    token_BQ: Tensor
+    """Flat index of each query among the chosen tokens."""
+    slot_M: Tensor
+    """Flat index into B * Q of each chosen token."""
+
+
 @dataclass
 class Narrowing:
     """The tokens of a micro-batch that the last block computes."""
 
     shape: tuple[int, int]
     """B and L of what the block gets; 1 and all tokens where rows are packed."""
-    places_BQ: Tensor
-    """Flat indices into B * L. Not by row, (1, N): the supervised positions."""
+    places: Tensor
+    """Flat indices into B * L (1, M), or (B, Q) where each row has as many."""
     slots_N: Tensor | None
-    """Flat indices into B * Q of the supervised positions; None: they are all of them in their order."""
-    by_row: bool
-    """Whether each row has queries of its own; else queries are computed for all tokens."""
+    """Flat indices among the chosen tokens of the supervised positions; None: they are those."""
+    queries: RowQueries | None = None
+    """None: queries are computed for all tokens."""
     applied: bool = False
     """Whether the block has computed these alone."""
 
     def of(self, hidden_BLD: Tensor) -> Tensor:
-        """These tokens (B, Q, D) of all (B, L, D)."""
-        chosen = hidden_BLD.flatten(0, 1).index_select(0, self.places_BQ.flatten())
-        return chosen.view(*self.places_BQ.shape, -1)
+        """The chosen tokens (..., D), as `places` has them, of all (B, L, D)."""
+        chosen = hidden_BLD.flatten(0, 1).index_select(0, self.places.flatten())
+        return chosen.view(*self.places.shape, -1)
 
 
 def of(backbone: PreTrainedModel) -> nn.Module | None:
@@ -76,56 +87,70 @@ def narrowed(
         positions_N: Flat indices into B * L.
         packed: Whether rows lie one after another in one sequence.
     """
-    narrowing = None if block is None or not _plain(block, packed=packed) else _chosen(positions_N, ids_BL, packed)
-    if block is None or narrowing is None:
+    narrowing = None
+    if block is not None and _plain(block):
+        by_member = any(isinstance(each, RoutedLora) for each in block.modules())
+        narrowing = _chosen(positions_N, ids_BL, packed=packed, by_member=by_member)
+    if narrowing is None:
         yield None
         return
-    checkpointing = getattr(block, "gradient_checkpointing", False)
-    block.gradient_checkpointing = False  # type: ignore[assignment]
-    block.forward = partial(_forward, block, narrowing)
+    own: Any = block
+    checkpointing = getattr(own, "gradient_checkpointing", False)
+    own.gradient_checkpointing = False
+    own.forward = partial(_forward, own, narrowing)
     try:
         yield narrowing
     finally:
-        del block.__dict__["forward"]
-        block.gradient_checkpointing = checkpointing
+        del own.__dict__["forward"]
+        own.gradient_checkpointing = checkpointing
 
 
-def _chosen(positions_N: Tensor, ids_BL: Tensor, packed: bool) -> Narrowing | None:
-    """None where nearly everything is needed."""
-    (rows, length), by_row = ids_BL.shape, positions_N.device.type == "cpu" and not packed
+def _chosen(positions_N: Tensor, ids_BL: Tensor, *, packed: bool, by_member: bool) -> Narrowing | None:
+    """None where nearly everything is needed, or where it would have to be counted on a device.
+
+    Args:
+        by_member: Whether layers count the tokens of each row, as those of a bank do.
+    """
+    rows, length = ids_BL.shape
     if not 0 < len(positions_N) <= MOST * rows * length:
         return None
-    if not by_row:  # how many each row has is known to the device alone
-        return Narrowing((rows, length), positions_N[None], None, by_row=False)
+    if packed or positions_N.device.type != "cpu":  # the device alone knows how many each row has
+        return None if by_member else Narrowing((rows, length), positions_N[None], None)
     kept_M, number_N = positions_N.unique(return_inverse=True)
     row_M = kept_M // length
     count_B = row_M.bincount(minlength=rows)
-    queries = min(length, -(-int(count_B.max()) // STRETCH) * STRETCH)
-    if queries > MOST * length:
+    most = min(length, -(-int(count_B.max()) // STRETCH) * STRETCH)
+    slot_M = row_M * most + torch.arange(len(kept_M)) - (count_B.cumsum(0) - count_B)[row_M]
+    token_BQ = torch.zeros(rows, most, dtype=torch.long)
+    token_BQ.view(-1)[slot_M] = torch.arange(len(kept_M))
+    if not by_member:
+        queries = RowQueries(kept_M[token_BQ] % length, token_BQ, slot_M)
+        return Narrowing((rows, length), kept_M[None], number_N, queries)
+    if most > MOST * length:
         return None
-    slot_M = row_M * queries + torch.arange(len(kept_M)) - (count_B.cumsum(0) - count_B)[row_M]
-    places_BQ = (torch.arange(rows) * length)[:, None].repeat(1, queries)  # what is over is the first token, for nobody
+    places_BQ = (torch.arange(rows) * length)[:, None].repeat(1, most)
     places_BQ.view(-1)[slot_M] = kept_M
-    return Narrowing((rows, length), places_BQ, slot_M[number_N], by_row=True)
+    alike = torch.arange(rows * most)
+    queries = RowQueries(places_BQ % length, alike.view(rows, most), alike)
+    return Narrowing((rows, length), places_BQ, slot_M[number_N], queries)
 
 
-def _plain(block: nn.Module, *, packed: bool) -> bool:
+def _plain(block: Any) -> bool:
     """Whether the block is its family's own, each token's products are its own, and nobody else reads its outputs."""
     attention: Any = block.self_attn
     own = type(block).__module__ == type(attention).__module__ and hasattr(_code(attention), "apply_rotary_pos_emb")
     if not own or attention.config._attn_implementation != "sdpa" or (block.training and attention.attention_dropout):
         return False
-    for part in (block, attention, block.mlp):
+    parts: tuple[nn.Module, ...] = (block, attention, block.mlp)
+    for part in parts:
         read = part._forward_hooks.keys() - part._forward_hooks_always_called.keys()  # these clean up: a plan's
-        if read or "forward" in part.__dict__ or part._compiled_call_impl is not None:  # type: ignore[union-attr]
+        if read or "forward" in part.__dict__ or part._compiled_call_impl is not None:
             return False
-    return all(_by_token(each, packed=packed) for each in block.modules())
+    return all(_by_token(each) for each in block.modules())
 
 
-def _by_token(module: nn.Module, *, packed: bool) -> bool:
+def _by_token(module: nn.Module) -> bool:
     """Whether a layer gives each token the same whatever others are beside it, and wherever it stands among them."""
-    if isinstance(module, RoutedLora):  # members' tokens are counted in packed rows
-        return not packed
     if isinstance(module, BaseTunerLayer):
         variants = getattr(module, "lora_variant", {}).values()
         return isinstance(module, LoraLayer) and all(isinstance(each, Shift) for each in variants)
@@ -144,7 +169,7 @@ def _forward(
     past_key_values: Any = None,
     **settings: Any,
 ) -> Tensor:
-    """The block's forward pass: (B, Q, D) of the chosen tokens; of all where there are others than in the batch."""
+    """The block's forward pass: (..., D) of the chosen tokens; of all where there are others than in the batch."""
     settings |= {"attention_mask": attention_mask, "position_embeddings": position_embeddings}
     if past_key_values is not None or tuple(hidden_BLD.shape[:2]) != narrowing.shape or settings.get("sequence"):
         whole: Tensor = type(block).forward(block, hidden_BLD, past_key_values=past_key_values, **settings)
@@ -169,33 +194,40 @@ def _attention(
     position_embeddings: tuple[Tensor, Tensor],
     **settings: Any,
 ) -> Tensor:
-    """The output of attention (B, Q, D) at the chosen tokens, which see what comes before them in their rows."""
-    (rows, length), places_BQ, rotate = narrowing.shape, narrowing.places_BQ, _code(attention).apply_rotary_pos_emb
+    """The output of attention (..., D) at the chosen tokens, which see what comes before them in their rows."""
+    rows, queries, rotate = narrowing.shape[0], narrowing.queries, _code(attention).apply_rotary_pos_emb
 
     def heads(name: str, hidden: Tensor) -> Tensor:
         parts = getattr(attention, f"{name}_proj")(hidden).view(*hidden.shape[:2], -1, attention.head_dim)
         norm = getattr(attention, f"{name}_norm", None)  # Qwen 3
         return (parts if norm is None else norm(parts)).transpose(1, 2)
 
-    query = heads("q", narrowing.of(hidden_BLD) if narrowing.by_row else hidden_BLD)
+    query = heads("q", hidden_BLD if queries is None else narrowing.of(hidden_BLD))
     key_BKLE, value_BKLE = heads("k", hidden_BLD), heads("v", hidden_BLD)
-    turns = queries_turns = position_embeddings
-    if narrowing.by_row:
-        queries_turns = tuple(narrowing.of(each.expand(rows, -1, -1)) for each in turns)  # type: ignore[assignment]
-        attention_mask = _seen(attention_mask, narrowing)
-    query = rotate(query, query[:, :0], *queries_turns)[0]
-    key_BKLE = rotate(key_BKLE[:, :0], key_BKLE, *turns)[1]
+    cos, sin = position_embeddings
+    key_BKLE = rotate(key_BKLE[:, :0], key_BKLE, cos, sin)[1]
+    if queries is not None:
+        cos, sin = (narrowing.of(each.expand(rows, -1, -1)) for each in (cos, sin))
+        attention_mask = _seen(attention_mask, narrowing.shape, queries.column_BQ)
+    query = rotate(query, query[:, :0], cos, sin)[0]
+    if queries is not None:
+        query_MHE = query.transpose(1, 2).flatten(0, 1)
+        query = (
+            query_MHE.index_select(0, queries.token_BQ.flatten()).unflatten(0, queries.token_BQ.shape).transpose(1, 2)
+        )
     attend = ALL_ATTENTION_FUNCTIONS["sdpa"]
     attended, _ = attend(attention, query, key_BKLE, value_BKLE, attention_mask, scaling=attention.scaling, **settings)
     flat = attended.flatten(2)
-    return attention.o_proj(flat if narrowing.by_row else narrowing.of(flat))  # type: ignore[no-any-return]
+    chosen = narrowing.of(flat) if queries is None else flat.flatten(0, 1).index_select(0, queries.slot_M)
+    output: Tensor = attention.o_proj(chosen.view(*narrowing.places.shape, -1))
+    return output
 
 
-def _seen(attention_mask: Tensor | None, narrowing: Narrowing) -> Tensor:
+def _seen(attention_mask: Tensor | None, shape: tuple[int, int], column_BQ: Tensor) -> Tensor:
     """Mask of the chosen queries (B, 1, Q, L); without one of all, they see up to themselves."""
-    (rows, length), column_BQ = narrowing.shape, narrowing.places_BQ % narrowing.shape[1]
+    rows, length = shape
     if attention_mask is None:
-        return (torch.arange(length) <= column_BQ[..., None])[:, None]
+        return torch.le(torch.arange(length), column_BQ[..., None])[:, None]
     return attention_mask.expand(rows, 1, length, length)[torch.arange(rows)[:, None], 0, column_BQ][:, None]
 
 

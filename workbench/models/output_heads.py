@@ -52,7 +52,7 @@ class Head:
         return self._caught(model, inputs)[:, -_predicting(inputs).shape[1] :]
 
     def supervised(self, model: nn.Module, inputs: Mapping[str, Tensor], positions_N: Tensor) -> Tensor:
-        """Hidden states (N, D) in front of the head at flat indices into B * L; a last block may compute these alone."""
+        """Hidden states (N, D) in front of the head at flat indices into B * L; the last block may skip others."""
         ids_BL, packed = _predicting(inputs), "row_lengths" in inputs
         with last_block.narrowed(self.last_block, positions_N, ids_BL, packed=packed) as narrowing:
             hidden = self._caught(model, inputs)

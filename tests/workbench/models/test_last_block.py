@@ -180,5 +180,14 @@ def test_dora_and_rows_that_are_supervised_throughout_compute_all() -> None:
     assert shapes.seen == [(len(LENGTHS), max(LENGTHS))] * 2
 
 
+def test_on_an_accelerator_nothing_is_counted() -> None:
+    """A tensor on the meta device has no values that anything could wait for."""
+    batch = collate(_rows())
+    places_N, ids_BL = batch.positions_N.to("meta"), batch.inputs["input_ids"]
+    found = last_block._chosen(places_N, ids_BL, packed=False, by_member=False)
+    assert found is not None and found.queries is None and found.places.shape == (1, len(places_N))
+    assert last_block._chosen(places_N, ids_BL, packed=False, by_member=True) is None
+
+
 def test_other_families_have_no_such_block() -> None:
     assert output_heads.known(tiny("GPT2")).last_block is None
