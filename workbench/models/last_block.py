@@ -198,9 +198,10 @@ def _attention(
     rows, queries, rotate = narrowing.shape[0], narrowing.queries, _code(attention).apply_rotary_pos_emb
 
     def heads(name: str, hidden: Tensor) -> Tensor:
-        parts = getattr(attention, f"{name}_proj")(hidden).view(*hidden.shape[:2], -1, attention.head_dim)
+        parts: Tensor = getattr(attention, f"{name}_proj")(hidden).view(*hidden.shape[:2], -1, attention.head_dim)
         norm = getattr(attention, f"{name}_norm", None)  # Qwen 3
-        return (parts if norm is None else norm(parts)).transpose(1, 2)
+        parts = parts if norm is None else norm(parts)
+        return parts.transpose(1, 2)
 
     query = heads("q", hidden_BLD if queries is None else narrowing.of(hidden_BLD))
     key_BKLE, value_BKLE = heads("k", hidden_BLD), heads("v", hidden_BLD)

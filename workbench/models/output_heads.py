@@ -61,7 +61,7 @@ class Head:
         return hidden.flatten(0, 1) if narrowing.slots_N is None else hidden.flatten(0, 1)[narrowing.slots_N]
 
     def _caught(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """What the head gets."""
+        """The input of the head, as the model computes it."""
         caught: list[Tensor] = []
 
         def catch(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
