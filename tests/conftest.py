@@ -99,10 +99,41 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     A cell of the cube that is slow, too, runs with the cube.
     """
     known = list(items)
+    keep_few(config, known)
     needs = ((item, next(filter(item.get_closest_marker, ("fuzz", "cube", "timed", "slow")), "")) for item in known)
     items[:] = [item for item, mark in needs if mark in config.option.markexpr]
     asked = set(items)
     config.hook.pytest_deselected(items=[item for item in known if item not in asked])
+
+
+def keep_few(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Move cells of tests with the mark `few` to the cube: all but those that it names.
+
+    Where it names none, those stay that together have each value of each parameter: of p and q values, as many as
+    the larger of both.
+    """
+    tests: dict[str, list[Any]] = {}
+    for item in items:
+        if item.get_closest_marker("few") and not any(map(item.get_closest_marker, ("cube", "slow"))):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, cells in tests.items():
+        few = cells[0].get_closest_marker("few").args
+        kept = [cell for cell in cells if cell.callspec.id in few] if few else every_value(cells)
+        if len(kept) < len(few) and not any("::" in word for word in config.args):
+            raise pytest.UsageError(f"{name} has {[cell.callspec.id for cell in cells]}, not all of {few}")
+        for cell in set(cells) - set(kept):
+            cell.add_marker("cube")
+
+
+def every_value(cells: list[Any]) -> list[Any]:
+    """Few cells that have every value of each parameter: always the one with the most values that were not met."""
+    met, kept = set[tuple[str, int]](), list[Any]()
+    while best := max(cells, key=lambda cell: len(cell.callspec.indices.items() - met)):
+        if best.callspec.indices.items() <= met:
+            break
+        kept.append(best)
+        met |= best.callspec.indices.items()
+    return kept
 
 
 @pytest.fixture(scope="session", autouse=True)
