@@ -110,8 +110,11 @@ def test_classes_are_learnt_and_the_report_shows_them(taught: Path) -> None:
 
 def test_same_curve_for_any_micro_batch(train: Train, taught: Path) -> None:
     rows = taught.parent / "taught.jsonl"
-    parts = train("parts", rows, "batch.tokens_per_device=40")
-    assert _losses(parts) == pytest.approx(_losses(taught), rel=1e-4)
+    parts, together = (
+        train(name, rows, "train.steps=12", f"batch.tokens_per_device={tokens}")
+        for name, tokens in (("parts", 40), ("together", 100_000))
+    )
+    assert _losses(parts) == pytest.approx(_losses(together), rel=1e-4)
     weighted = ["classes.weights=balanced", "data.columns={weight: weight}", "train.steps=4"]
     uneven = [{**row, "weight": 0.1 + n % 5 / 7} for n, row in enumerate(weather(60, rare=12))]
     whole = train("whole", uneven, *weighted)
@@ -155,6 +158,7 @@ def test_check_shows_rows_classes_and_cuts(taught: Path, bert: str) -> None:
     assert place.endswith("row 1") and text.startswith("[CLS] one day") and "number" not in text and label in WORDS
 
 
+@pytest.mark.few("bert")
 @pytest.mark.parametrize("backbone", ["bert", "stories", "minilm"])
 def test_lora_merges_into_a_stock_classifier(
     train: Train, bert: str, stories: str, backbone: str, tmp_path: Path
@@ -292,7 +296,7 @@ def test_every_shipped_recipe_trains_the_starter(name: str, tmp_path: Path) -> N
 
 
 def test_the_shipped_questions_are_whole_and_apart() -> None:
-    found = check(load("classify/quickstart"))
+    found = check(load("classify/quickstart", ["evaluate.probe=0"]))
     assert isinstance(found, ClassInspection) and found.data.train.truncated == 0
     counts = [split.facts()["classes"] for split in (found.data.train, found.data.held_out)]
     assert [set(each.values()) for each in counts] == [{80}, {20}] and len(counts[0]) == 20

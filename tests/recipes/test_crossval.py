@@ -69,6 +69,7 @@ def plain(train: Run) -> Path:
     return train("plain", "folds.seeds=2", "folds.refit=true")
 
 
+@pytest.mark.cube
 def test_rows_of_several_sources_are_folded_as_those_of_one_file(
     home: Path, plain: Path, train: Run, words: list[str]
 ) -> None:
@@ -166,6 +167,7 @@ def test_the_adapter_on_all_rows_is_one_that_can_be_merged(plain: Path, tmp_path
     assert isinstance(gap, Gap) and gap.same == 1.0 and gap.kl is not None and gap.kl < 1e-6
 
 
+@pytest.mark.cube
 def test_adapters_trained_one_after_another_are_those_of_the_bank(train: Run, plain: Path) -> None:
     apart = train("apart", "folds.seeds=2", "folds.together=false")
     found, known = (pd.read_parquet(run / "out_of_fold.parquet").filter(like="p_") for run in (apart, plain))
@@ -200,6 +202,7 @@ def _pair(row: dict[str, Any]) -> dict[str, Any]:
     return {**texts, "winner": {"sun": "a", "rain": "b", "snow": "tie"}[row["label"]]}
 
 
+@pytest.mark.few("number-_number-tta={views: [drop_words]}")
 @pytest.mark.parametrize(
     ("kind", "made", "more"),
     [
@@ -225,6 +228,7 @@ def test_every_kind_of_label(
     assert all(np.isfinite(value) for value in json.loads((run / "scores.json").read_text())["test"].values())
 
 
+@pytest.mark.few("number-_number")
 @pytest.mark.parametrize(("kind", "made"), [("one", dict), ("several", _several), ("number", _number)])
 def test_neighbours_correct_what_the_run_says_and_what_it_predicts(
     kind: str, made: Callable[[dict[str, Any]], dict[str, Any]], train: Run, home: Path, tmp_path: Path
@@ -277,6 +281,7 @@ def test_a_temperature_that_gains_nothing_stays_with_the_reason(train: Run) -> N
     )
 
 
+@pytest.mark.cube
 def test_neighbours_of_a_backbone_without_weights_are_not_credited(train: Run) -> None:
     """Features of random weights say nothing; predictions stay as they were, and `predict` asks no neighbour."""
     run = train("unrelated", "correction.neighbours=[2,5]", "train.steps=4", "save.every=null")
@@ -340,6 +345,7 @@ def test_a_combination_killed_in_every_stage_ends_with_the_same_result(
     assert "<path" in (resumed / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_naive_pseudo_label_setting_is_caught_by_out_of_fold_rows(train: Run, home: Path) -> None:
     """Rows of no class at all, labelled however unsure anybody is, and weighed more than true labels."""
     chance = np.random.default_rng(9)

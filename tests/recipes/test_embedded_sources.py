@@ -170,6 +170,7 @@ def test_a_text_of_two_sources_stays_on_one_side_and_a_row_of_two_in_the_first(c
     assert train.cleaning is not None and len(train.cleaning.places) == 6
 
 
+@pytest.mark.few("labelled")
 @pytest.mark.parametrize("form", ["scored", "labelled"])
 def test_scores_and_classes_of_several_sources_are_learnt(config: Config, tmp_path: Path, form: str) -> None:
     sources = {}

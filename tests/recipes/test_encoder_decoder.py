@@ -48,7 +48,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory, encoder_decoder: str) -> Pa
     folder = tmp_path_factory.mktemp("taught")
     data = _rows(folder / "questions.jsonl", "prompt", "completion")
     words = [f"model.id={encoder_decoder}", f"data.train={data}", "data.held_out=0.1", "model.weights=float32"]
-    words += ["train.steps=120", "train.learning_rate=1e-2", "batch.size=16", "evaluate.answers=5"]
+    words += ["train.steps=60", "train.learning_rate=1e-2", "batch.size=16", "evaluate.answers=5"]
     return workbench.run("sft/quickstart", words, out=folder / "run", quiet=True)
 
 
@@ -169,6 +169,7 @@ def test_every_weight_trains(train: Train) -> None:
     assert stock.generate(input_ids=asked, max_new_tokens=4)[0, 0] == stock.config.decoder_start_token_id
 
 
+@pytest.mark.few("nf4")
 @pytest.mark.parametrize("weights", ["bfloat16", "int8", "nf4"])
 def test_other_weight_formats_train_alike(train: Train, reference: Path, weights: str) -> None:
     run = train(weights, f"model.weights={weights}", "model.compute=float32")
@@ -176,6 +177,7 @@ def test_other_weight_formats_train_alike(train: Train, reference: Path, weights
     assert _losses(run) != pytest.approx(_losses(reference), rel=1e-6)
 
 
+@pytest.mark.few("attention")
 @pytest.mark.parametrize("targets", ["attention", "mlp"])
 def test_roles_are_found_in_both_stacks(train: Train, targets: str) -> None:
     run = train(targets, f"adapter.targets={targets}", "train.steps=1")

@@ -141,6 +141,7 @@ def test_a_bank_equals_its_adapters_alone_with_a_frozen_half(home: Path, plain: 
         np.testing.assert_allclose(found, wanted, atol=2e-3)
 
 
+@pytest.mark.cube
 def test_a_bank_ships_what_its_adapters_alone_ship(home: Path) -> None:
     """Not the values that the optimizer tries out, but those that it evaluates."""
     words = ["optimizer={name: schedule_free}", "schedule={name: constant, warmup: 0}", "train.steps=6"]
@@ -194,6 +195,7 @@ def test_the_recipe_gives_the_same_curve_kept_or_not(short_stories: str, questio
     assert scores[0]["after"]["loss"] < scores[0]["before"]["loss"]
 
 
+@pytest.mark.cube
 def test_quantised_weights_learn_over_a_frozen_half(short_stories: str, questions: Path, tmp_path: Path) -> None:
     kept, computed = (
         _sft(short_stories, questions, tmp_path / cache, HALF % cache, "model.weights=nf4")

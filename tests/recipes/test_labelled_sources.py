@@ -76,6 +76,7 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in lines(run)]
 
 
+@pytest.mark.few("texts")
 def test_each_source_has_scores_of_its_own_and_the_whole_is_their_mean_by_rows(taught: Path) -> None:
     data = json.loads((taught / "manifest.json").read_text())["data"]
     assert data["train"]["sources"] == {"diary": 27, "radio": 9}
@@ -94,6 +95,7 @@ def test_each_source_has_scores_of_its_own_and_the_whole_is_their_mean_by_rows(t
     assert "Accuracy, radio" in page and "held-out loss, diary" in page
 
 
+@pytest.mark.few("texts")
 def test_rows_are_drawn_as_the_mixture_says(train: Train) -> None:
     """Two whole passes of 36 draws: the 27 rows of one and 3 times the 9 rows of the other have as many each."""
     visits = pd.read_parquet(train("drawn", "train.steps=12", "evaluate.every=null") / "dynamics.parquet")
@@ -103,6 +105,7 @@ def test_rows_are_drawn_as_the_mixture_says(train: Train) -> None:
     assert all(np.ptp(each) <= 1 for each in times)
 
 
+@pytest.mark.few("texts")
 def test_a_stopped_run_goes_on_to_the_same_bits_and_micro_batches_do_not_matter(
     train: Train, taught: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +124,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_micro_batches_do_not_matter(
     assert losses(parts) == pytest.approx(losses(whole), rel=1e-4)
 
 
+@pytest.mark.few("texts")
 def test_a_learned_mixture_is_the_same_after_a_stop(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["data.mix.by=learned", "data.mix.every=2", "data.sources.radio.passes=4"]
     whole = train("learned", *words)
@@ -135,6 +139,7 @@ def test_a_learned_mixture_is_the_same_after_a_stop(train: Train, monkeypatch: p
     assert np.isfinite(np.asarray(wanted)).all()
 
 
+@pytest.mark.few("pictures")
 def test_a_cross_validation_deals_the_rows_of_all_sources_into_folds(train: Train) -> None:
     words = ["recipe=crossval", "data.sources.radio.weight=1", "data.held_out=0.05", "folds.k=2", "train.steps=2"]
     run = train("folds", *words, "evaluate.every=null", "duplicates.on_duplicate=ignore")

@@ -48,6 +48,7 @@ def test_one_that_plainly_fits_is_not_planned(monkeypatch: pytest.MonkeyPatch, t
     assert (tmp_path / "run" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_student_of_its_teacher_is_looked_for_nowhere_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stories: str
 ) -> None:

@@ -19,11 +19,12 @@ REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
 MARKS = {
     **dict.fromkeys(
-        ("embed/quickstart", "rerank/quickstart", "reward/quickstart", "sweep/quickstart"), pytest.mark.slow
+        ("classify/quickstart", "crossval/combo", "embed/quickstart", "reinforce/quickstart", "reward/quickstart"),
+        pytest.mark.slow,
     ),
-    **dict.fromkeys(
-        ("crossval/quickstart", "search/quickstart", "budget/1-day-gpu", "budget/1-hour-cpu"), pytest.mark.cube
-    ),
+    **dict.fromkeys(("crossval/quickstart", "crossval/pictures", "rerank/quickstart"), pytest.mark.cube),
+    **dict.fromkeys(("search/quickstart", "sweep/quickstart"), pytest.mark.cube),
+    **dict.fromkeys(("budget/1-day-gpu", "budget/1-hour-cpu", "sft/chat", "sft/full", "sft/qlora"), pytest.mark.cube),
 }
 """Those that take more than ten seconds, or are planned as others: crossval/combo is folds too, a sweep is a bank."""
 

@@ -27,6 +27,7 @@ def _scores(run: Path) -> dict[str, dict[str, float]]:
     return dict(json.loads((run / "scores.json").read_text()))
 
 
+@pytest.mark.few("mlm/quickstart", "sft/quickstart")
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
     "name",
@@ -64,7 +65,8 @@ def test_recorded_losses(tmp_path: Path) -> None:
 RECORDED = [5.24097, 6.02138, 4.93366, 7.08929]
 
 
-@pytest.mark.parametrize("model", ["starter", str(FILES / "stories260k")])
+@pytest.mark.few("oasst-starter", "gsm8k-stories")
+@pytest.mark.parametrize("model", ["starter", str(FILES / "stories260k")], ids=["starter", "stories"])
 @pytest.mark.parametrize("data", ["gsm8k", "oasst"])
 def test_gsm8k_and_multi_turn_conversations(model: str, data: str, tmp_path: Path) -> None:
     source = GSM8K if data == "gsm8k" else FILES / "formats" / "oasst_en_100_tree.jsonl"

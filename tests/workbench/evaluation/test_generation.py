@@ -36,6 +36,7 @@ def greedy(model: nn.Module, head: Head, prompt: list[int]) -> list[int]:
     return ids[len(prompt) :]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("config", METHODS, ids=lambda config: config.method)
 def test_a_padded_batch_writes_what_training_would(family: PreTrainedModel, config: Method) -> None:
     model: Any = adapters.attach(family, config, seed=0).eval()

@@ -162,6 +162,7 @@ def test_the_roofline_has_rates_of_this_machine() -> None:
     assert 1e8 < found.flops < 1e15 and 1e8 < found.bandwidth < 1e13
 
 
+@pytest.mark.slow
 def test_a_bank_is_timed_with_all_its_members(monkeypatch: pytest.MonkeyPatch, stories: str) -> None:
     built: list[int] = []
 
@@ -170,7 +171,7 @@ def test_a_bank_is_timed_with_all_its_members(monkeypatch: pytest.MonkeyPatch, s
             built.extend([sum(each.numel() for each in training.masters), len(training.freezer.blocks)])
 
     monkeypatch.setattr(block_time, "measure", measure)
-    words = [f"model.id={stories}", "data.limit=200", "data.max_tokens=64"]
+    words = [f"model.id={stories}", "data.limit=200", "data.max_tokens=32"]
     for folds in (2, 4):
         work = plan(load("crossval/quickstart", [*words, f"folds.k={folds}"])).work
         assert work.measure is not None

@@ -110,6 +110,7 @@ def _outputs(fit: Trainer) -> list[Tensor]:
     return found
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "policy",
     [{"policy": "autofreeze", "every": 2}, PLASTIC, {"policy": "smartfrz", "every": 2, "threshold": 0.001}],
