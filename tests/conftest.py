@@ -119,7 +119,7 @@ def keep_few(config: pytest.Config, items: list[pytest.Item]) -> None:
     """
     tests: dict[str, list[Any]] = {}
     for item in items:
-        if item.get_closest_marker("few") and not any(map(item.get_closest_marker, ("cube", "slow"))):
+        if item.get_closest_marker("few") and not item.get_closest_marker("cube"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, cells in tests.items():
         few = cells[0].get_closest_marker("few").args

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,15 @@ BANNED = {"said", "told", "heard", "spoken", "voice", "course", "chorus", "compa
 BANNED |= {"rehearse", "rehearsed", "rehearsal", "imagined"}
 
 
-def _names(tree: ast.Module) -> Iterator[str]:
+@functools.cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All of a module."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+def _names(path: Path) -> Iterator[str]:
     """Names that other places use: of classes, functions, arguments and attributes."""
-    for node in ast.walk(tree):
+    for node in _nodes(path):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node.name
         elif isinstance(node, ast.arg):
@@ -38,22 +45,20 @@ def _bound(node: ast.AST) -> str | None:
 
 def test_local_names_say_what_they_hold() -> None:
     """Variables and parameters of functions; `found` may stand for anything."""
-    names = {
-        path: {_bound(node) for node in ast.walk(ast.parse(path.read_text()))} & (BANNED | {"found"}) for path in PATHS
-    }
+    names = {path: {_bound(node) for node in _nodes(path)} & (BANNED | {"found"}) for path in PATHS}
     assert not {str(path.relative_to(ROOT)): banned for path, banned in names.items() if banned}
 
 
 def test_names_say_what_they_hold() -> None:
     assert len(PATHS) > 200
-    names = {path: {name.strip("_") for name in _names(ast.parse(path.read_text()))} & BANNED for path in PATHS}
+    names = {path: {name.strip("_") for name in _names(path)} & BANNED for path in PATHS}
     assert not {str(path.relative_to(ROOT)): found for path, found in names.items() if found}
 
 
 def test_no_two_classes_share_a_name() -> None:
     places = defaultdict(list)
     for path in PATHS:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in _nodes(path):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(ROOT)))
     assert not {name: where for name, where in places.items() if len(where) > 1}

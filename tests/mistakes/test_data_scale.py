@@ -53,14 +53,22 @@ CASES = {
 }
 
 
-STARTS_PROCESSES = ("a row without loss", "rows that are cut to nothing")
-"""Told the way that a malformed row is."""
+STARTS_PROCESSES = ("a malformed row", "a row without loss", "rows that are cut to nothing")
+"""Told by processes that share the rows."""
 
 
 @pytest.mark.parametrize(
     ("count", "case"),
     [
-        pytest.param(*case, id=name, marks=[pytest.mark.slow] if name in STARTS_PROCESSES else [])
+        pytest.param(
+            *case,
+            id=name,
+            marks=pytest.mark.slow
+            if name == STARTS_PROCESSES[0]
+            else pytest.mark.cube
+            if name in STARTS_PROCESSES
+            else (),
+        )
         for name, case in CASES.items()
     ],
 )

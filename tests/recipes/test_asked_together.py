@@ -26,6 +26,7 @@ distributed: {layout}
 """
 
 
+@pytest.mark.few("{engine: fsdp2, zero: 3}")
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["{}", "{engine: fsdp2, zero: 3}"])
 def test_both_evaluate_and_go_on(layout: str, tmp_path: Path, stories: str, questions: Path) -> None:

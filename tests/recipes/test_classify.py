@@ -178,6 +178,7 @@ def test_lora_merges_into_a_stock_classifier(
             assert answer["score"] == pytest.approx(row[f"p_{answer['label']}"], abs=1e-4)
 
 
+@pytest.mark.few("bert")
 @pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["bert", "stories"])
 def test_an_exported_classifier_says_what_the_run_says(

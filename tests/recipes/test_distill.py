@@ -139,6 +139,7 @@ def test_several_adapters_teach_together(
     assert min(each) / 2 < _scores(run)["teacher"]["loss"] < sum(each) / 2
 
 
+@pytest.mark.cube
 def test_a_full_cache_teaches_what_the_live_teacher_does(
     short_stories: str, rows: Path, teachers: dict[str, Path], tmp_path: Path
 ) -> None:

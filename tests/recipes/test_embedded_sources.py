@@ -110,6 +110,7 @@ def test_each_source_holds_out_its_share_and_has_scores_of_its_own(taught: Path,
     assert not texts[0] & texts[1]
 
 
+@pytest.mark.cube
 def test_a_stopped_run_goes_on_to_the_same_bits_and_micro_batches_do_not_matter(
     config: Config, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_every_goal_begins_with_a_recipe_that_is_shipped() -> None:
         assert load(goal.base).recipe
 
 
+@pytest.mark.slow
 def test_a_recipe_of_own_rows_checks_and_reads_almost_all_of_them_whole(tmp_path: Path, stories: str) -> None:
     rows = [{"question": f"How many is {n}?", "answer": "It is " + "very " * (n % 40) + "many."} for n in range(120)]
     file, out = lines(tmp_path / "rows.jsonl", *rows), tmp_path / "mine.yaml"

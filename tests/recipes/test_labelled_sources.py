@@ -150,6 +150,7 @@ def test_a_cross_validation_deals_the_rows_of_all_sources_into_folds(train: Trai
     assert len(pd.read_parquet(run / "out_of_fold.parquet")) == 48
 
 
+@pytest.mark.cube
 def test_check_tells_draws_and_a_member_of_a_sweep_trains_as_it_would_alone(tmp_path: Path) -> None:
     for name, rows in zip(NAMES, (weather(36), weather(48)[36:]), strict=True):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

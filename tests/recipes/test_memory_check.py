@@ -37,14 +37,16 @@ def test_one_that_fits_narrowly_is_planned_and_runs(
     monkeypatch.setattr(plan, "plan", planning)
     monkeypatch.setattr(memory_check, "available", lambda _: 400_000_000)
     monkeypatch.setattr(memory_check, "PLAIN", 0.01)
-    words = [f"model.id={stories}", "adapter={method: full}", *SHORT]
+    words = [f"model.id={stories}", "adapter={method: full}", "data.max_tokens=128", *SHORT]
     workbench.run("sft/quickstart", words, out=tmp_path / "run", quiet=True)
     assert len(planned) == 1 and 0 < planned[0].peak < 400_000_000
 
 
 def test_one_that_plainly_fits_is_not_planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stories: str) -> None:
     monkeypatch.setattr(plan, "plan", None)
-    workbench.run("sft/quickstart", [f"model.id={stories}", *SHORT], out=tmp_path / "run", quiet=True)
+    workbench.run(
+        "sft/quickstart", [f"model.id={stories}", "data.max_tokens=128", *SHORT], out=tmp_path / "run", quiet=True
+    )
     assert (tmp_path / "run" / "report.html").exists()
 
 

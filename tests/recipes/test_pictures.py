@@ -98,6 +98,7 @@ def test_pictures_are_learnt_scored_and_predicted(learnt: Path, drawings: Path, 
     assert (found["predicted"] == [Path(name).parent.name for name in found["image"]]).mean() > 0.8
 
 
+@pytest.mark.few("onnx")
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["peft", "onnx"])
 def test_an_exported_model_names_the_same_classes(learnt: Path, to: str, tmp_path: Path) -> None:
@@ -224,6 +225,7 @@ def unequal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.cube
 def test_draws_of_a_rare_class_are_the_same_in_any_micro_batch_and_after_a_stop(
     train: Train, unequal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,6 +297,7 @@ def test_folds_views_and_pseudo_labels_read_pictures(train: Train, drawings: Pat
     np.testing.assert_allclose(said.filter(like="p_"), known.filter(like="p_"), atol=1e-5)
 
 
+@pytest.mark.cube
 def test_a_bank_of_folds_computes_what_each_fold_computes_alone(train: Train) -> None:
     words = ["folds.k=2", "adapter.targets=all-layers", *ALL_CHANGES]
     together = train("together", *words, recipe="crossval")

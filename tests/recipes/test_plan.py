@@ -158,6 +158,7 @@ def test_the_rows_that_a_sampler_looks_at_are_counted() -> None:
     assert four - two == pytest.approx(two - plain)
 
 
+@pytest.mark.cube
 @pytest.mark.slow
 def test_what_is_not_done_in_every_step_counts_as_often_as_it_is(compare: Callable[..., tuple[Plan, int]]) -> None:
     """Memory is that of the step that takes most; SAM is a second pass, whether or not a sampler looks before."""

@@ -19,10 +19,12 @@ REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
 MARKS = {
     **dict.fromkeys(
-        ("classify/quickstart", "crossval/combo", "embed/quickstart", "reinforce/quickstart", "reward/quickstart"),
+        ("classify/quickstart", "crossval/combo", "embed/quickstart", "prefer/quickstart", "reinforce/quickstart"),
         pytest.mark.slow,
     ),
-    **dict.fromkeys(("crossval/quickstart", "crossval/pictures", "rerank/quickstart"), pytest.mark.cube),
+    **dict.fromkeys(
+        ("crossval/quickstart", "crossval/pictures", "rerank/quickstart", "reward/quickstart"), pytest.mark.cube
+    ),
     **dict.fromkeys(("search/quickstart", "sweep/quickstart"), pytest.mark.cube),
     **dict.fromkeys(("budget/1-day-gpu", "budget/1-hour-cpu", "sft/chat", "sft/full", "sft/qlora"), pytest.mark.cube),
 }

@@ -175,6 +175,7 @@ def words(recipe: Path, name: str) -> list[str]:
     return [each.format(single=recipe.parent / "single.jsonl") for each in VARIANTS[name]]
 
 
+@pytest.mark.few("desensitised", "kto")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_micro_batches_change_nothing(recipe: Path, tmp_path: Path, name: str) -> None:
@@ -187,6 +188,7 @@ def test_micro_batches_change_nothing(recipe: Path, tmp_path: Path, name: str) -
     assert whole[2] != pytest.approx(whole[0], abs=1e-3)
 
 
+@pytest.mark.few("kto")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dropout", "kto"])
 def test_a_resumed_run_has_the_same_bits(
@@ -275,6 +277,7 @@ def test_kto_takes_one_answer_a_step(recipe: Path, tmp_path: Path) -> None:
     assert losses(found)[0] == pytest.approx(0.5, abs=1e-5)
 
 
+@pytest.mark.few
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["nf4", "int8"])
 @pytest.mark.parametrize("loss", ["dpo", "kto"])

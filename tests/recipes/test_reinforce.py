@@ -123,6 +123,7 @@ def test_log_probabilities_are_those_of_the_model_and_of_the_backbone(trained: P
     assert (found.reference_ST[~found.mask_ST] == 0).all()
 
 
+@pytest.mark.cube
 def test_prompts_of_several_sources_are_drawn_by_their_weights_also_after_a_stop(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +177,7 @@ def test_micro_batches_do_not_matter(trained: Path, recipe: Path, tmp_path: Path
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
 
 
+@pytest.mark.few("dapo", "online_dpo")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dr_grpo", "dapo", "rloo", "reinforce++", "online_dpo"])
 def test_every_method_learns(recipe: Path, tmp_path: Path, method: str) -> None:
@@ -201,6 +203,7 @@ def test_rewards_rise(recipe: Path, tmp_path: Path) -> None:
     assert np.mean(found[-5:]) > 1.3 * np.mean(found[:3])
 
 
+@pytest.mark.few("lora")
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_warms_up_by_sft_first(recipe: Path, tmp_path: Path, method: str) -> None:
@@ -219,6 +222,7 @@ def test_warms_up_by_sft_first(recipe: Path, tmp_path: Path, method: str) -> Non
         assert found[0]["update[kl]"] == pytest.approx(0, abs=1e-6) and found[3]["update[kl]"] > 0
 
 
+@pytest.mark.few("hangs", "not a number")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fails", "message"),

@@ -215,6 +215,7 @@ def test_same_curve_for_any_micro_batch(train: Train) -> None:
     assert _losses(plain)[0] < _losses(whole)[0], "a margin is asked for"
 
 
+@pytest.mark.few("nf4")
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["nf4", "int8"])
 def test_quantised_weights_are_learnt_over(train: Train, weights: str) -> None:

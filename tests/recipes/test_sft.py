@@ -65,7 +65,7 @@ def test_recorded_losses(tmp_path: Path) -> None:
 RECORDED = [5.24097, 6.02138, 4.93366, 7.08929]
 
 
-@pytest.mark.few("oasst-starter", "gsm8k-stories")
+@pytest.mark.few("oasst-stories", "gsm8k-stories")
 @pytest.mark.parametrize("model", ["starter", str(FILES / "stories260k")], ids=["starter", "stories"])
 @pytest.mark.parametrize("data", ["gsm8k", "oasst"])
 def test_gsm8k_and_multi_turn_conversations(model: str, data: str, tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ def test_classifiers_with_their_own_heads_equal_runs_of_their_own(tmp_path: Path
     assert "nats per row" in (path / "report.html").read_text()
 
 
+@pytest.mark.cube
 @pytest.mark.usefixtures("drawn")
 def test_the_shipped_sweep_trains(tmp_path: Path) -> None:
     """With one of its learning rates, on few rows."""

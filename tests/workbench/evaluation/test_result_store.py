@@ -89,6 +89,7 @@ def _ends_equal(config: RunConfig, folder: Path, scored_rows: Counter[str], *, a
     assert scored_rows == wanted, "something was scored twice"
 
 
+@pytest.mark.few("Scoring what was saved")
 @pytest.mark.parametrize("after", ["Scoring the backbone", "Scoring what was saved"])
 def test_text(after: str, text: RunConfig, tmp_path: Path, scored_rows: Counter[str]) -> None:
     _ends_equal(text, tmp_path, scored_rows, after=after)

@@ -55,11 +55,12 @@ def _usual(family: str, name: str) -> bool:
 
 
 CELLS = [
-    pytest.param(family, name, marks=() if _usual(family, name) else pytest.mark.slow)
+    pytest.param(family, name, marks=() if _usual(family, name) else pytest.mark.cube)
     for family, name in itertools.product(BUILD, sorted(METHODS))
 ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("family", "name"), CELLS)
 def test_predicted_is_counted_and_saved(family: str, name: str, tmp_path: Path) -> None:
     model, method = tiny(family, **BUILD[family]).requires_grad_(False), small(name)

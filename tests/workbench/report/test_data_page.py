@@ -39,6 +39,12 @@ def _found(texts: list[str], **more: object) -> list[Findings]:
     return survey.examine([train, SourceRows("Test", "test.jsonl", rows[:1], tokens[:1], False)])
 
 
+@pytest.fixture(scope="module")
+def braces() -> list[Findings]:
+    """Of rows that one rule flags."""
+    return _found([f"{{ {at}" for at in range(500)])
+
+
 @pytest.fixture
 def page() -> str:
     labels = [("<script>x</script>",), *[("b",)] * 29]
@@ -70,16 +76,15 @@ def test_every_flag_opens_rows(page: str) -> None:
     assert page.count("data.clean=[c4_curly_brackets]") == 1 and "data.clean=[unreadable]" not in page
 
 
-def test_rows_of_a_rule_are_few_and_from_all_over() -> None:
-    found = _found([f"{{ {at}" for at in range(500)])
-    (rule,) = [rule for rule in data_page.rules(found) if rule.name == "c4_curly_brackets"]
+def test_rows_of_a_rule_are_few_and_from_all_over(braces: list[Findings]) -> None:
+    (rule,) = [rule for rule in data_page.rules(braces) if rule.name == "c4_curly_brackets"]
     assert len(rule.rows) == data_page.SHOWN and rule.counts == ("500", "1") and rule.share == "100 %"
     assert rule.rows[0].place.endswith("row 1") and rule.rows[-1].place.endswith("row 1")
     assert [row.place[-3:] for row in rule.rows[1:-1]] == sorted({row.place[-3:] for row in rule.rows[1:-1]})
 
 
-def test_a_rule_says_where_the_rest_of_its_rows_is() -> None:
-    page = data_page.page("r", CONFIG, _found([f"{{ {at}" for at in range(500)]))
+def test_a_rule_says_where_the_rest_of_its_rows_is(braces: list[Findings]) -> None:
+    page = data_page.page("r", CONFIG, braces)
     assert "12 of 501 rows, from all over the files; the others are the lines of flags.parquet" in page
     few = data_page.page("r", CONFIG, _found([f"{{ {at}" for at in range(5)]))
     assert "the others are the lines" not in few

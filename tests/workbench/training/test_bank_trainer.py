@@ -156,7 +156,9 @@ def test_bank_over_quantised_weights(
 @pytest.mark.few("bert")
 @pytest.mark.parametrize("kind", ["llama", "bert"])
 def test_packed_rows_of_members_drop_what_padded_ones_do(kind: str, tmp_path: Path) -> None:
-    dropped = [section(seed=seed, size=6 - seed, adapter={"dropout": 0.4, "rank": 3 + seed}) for seed in range(3)]
+    dropped = [
+        section(steps=8, seed=seed, size=6 - seed, adapter={"dropout": 0.4, "rank": 3 + seed}) for seed in range(3)
+    ]
     if kind == "llama":
         model, rows, outputs = tiny("Llama").double().requires_grad_(False), Texts, head_outputs
     else:

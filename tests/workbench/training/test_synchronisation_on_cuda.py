@@ -62,6 +62,7 @@ def training(config: RunConfig, folder: Path, patch: pytest.MonkeyPatch) -> Iter
             yield make(config, run).trainer(backbone, freezer, live, None), found
 
 
+@pytest.mark.few("quickstart", "packed, bfloat16")
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_a_step_reads_once(way: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +80,7 @@ def test_a_step_reads_once(way: list[str], tmp_path: Path, monkeypatch: pytest.M
         fit.ahead.close()
 
 
+@pytest.mark.slow
 def test_a_step_of_a_bank_reads_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All members' losses and norms come in one read; the losses of their rows travel beside."""
     sections = [section(size=4, adapter={"dropout": 0.1}), section(seed=1, size=6, adapter={"rank": 5})]

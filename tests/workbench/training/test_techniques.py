@@ -53,6 +53,7 @@ def losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.few("mixout", "layer drop of all weights", "token drop", "r-drop")
 @pytest.mark.parametrize("words", TECHNIQUES.values(), ids=TECHNIQUES)
 def test_micro_batches_recomputing_and_a_stop_change_nothing(
     train: Callable[..., Path], words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

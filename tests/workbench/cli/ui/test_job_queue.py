@@ -75,6 +75,7 @@ def test_the_log_of_a_run_is_that_of_its_job_once_it_is_there(tmp_path: Path) ->
     queue.close()
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_before_its_run_has_a_directory_keeps_its_own_log(tmp_path: Path) -> None:
     queue = JobQueue(tmp_path)
     number = queue.add("run", ("no/recipe", "--out", str(tmp_path / "first")), run="first").number

@@ -61,7 +61,7 @@ def test_unrelated_rows_are_not_found() -> None:
     held_out = _stories() + _intents()
     vocabulary = sorted({word for row in held_out for text in row.texts for word in words(text)})
     generator = np.random.default_rng(0)
-    rows = [TextRow("", (" ".join(generator.choice(vocabulary, size=40)),)) for _ in range(10_000)]
+    rows = [TextRow("", (" ".join(drawn),)) for drawn in generator.choice(vocabulary, size=(10_000, 40))]
     assert not list(EvaluationIndex([("", held_out)], ngram=NGRAM).matches(rows, share=0.5))
 
 

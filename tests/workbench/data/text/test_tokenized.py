@@ -186,7 +186,9 @@ def test_a_set_without_its_notes_is_written_again(
     assert len(_read(questions, tokenizer)) == 120 and len(reads) == 2
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "processes", [pytest.param(2, marks=pytest.mark.cube), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_any_number_of_processes_writes_the_same_bytes(
     questions: Path, tokenizer: PreTrainedTokenizerBase, cache: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:

@@ -70,6 +70,7 @@ def pair(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.few("full packed", "lora fsdp2")
 @pytest.mark.parametrize("name", PARTS)
 def test_rows_in_parts_change_nothing(pair: Path, name: str) -> None:
     require_same(pair / f"{name} in parts", pair / f"{name} alone")
@@ -100,6 +101,7 @@ def four(pair: Path) -> Path:
     return pair
 
 
+@pytest.mark.few("in parts over two copies")
 @pytest.mark.parametrize("way", FOUR)
 def test_two_groups_of_two(four: Path, way: str) -> None:
     name, _ = FOUR[way]
