@@ -115,6 +115,7 @@ def test_without_a_share_of_the_teacher_it_is_plain_training(
     assert _losses(taught) == pytest.approx(_losses(plain), rel=1e-6)
 
 
+@pytest.mark.cube
 def test_a_teacher_on_the_students_backbone_teaches_what_a_copy_would(
     short_stories: str, rows: Path, tmp_path: Path
 ) -> None:

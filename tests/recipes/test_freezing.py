@@ -135,6 +135,7 @@ def test_a_bank_that_was_stopped_ends_with_the_same_result(
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.cube
 def test_a_bank_equals_its_adapters_alone_with_a_frozen_half(home: Path, plain: Path) -> None:
     apart = _crossval(home, "apart", HALF % "memory", "folds.together=false")
     for found, wanted in zip(_outputs(apart), _outputs(plain), strict=True):

@@ -85,6 +85,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(train: Train, taught: Path, monk
     assert _losses(train("broken", resume=True)) == _losses(taught)
 
 
+@pytest.mark.cube
 def test_a_lora_run_merges_into_a_stock_model(train: Train, tmp_path: Path) -> None:
     run = train("lora", "adapter={method: lora, rank: 4}", "train.steps=3")
     assert _losses(run)[-1] < _losses(run)[0]

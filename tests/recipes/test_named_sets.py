@@ -226,6 +226,7 @@ def test_held_out_sets_are_followed_through_a_run_and_a_stop(
     assert "Held-out rows: a 5, b 19." in notes
 
 
+@pytest.mark.cube
 def test_hidden_words_of_each_set_are_scored(folder: Path, tmp_path: Path) -> None:
     encoder = save_tiny(tmp_path / "bert", "Bert", "MaskedLM", MINILM)
     known = [*words(folder, "weather", "data.test", "data.held_out"), f"model.id={encoder}", "data.columns={}"]

@@ -174,7 +174,8 @@ def test_a_stopped_run_resumes_to_the_same_bits(
     wide = save_vision(home / "wide", "ResNet", hidden_sizes=[24, 40])
     ViTImageProcessorPil(size={"height": SIZE, "width": SIZE}).save_pretrained(wide)
     teacher = train("taught-wide", "classify", "train.epochs=1", backbone="wide")
-    words = ["distill.match=[{what: hidden_mse, layers: uniform}]", "image.augment.curriculum.resolution.start=0.5"]
+    words = ["train.epochs=2", "distill.match=[{what: hidden_mse, layers: uniform}]"]
+    words += ["image.augment.curriculum.resolution.start=0.5"]
     named: dict[str, Any] = {"backbone": "ResNet", "teacher": teacher}
     straight = train("straight", "distill", *words, **named)
     path, every = recipe("distill", *words, **named)

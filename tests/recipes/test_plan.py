@@ -174,9 +174,14 @@ def test_what_is_not_done_in_every_step_counts_as_often_as_it_is(compare: Callab
     assert measured * 0.97 <= planned.dry_run.peak <= measured * 1.05
 
 
-def test_it_says_what_fits() -> None:
-    config = load("sft/quickstart", ["data.limit=300", *SHORT])
-    tight, wide = plan(config, memory=100_000_000), plan(config, memory=100_000_000_000)
+@pytest.fixture(scope="module")
+def wide() -> Plan:
+    """With more memory than it takes."""
+    return plan(load("sft/quickstart", ["data.limit=100", *SHORT]), memory=100_000_000_000)
+
+
+def test_it_says_what_fits(wide: Plan) -> None:
+    tight = plan(load("sft/quickstart", ["data.limit=100", *SHORT]), memory=100_000_000)
     assert not tight.fits and "are missing" in tight.reasons[0]
     assert wide.fits and "are left" in wide.reasons[0]
     facts = json.loads(json.dumps(wide.facts))
@@ -218,13 +223,12 @@ def test_of_a_bank(compare: Callable[..., tuple[Plan, int]], stories: str) -> No
     assert planned.dry_run.peak == pytest.approx(measured, rel=0.01)
 
 
-def test_every_byte_of_the_peak_is_at_home_somewhere() -> None:
-    planned = plan(load("sft/quickstart", ["data.limit=100", *SHORT]))
-    modules = planned.dry_run.modules
-    assert sum(modules.values()) == sum(planned.dry_run.at_peak.values())
+def test_every_byte_of_the_peak_is_at_home_somewhere(wide: Plan) -> None:
+    modules = wide.dry_run.modules
+    assert sum(modules.values()) == sum(wide.dry_run.at_peak.values())
     assert list(modules)[:4] == ["embeddings", "block 1", "adapter of block 1", "block 2"]
     assert modules["block 2"] == modules["block 3"]  # of the same shape
-    assert modules["optimizer"] == planned.dry_run.at_peak["optimizer"]
+    assert modules["optimizer"] == wide.dry_run.at_peak["optimizer"]
 
 
 def test_what_cannot_be_planned_is_refused() -> None:

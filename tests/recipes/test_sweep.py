@@ -170,6 +170,7 @@ def test_a_member_that_explodes_is_a_finding(sections: dict[str, Any], tmp_path:
     assert {row["status"] for row in table(tmp_path / "all")["members"]} == {"failed"}
 
 
+@pytest.mark.cube
 def test_classifiers_with_their_own_heads_equal_runs_of_their_own(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "bert", "Bert", "SequenceClassification", MINILM)
     for name, rows_ in (("train", 40), ("held_out", 12)):

@@ -100,6 +100,7 @@ def test_classes(classes: Sections, tmp_path: Path, scored_rows: Counter[str]) -
     _ends_equal(config, tmp_path, scored_rows, after="Scoring what was saved")
 
 
+@pytest.mark.cube
 def test_folds(classes: Sections, tmp_path: Path, scored_rows: Counter[str]) -> None:
     config = RunConfig.model_validate({**classes, "recipe": "crossval", "folds": {"k": 2}})
     _ends_equal(config, tmp_path, scored_rows, after="Asking what was saved")
