@@ -97,12 +97,8 @@ def everything(home: Path) -> list[str]:
     """Every stage: calibration, pseudo-labels, an ensemble, views, corrections, and one adapter on all rows."""
     return [
         f"pseudo_label={{unlabelled: {home / 'more.jsonl'}, threshold: 0.3, rounds: 2}}",
-        "tta={views: [typos, drop_words], merge: learned}",
-        "correction={neighbours: [3, 6], strength: 0.2}",
-        "ensemble={merge: auto, consensus: true}",
-        "folds.refit=true",
-        "train.steps=12",
-        "save.every=4",
+        *("tta={views: [typos, drop_words], merge: learned}", "correction={neighbours: [3, 6], strength: 0.2}"),
+        *("ensemble={merge: auto, consensus: true}", "folds.refit=true", "train.steps=12", "save.every=4"),
     ]
 
 
@@ -183,9 +179,8 @@ def test_adapters_trained_one_after_another_are_those_of_the_bank(train: Run, pl
 
 def test_methods_that_cannot_be_stacked_train_one_after_another(train: Run) -> None:
     run = train("ia3", "adapter={method: ia3}", "train.steps=2")
-    assert sorted(each.name for each in (run / "members" / "round-0").iterdir() if each.is_dir()) == [
-        f"repeat-0-fold-{fold}-seed-0" for fold in range(3)
-    ]
+    members = (each.name for each in (run / "members" / "round-0").iterdir() if each.is_dir())
+    assert sorted(members) == [f"repeat-0-fold-{fold}-seed-0" for fold in range(3)]
     assert len(pd.read_parquet(run / "out_of_fold.parquet")) == 60
 
 
@@ -281,7 +276,6 @@ def test_a_temperature_that_gains_nothing_stays_with_the_reason(train: Run) -> N
     )
 
 
-@pytest.mark.cube
 def test_neighbours_of_a_backbone_without_weights_are_not_credited(train: Run) -> None:
     """Features of random weights say nothing; predictions stay as they were, and `predict` asks no neighbour."""
     run = train("unrelated", "correction.neighbours=[2,5]", "train.steps=4", "save.every=null")

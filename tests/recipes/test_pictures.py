@@ -35,24 +35,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:Futu
 
 Train = Callable[..., Path]
 ALL_CHANGES = [
-    "image.augment.crop_scale=[0.6,1]",
-    "image.augment.horizontal_flip=0.5",
-    "image.augment.vertical_flip=0.5",
-    "image.augment.rotation=15",
-    "image.augment.translate=0.1",
-    "image.augment.shear=5",
-    "image.augment.trivialaugment=true",
-    "image.augment.brightness=0.3",
-    "image.augment.contrast=0.3",
-    "image.augment.gamma=0.3",
-    "image.augment.saturation=0.3",
-    "image.augment.hue=0.05",
-    "image.augment.blur=1",
-    "image.augment.erasing=0.5",
-    "image.augment.mixup=0.2",
-    "image.augment.cutmix=1",
-    "image.augment.curriculum.strength.start=0.5",
-    "image.augment.curriculum.resolution.start=0.5",
+    f"image.augment.{word}"
+    for word in (
+        *("crop_scale=[0.6,1]", "horizontal_flip=0.5", "vertical_flip=0.5", "rotation=15", "translate=0.1"),
+        *("shear=5", "trivialaugment=true", "brightness=0.3", "contrast=0.3", "gamma=0.3", "saturation=0.3"),
+        *("hue=0.05", "blur=1", "erasing=0.5", "mixup=0.2", "cutmix=1", "curriculum.strength.start=0.5"),
+        "curriculum.resolution.start=0.5",
+    )
 ]
 """But RandAugment, which draws from the same operations as TrivialAugment and excludes it."""
 
