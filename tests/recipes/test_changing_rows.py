@@ -99,7 +99,7 @@ def test_steps_read_as_much_of_their_rows_as_the_pace_says(train: Train) -> None
     assert [each["tokens"] for each in cut[9:]] == [each["tokens"] for each in whole[9:]]
 
 
-@pytest.mark.slow
+@pytest.mark.cube
 def test_two_processes_train_as_one_does(tmp_path: Path, short_stories: str) -> None:
     write(tmp_path, short_stories)
     curriculum = "data.curriculum.by"

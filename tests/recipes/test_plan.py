@@ -203,7 +203,7 @@ def test_of_packed_rows_that_a_teacher_reads(compare: Callable[..., tuple[Plan, 
     assert planned.dry_run.peak == pytest.approx(measured, rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.cube
 def test_of_a_teacher_on_the_backbone_of_its_student(
     compare: Callable[..., tuple[Plan, int]], stories: str, tmp_path: Path
 ) -> None:

@@ -77,7 +77,7 @@ def test_gsm8k_and_multi_turn_conversations(model: str, data: str, tmp_path: Pat
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.slow
+@pytest.mark.cube
 def test_quantised_training_ends_within_five_percent_of_bfloat16(tmp_path: Path) -> None:
     overrides = ["train.steps=30", "batch.size=4", "data.limit=160", "evaluate.answers=0", "evaluate.every=null"]
     overrides += ["data.max_tokens=192"]

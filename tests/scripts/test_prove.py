@@ -40,7 +40,7 @@ def test_tests_are_rehearsed(rehearsed: Callable[..., Path]) -> None:
     assert all(each["reason"] for each in results if each["outcome"] == "skipped")
 
 
-@pytest.mark.slow
+@pytest.mark.cube
 def test_the_benchmark_is_rehearsed(rehearsed: Callable[..., Path]) -> None:
     out = rehearsed("bench", "8b-nf4-ragged")
     _, *found = [json.loads(line) for line in (out / "gpu.jsonl").read_text().splitlines()]

@@ -50,7 +50,7 @@ def folder(path: Path, config: transformers.PretrainedConfig) -> ModelConfig:
 
 
 def _usual(family: str, name: str) -> bool:
-    """Whether a cell runs without `-m slow`."""
+    """Whether a cell may run without `-m cube`."""
     return family == "Mixtral" or (family == "GPT2" and name not in LIGHT)
 
 
