@@ -61,6 +61,7 @@ def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, els
     """The fastest way to carry out a run that fits; every `auto` of its settings decided. Arguments as of `plan`."""
 
     config = streamed_rows.local(config)
+    _require_no_stages(config)
 
     def timing(plan: Plan) -> Timed:
         flops = plan.dry_run.flops_per_token
@@ -106,6 +107,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     """
     config = streamed_rows.local(config)
     _require_known(config, devices)
+    _require_no_stages(config)
     accelerated = elsewhere or backbones.device().type != "cpu"
     process = 0 if accelerated else psutil.Process().memory_info().rss
     notes = list(plan_settings.clock(config))
@@ -156,6 +158,16 @@ def _require_known(config: RunConfig, devices: int) -> None:
         raise ConfigError(
             f"recipe={config.recipe}: each device trains a share of the members by itself. Plan that share: leave "
             "--devices out, and write as many folds or values as one device gets."
+        )
+
+
+def _require_no_stages(config: RunConfig) -> None:
+    """Refuse pipelines, whose stages hold different parts of a model; raises ConfigError."""
+    if (stages := config.distributed.pipeline) > 1:
+        raise ConfigError(
+            f"distributed.pipeline={stages}: `plan` does not know the stages of a pipeline. For what one device would "
+            "hold, plan with distributed.pipeline=1; each stage holds about its share of the blocks, and the "
+            f"activations of at most {stages} micro-batches."
         )
 
 

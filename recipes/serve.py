@@ -108,7 +108,8 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
 def asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool) -> RunConfig:
     """The configuration of a run with overrides that leave what was trained as it is."""
     before = run_directory.shipped_config(run, Trust(trust))
-    values = override(before.model_dump(mode="json"), list(overrides))
+    # Devices share no weights here, so that settings may ask for what the layout of the training could not.
+    values = override(before.model_dump(mode="json", exclude={"distributed"}), list(overrides))
     config = parse(RunConfig, values, source="the command line")
     trained = (
         "model",

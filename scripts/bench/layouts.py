@@ -50,6 +50,8 @@ LAYOUTS: dict[str, tuple[int, str]] = {
     "compressed, fsdp2": (2, f"{{engine: fsdp2, zero: 3, compression: {{gradients: int8, weights: int8, {WARM}}}}}"),
     "tensor of two": (2, "{tensor: 2}"),
     "tensor of two, two groups": (4, "{tensor: 2}"),
+    "pipeline of two": (2, "{pipeline: 2}"),
+    "pipeline, two of two": (4, "{pipeline: 2}"),
 }
 """Devices, and the section `distributed`."""
 SHARED = ["model.weights=float32", "model.compute=float32", "train.epochs=null", "batch.size=8", "data.limit=100"]

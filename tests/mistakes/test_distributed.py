@@ -10,10 +10,14 @@ from tests.mistakes.cases import Case, assert_refused
 
 PARTS = "check my.yaml distributed.sequence=2"
 CUT = "check my.yaml distributed.tensor=2"
+STAGES = "my.yaml distributed.pipeline=2 evaluate.answers=0"
 CASES = {
     "no such key": Case("check my.yaml distributed.sequences=2", "distributed.sequences", "Did you mean `sequence`?"),
     "no device": Case("check my.yaml distributed.sequence=0", "distributed.sequence", "greater than 0"),
     "one device": Case("run my.yaml distributed.sequence=2", "groups of 2 devices, and there is one", "--devices 2"),
+    "stages of one device": Case(f"run {STAGES}", "groups of 2 devices, and there is one", "--devices 2"),
+    "stages of shares": Case(f"check {STAGES} distributed.zero=2", "pipeline=2 gives each device", "Leave out zero"),
+    "a plan of stages": Case(f"plan {STAGES} --devices 2", "does not know the stages", "distributed.pipeline=1"),
     "copies of deepspeed": Case(
         "check my.yaml distributed.zero=3 distributed.replicas=2", "replicas=2 copies", "Write engine=fsdp2 and zero=3"
     ),

@@ -16,6 +16,7 @@ from workbench.config import (
     growth_checks,
     labelled_checks,
     length_checks,
+    pipeline_checks,
     prefer_checks,
     regularise_checks,
     reinforce_checks,
@@ -95,6 +96,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from sampling_checks.mistakes(config)
     yield from sequence_checks.mistakes(config)
     yield from tensor_checks.mistakes(config)
+    yield from pipeline_checks.mistakes(config)
     yield from sparsity_checks.mistakes(config)
     yield from growth_checks.mistakes(config)
     yield from curvature_checks.mistakes(config)

@@ -42,6 +42,9 @@ class DistributedConfig(Section):
     """Devices that compute the same rows together, each a part of the heads of attention and of the MLP's features, of
     whose weights it holds that part (Megatron-LM): for a backbone that is too large for one device. Others share the
     rows of a step."""
+    pipeline: Annotated[PositiveInt, Unit("devices")] = 1
+    """Devices of which each holds a stretch of the blocks, and its optimizer's state: micro-batches go through them one
+    after another (pipeline parallelism, 1F1B). Others share the rows of a step."""
     offload_optimizer: Place = "none"
     """Where the optimizer's state, and its step, wait: in the host's memory, or in files under `nvme`."""
     offload_parameters: Place = "none"
@@ -60,7 +63,7 @@ class DistributedConfig(Section):
     @property
     def rows_together(self) -> int:
         """Devices that compute the same rows."""
-        return self.sequence * self.tensor
+        return self.sequence * self.tensor * self.pipeline
 
     @property
     def together(self) -> int:
@@ -72,7 +75,7 @@ class DistributedConfig(Section):
     @property
     def together_only(self) -> DistributedConfig:
         """The parts of rows or blocks that devices compute together, and nothing else."""
-        return DistributedConfig(sequence=self.sequence, tensor=self.tensor)
+        return DistributedConfig(sequence=self.sequence, tensor=self.tensor, pipeline=self.pipeline)
 
     @property
     def sharded(self) -> bool:
@@ -88,7 +91,7 @@ class DistributedConfig(Section):
                 "(zero_quantized_weights, zero_quantized_gradients) are for accelerators alone. Write engine=fsdp2."
             )
         if self.compression.is_on and self.rows_together > 1:
-            name = "tensor" if self.tensor > 1 else "sequence"
+            name = next(each for each in ("tensor", "pipeline", "sequence") if getattr(self, each) > 1)
             raise ValueError(f"compression was not tried with {name}. Leave compression out, or write {name}=1.")
         if weights != "none" and self.engine != "fsdp2":
             raise ValueError(
@@ -125,6 +128,12 @@ class DistributedConfig(Section):
                 f"replicas={self.replicas} copies weights that devices share by engine=fsdp2. "
                 "Write engine=fsdp2 and zero=3, or leave replicas out."
             )
+        if self.pipeline > 1 and (others := self._beside_pipeline()):
+            beside = ", ".join(f"{name}={value}" for name, value in others.items())
+            raise ValueError(
+                f"pipeline={self.pipeline} gives each device whole blocks, and {beside} would cut or move them, or "
+                f"their rows. Leave out {', '.join(others)}, or pipeline."
+            )
         if self.engine == "fsdp2":
             if self.zero not in (2, 3):
                 raise ValueError(f"engine=fsdp2 shares what zero=2 or zero=3 does, and zero is {self.zero}.")
@@ -142,3 +151,18 @@ class DistributedConfig(Section):
                     f"deepspeed={self.deepspeed} says everything itself. Leave out {', '.join(sorted(written))}."
                 )
         return self
+
+    def _beside_pipeline(self) -> dict[str, object]:
+        """Settings that share or move weights or rows in another way."""
+        names = (
+            "zero",
+            "engine",
+            "replicas",
+            "sequence",
+            "tensor",
+            "offload_optimizer",
+            "offload_parameters",
+            "deepspeed",
+        )
+        without = DistributedConfig()
+        return {name: value for name in names if (value := getattr(self, name)) != getattr(without, name)}

@@ -16,6 +16,7 @@ from workbench.errors import TrainingError
 from workbench.evaluation.result_store import ModelResults
 from workbench.runs.ranks import ALONE
 from workbench.training import capacity
+from workbench.training.distributed.pipeline_stage import Absent
 from workbench.training.distributed.row_shares import own_rows
 
 T = TypeVar("T")
@@ -85,5 +86,5 @@ def _width(model: nn.Module) -> int:
 
 
 def _shares_weights(model: nn.Module) -> bool:
-    """Whether this process holds a share of each weight, by FSDP2 or DeepSpeed."""
-    return any(isinstance(each, DTensor) or hasattr(each, "ds_id") for each in model.parameters())
+    """Whether this process holds a share of each weight, by FSDP2 or DeepSpeed, or of the blocks."""
+    return any(isinstance(each, DTensor | Absent) or hasattr(each, "ds_id") for each in model.parameters())

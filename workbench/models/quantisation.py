@@ -103,6 +103,12 @@ def pack(layer: Any, target: torch.device) -> None:
         settle(layer, layer.compute_dtype)
 
 
+def let_go(layer: Any) -> None:
+    """Forget the weight of a layer that was put off and that this process will not compute."""
+    if hasattr(layer, "unpacked"):
+        del layer.unpacked, layer.forward
+
+
 def untranspose(skeleton: PreTrainedModel) -> None:
     """Make GPT-2's Conv1D layers plain linear ones where they will be quantised, as bitsandbytes' layers are."""
     left = unquantised(skeleton)

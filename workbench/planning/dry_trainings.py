@@ -20,6 +20,7 @@ from workbench.data.mixed_batches import OwnerRows
 from workbench.planning import step_kinds
 from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.bank_trainer import BankTrainer
+from workbench.training.cached_gradients import CachedGradients
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.master_weights import MasterWeights
@@ -162,7 +163,7 @@ class UnitTraining(SingleTraining):
 
     def __init__(self, fit: Trainer) -> None:
         super().__init__(fit)
-        assert fit.cached is not None
+        assert isinstance(fit.cached, CachedGradients)
         self._cached = fit.cached
         self._units, *_ = self._cached.loss.of(fit.train, np.arange(1))
         lengths = self._units.lengths

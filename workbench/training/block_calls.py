@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from workbench.models.rerouting import hidden_of
 from workbench.training.freezing.layer_map import trial_inputs
-
-_OWN: WeakKeyDictionary[nn.Module, Callable[..., Any]] = WeakKeyDictionary()
-"""The forward pass of each block that has another one now."""
-HIDDEN = "hidden_states"
-"""Name of a block's first argument, where it is named."""
 
 
 class BlockCall(NamedTuple):
@@ -35,12 +30,6 @@ class BlockCall(NamedTuple):
     def adds(self) -> bool:
         """Whether a block gives hidden states of the shape that it gets, so that its input can stand for its output."""
         return self.before.shape == self.after.shape and not any(isinstance(each, Tensor) for each in self.more or ())
-
-
-def hidden_of(arguments: Sequence[Any], named: Mapping[str, Any]) -> Tensor:
-    """The hidden states among the arguments of a block."""
-    hidden_states: Tensor = arguments[0] if arguments else named[HIDDEN]
-    return hidden_states
 
 
 def like(output: Any, hidden: Tensor) -> Any:
@@ -67,16 +56,3 @@ def survey(backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> list[Block
             stack.callback(block.register_forward_hook(hook(number), with_kwargs=True).remove)
         backbone(**trial_inputs(backbone))
     return [calls[number] for number in range(len(blocks))]
-
-
-def reroute(block: nn.Module, forward: Callable[..., Any]) -> None:
-    """Give a block another forward pass, inside of its hooks, until it is restored."""
-    restore(block)
-    _OWN[block] = block.forward
-    block.forward = forward
-
-
-def restore(block: nn.Module) -> None:
-    """Give a block its own forward pass back, if it has another one."""
-    if block in _OWN:
-        block.forward = _OWN.pop(block)

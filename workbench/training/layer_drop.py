@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from workbench.config import TrainingSections
 from workbench.config.layer_drop_config import LayerDropConfig
 from workbench.errors import BackboneError
+from workbench.models import rerouting
 from workbench.training import block_calls
 from workbench.training.block_calls import BlockCall
 from workbench.training.freezing.layer_map import stack
@@ -53,7 +54,7 @@ class LayerDrop:
         calls = surveyed(self._backbone, self._blocks)
         self._more, self._able = [each.more for each in calls], [each.adds for each in calls]
         for number, block in enumerate(self._blocks):
-            block_calls.reroute(block, partial(self._forward, number, block.forward))
+            rerouting.reroute(block, partial(self._forward, number, block.forward))
 
     @contextmanager
     def during(self, step: int, share: float, masters: Iterable[nn.Parameter]) -> Iterator[None]:
@@ -82,7 +83,7 @@ class LayerDrop:
         factor = self._factors[number] if self._factors is not None and self._able[number] else 1.0
         if factor == 1:
             return own(*arguments, **named)
-        before, more = block_calls.hidden_of(arguments, named), self._more[number]
+        before, more = rerouting.hidden_of(arguments, named), self._more[number]
         if not factor:
             return before if more is None else (before, *more)
         output = own(*arguments, **named)

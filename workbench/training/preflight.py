@@ -19,7 +19,7 @@ from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.training import capacity, layer_drop, packing, prefix_sharing, progressive_stacking, token_drop
-from workbench.training.distributed import sequence, tensor
+from workbench.training.distributed import pipeline_stage, sequence, tensor
 from workbench.training.freezing.layer_map import LayerMap, stack
 from workbench.training.optim import optimizers
 
@@ -79,6 +79,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     require_recomputable(config, model)
     _require_layers(config, model)
     modules = config.adapter.modules(model)
+    pipeline_stage.require(config, model, modules)
     _require_matrices(config, model)
     return modules
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from workbench.config.grow_config import GrowConfig
 from workbench.errors import BackboneError, ConfigError, TrainingError
-from workbench.models import first_token
+from workbench.models import first_token, rerouting
 from workbench.training import block_calls
 from workbench.training.adapter_trainer import AdapterTrainer
 
@@ -78,7 +78,7 @@ class ProgressiveStacking:
             )
         self._more = [each.more for each in calls]
         for number in range(first, len(self._blocks)):
-            block_calls.reroute(self._blocks[number], partial(self._forward, number, self._blocks[number].forward))
+            rerouting.reroute(self._blocks[number], partial(self._forward, number, self._blocks[number].forward))
 
     @contextmanager
     def during(self, step: int, share: float) -> Iterator[None]:
@@ -179,7 +179,7 @@ class ProgressiveStacking:
         """The forward pass of a block, or its input."""
         if number < self._computed:
             return own(*arguments, **named)
-        before, more = block_calls.hidden_of(arguments, named), self._more[number]
+        before, more = rerouting.hidden_of(arguments, named), self._more[number]
         return before if more is None else (before, *more)
 
 

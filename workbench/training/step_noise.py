@@ -11,8 +11,7 @@ import torch
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import TrainingSections
 from workbench.data.batching import Indices, MicroBatch
-from workbench.models import forward_noise
-from workbench.training import block_calls
+from workbench.models import forward_noise, rerouting
 from workbench.training.cached_gradients import Units
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
@@ -53,7 +52,7 @@ class StepNoise:
         freezer = self._freezer
         forward_noise.install(freezer.backbone, freezer.blocks, self._config.regularise)
         for block in freezer.blocks:  # of an earlier training
-            block_calls.restore(block)
+            rerouting.restore(block)
         self.layer_drop.install()
         self.token_drop.install()
         self.stacking.install()

@@ -28,8 +28,8 @@ from workbench.adapters.row_dropout import row_hash, row_keys
 from workbench.config.token_drop_config import TokenDropConfig
 from workbench.data.batching import Indices
 from workbench.errors import BackboneError
+from workbench.models import rerouting
 from workbench.training import block_calls
-from workbench.training.block_calls import HIDDEN
 
 _PLACE = 1 << 20
 """Place of the first block in a hash; other noise of a step has places of its own."""
@@ -58,7 +58,7 @@ class TokenDrop:
             BackboneError: As `middle` does.
         """
         for number, block in enumerate(middle(self._backbone, self._blocks, self._config)):
-            block_calls.reroute(block, partial(self._forward, number, block, block.forward))
+            rerouting.reroute(block, partial(self._forward, number, block, block.forward))
 
     @contextmanager
     def during(self, share: float) -> Iterator[None]:
@@ -84,7 +84,7 @@ class TokenDrop:
         if self._share == 1 or keys_B is None:
             return own(*arguments, **named)
         bound = _bound(block, arguments, named)
-        before_BLD: Tensor = bound[HIDDEN]
+        before_BLD: Tensor = bound[rerouting.HIDDEN]
         rows, length, width = before_BLD.shape
         assert rows == len(keys_B) and self._lengths_B is not None, "rows are not laid out one by one"
         lengths_B = np.full(rows, length) if self._pictures else np.resize(self._lengths_B, rows)
@@ -149,14 +149,14 @@ def _bound(block: nn.Module, arguments: Sequence[Any], named: Mapping[str, Any])
 
 
 def _unknown(bound: Mapping[str, Any]) -> list[str]:
-    known = (HIDDEN, _MASK, _POSITIONS, _ROTATIONS, *_SETTINGS)
+    known = (rerouting.HIDDEN, _MASK, _POSITIONS, _ROTATIONS, *_SETTINGS)
     return [name for name in bound if name not in known]
 
 
 def _thinned(name: str, value: Any, index_BK: Tensor) -> Any:
     """An argument of a block, for the tokens that compute."""
     rows, count = index_BK.shape
-    if name == HIDDEN:
+    if name == rerouting.HIDDEN:
         return value.gather(1, index_BK[..., None].expand(-1, -1, value.shape[-1]))
     if name == _POSITIONS:
         return value.expand(rows, -1).gather(1, index_BK)

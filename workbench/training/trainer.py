@@ -23,9 +23,17 @@ from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
-from workbench.training import capacity, failures, packing, preflight, row_losses, step_figures, thread_choice
+from workbench.training import (
+    capacity,
+    failures,
+    packing,
+    preflight,
+    row_losses,
+    step_figures,
+    step_gradients,
+    thread_choice,
+)
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
-from workbench.training.cached_gradients import CachedGradients
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.gradient_exchange import GradientExchange
 from workbench.training.distributed.placement import Placement
@@ -101,12 +109,12 @@ class Trainer:
         self.exchange = GradientExchange(self.config, self.masters, self.ranks)
         packed = self.arrangement.packed
         self.step_noise = StepNoise(self.config, self.freezer, self.masters, self.device, packed=packed)
-        compared, around = self.signal.whole, (self.masters.backward, self.step_noise.of, self.ranks, self.device)
-        self.cached = None if compared is None else CachedGradients(compared, self.arrangement, *around)
+        around = (self.masters, self.arrangement, self.step_noise.of, self.ranks, self.device)
+        self.row_losses, epoch = RowLossWatch(self.signal.tap), lambda: self.member.epoch
+        self.cached = step_gradients.of_whole_steps(self.signal.whole, *around, epoch=epoch, watch=self.row_losses)
         self.noise = NoiseScale()
         self.sharpness = Sharpness(self.config.optimizer, self.masters)
         self.choice = MethodChoice(self.model, self.config, self.signal, device=self.device, ranks=self.ranks)
-        self.row_losses = RowLossWatch(self.signal.tap)
         self.visits = None if self.signal.tap is None else row_losses.record(self.config, len(self.train), self.ranks)
         self.row_losses.observers |= {} if self.visits is None else {"dynamics": self.visits}
         self.ahead: Prefetcher[MicroBatch] | None = None
@@ -116,7 +124,7 @@ class Trainer:
         self.evaluation_asked = False
         more = (self.held_out_parts, self.signal.reference, lambda: self.evaluation_asked)
         task = TrainTask(self.train, self._held_out_loss, self.config, self.run, *more)
-        self.member = AdapterTrainer(task, trained(self.masters, self.freezer), hooks=self._hooks())
+        self.member: AdapterTrainer = AdapterTrainer(task, trained(self.masters, self.freezer), hooks=self._hooks())
         self.drawn = sampling.Draw(np.arange(0))
         """Rows and weights of the present step, where a sampler draws them."""
         if isinstance(self.member.order, sampling.Sampler):

@@ -22,7 +22,7 @@ from workbench.models import backbones
 from workbench.models.weight_storage import HALVES
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import quantised_shards
-from workbench.training.distributed.sharding import Sharded, Trainable, place_model
+from workbench.training.distributed.sharding import Sharded, Trainable, homes, place_model
 from workbench.training.optim import optimizer_states
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class FullySharded(Sharded):
         super().__init__(whole)
         if section.compression.is_on:
             quantised_shards.install(self._shared.module, section.compression, self.wire)
-        self._homes = {name: _homes(self._shared.module, parameter) for name, parameter in self._named.items()}
+        self._homes = {name: homes(self._shared.module, parameter) for name, parameter in self._named.items()}
         self._optimizer: torch.optim.Optimizer | None = None
 
     def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> FullySharded:
@@ -196,16 +196,6 @@ def _mesh(section: DistributedConfig, ranks: Ranks) -> DeviceMesh:
     if copies == 1:
         return init_device_mesh(kind, (ranks.world,))
     return init_device_mesh(kind, (copies, ranks.world // copies), mesh_dim_names=("replicas", "shares"))
-
-
-def _homes(model: nn.Module, parameter: nn.Parameter) -> list[tuple[nn.Module, str]]:
-    """Where a parameter is: in several modules where these share it."""
-    return [
-        (module, own)
-        for module in model.modules()
-        for own, candidate in module._parameters.items()
-        if candidate is parameter
-    ]
 
 
 def _connect() -> None:

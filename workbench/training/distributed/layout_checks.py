@@ -43,7 +43,7 @@ def require_members(count: int, ranks: Ranks) -> None:
 def _grouped(section: DistributedConfig, ranks: Ranks) -> Iterator[str]:
     """Where the devices cannot be cut in groups."""
     least = section.together
-    for name, size in {"sequence": section.sequence, "tensor": section.tensor}.items():
+    for name, size in {"sequence": section.sequence, "tensor": section.tensor, "pipeline": section.pipeline}.items():
         if ranks.world % size:
             yield (
                 f"distributed.{name}={size} makes groups of {size} devices, and there {_are(ranks.world)}. "

@@ -60,7 +60,7 @@ def cuts_weights(section: DistributedConfig) -> bool:
     """Whether a process holds a share of each weight; with ZeRO and FSDP2 all of it while its module computes."""
     if section.deepspeed is not None:
         return bool(read(section)["zero_optimization"].get("stage") == 3)
-    return section.zero == 3 or section.engine == "fsdp2" or section.tensor > 1
+    return section.zero == 3 or section.engine == "fsdp2" or section.tensor * section.pipeline > 1
 
 
 def _zero(section: DistributedConfig, trained: int) -> Settings:

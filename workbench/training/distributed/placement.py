@@ -14,6 +14,7 @@ from workbench.data.batching import MicroBatch
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_settings, sequence, tensor
 from workbench.training.distributed.fsdp import FullySharded, ShardedReader
+from workbench.training.distributed.pipeline import Pipelined, PipelineReader
 from workbench.training.distributed.sharding import Loss, Sharded, Trainable
 from workbench.training.distributed.tensor import TensorParallel
 from workbench.training.distributed.zero import ZeroParameters
@@ -43,7 +44,7 @@ class Placement:
     @property
     def keeps_weights(self) -> bool:
         """Whether a layer may keep its weight for the backward pass; DeepSpeed puts another in its place."""
-        return not self.cuts_weights or self.config.engine == "fsdp2" or self.config.tensor > 1
+        return not self.cuts_weights or self.config.engine == "fsdp2" or self.config.tensor * self.config.pipeline > 1
 
     @property
     def groups(self) -> Ranks:
@@ -78,6 +79,8 @@ class Placement:
 
         Where they do not, work is just done.
         """
+        if self.config.pipeline > 1:
+            return PipelineReader(model, self.config, self.ranks)
         if self.config.tensor > 1:
             tensor.cut(model, tensor.group(self.config, self.ranks))
             return _called
@@ -105,6 +108,8 @@ class Placement:
         Args:
             sample: Rows that the model may be called with.
         """
+        if self.config.pipeline > 1:
+            return Pipelined(whole)
         if self.config.tensor > 1:
             return TensorParallel(whole)
         if not self.config.sharded:

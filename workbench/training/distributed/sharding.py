@@ -55,6 +55,16 @@ def _apart(model: nn.Module) -> Callable[[nn.Module], bool]:
     return apart
 
 
+def homes(model: nn.Module, parameter: nn.Parameter) -> list[tuple[nn.Module, str]]:
+    """Where a parameter is: in several modules where these share it."""
+    return [
+        (module, own)
+        for module in model.modules()
+        for own, candidate in module._parameters.items()
+        if candidate is parameter
+    ]
+
+
 @dataclass(frozen=True)
 class Trainable:
     """A model that trains, and how."""

@@ -1,0 +1,81 @@
+"""What does not go with a pipeline is refused by name, with what to write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.runs.ranks import Ranks
+from workbench.training.distributed import layout_checks, pipeline_stage
+
+ONE = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "evaluate": {"answers": 0}}
+LLAMA = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 11, "num_hidden_layers": 3}
+
+
+def config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate({**ONE, "distributed": {"pipeline": 2}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("sections", "cure"),
+    [
+        ({"recipe": "mlm"}, "Write recipe=sft"),
+        ({"adapter": {"method": "dora"}}, "Write adapter.method=lora"),
+        ({"model": {"weights": "int8"}}, "Write model.weights=nf4"),
+        ({"model": {"compute": "float16"}}, "Write model.compute=bfloat16"),
+        ({"model": {"dropout": True}}, "Write model.dropout=false"),
+        ({"model": {"new_tokens": ["<a>"]}}, r"Write model.new_tokens=\[\]"),
+        ({"optimizer": {"name": "muon"}}, "Write optimizer.name=adamw"),
+        ({"optimizer": {"sam": 0.05}}, "optimizer.sam reads. Write optimizer={}"),
+        ({"freeze": {"policy": "static"}}, "Write freeze.policy=none"),
+        ({"average": {"method": "ema"}}, "Write average.method=none"),
+        ({"layer_drop": {"rate": 0.2}}, "Write layer_drop={}"),
+        ({"regularise": {"r_drop": 0.5}}, "Write regularise={}"),
+        ({"train": {"compile": True}}, "Write train.compile=false"),
+        ({"evaluate": {"answers": 4}}, "Write evaluate.answers=0"),
+        ({"data": {"train": "rows.jsonl", "sampling": {"by": "importance"}}}, "Write data.sampling={}"),
+        ({"data": {"train": "rows.jsonl", "curriculum": {"by": "self_paced"}}}, "Write data.curriculum.by=length"),
+    ],
+)
+def test_mistakes_say_what_to_write(sections: dict[str, Any], cure: str) -> None:
+    with pytest.raises(ValueError, match=f"distributed.pipeline=2 .*{cure}, or distributed.pipeline=1"):
+        config(**sections)
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"zero": 2}, "zero=2"),
+        ({"zero": "auto"}, "zero=auto"),
+        ({"engine": "fsdp2", "zero": 3}, "zero=3, engine=fsdp2"),
+        ({"sequence": 2}, "sequence=2"),
+        ({"zero": 3, "offload_parameters": "cpu"}, "zero=3, offload_parameters=cpu"),
+    ],
+)
+def test_other_layouts_of_weights_are_refused(more: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=f"{named} would cut or move them"):
+        config(distributed={"pipeline": 2, **more})
+
+
+def test_devices_that_make_no_whole_pipelines_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"distributed.pipeline=2 makes groups of 2 devices, and there are 3. Write --d"
+    ):
+        layout_checks.require(config(), Ranks(0, 3))
+    layout_checks.require(config(), Ranks(0, 4))
+
+
+def test_backbones_without_a_stretch_for_each_device_are_refused() -> None:
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA))
+    with pytest.raises(ConfigError, match=r"has 3 blocks, and each device needs one. Write distributed.pipeline=3 or"):
+        pipeline_stage.require(config(distributed={"pipeline": 4}), model, [])
+    with pytest.raises(ConfigError, match=r"adapter.targets names lm_head, which is in none. Write adapter.targets="):
+        pipeline_stage.require(config(), model, ["q_proj", "lm_head"])
+    pipeline_stage.require(config(), model, ["q_proj", "down_proj"])
+    bert = BertLMHeadModel(BertConfig(**LLAMA, is_decoder=True))
+    with pytest.raises(ConfigError, match=r"bert is none of the architectures .* Write distributed.pipeline=1"):
+        pipeline_stage.require(config(), bert, [])

@@ -1,0 +1,92 @@
+"""The same curve where the blocks of a model are dealt to processes, in one pipeline or in several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import workbench
+from tests.workbench.training.distributed import layouts
+from tests.workbench.training.distributed.test_layouts import METHODS, require_same, weights, write_recipe
+
+pytestmark = pytest.mark.slow
+
+STEPS = ["train.steps=6", "save.every=3"]
+TWO: dict[str, list[str]] = {
+    "lora": [f"adapter={METHODS['lora']}", "batch.packing=false"],
+    "full": [f"adapter={METHODS['full']}", "evaluate.every=3"],
+    "tied": [f"adapter={METHODS['full']}", "train.max_grad_norm=0.1"],
+    "packed": [f"adapter={METHODS['lora']}", "model.weights=nf4", "adapter.dropout=0.2"],
+    "recomputed": [f"adapter={METHODS['lora']}", "train.checkpointing=true"],
+}
+"""What trains in two stages: adapters, all weights, embeddings that both ends hold, adapters over 4-bit weights."""
+FOUR = {"in four stages": ("lora", "{pipeline: 4}"), "in two pipelines": ("tied", "{pipeline: 2}")}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+    """A recipe over a model of five blocks."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5}
+    for name, tied in (("model", False), ("tied model", True)):
+        torch.manual_seed(0)
+        config = LlamaConfig(vocab_size=len(tokenizer), num_attention_heads=4, tie_word_embeddings=tied, **sizes)
+        LlamaForCausalLM(config).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    write_recipe(folder, folder / "model")
+    return folder
+
+
+def words(folder: Path, name: str) -> list[str]:
+    model = folder / ("tied model" if name == "tied" else "model")
+    return [*STEPS, "batch.tokens_per_device=100", f"model.id={model}", *TWO[name]]
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Path:
+    """Runs of two processes, and those of one."""
+    for name in TWO:
+        workbench.run(str(folder / "recipe.yaml"), words(folder, name), out=folder / f"{name} alone", quiet=True)
+    staged = "distributed={pipeline: 2}"
+    jobs: list[tuple[str, list[str], str | None]] = [(name, [*words(folder, name), staged], None) for name in TWO]
+    jobs += [(f"{name} resumed", [*words(folder, name), staged], name) for name in ("lora", "tied")]
+    jobs.append(("from one process", [*words(folder, "full"), staged], "full alone"))
+    layouts.in_processes(folder, jobs)
+    return folder
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_stages_change_nothing(pair: Path, name: str) -> None:
+    require_same(pair / name, pair / f"{name} alone")
+
+
+@pytest.mark.parametrize("name", ["lora", "tied"])
+def test_a_pipeline_goes_on_bit_for_bit(pair: Path, name: str) -> None:
+    assert torch.equal(weights(pair / f"{name} resumed"), weights(pair / name))
+
+
+def test_a_pipeline_goes_on_with_what_one_process_began(pair: Path) -> None:
+    require_same(pair / "from one process", pair / "full alone")
+
+
+def test_one_process_goes_on_with_what_a_pipeline_began(pair: Path) -> None:
+    layouts.halfway(pair / "full", pair / "full from two")
+    workbench.run(str(pair / "recipe.yaml"), words(pair, "full"), out=pair / "full from two", resume=True, quiet=True)
+    require_same(pair / "full from two", pair / "full alone")
+
+
+@pytest.fixture(scope="module")
+def four(pair: Path) -> Path:
+    """Runs of four processes."""
+    jobs = [(way, [*words(pair, name), f"distributed={layout}"], None) for way, (name, layout) in FOUR.items()]
+    layouts.in_processes(pair, jobs, processes=4)
+    return pair
+
+
+@pytest.mark.parametrize("way", FOUR)
+def test_four_processes(four: Path, way: str) -> None:
+    require_same(four / way, four / f"{FOUR[way][0]} alone")
