@@ -23,16 +23,7 @@ from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
-from workbench.training import (
-    capacity,
-    failures,
-    packing,
-    preflight,
-    row_losses,
-    step_figures,
-    step_gradients,
-    thread_choice,
-)
+from workbench.training import capacity, failures, packing, preflight, row_losses, step_figures, thread_choice
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.gradient_exchange import GradientExchange
@@ -53,6 +44,7 @@ from workbench.training.row_losses import RowLossWatch
 from workbench.training.sampling import sampler as sampling
 from workbench.training.sampling.look import looked_at
 from workbench.training.signal import Loss, ProgressClock, TrainingSignal
+from workbench.training.step_gradients import of_whole_steps
 from workbench.training.step_noise import StepNoise
 from workbench.training.trackers import Trackers
 from workbench.training.trainable_values import trained
@@ -111,7 +103,7 @@ class Trainer:
         self.step_noise = StepNoise(self.config, self.freezer, self.masters, self.device, packed=packed)
         around = (self.masters, self.arrangement, self.step_noise.of, self.ranks, self.device)
         self.row_losses, epoch = RowLossWatch(self.signal.tap), lambda: self.member.epoch
-        self.cached = step_gradients.of_whole_steps(self.signal.whole, *around, epoch=epoch, watch=self.row_losses)
+        self.cached = of_whole_steps(self.signal.whole, *around, epoch=epoch, watch=self.row_losses)
         self.noise = NoiseScale()
         self.sharpness = Sharpness(self.config.optimizer, self.masters)
         self.choice = MethodChoice(self.model, self.config, self.signal, device=self.device, ranks=self.ranks)
