@@ -24,7 +24,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
-from workbench.models import backbones, classifier, embedder, output_heads
+from workbench.models import backbones, classifier, embedder, last_block, output_heads
 from workbench.models.backbones import Loader
 from workbench.models.exported import ExportedModel
 from workbench.planning import scaling_law, step_time
@@ -114,7 +114,8 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     # Weights of rows change neither.
     config = plan_settings.untimed(config.model_copy(update={"data": config.data.unweighted}))
     own = plan_settings.of_one_device(config, devices, accelerated=accelerated)
-    with tempfile.TemporaryDirectory() as folder, plan_blocks.planned_run(own, Path(folder)) as run:
+    whole = last_block.left_as_it_is(_cuts(config))
+    with whole, tempfile.TemporaryDirectory() as folder, plan_blocks.planned_run(own, Path(folder)) as run:
         parts = WAYS[config.recipe](own, run)
     notes += [*plan_settings.notes(config), *plan_texts.notes(config)]
     notes += [*_of_reference(config, parts), *_of_scaling(config, parts, devices)]

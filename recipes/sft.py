@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,7 +181,10 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
 
     def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
         stop = evaluation.stop_tokens(self.tokenizer, self.data.train)
-        return ExportedModel(model, output_heads.find(model, backbone.model), self.tokenizer, self.template, stop)
+        head = output_heads.find(model, backbone.model)
+        if self.placement.cuts_weights:  # which it does as the block's own forward pass begins
+            head = replace(head, last_block=None)
+        return ExportedModel(model, head, self.tokenizer, self.template, stop)
 
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         tap, train = LabelTap(token_losses), self.data.train

@@ -18,6 +18,7 @@ from workbench.adapters.bank_layers import MemberRows
 from workbench.adapters.row_dropout import RowDraw, RowDropout, drawing
 
 ALIKE = {
+    "alora": "computes as lora, at the tokens of an invocation: tests/adapters/test_alora.py",
     "oft": "drops nothing",
     "eva": "computes as lora",
     "loftq": "computes as pissa, and needs quantised weights",

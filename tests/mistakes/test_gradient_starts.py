@@ -36,9 +36,6 @@ CASES = {
         "adapters of lora-ga train one after the other",
         "lora",
     ),
-    "an adapter that waits for its words": Case(
-        "check my.yaml 'adapter={method: alora}'", "alora is not offered", "Take adapter.method=lora"
-    ),
 }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ FAMILIES = ("gemma", "granite", "llama", "mistral", "qwen2", "qwen3")
 """Architectures by transformers' `model_type` whose last block is computed here as they compute it."""
 MOST = 0.9
 """Share of the tokens that are computed up to which choosing them costs less than it saves."""
+_AS_IT_IS = ContextVar("as_it_is", default=False)
 STRETCH = 16
 """Queries of a row are as many as a multiple of this: oneDNN compiles a product for every number."""
 
@@ -67,9 +69,23 @@ class Narrowing:
         return chosen.view(*self.places.shape, -1)
 
 
+@contextmanager
+def left_as_it_is(condition: bool) -> Iterator[None]:
+    """Inside, where the condition holds, no last block is computed here: a plan for devices that cut weights."""
+    token = _AS_IT_IS.set(condition)
+    try:
+        yield
+    finally:
+        _AS_IT_IS.reset(token)
+
+
 def of(backbone: PreTrainedModel) -> nn.Module | None:
     """The last block of a backbone of a family whose block is computed here; None of another."""
-    if backbone.config.model_type not in FAMILIES or not (blocks := anatomy.decoder_layers(backbone)):
+    if (
+        _AS_IT_IS.get()
+        or backbone.config.model_type not in FAMILIES
+        or not (blocks := anatomy.decoder_layers(backbone))
+    ):
         return None
     return blocks[-1]
 

@@ -130,7 +130,8 @@ def often(translation: Translation, place: str, *, steps: str, per_epoch: str) -
     if every:
         translation.give(place, every if every < 1 else int(every))
     elif times and epochs:
-        translation.give(place, round(min(1.0, 1 / (times * epochs)), 6))
+        share = round(1 / (times * epochs), 6)
+        translation.give(place, share if share < 1 else None)  # once in a run: our default is oftener
 
 
 def sharing(translation: Translation, *, deepspeed: Any, fsdp: Any, offload: bool) -> None:
