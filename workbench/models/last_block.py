@@ -72,7 +72,7 @@ class Narrowing:
 @contextmanager
 def left_as_it_is(condition: bool) -> Iterator[None]:
     """Inside, where the condition holds, no last block is computed here: a plan for devices that cut weights."""
-    token = _AS_IT_IS.set(condition)
+    token = _AS_IT_IS.set(condition or _AS_IT_IS.get())
     try:
         yield
     finally:
