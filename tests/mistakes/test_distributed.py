@@ -66,12 +66,12 @@ CASES = {
     "cut blocks of another kernel": Case(f"{CUT} model.attention=eager", "model.attention=eager", "attention=sdpa"),
     "cut blocks and new tokens": Case(f"{CUT} model.new_tokens=[<a>]", "model.new_tokens", "model.new_tokens=[]"),
     "dropout in cut blocks": Case(f"{CUT} adapter.dropout=0.1", "adapter.dropout draws", "adapter.dropout=0"),
-    "noise in cut blocks": Case(f"{CUT} regularise.neftune=5", "regularise draws", "regularise={}"),
+    "noise in cut blocks": Case(f"{CUT} regularise.neftune=5", "with regularise", "regularise={}"),
     "whole matrices of cut blocks": Case(f"{CUT} optimizer.name=muon", "optimizer.name=muon", "optimizer.name=adamw"),
     "two gradients of cut blocks": Case(f"{CUT} optimizer.sam=0.1", "optimizer.sam", "optimizer.sam=null"),
     "average of cut blocks": Case(f"{CUT} average.method=ema", "average.method=ema", "average.method=none"),
     "frozen cut blocks": Case(f"{CUT} freeze.policy=static freeze.layers=1", "freeze.policy=static", "policy=none"),
-    "compiled cut blocks": Case(f"{CUT} train.compile=true", "train.compile does not know", "train.compile=false"),
+    "compiled cut blocks": Case(f"{CUT} train.compile=true", "with train.compile", "train.compile=false"),
     "left out cut blocks": Case(f"{CUT} layer_drop.rate=0.2", "layer_drop", "layer_drop={}"),
     "rows that losses of cut blocks choose": Case(
         f"{CUT} data.sampling.by=selective", "data.sampling.by=selective", "data.sampling={}, or distributed.tensor=1"

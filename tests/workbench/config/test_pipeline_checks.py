@@ -30,7 +30,7 @@ def config(**sections: Any) -> RunConfig:
         ({"model": {"dropout": True}}, "Write model.dropout=false"),
         ({"model": {"new_tokens": ["<a>"]}}, r"Write model.new_tokens=\[\]"),
         ({"optimizer": {"name": "muon"}}, "Write optimizer.name=adamw"),
-        ({"optimizer": {"sam": 0.05}}, "optimizer.sam reads. Write optimizer={}"),
+        ({"optimizer": {"sam": 0.05}}, "optimizer.sam. Write optimizer.sam=null"),
         ({"freeze": {"policy": "static"}}, "Write freeze.policy=none"),
         ({"average": {"method": "ema"}}, "Write average.method=none"),
         ({"layer_drop": {"rate": 0.2}}, "Write layer_drop={}"),
