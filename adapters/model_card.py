@@ -12,7 +12,7 @@ from peft import PeftModel, PeftType
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from torch import nn
 
-from workbench.adapters import anatomy
+from workbench.adapters import anatomy, semi_structured
 
 OURS = "import workbench.adapters  # makes {kind} known to PEFT; pip install peft-workbench"
 """The line that loading one of our tuners needs."""
@@ -27,7 +27,7 @@ def write(model: PeftModel, folder: Path) -> None:
     (folder / "README.md").write_text(
         "---\nlibrary_name: peft\n---\n\n"
         f"# {kind} adapter\n\n"
-        f"- Base model: `{base}` ({_family(model)})\n"
+        f"- Base model: `{base}` ({_family(model)}){_sparsity(model)}\n"
         f"- Method: {kind}, in the format of PEFT {peft.__version__}\n\n"
         f"```python\n{_lines(model.get_base_model(), saved)}\n```\n\n"
         "Trained with peft-workbench.\n",
@@ -47,8 +47,10 @@ def _lines(backbone: Any, saved: dict[str, Any], place: str = '"folder")  # the 
     labels = f", num_labels={backbone.config.num_labels}" if family.endswith("Classification") else ""
     labels += ", ignore_mismatched_sizes=True" if anatomy.reads_pictures(backbone) else ""  # a head for other classes
     first = needed(saved)
-    lines = [first] if first else []
+    pruning = semi_structured.reloading(backbone)
+    lines = ["import re", "", "import torch"] if pruning else []
     lines += [
+        *([first] if first else []),
         "from peft import PeftModel",
         f"from transformers import {door}",
         "",
@@ -57,7 +59,7 @@ def _lines(backbone: Any, saved: dict[str, Any], place: str = '"folder")  # the 
     if saved.get("trainable_token_indices"):
         rows = backbone.get_input_embeddings().weight.shape[0]
         lines.append(f"backbone.resize_token_embeddings({rows})  # the adapter holds the rows of the new tokens")
-    return "\n".join([*lines, f"model = PeftModel.from_pretrained(backbone, {place}"])
+    return "\n".join([*lines, *pruning, f"model = PeftModel.from_pretrained(backbone, {place}"])
 
 
 def needed(saved: dict[str, Any]) -> str | None:
@@ -72,6 +74,12 @@ def needed(saved: dict[str, Any]) -> str | None:
     if home.startswith("workbench.adapters."):
         return OURS.format(kind=kind)
     return f"# First run the plugin that makes {kind} known to PEFT."
+
+
+def _sparsity(model: PeftModel) -> str:
+    if semi_structured.pattern(model.get_base_model()) is None:
+        return ""
+    return ", pruned to 2:4 sparsity as below: without, it is another model"
 
 
 def _family(model: PeftModel) -> str:

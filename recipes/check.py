@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from transformers import PretrainedConfig
 
-from workbench.adapters import anatomy
+from workbench.adapters import anatomy, semi_structured
 from workbench.adapters.target_modules import about_experts
 from workbench.config import RunConfig, search_expansion, sweep_expansion, tasks
 from workbench.config.curriculum_config import CurriculumConfig
@@ -90,6 +90,7 @@ def _inspected(config: RunConfig) -> AnyInspection:
         *layer_drop.always_computed(inspection.config, model),
         *inspection.config.token_drop.in_words(),
         *inspection.config.grow.in_words(sum(map(len, anatomy.blocks(model)))),
+        *([semi_structured.sentence(model)] if inspection.config.model.sparsity is not None else ()),
         *filter(None, [about_experts(model, config.adapter)]),
         *_shared(inspection, model.config),
     ]

@@ -77,7 +77,7 @@ def _require_alike(sources: Sequence[Path], configs: Sequence[RunConfig]) -> Non
             raise ConfigError(f"{source} is fully trained: it has no adapter. Combine LoRA runs.")
         if not (source / "adapter").is_dir():
             raise ConfigError(f"{source}: no adapter there yet. Finish the run first.")
-        for key in ("id", "revision"):
+        for key in ("id", "revision", "sparsity"):
             if getattr(config.model, key) != getattr(configs[0].model, key):
                 raise ConfigError(
                     f"{source} has model.{key}={getattr(config.model, key)}, and {sources[0]} "

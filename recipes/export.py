@@ -164,6 +164,11 @@ def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> Non
     if form == "whole":
         merge.require_one_model(run, config)
         return
+    if config.model.sparsity is not None and to not in ("peft", "ollama"):
+        raise ConfigError(
+            f"--to {to} puts the adapter on {config.model.id} with all its weights, and {run} has "
+            f"model.sparsity={config.model.sparsity}. Write --merge."
+        )
     adapter = run / "adapter"
     if form == "normalised":
         lora_limits.require_plain(adapter)

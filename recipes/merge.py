@@ -104,6 +104,11 @@ def added(config: RunConfig, weights: str) -> str:
     if isinstance(config.adapter, Full):
         return f"Fully trained model written in {weights}."
     backbone = f"{config.model.weights} backbone, dequantised," if config.model.weights in QUANTISED else "Backbone"
+    if config.model.sparsity is not None:
+        return (
+            f"{backbone}, pruned {config.model.sparsity}, plus adapter added in float32, written in {weights}: layers "
+            "that the adapter changes are dense again."
+        )
     return f"{backbone} plus adapter added in float32, written in {weights}."
 
 

@@ -74,7 +74,7 @@ def require(config: RunConfig) -> None:
             f"{key}={start} has adapter.{name}={theirs.get(name)}, and this run {mine[name]}. Write "
             f"adapter.{name}={theirs.get(name)}, or merge that run and write its folder as model.id."
         )
-    for name in ("id", "revision", "new_tokens"):
+    for name in ("id", "revision", "sparsity", "new_tokens"):
         if getattr(config.model, name) != getattr(begun.model, name):
             raise ConfigError(
                 f"{key}={start} is an adapter over model.{name}={getattr(begun.model, name)}, and this run has "

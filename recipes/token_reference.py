@@ -54,7 +54,7 @@ class Reference:
     def identity(self) -> list[object]:
         """All that its losses depend on besides the rows."""
         model, device = self.source.model, backbones.device().type
-        return [sorted(self.files.values()), model.weights, model.compute, model.attention, device]
+        return [sorted(self.files.values()), model.values, model.compute, model.attention, device]
 
 
 def wanted(config: RunConfig) -> bool:

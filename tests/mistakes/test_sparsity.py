@@ -11,6 +11,7 @@ from tests.mistakes.cases import Case, assert_refused, file
 CHECK = "check my.yaml"
 SPARSE = f"{CHECK} 'adapter={{method: sparse, %s}}'"
 FULL = f"{CHECK} 'adapter={{method: full, sparsity: 0.5}}'"
+TWO_OF_FOUR = f"{CHECK} model.sparsity=2:4"
 CASES = {
     "nothing": Case(SPARSE % "share: 0", "adapter.share", "greater than 0"),
     "everything": Case(SPARSE % "share: 1", "adapter.share", "less than 1"),
@@ -75,6 +76,26 @@ CASES = {
         f"{FULL} optimizer.name=muon", "optimizer.name=muon moves a weight", "Write optimizer.name=adamw"
     ),
     "zeros in pieces": Case(f"{FULL} distributed.zero=2", "adapter.sparsity keeps single weights", "write zero=0"),
+    "another sparsity": Case(f"{CHECK} model.sparsity=1:4", "model.sparsity", "'2:4'"),
+    "frozen zeros of all weights": Case(
+        f"{TWO_OF_FOUR} adapter.method=full", "adapter.method=full trains such weights", "adapter.sparsity=0.5"
+    ),
+    "frozen zeros of single weights": Case(
+        f"{TWO_OF_FOUR} adapter.method=shira", "adapter.method=shira trains such weights", "Write adapter.method=lora"
+    ),
+    "frozen zeros of last blocks": Case(
+        f"{TWO_OF_FOUR} adapter.method=last-layers", "last-layers trains such", "Write adapter.method=lora"
+    ),
+    "packed zeros": Case(
+        f"{TWO_OF_FOUR} model.weights=nf4", "model.weights=nf4 packs them", "Write model.weights=bfloat16"
+    ),
+    "frozen zeros in pieces": Case(f"{TWO_OF_FOUR} distributed.zero=3", "model.sparsity with zero=3", "Leave it out"),
+    "frozen zeros over devices": Case(
+        f"{TWO_OF_FOUR} distributed.tensor=2", "was not tried with model.sparsity", "Write model.sparsity=null"
+    ),
+    "frozen zeros in stages": Case(
+        f"{TWO_OF_FOUR} distributed.pipeline=2", "was not tried with model.sparsity", "Write model.sparsity=null"
+    ),
 }
 
 

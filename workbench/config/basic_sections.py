@@ -49,6 +49,11 @@ class ModelConfig(Section):
     """Type that matrix products run in. `auto`: bfloat16 where the device has units for it, float32 otherwise. Why:
     products in bfloat16 are faster where there are units for them, and sums and the updates of weights stay in float32.
     """
+    sparsity: Literal["2:4"] | None = None
+    """`2:4`: the linear layers in the blocks keep, of each four consecutive inputs of an output, the two weights that
+    are largest in magnitude (Mishra et al. 2021, arXiv:2104.08378), from loading on, frozen; null: all. They are stored
+    and multiplied dense, which saves neither time nor memory: it is for an adapter to a backbone that is sparse where
+    it will be served. Ties by order; magnitudes are compared in bfloat16, so that every storage prunes alike."""
     attention: Literal["auto", "sdpa", "flash_attention_2", "flex_attention", "eager"] = "auto"
     """Attention kernel. `auto`: flash-attention 2 where installed and usable, sdpa otherwise."""
     chat_template: Path | None = None
@@ -67,6 +72,11 @@ class ModelConfig(Section):
     trust_remote_code: bool = False
     """Run Python code that comes with the backbone. Only for authors you trust. Why: such code can do whatever you can.
     """
+
+    @property
+    def values(self) -> str:
+        """How its values are changed while loading, which tells models of one `id` apart: `nf4`, `bfloat16 2:4`."""
+        return self.weights if self.sparsity is None else f"{self.weights} {self.sparsity}"
 
     @field_validator("new_tokens")
     @classmethod

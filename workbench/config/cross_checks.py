@@ -119,6 +119,8 @@ def unable(model: ModelConfig, adapter: Method) -> str | None:
             f"adapter.method={method} does not work over {model.weights} weights: {facts.why_weights}. "
             f"Write model.weights={'|'.join(facts.weights)}, or adapter.method=lora."
         )
+    if model.sparsity is not None and (reason := sparsity_checks.unable(model, adapter)):
+        return reason
     if model.new_tokens and not facts.token_rows:
         able = ", ".join(name for name, each in METHODS.items() if each.about[name].token_rows)
         return f"model.new_tokens trains single rows; adapter.method={method} cannot. Able: {able}."

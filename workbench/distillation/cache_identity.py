@@ -94,9 +94,9 @@ def _backbone(model: ModelConfig) -> list[Any]:
     """Which weights, and how they are stored: a quantised teacher is another one."""
     folder = Path(starter.resolve(model.id)).expanduser()
     if folder.is_dir():
-        return [model.weights, _files(folder)]
+        return [model.values, _files(folder)]
     commit = getattr(backbones.hub_config(model), "_commit_hash", None)
-    return [model.weights, model.id, commit or model.revision or "main"]
+    return [model.values, model.id, commit or model.revision or "main"]
 
 
 def _files(folder: Path) -> list[str]:

@@ -177,13 +177,14 @@ def _difference(teacher: ModelConfig, student: ModelConfig) -> str | None:
     return None
 
 
-_DECIDING = ("id", "revision", "weights", "compute", "attention", "new_tokens")
+_DECIDING = ("id", "revision", "weights", "sparsity", "compute", "attention", "new_tokens")
 
 
 def _decided(model: ModelConfig) -> list[Any]:
     path = Path(starter.resolve(model.id)).expanduser()
     where = str(path.resolve()) if path.is_dir() else model.id
-    return [where, model.revision or "main", model.weights, model.compute, model.attention, list(model.new_tokens)]
+    stored = [model.weights, model.sparsity, model.compute]
+    return [where, model.revision or "main", *stored, model.attention, list(model.new_tokens)]
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:

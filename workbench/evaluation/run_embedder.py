@@ -58,7 +58,7 @@ class RunEmbedder:
         """A name for all that the embedding of a text depends on, wherever the run's folder is."""
         config = self.config
         facts = [sorted(self.files.values()), config.embed.model_dump(), config.data.max_tokens]
-        precision = [config.model.weights, config.model.compute]
+        precision = [config.model.values, config.model.compute]
         return hashlib.sha256(json.dumps([*facts, *precision], default=str).encode()).hexdigest()[:32]
 
     @property

@@ -22,8 +22,8 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from workbench.adapters import anatomy
-from workbench.config import ModelConfig
+from workbench.adapters import anatomy, semi_structured
+from workbench.config import ModelConfig, sparsity_checks
 from workbench.config.tasks import TEXT, Task
 from workbench.errors import BackboneError
 from workbench.models import origins, packed_attention, pictures, quantisation, weight_storage
@@ -130,6 +130,8 @@ def skeleton(config: ModelConfig, *, task: Task = TEXT, trainable: bool = False)
             attn_implementation=_attention(config, compute, target),
             trust_remote_code=config.trust_remote_code,
         )
+    if config.sparsity is not None:
+        semi_structured.mark(model)
     if weights in QUANTISED:
         quantisation.settings(weights, compute, model)
         quantisation.untranspose(model)
@@ -158,6 +160,9 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: Task = TEXT, traina
         assert isinstance(embedding, nn.Embedding)
         if vocabulary > embedding.num_embeddings:
             model.resize_token_embeddings(vocabulary, mean_resizing=False)
+    if config.sparsity is not None:
+        semi_structured.mark(model)
+        notes.append(semi_structured.sentence(model))
     if weights in QUANTISED:
         quantisation.replace(model, weights, compute)
     if stored != compute:
@@ -218,6 +223,9 @@ def load(
     _require_whole(config, loaded[1], fresh if task.head != "hidden" else [*fresh, "pooler"])
     if tokenizer is not None:
         _grow(model, len(tokenizer))
+    if config.sparsity is not None:
+        semi_structured.prune(model)
+        notes.append(semi_structured.sentence(model))
     if weights in QUANTISED:
         notes += _packing(model, weights, compute, waiting=waiting)
     if stored != compute:
@@ -329,6 +337,8 @@ def _precision(
             f"model.id={config.id}: its weights are quantised already. Take the repository that it was made from: "
             "model.weights=nf4 quantises while loading."
         )
+    if reason := sparsity_checks.packed(config):
+        raise BackboneError(reason)
     native = has_bfloat16_units(target)
     notes = []
     weights: str = config.weights

@@ -122,6 +122,11 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         )
     if config.model.compute == "float16":
         yield "model.compute=float16 with ZeRO would need loss scaling. Write model.compute=bfloat16."
+    if not whole and config.model.sparsity is not None:
+        yield (
+            "model.sparsity with zero=3 or fsdp2 would copy all weights into the memory of each process to prune them. "
+            f"Leave it out, or write {cure}."
+        )
     if not whole and config.model.weights == "int8":
         yield (
             "model.weights=int8 with zero=3 or fsdp2: bitsandbytes keeps 8-bit weights whole once they were used. "
