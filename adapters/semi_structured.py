@@ -50,8 +50,8 @@ def mark(model: PreTrainedModel) -> None:
 
 def pattern(model: nn.Module) -> str | None:
     """A regular expression that the whole paths of the pruned layers match, and no others; None where none are."""
-    found: str | None = getattr(model, "pruned_layers", None)
-    return found
+    paths: str | None = getattr(model, "pruned_layers", None)
+    return paths
 
 
 def prune(model: PreTrainedModel) -> None:
