@@ -68,7 +68,7 @@ def prune(model: PreTrainedModel) -> None:
 def drop_smaller(weight_OI: Tensor) -> None:
     """Set the two smaller magnitudes of each four consecutive inputs to zero in place; of equal ones the later.
 
-    They are compared in bfloat16, so that a checkpoint in float32 and its copy in bfloat16 lose the same weights:
+    Magnitudes are compared in bfloat16, so that a checkpoint in float32 and its copy in bfloat16 lose the same weights:
     values that differ by less than 2^-8 of their size may count as equal.
 
     Args:

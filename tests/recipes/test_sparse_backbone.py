@@ -13,6 +13,7 @@ from workbench.adapters import anatomy, semi_structured
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, Stopped
 from workbench.models import exported
+from workbench.planning.solver import formats
 from workbench.recipes.export import export
 from workbench.recipes.merge import merge
 from workbench.recipes.run import run as run_config
@@ -49,6 +50,13 @@ def test_every_verb_prunes_alike(save_run: Callable[..., Path], short_stories: s
     assert "scatter_" in export(run, to="peft", out=tmp_path / "peft").usage
     with pytest.raises(ConfigError, match=r"all its weights.*Write --merge"):
         export(run, to="vllm", out=tmp_path / "vllm")
+
+
+def test_a_plan_does_not_pack_what_is_pruned() -> None:
+    config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "rows.jsonl"}})
+    assert formats(config) == ["auto", "nf4"]
+    pruned = config.model_copy(update={"model": config.model.model_copy(update={"sparsity": "2:4"})})
+    assert formats(pruned) == ["auto"]
 
 
 @pytest.mark.slow

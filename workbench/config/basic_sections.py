@@ -53,7 +53,7 @@ class ModelConfig(Section):
     """`2:4`: the linear layers in the blocks keep, of each four consecutive inputs of an output, the two weights that
     are largest in magnitude (Mishra et al. 2021, arXiv:2104.08378), from loading on, frozen; null: all. They are stored
     and multiplied dense, which saves neither time nor memory: it is for an adapter to a backbone that is sparse where
-    it will be served. Ties by order; magnitudes are compared in bfloat16, so that every storage prunes alike."""
+    it will be served. Magnitudes are compared in bfloat16, so that float32 and bfloat16 lose the same weights."""
     attention: Literal["auto", "sdpa", "flash_attention_2", "flex_attention", "eager"] = "auto"
     """Attention kernel. `auto`: flash-attention 2 where installed and usable, sdpa otherwise."""
     chat_template: Path | None = None
