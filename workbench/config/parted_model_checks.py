@@ -25,6 +25,8 @@ def untried(config: RunSections) -> Iterator[tuple[str, str]]:
         yield "adapter.sparsity", "adapter.sparsity=null"
     if config.model.new_tokens:
         yield "model.new_tokens", "model.new_tokens=[]"
+    if config.model.sparsity is not None:
+        yield "model.sparsity", "model.sparsity=null"
     yield from _of_steps(config)
     yield from _of_rows(config)
 

@@ -22,8 +22,6 @@ def _of_stages(config: RunSections) -> Iterator[tuple[str, str]]:
     model = config.model
     if model.weights not in ("auto", "float32", "bfloat16", "nf4", "fp4"):
         yield f"brings blocks one by one, and model.weights={model.weights} is not packed so", "model.weights=nf4"
-    if model.sparsity is not None:
-        yield "was not tried with model.sparsity, which reads all blocks on each device", "model.sparsity=null"
     if model.compute == "float16":
         yield "was not tried with model.compute=float16", "model.compute=bfloat16"
     if model.dropout:

@@ -22,8 +22,6 @@ def _of_blocks(config: RunSections) -> Iterator[tuple[str, str]]:
     model = config.model
     if model.weights in ("int8", "nf4", "fp4"):
         yield f"cuts rows and columns, which model.weights={model.weights} packs", "model.weights=bfloat16"
-    if model.sparsity is not None:
-        yield "was not tried with model.sparsity", "model.sparsity=null"
     if model.attention not in ("auto", "sdpa"):
         yield f"was not tried with model.attention={model.attention}", "model.attention=sdpa"
     for name, drops, cure in (("adapter", config.adapter.noise, "0"), ("model", model.dropout, "false")):
