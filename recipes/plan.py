@@ -27,7 +27,7 @@ from workbench.errors import ConfigError
 from workbench.models import backbones, classifier, embedder, last_block, output_heads
 from workbench.models.backbones import Loader
 from workbench.models.exported import ExportedModel
-from workbench.planning import scaling_law, step_time
+from workbench.planning import scaling_law, stage_training, step_time
 from workbench.planning.dry_run import dry_run, largest_rows
 from workbench.planning.dry_trainings import BankTraining, SingleTraining, UnitTraining
 from workbench.planning.fake_loading import BlueprintLoader
@@ -41,6 +41,7 @@ from workbench.recipes import (
     plan_parts,
     plan_scorers,
     plan_settings,
+    plan_stages,
     plan_texts,
     search_checks,
     streamed_rows,
@@ -61,7 +62,6 @@ def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, els
     """The fastest way to carry out a run that fits; every `auto` of its settings decided. Arguments as of `plan`."""
 
     config = streamed_rows.local(config)
-    _require_no_stages(config)
 
     def timing(plan: Plan) -> Timed:
         flops = plan.dry_run.flops_per_token
@@ -107,7 +107,14 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     """
     config = streamed_rows.local(config)
     _require_known(config, devices)
-    _require_no_stages(config)
+    make = partial(_of_device, memory=memory, elsewhere=elsewhere)
+    if config.distributed.pipeline > 1:
+        return plan_stages.fullest(config, make, devices=devices)
+    return make(config, devices=devices)
+
+
+def _of_device(config: RunConfig, *, devices: int, memory: int | None, elsewhere: bool) -> Plan:
+    """What `plan` says of one device, or of the stage that is being planned."""
     accelerated = elsewhere or backbones.device().type != "cpu"
     process = 0 if accelerated else psutil.Process().memory_info().rss
     notes = list(plan_settings.clock(config))
@@ -162,16 +169,6 @@ def _require_known(config: RunConfig, devices: int) -> None:
         )
 
 
-def _require_no_stages(config: RunConfig) -> None:
-    """Refuse pipelines, whose stages hold different parts of a model; raises ConfigError."""
-    if (stages := config.distributed.pipeline) > 1:
-        raise ConfigError(
-            f"distributed.pipeline={stages}: `plan` does not know the stages of a pipeline. For what one device would "
-            "hold, plan with distributed.pipeline=1; each stage holds about its share of the blocks, and the "
-            f"activations of at most {stages} micro-batches."
-        )
-
-
 def _cuts(config: RunConfig) -> bool:
     """Whether devices read the same rows together, each with a share of the weights."""
     return config.distributed.zero != "auto" and layout_settings.cuts_weights(config.distributed)
@@ -213,7 +210,7 @@ def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryR
         backbone = load(own.model, tokenizer, task=task, trainable=isinstance(own.adapter, Full))
         freezer = plan_parts.attached(backbone, own, data.train, new_token_ids)
         live = ExportedModel(freezer.model, output_heads.known(backbone.model), tokenizer, template, [])
-        return SingleTraining(make(own, run).trainer(backbone, freezer, live, supervise))
+        return stage_training.of(make(own, run).trainer(backbone, freezer, live, supervise))
 
     with fake_tensors():
         fit = training(config, run, loader, supervise)

@@ -17,7 +17,7 @@ CASES = {
     "one device": Case("run my.yaml distributed.sequence=2", "groups of 2 devices, and there is one", "--devices 2"),
     "stages of one device": Case(f"run {STAGES}", "groups of 2 devices, and there is one", "--devices 2"),
     "stages of shares": Case(f"check {STAGES} distributed.zero=2", "pipeline=2 gives each device", "Leave out zero"),
-    "a plan of stages": Case(f"plan {STAGES} --devices 2", "does not know the stages", "distributed.pipeline=1"),
+    "a plan of stages of one device": Case(f"plan {STAGES}", "groups of 2 devices, and there is one", "--devices 2"),
     "copies of deepspeed": Case(
         "check my.yaml distributed.zero=3 distributed.replicas=2", "replicas=2 copies", "Write engine=fsdp2 and zero=3"
     ),

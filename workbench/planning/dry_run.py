@@ -25,6 +25,7 @@ from workbench.models import weight_storage
 from workbench.planning.dry_trainings import Lengths, Model, Training
 from workbench.planning.flop_counter import Operations
 from workbench.planning.memory_ledger import ACTIVATIONS, ELSEWHERE, MemoryLedger
+from workbench.training.distributed.sharding import Sharded
 
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER, TEACHER = "weights", "masters", "gradients", "optimizer", "teacher"
 
@@ -99,7 +100,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         ledger.restart()
         fit.model.eval()
         with torch.no_grad():
-            held_out_loss()
+            fit.masters.reading(held_out_loss) if isinstance(fit.masters, Sharded) else held_out_loss()
         evaluation = ledger.peak
     return DryRun(
         at_peak=peaks.highest,

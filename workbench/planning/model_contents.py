@@ -15,12 +15,13 @@ from workbench.training.distributed.sharding import blocks_apart
 
 def contents(fit: Model, *, optimizer: int) -> Contents:
     """The parameters of `fit`, whose optimizer keeps so many bytes of state."""
-    computing = [each for each in fit.masters.computing().values() if each.requires_grad]
+    computing = [each for each in fit.masters.computing().values() if each.requires_grad and each.numel()]
     trained = tuple(each.numel() for each in computing)
     element = max((each.element_size() for each in computing), default=4)
-    frozen = {id(each): each for each in fit.model.parameters() if not each.requires_grad}
+    frozen = {id(each): each for each in fit.model.parameters() if not each.requires_grad and _is_here(each)}
     known = {id(each) for each in chain(frozen.values(), computing)}
     rest: dict[int, Tensor] = {id(each): each for each in chain(weight_storage.held(fit.model), fit.model.buffers())}
+    rest = {key: each for key, each in rest.items() if _is_here(each)}
     head = fit.freezer.backbone.get_output_embeddings()
     return Contents(
         trained=trained,
@@ -37,6 +38,11 @@ def _of_block(block: nn.Module) -> tuple[int, int]:
     """Bytes of its weights, and elements of those that train."""
     weights = list(block.parameters())
     return sum(each.nbytes for each in weights), sum(each.numel() for each in weights if each.requires_grad)
+
+
+def _is_here(tensor: Tensor) -> bool:
+    """Whether it has memory for its values: what other stages of a pipeline hold has none."""
+    return tensor.untyped_storage().nbytes() >= tensor.nbytes
 
 
 def _elements(parameter: Tensor, element: int) -> int:

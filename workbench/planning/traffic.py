@@ -44,7 +44,7 @@ def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices
     gradients, trained = contents.gradient * count, contents.element * count
     coded = gradients * code_share(how.compression.gradients, how)
     weights = contents.weight_bytes * code_share(how.compression.weights, how, element=contents.element)
-    sharing = devices // (how.replicas * how.tensor)
+    sharing = devices // (how.replicas * how.tensor * how.pipeline)
     others, share = (sharing - 1) / sharing, 1 / sharing
     if how.zero in (0, 1):
         travels = 2.0 * coded

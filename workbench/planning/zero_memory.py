@@ -131,7 +131,7 @@ def _everything(contents: Contents, how: DistributedConfig, *, devices: int, mom
     held.put("none", OPTIMIZER, contents.optimizer * count)
     if moment != "forward":
         held.put("none", GRADIENTS, contents.gradient * count)
-    if moment == "last gradients" and devices // how.tensor > 1:
+    if moment == "last gradients" and devices // (how.tensor * how.pipeline) > 1:
         held.put("none", BUCKETS, min(contents.gradient * count, how.bucket_bytes))
     if (kind := how.compression.gradients) != "none" and devices > 1:
         held.put("none", WAITING, 4 * count + 4 * -(-count // devices))

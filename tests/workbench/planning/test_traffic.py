@@ -60,5 +60,6 @@ def test_codes_of_weights_and_gradients_travel_between_shares(zero: int) -> None
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
-def test_groups_that_cut_blocks_add_their_parts_of_gradients_alone(groups: int) -> None:
-    assert sent(2 * groups, 3, tensor=2) == pytest.approx(ring(groups, COUNT, gathers=1, reduces=1))
+@pytest.mark.parametrize("way", ["tensor", "pipeline"])
+def test_groups_that_deal_blocks_add_their_parts_of_gradients_alone(groups: int, way: str) -> None:
+    assert sent(2 * groups, 3, **{way: 2}) == pytest.approx(ring(groups, COUNT, gathers=1, reduces=1))

@@ -49,7 +49,8 @@ class Pipelined(Sharded):
         super().__init__(whole)
         self._homes = {name: homes(whole.model, parameter) for name, parameter in self._named.items()}
         dimensions = {name: parameter.ndim for name, parameter in self._named.items()}
-        self._whole, self.stage = whole, Stage(whole.model, line(whole.config.distributed, whole.ranks))
+        own = line(whole.config.distributed, whole.ranks, whole.compute)
+        self._whole, self.stage = whole, Stage(whole.model, own)
         self.pipelines = sequence.dealt(whole.config.distributed, whole.ranks)
         """The pipelines as they share the rows of a step."""
         self._masters = MasterWeights(whole.model, whole.compute)

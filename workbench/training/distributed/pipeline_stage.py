@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -34,6 +35,8 @@ FAMILIES = tuple(name for name in packed_attention.FAMILIES if name != "bert")
 """Decoders by transformers' `model_type` whose blocks give hidden states alone."""
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Precisions of hidden states, in the order of their numbers in a message."""
+_PLANNED = ContextVar("planned_stage", default=0)
+"""The stage that `planning` names."""
 
 
 class Absent(nn.Parameter):
@@ -89,9 +92,36 @@ class Line:
         return torch.empty(shape, dtype=self._precisions[False], device=backbones.device())
 
 
-def line(section: DistributedConfig, ranks: Ranks) -> Line:
-    """The pipeline of this process; neighbours are in one, as their links are the fastest."""
+class PlannedLine(Line):
+    """A stage without neighbours: what it sends is nobody's, what it receives has no values."""
+
+    def swap(self, sent: Tensor | None, target: int, received: Tensor | None, source: int) -> Tensor | None:
+        """Room for what a stage would send."""
+        return received
+
+    def tell(self, hidden: Tensor) -> None:
+        """Do nothing: nobody listens."""
+
+
+@contextmanager
+def planning(stage: int) -> Iterator[None]:
+    """Inside, a process that is alone plans this stage (from 0) of a pipeline."""
+    token = _PLANNED.set(stage)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(token)
+
+
+def line(section: DistributedConfig, ranks: Ranks, compute: torch.dtype = torch.float32) -> Line:
+    """The pipeline of this process; neighbours are in one, as their links are the fastest.
+
+    Args:
+        compute: Precision of hidden states in a pipeline that is planned, by a process that is alone.
+    """
     size = section.pipeline
+    if ranks.alone:
+        return PlannedLine(_PLANNED.get(), size, _precisions={False: compute})
     dist.all_reduce(torch.zeros(1, device=backbones.device()))  # NCCL connects processes when all of them call it
     others = _mesh(ranks.world, size).get_group("data") if ranks.world > size else None
     return Line(size - 1 - ranks.rank % size, size, ranks.rank // size, others)

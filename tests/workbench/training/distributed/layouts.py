@@ -31,6 +31,7 @@ from workbench.planning.live_bytes import LiveBytes
 from workbench.planning.memory_ledger import MemoryLedger
 from workbench.runs.process_memory import importing
 from workbench.runs.ranks import joined
+from workbench.training.distributed.pipeline import Pipelined
 from workbench.training.distributed.tensor import TensorParallel
 from workbench.training.distributed.zero import ZeroParameters
 from workbench.training.master_weights import MasterWeights
@@ -75,7 +76,7 @@ def counted() -> Iterator[list[int]]:
         return adopt(self, *arguments)
 
     def stepping(self: Trainer, rows: Indices) -> dict[str, Any]:
-        if isinstance(self.masters, MasterWeights | TensorParallel) and not peaks:
+        if isinstance(self.masters, MasterWeights | TensorParallel | Pipelined) and not peaks:
             count.__enter__()  # type: ignore[no-untyped-call]
             count.hold(chain(self.model.parameters(), self.model.buffers(), self.masters), "weights")
         count.restart()

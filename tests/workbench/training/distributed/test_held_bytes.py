@@ -21,6 +21,8 @@ CASES: dict[str, list[str]] = {
     "int8": ["distributed.compression={gradients: int8, warm_up: 1}"],
     "onebit": ["distributed.compression={gradients: onebit, warm_up: 1}"],
     "fsdp2, int8": ["distributed={engine: fsdp2, zero: 3, compression: {gradients: int8, weights: int8, warm_up: 1}}"],
+    "stages": ["distributed.pipeline=2"],
+    "stages, lora": ["distributed.pipeline=2", "adapter={method: lora}", *BF16],
     "cut blocks": ["distributed.tensor=2"],
     "cut blocks, lora": ["distributed.tensor=2", "adapter={method: lora}", *BF16],
     "fsdp2": ["distributed={engine: fsdp2, zero: 3}"],

@@ -1,0 +1,30 @@
+"""What a stage of a pipeline keeps alive at once, against the order of its passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workbench.data.arrangement import PACKED, PADDED, Arrangement
+from workbench.planning.stage_training import AliveAtOnce
+from workbench.training.distributed import pipeline_schedule
+
+
+@pytest.mark.parametrize("micro", [PADDED, PACKED])
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(2, 5), st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_step_counts_what_is_between_its_two_passes(
+    micro: Arrangement, lengths: list[int], stages: int, data: st.DataObject
+) -> None:
+    stage, lengths_B = data.draw(st.integers(0, stages - 1)), np.array(lengths)
+    parts = list(micro.cut(np.arange(len(lengths)), lengths_B, tokens=50))
+    alive: set[int] = set()
+    tokens = pairs = 0
+    for each in pipeline_schedule.one_forward_one_backward(stage, stages=stages, batches=len(parts)):
+        (alive.remove if each.backward else alive.add)(each.batch)
+        tokens = max(tokens, sum(micro.tokens(lengths_B[parts[number]]) for number in alive))
+        pairs = max(pairs, sum(micro.pairs(lengths_B[parts[number]]) for number in alive))
+    counted = AliveAtOnce(micro, stages - stage, lambda: 50)
+    assert (counted.tokens(lengths_B), counted.pairs(lengths_B)) == (tokens, pairs)
