@@ -114,7 +114,7 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
 
 
 def _of_device(config: RunConfig, *, devices: int, memory: int | None, elsewhere: bool) -> Plan:
-    """What `plan` says of one device, or of the stage that is being planned."""
+    """The plan of one device, or of the stage that `pipeline_stage.planning` names."""
     accelerated = elsewhere or backbones.device().type != "cpu"
     process = 0 if accelerated else psutil.Process().memory_info().rss
     notes = list(plan_settings.clock(config))
