@@ -80,7 +80,8 @@ TASKS = {
         ("model.id={encoder}", "data.limit=240", "batch.size=16", "evaluate.probe=0", "evaluate.dynamics=false"),
         {"loss": -1.0, "accuracy": 100.0},
         {"regularise.label_smoothing": "classes.smoothing", "regularise.z_loss": ""},
-        ("block expansion, every 4, 1e-3",),  # BERT normalises what its blocks have added
+        # BERT normalises what its blocks have added, and Sophia draws tokens.
+        ("block expansion, every 4, 1e-3", "Sophia, 1e-3"),
     ),
 }
 TRAIN_ROWS, HELD_OUT_ROWS = 64, 48
