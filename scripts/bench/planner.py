@@ -67,7 +67,7 @@ DISTILLATIONS = {
     ],
 }
 """Overrides of distill/quickstart, whose student has half of the teacher's layers."""
-SHORT = ["train.steps=6", "train.epochs=null", "evaluate.answers=0", "evaluate.every=1.0", "save.every=null"]
+SHORT = ["train.steps=6", "train.epochs=null", "evaluate.answers=0", "evaluate.every=1", "save.every=null"]
 
 
 def main() -> None:

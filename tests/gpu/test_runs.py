@@ -145,7 +145,7 @@ def test_a_prefix_cache_changes_nothing(train: Train) -> None:
 
 
 def test_a_bank_is_that_of_a_cpu(train: Train, on_cpu: Callable[[], AbstractContextManager[None]]) -> None:
-    words = ("recipe=sweep", "sweep.over.seed=[0,1]", "evaluate.every=1.0")
+    words = ("recipe=sweep", "sweep.over.seed=[0,1]", "evaluate.every=1")
 
     def members(bank: Path) -> list[float]:
         return [loss for path in sorted(bank.rglob("metrics.jsonl")) for loss in losses(path.parent)]
