@@ -51,6 +51,11 @@ CASES = {
     "cut blocks on one device": Case(
         "run my.yaml distributed.tensor=2", "tensor=2 makes groups of 2 devices, and there is one", "--devices 2"
     ),
+    "an invocation in shares": Case(
+        "check my.yaml adapter.method=alora distributed.zero=2",
+        "alora was not tried with ZeRO",
+        "Write adapter.method=lora",
+    ),
     "cut blocks and cut weights": Case(f"{CUT} distributed.zero=3", "was not tried with zero=3", "Leave zero out"),
     "cut blocks and whatever fits": Case(f"{CUT} distributed.zero=auto", "zero=auto", "Leave zero out"),
     "cut blocks and copies": Case(

@@ -104,6 +104,8 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
     if isinstance(config.adapter, Full) and config.adapter.sparsity is not None:
         yield "adapter.sparsity keeps single weights at zero, and ZeRO cuts them. Leave it out, or write zero=0."
+    if config.adapter.method == "alora":
+        yield "adapter.method=alora was not tried with ZeRO. Write adapter.method=lora, or zero=0."
     if getattr(config.adapter, "experts", False):
         yield "adapter.experts adds updates to whole parameters, and ZeRO cuts them. Leave it out, or zero=0."
     if config.average.method != "none":
