@@ -28,7 +28,7 @@ def untried(config: RunSections) -> Iterator[tuple[str, str]]:
     if config.model.sparsity is not None:
         yield "model.sparsity", "model.sparsity=null"
     yield from _of_steps(config)
-    yield from _of_rows(config)
+    yield from row_choices(config)
 
 
 def _of_steps(config: RunSections) -> Iterator[tuple[str, str]]:
@@ -53,8 +53,8 @@ def _of_steps(config: RunSections) -> Iterator[tuple[str, str]]:
         yield "regularise", "regularise={}"
 
 
-def _of_rows(config: RunSections) -> Iterator[tuple[str, str]]:
-    """Where rows are chosen by what devices find out about them."""
+def row_choices(config: RunSections) -> Iterator[tuple[str, str]]:
+    """Yield settings that choose rows by what devices find out about them, and what to write instead of each."""
     data = config.data
     if data.sampling.by != "all":
         yield f"data.sampling.by={data.sampling.by}", "data.sampling={}"

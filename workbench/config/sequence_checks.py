@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workbench.config import parted_model_checks
 from workbench.config.run_sections import RunSections
 
 
@@ -52,20 +53,7 @@ def _of_noise(config: RunSections) -> Iterator[tuple[str, str]]:
 
 def _of_rows(config: RunSections) -> Iterator[tuple[str, str]]:
     """Where rows are drawn by what a device knows of whole rows."""
-    data = config.data
-    if data.sampling.by != "all":
-        yield f"has no device that knows a row's loss, and data.sampling.by={data.sampling.by} does", "data.sampling={}"
-    if data.mix.by == "learned":
-        yield "has no device that knows a row's loss, and data.mix.by=learned does", "data.mix.by=size"
-    if data.curriculum.measured or data.curriculum.by == "self_paced":
-        yield (
-            f"has no device that knows a row's loss, and data.curriculum.by={data.curriculum.by} does",
-            "data.curriculum.by=length",
-        )
-    if data.select.by_backbone:
-        yield (
-            f"was not tried with data.select.by={data.select.by}, which trains or asks first",
-            data.select.random_instead,
-        )
+    for name, cure in parted_model_checks.row_choices(config):
+        yield f"has no device that knows a row's loss, which {name} asks for", cure
     if config.evaluate.dynamics is True:
         yield "has no device that knows a row's loss, and evaluate.dynamics records it", "evaluate.dynamics=false"

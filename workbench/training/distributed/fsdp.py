@@ -90,12 +90,6 @@ class FullySharded(Sharded):
         if section.compression.is_on:
             quantised_shards.install(self._shared.module, section.compression, self.wire)
         self._homes = {name: homes(self._shared.module, parameter) for name, parameter in self._named.items()}
-        self._optimizer: torch.optim.Optimizer | None = None
-
-    def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> FullySharded:
-        """From now on the steps of `optimizer` are taken here."""
-        self._optimizer = optimizer
-        return self
 
     def forward(self, batch: MicroBatch, scale: float) -> Tensor:
         """The loss, with a graph."""
@@ -119,16 +113,6 @@ class FullySharded(Sharded):
         """Clip the gradients of all processes."""
         total_norm = nn.utils.clip_grad_norm_(list(self._named.values()), max_norm)
         return total_norm.full_tensor() if isinstance(total_norm, DTensor) else total_norm
-
-    def take(self) -> None:
-        """Take the step."""
-        assert self._optimizer is not None
-        self._optimizer.step()
-
-    def clear(self) -> None:
-        """Free the gradients."""
-        assert self._optimizer is not None
-        self._optimizer.zero_grad(set_to_none=True)
 
     def values(self) -> Mapping[str, Tensor]:
         """The float32 masters, gathered on the host of the first process one by one; empty tensors elsewhere."""

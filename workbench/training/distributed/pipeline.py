@@ -57,12 +57,6 @@ class Pipelined(Sharded):
         self._own, device = self._masters.named(), backbones.device()
         others = {name: nn.Parameter(torch.empty((0,) * ndim, device=device)) for name, ndim in dimensions.items()}
         self._named = {name: self._own.get(name, other) for name, other in others.items()}
-        self._optimizer: torch.optim.Optimizer | None = None
-
-    def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> Pipelined:
-        """From now on the steps of `optimizer` are taken here."""
-        self._optimizer = optimizer
-        return self
 
     def computing(self) -> dict[str, nn.Parameter]:
         """Each trainable parameter that this stage multiplies with; those of others have no elements."""
@@ -114,16 +108,6 @@ class Pipelined(Sharded):
         total = torch.tensor(math.sqrt(math.fsum(squares)), device=norm.device)
         nn.utils.clip_grads_with_norm_(list(self._own.values()), max_norm, total)
         return total
-
-    def take(self) -> None:
-        """Take the step, of this stage's values."""
-        assert self._optimizer is not None
-        self._optimizer.step()
-
-    def clear(self) -> None:
-        """Free the gradients."""
-        assert self._optimizer is not None
-        self._optimizer.zero_grad(set_to_none=True)
 
     def reading(self, work: Callable[[], T]) -> T:
         """Result of `work` where the head is."""

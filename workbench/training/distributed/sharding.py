@@ -92,6 +92,8 @@ class Sharded(OptimizerStep, ABC):
     `values` and `states` gather tensors one by one on the host of the first process, and give empty ones elsewhere.
     """
 
+    _optimizer: torch.optim.Optimizer | None = None
+
     def __init__(self, whole: Trainable) -> None:
         self._ranks, named = whole.ranks, whole.parameters()
         self.wire = Wire()
@@ -110,9 +112,20 @@ class Sharded(OptimizerStep, ABC):
         """Do nothing: DeepSpeed and FSDP2 copy masters themselves."""
         return
 
-    @abstractmethod
     def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> Sharded:
         """From now on the steps of `optimizer` are taken here."""
+        self._optimizer = optimizer
+        return self
+
+    def take(self) -> None:
+        """Take the step, of what this process holds."""
+        assert self._optimizer is not None
+        self._optimizer.step()
+
+    def clear(self) -> None:
+        """Free the gradients."""
+        assert self._optimizer is not None
+        self._optimizer.zero_grad(set_to_none=True)
 
     @abstractmethod
     def forward(self, batch: MicroBatch, scale: float) -> Tensor:

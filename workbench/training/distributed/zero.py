@@ -42,7 +42,6 @@ class ZeroParameters(Sharded):
             whole.config, whole.compute, world=whole.ranks.world, trained=trained
         )
         self._engine: Any = None
-        self._optimizer: torch.optim.Optimizer | None = None
 
     def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> ZeroParameters:
         """From now on DeepSpeed takes the steps of `optimizer`."""
