@@ -5,6 +5,7 @@ Legend: N rows, C classes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ Probabilities = NDArray[np.float64]
 Labels = NDArray[np.int64]
 BINS = 15
 """Bins of confidence in the calibration error, as in Guo et al. 2017."""
+_Z95 = 1.959963984540054
+"""The normal quantile of 97.5 %."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,14 @@ def calibration_error(p_NC: Probabilities, labels_N: Labels) -> float:
     return float(np.abs(gap_bins).sum() / len(labels_N))
 
 
-def accuracy_interval(hits: int, rows: int) -> Interval:
-    """Wilson's 95 % interval of a share: honest for few rows and near 0 and 1 (Wilson 1927)."""
-    from scipy import stats
+def accuracy_interval(hits: float, rows: float) -> Interval:
+    """Wilson's 95 % interval of a share: honest for few rows and near 0 and 1 (Wilson 1927).
 
-    bounds = stats.binomtest(hits, rows).proportion_ci(method="wilson")
-    return Interval(hits / rows, float(bounds.low), float(bounds.high))
+    Args:
+        hits: At most `rows`. A row of which nobody can say whether it is one counts half.
+        rows: Fewer than there are where they depend on each other.
+    """
+    share, spread = hits / rows, _Z95**2 / rows
+    centre, half = share + spread / 2, _Z95 * math.sqrt(share * (1 - share) / rows + spread / (4 * rows))
+    low, high = ((centre + side * half) / (1 + spread) for side in (-1, 1))
+    return Interval(share, low if share > 0 else 0.0, high if share < 1 else 1.0)  # rounding aside, these are 0 and 1

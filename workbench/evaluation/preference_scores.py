@@ -132,5 +132,5 @@ def summary(
 def _accuracy(margin_P: Floats) -> dict[str, float]:
     """Share of margins above 0 with its interval; half of those that are 0."""
     hits = float((margin_P > 0).sum() + (margin_P == 0).sum() / 2)
-    interval = class_scores.accuracy_interval(round(hits), len(margin_P))
+    interval = class_scores.accuracy_interval(hits, len(margin_P))
     return {"accuracy": hits / len(margin_P), "accuracy_low": interval.low, "accuracy_high": interval.high}

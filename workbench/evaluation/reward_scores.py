@@ -75,7 +75,7 @@ def summary(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, fl
 def of_gaps(gap_P: Floats) -> dict[str, float]:
     """Scores of the differences of the rewards of pairs that are no ties."""
     right = float((gap_P > 0).mean() + (gap_P == 0).mean() / 2)
-    hits = class_scores.accuracy_interval(round(right * len(gap_P)), len(gap_P))
+    hits = class_scores.accuracy_interval(right * len(gap_P), len(gap_P))
     p_P2 = np.stack([special.expit(gap_P), special.expit(-gap_P)], axis=1)
     return {
         "accuracy": right,

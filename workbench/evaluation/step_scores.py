@@ -128,9 +128,8 @@ def clustered_interval(hit_S: Bools, row_of_step: Indices) -> Interval:
     answers, independent = len(rest_R), share * (1 - share) / count
     variance = float((rest_R**2).sum()) / count**2 * answers / max(1, answers - 1)
     effect = max(1.0, variance / independent) if independent else 1.0
-    effective = max(1, round(count / effect))
-    bounds = class_scores.accuracy_interval(round(share * effective), effective)
-    return Interval(share, min(bounds.low, share), max(bounds.high, share))
+    effective = max(1.0, count / effect)
+    return class_scores.accuracy_interval(share * effective, effective)
 
 
 def _auc(reward_R: Floats, right_R: Bools) -> float:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from workbench.evaluation import class_scores
 
@@ -57,6 +60,18 @@ def test_the_interval_holds_its_mean_and_narrows(rows: int, share: float) -> Non
     found, more = class_scores.accuracy_interval(hits, rows), class_scores.accuracy_interval(100 * hits, 100 * rows)
     assert 0 <= found.low <= found.mean <= found.high <= 1
     assert more.high - more.low < found.high - found.low
+
+
+@given(st.integers(1, 400), st.integers(0, 800))
+def test_the_interval_is_wilsons_and_moves_with_half_a_hit(rows: int, halves: int) -> None:
+    hits = min(halves, 2 * rows) / 2
+    whole = math.floor(hits)
+    bounds = stats.binomtest(whole, rows).proportion_ci(method="wilson")
+    found = class_scores.accuracy_interval(whole, rows)
+    assert (found.low, found.high) == pytest.approx((bounds.low, bounds.high), abs=1e-12)
+    if whole < hits:
+        between = class_scores.accuracy_interval(hits, rows)
+        assert found.low < between.low and found.high < between.high
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
