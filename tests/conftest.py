@@ -83,6 +83,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where `-m` names one mark that few files have, the others are not imported, which takes ten seconds."""
+    mark = config.option.markexpr
+    rare = mark in ("fuzz", "slow", "timed") and collection_path.name.startswith("test_")
+    return True if rare and f"mark.{mark}" not in collection_path.read_text() else None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Nothing that is imported and collected ever becomes garbage: it is not searched, then or later.
