@@ -61,6 +61,12 @@ def record_cell(record_property: Records, **cell: str) -> None:
         record_property(name, value)
 
 
+def cells(request: pytest.FixtureRequest, test: str) -> list[dict[str, Any]]:
+    """Parameters of a test of the same file, one for each of its cells that this session runs."""
+    items = (item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path)
+    return [item.callspec.params for item in items if item.originalname == test]
+
+
 GROUPED: dict[str, Any] = {"num_key_value_heads": 2}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Cohere": {**GROUPED, "logit_scale": 0.25},
@@ -114,6 +120,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     keep_few(config, known)
     needs = ((item, next(filter(item.get_closest_marker, ("fuzz", "cube", "timed", "slow")), "")) for item in known)
     items[:] = [item for item, mark in needs if mark in config.option.markexpr]
+    if config.option.markexpr == "slow":  # the longest files first: one at the end would leave other cores idle
+        items.sort(key=lambda item: "distributed" not in item.path.parts)
     asked = set(items)
     config.hook.pytest_deselected(items=[item for item in known if item not in asked])
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 import workbench
 
-KILLS = 20
-STEPS = 60
+KILLS = 12
+STEPS = 40
 
 RECIPE = """
 recipe: sft
@@ -50,11 +50,17 @@ save: {{every: 2, keep: 2, ship: best}}
     ("text", "kills", "total"), [(RECIPE, KILLS, STEPS), (PICTURES, 6, 24)], ids=["text", "pictures"]
 )
 def test_killed_at_random_moments(
-    text: str, kills: int, total: int, tmp_path: Path, stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch
+    text: str,
+    kills: int,
+    total: int,
+    tmp_path: Path,
+    short_stories: str,
+    questions: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(text.format(model=stories, train=questions, steps=total))
+    recipe.write_text(text.format(model=short_stories, train=questions, steps=total))
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["workbench.recipes.run", "workbench.cli.console"])
     chance = random.Random(0)

@@ -30,6 +30,8 @@ def _built(out: Path) -> subprocess.CompletedProcess[str]:
 def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="extra docs")
     site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitemap.xml").touch()  # of a site made before, over which it is built
     done = _built(site)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert all((site / "scripts" / "tutorials" / f"{page.stem}.html").is_file() for page in TUTORIALS)
@@ -46,7 +48,6 @@ def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     assert [name for name in adapters.__all__ if f'id="workbench.adapters.{name}"' not in python] == []
     assert [path for path in site.rglob("*.html") if FETCHED.search(path.read_text())] == []
     assert [path for path in site.rglob("*.css") if IN_STYLES.search(path.read_text())] == []
-    assert _built(site).returncode == 0, "a site is built again over itself"
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.adapters.contract import KINDS
 from tests.recipes.test_every_recipe import RECIPES
 from tests.workbench.training.distributed.test_layouts import LAYOUTS
@@ -38,7 +38,7 @@ def written(folder: Path, *files: str) -> subprocess.CompletedProcess[str]:
     for number, cases in enumerate(files):
         names.append(str(folder / f"{number}.xml"))
         Path(names[-1]).write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    command = [sys.executable, str(ROOT / "scripts" / "support_matrix.py"), *names, "--out", str(folder / "page.md")]
+    command = [forked.python(), str(ROOT / "scripts" / "support_matrix.py"), *names, "--out", str(folder / "page.md")]
     return subprocess.run(command, capture_output=True, text=True)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import workbench
+from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
 from tests.workbench.training.distributed.test_layouts import METHODS, curve, weights, write_recipe
 
@@ -25,27 +26,40 @@ LAYOUTS = {
 }
 PLAIN = {"int8": "{zero: 0}", "onebit": "{zero: 0}", "fsdp2": "{engine: fsdp2, zero: 3}"}
 CELLS = [("full", "int8"), ("lora", "onebit"), ("full", "onebit"), ("lora", "fsdp2"), ("full", "fsdp2")]
+FEW = ("full-int8", "full-onebit", "lora-fsdp2", "full-fsdp2")
 FARTHEST = {"int8": 3e-4, "onebit": 0.06, "fsdp2": 0.02}
 """Largest relative distance of a loss from that of the same layout without compression."""
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
     """Runs of two processes with compression and without, resumed ones, and a run that one process goes on with."""
     folder = tmp_path_factory.mktemp("compression")
     write_recipe(folder, Path(short_stories))
+    near, resumed = (
+        {(cell["method"], cell["kind"]) for cell in cells(request, test)}
+        for test in ("test_the_warm_up_is_exact_and_what_follows_is_near", "test_it_goes_on_bit_for_bit")
+    )
+    asked = near | resumed | {("full", kind) for kind in LAYOUTS}  # of which other tests are, too
     jobs: list[tuple[str, list[str], str | None]] = []
-    for method, kind in CELLS:
+    for method in METHODS:
         words = [f"adapter={METHODS[method]}", RATE, "batch.tokens_per_device=160"]
-        compressed, plain = [*words, f"distributed={LAYOUTS[kind]}"], [*words, f"distributed={PLAIN[kind]}"]
-        jobs += [(f"{method} {kind}", compressed, None), (f"{method} {kind} plain", plain, None)]
-        jobs.append((f"{method} {kind} resumed", compressed, f"{method} {kind}"))
+        kinds = [kind for kind in LAYOUTS if (method, kind) in asked]
+        jobs += [(f"{method} {kind}", [*words, f"distributed={LAYOUTS[kind]}"], None) for kind in kinds]
+        layouts_of_plain = {PLAIN[kind] for kind in kinds if (method, kind) in near}
+        jobs += [(f"{method} {layout} plain", [*words, f"distributed={layout}"], None) for layout in layouts_of_plain]
+        jobs += [
+            (f"{method} {kind} resumed", [*words, f"distributed={LAYOUTS[kind]}"], f"{method} {kind}")
+            for kind in kinds
+            if (method, kind) in resumed
+        ]
     small = [f"adapter={METHODS['full']}", RATE, "batch.tokens_per_device=64"]
     jobs.append(("small passes", [*small, f"distributed={LAYOUTS['int8']}"], None))
     rows = [{"text": f"{n} birds sing", "label": "even" if n % 2 == 0 else "odd"} for n in range(60)]
     (folder / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     labels = ["recipe=classify", f"data.train={folder / 'labels.jsonl'}", f"adapter={METHODS['lora']}", RATE]
-    jobs += [(f"classify {kind}", [*labels, f"distributed={LAYOUTS[kind]}"], None) for kind in LAYOUTS]
+    kinds = [cell["kind"] for cell in cells(request, "test_classes_are_learnt_with_it_too")]
+    jobs += [(f"classify {kind}", [*labels, f"distributed={LAYOUTS[kind]}"], None) for kind in kinds]
     layouts.in_processes(folder, jobs)
     workbench.run(str(folder / "recipe.yaml"), labels, out=folder / "classify alone", quiet=True)
     layouts.halfway(folder / "full int8", folder / "alone")
@@ -58,15 +72,17 @@ def sent(run: Path) -> list[int]:
     return [json.loads(line)["sent_bytes"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.few(*FEW)
 @pytest.mark.parametrize(("method", "kind"), CELLS)
 def test_the_warm_up_is_exact_and_what_follows_is_near(runs: Path, method: str, kind: str) -> None:
-    found, plain = curve(runs / f"{method} {kind}"), curve(runs / f"{method} {kind} plain")
+    found, plain = curve(runs / f"{method} {kind}"), curve(runs / f"{method} {PLAIN[kind]} plain")
     # The gradients of the first step that is compressed are those of exact weights.
     exact = WARM_UP + (kind != "fsdp2")
     assert found[:exact] == plain[:exact]
     assert found[-1] != plain[-1] and found == pytest.approx(plain, rel=FARTHEST[kind])
 
 
+@pytest.mark.few(*FEW[:2], "lora-fsdp2")
 @pytest.mark.parametrize(("method", "kind"), CELLS)
 def test_it_goes_on_bit_for_bit(runs: Path, method: str, kind: str) -> None:
     resumed, whole = runs / f"{method} {kind} resumed", runs / f"{method} {kind}"
@@ -94,6 +110,7 @@ def test_one_process_goes_on_with_what_two_began(runs: Path) -> None:
     assert curve(runs / "alone") == pytest.approx(curve(runs / "full int8"), rel=1e-3)
 
 
+@pytest.mark.few("onebit")
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_classes_are_learnt_with_it_too(runs: Path, kind: str) -> None:
     found, alone = curve(runs / f"classify {kind}"), curve(runs / "classify alone")

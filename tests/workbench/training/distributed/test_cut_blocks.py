@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import workbench
+from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
 from tests.workbench.training.distributed.test_groups import folder  # noqa: F401
 from tests.workbench.training.distributed.test_layouts import METHODS, curve, require_same, weights
@@ -36,20 +37,24 @@ def run(folder: Path, name: str, method: str, *, origin: str | None = None) -> N
 
 
 @pytest.fixture(scope="module")
-def pair(folder: Path) -> Path:  # noqa: F811
+def pair(request: pytest.FixtureRequest, folder: Path) -> Path:  # noqa: F811
     """Runs of two processes, and those of one; some go on with what others began."""
     jobs: list[tuple[str, list[str], str | None]] = []
+    resumed = [cell["method"] for cell in cells(request, "test_in_parts_it_goes_on_bit_for_bit")]
     for method in CELLS:
         run(folder, f"{method} alone", method)
         jobs.append((f"{method} in two", [*words(method), TWO], None))
-        jobs.append((f"{method} resumed", [*words(method), TWO], f"{method} in two"))
+        if method in resumed:
+            jobs.append((f"{method} resumed", [*words(method), TWO], f"{method} in two"))
     jobs.append(("full from one", [*words("full"), TWO], "full alone"))
     layouts.in_processes(folder, jobs)
     for method in CELLS:
-        run(folder, f"{method} from two", method, origin=f"{method} in two")
+        if {"method": method, "way": "from two"} in cells(request, "test_blocks_in_parts_change_nothing"):
+            run(folder, f"{method} from two", method, origin=f"{method} in two")
     return folder
 
 
+@pytest.mark.few("in two-lora", "in two-full", "from two-full")
 @pytest.mark.parametrize("method", CELLS)
 @pytest.mark.parametrize("way", ["in two", "from two"])
 def test_blocks_in_parts_change_nothing(pair: Path, method: str, way: str) -> None:
@@ -65,6 +70,7 @@ def test_each_row_is_recorded_once(pair: Path) -> None:
     pd.testing.assert_frame_equal(found, wanted, rtol=1e-4)
 
 
+@pytest.mark.few("lora")
 @pytest.mark.parametrize("method", CELLS)
 def test_in_parts_it_goes_on_bit_for_bit(pair: Path, method: str) -> None:
     assert curve(pair / f"{method} resumed") == curve(pair / f"{method} in two")
@@ -72,13 +78,17 @@ def test_in_parts_it_goes_on_bit_for_bit(pair: Path, method: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def four(pair: Path) -> Path:
+def four(request: pytest.FixtureRequest, pair: Path) -> Path:
     """Runs of two groups of two processes, which share the rows of a step in other micro-batches."""
     more = [TWO, "batch.tokens_per_device=160"]
-    layouts.in_processes(pair, [(f"{method} in four", [*words(method), *more], None) for method in CELLS], processes=4)
+    methods = [cell["method"] for cell in cells(request, "test_groups_share_rows")]
+    layouts.in_processes(
+        pair, [(f"{method} in four", [*words(method), *more], None) for method in methods], processes=4
+    )
     return pair
 
 
+@pytest.mark.few("full")
 @pytest.mark.parametrize("method", CELLS)
 def test_groups_share_rows(four: Path, method: str) -> None:
     require_same(four / f"{method} in four", four / f"{method} alone")

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import workbench
+from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
 from tests.workbench.training.distributed.test_layouts import METHODS, require_same, weights, write_recipe
 
@@ -56,15 +57,20 @@ def words(name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def pair(folder: Path) -> Path:
-    """Runs of two processes, and those of one."""
+def pair(request: pytest.FixtureRequest, folder: Path) -> Path:
+    """Those runs of two processes that are asked for, and those of one."""
+    asked = {cell["name"] for cell in cells(request, "test_rows_in_parts_change_nothing")}
+    ways = {cell["way"] for cell in cells(request, "test_two_groups_of_two")}
     for name in PARTS:
-        alone(folder, name, words(name))
+        if name in asked | {FOUR[way][0] for way in ways}:
+            alone(folder, name, words(name))
     jobs: list[tuple[str, list[str], str | None]] = [
-        (f"{name} in parts", [*words(name), f"distributed={layout}"], None) for name, layout in PARTS.items()
+        (f"{name} in parts", [*words(name), f"distributed={layout}"], None)
+        for name, layout in PARTS.items()
+        if name in asked | {"full packed"}
     ]
     jobs.append(("resumed", [*words("full packed"), f"distributed={PARTS['full packed']}"], "full packed in parts"))
-    timed = ["train.steps=null", "budget.time=25", "save.every=null", f"adapter={METHODS['lora']}"]
+    timed = ["train.steps=null", "budget.time=10", "save.every=null", f"adapter={METHODS['lora']}"]
     jobs.append(("timed", timed, None))
     layouts.in_processes(folder, jobs)
     return folder
@@ -94,9 +100,13 @@ def test_wall_clock_ends_all_processes_in_the_same_step(pair: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def four(pair: Path) -> Path:
-    """Runs of four processes beside those of one."""
-    jobs = [(f"{name} {way}", [*words(name), f"distributed={layout}"], None) for way, (name, layout) in FOUR.items()]
+def four(request: pytest.FixtureRequest, pair: Path) -> Path:
+    """Those runs of four processes that are asked for, beside those of one."""
+    ways = [cell["way"] for cell in cells(request, "test_two_groups_of_two")]
+    jobs: list[tuple[str, list[str], str | None]] = []
+    for way in ways:
+        name, layout = FOUR[way]
+        jobs.append((f"{name} {way}", [*words(name), f"distributed={layout}"], None))
     layouts.in_processes(pair, jobs, processes=4)
     return pair
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
 from workbench.config.yaml_text import dump_yaml
 from workbench.recipes.load import load
@@ -42,7 +43,7 @@ CASES: dict[str, list[str]] = {
     "zero3, all on the host": ["distributed={zero: 3, offload_optimizer: cpu, offload_parameters: cpu}"],
 }
 
-ALIKE = ("in parts, lora", "onebit", "fsdp2, kept whole", "zero2", "zero1, bfloat16")
+ALIKE = ("in parts, lora", "onebit", "stages, lora", "fsdp2", "fsdp2, kept whole", "zero1", "zero2", "zero1, bfloat16")
 ALIKE += ("zero3, small buckets", "zero3, lora", "zero2, one pass", "zero2, optimizer on the host")
 """Those whose parts others have, in another combination."""
 
@@ -50,11 +51,7 @@ ALIKE += ("zero3, small buckets", "zero3, lora", "zero2, one pass", "zero2, opti
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of two processes, beside them the bytes of each; of the cases that are asked for."""
-    asked = {
-        item.callspec.params["case"]
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.path == request.path
-    }
+    asked = {cell["case"] for cell in cells(request, "test_the_fuller_process_holds_what_was_planned")}
     folder = tmp_path_factory.mktemp("held")
     recipe = {
         "recipe": "sft",

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -17,7 +18,7 @@ from tests import forked
 from workbench.config.yaml_text import dump_yaml
 from workbench.evaluation import result_store
 
-STEPS = 150
+STEPS = 100
 GONE = 30.0
 """Seconds after which nothing of a killed run may be left."""
 
@@ -42,6 +43,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
 
 
 def start(recipe: Path, out: Path, *words: str, python: str = "") -> subprocess.Popen[str]:
+    """A run that works in its parent folder."""
     command = [
         python or forked.python(),
         "-m",
@@ -54,7 +56,7 @@ def start(recipe: Path, out: Path, *words: str, python: str = "") -> subprocess.
         "--devices",
         "2",
     ]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=out.parent)
 
 
 def steps(out: Path) -> int:
@@ -62,8 +64,13 @@ def steps(out: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def ranks(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
-    return psutil.Process(launcher.pid).children(recursive=True)
+def processes(folder: Path) -> list[psutil.Process]:
+    """Those of this test that work in a folder."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            found += [process] if process.cwd() == str(folder) else []
+    return found
 
 
 def reach(launcher: subprocess.Popen[str], out: Path, *, step: int) -> None:
@@ -83,7 +90,7 @@ def await_end(family: list[psutil.Process]) -> None:
 
 
 def kill_one_rank(launcher: subprocess.Popen[str]) -> None:
-    os.kill(ranks(launcher)[1].pid, signal.SIGKILL)
+    psutil.Process(launcher.pid).children(recursive=True)[1].kill()
 
 
 def kill_the_launcher(launcher: subprocess.Popen[str]) -> None:
@@ -91,7 +98,7 @@ def kill_the_launcher(launcher: subprocess.Popen[str]) -> None:
 
 
 def kill_all(launcher: subprocess.Popen[str]) -> None:
-    for process in [psutil.Process(launcher.pid), *ranks(launcher)]:
+    for process in processes(Path(os.readlink(f"/proc/{launcher.pid}/cwd"))):
         process.kill()
 
 
@@ -100,18 +107,19 @@ def test_a_run_that_is_killed_again_and_again_ends_like_one_that_never_was(recip
     out, words = tmp_path / "killed", ["save.every=5"]
     for number, kill in enumerate((kill_one_rank, kill_the_launcher, kill_all)):
         before = steps(out)
-        # Whose death it is about are processes of their own.
-        launcher = start(recipe, out, *words, *(["--resume"] if number else []), python=sys.executable)
+        # Of whose death others learn are processes of their own; where all die, they may be forks.
+        python = "" if kill is kill_all else sys.executable
+        launcher = start(recipe, out, *words, *(["--resume"] if number else []), python=python)
         reach(launcher, out, step=before + 3)
-        family = ranks(launcher)
-        assert len(family) >= 2
+        family = processes(tmp_path)
+        assert len(family) >= 3
         kill(launcher)
         await_end(family)
         _, said = launcher.communicate(timeout=GONE)
         if kill is kill_one_rank:
             assert launcher.returncode == 2
             assert "was ended by signal 9" in said and "--resume" in said and "Traceback" not in said
-    last = start(recipe, out, *words, "--resume", python=sys.executable)
+    last = start(recipe, out, *words, "--resume")
     _, said = last.communicate(timeout=180)
     assert last.returncode == 0, said
     whole = start(recipe, tmp_path / "whole", *words)

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import workbench
-from tests.conftest import Records, record_cell
+from tests.conftest import Records, cells, record_cell
 from tests.workbench.training.distributed import layouts
 from workbench.config.yaml_text import dump_yaml
 
@@ -38,8 +38,6 @@ CUT = {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_prefetch_buc
 """A person's own DeepSpeed JSON, which cuts every weight, however small; the head's comes before it is needed."""
 NVME = "{{zero: 3, offload_optimizer: nvme, offload_parameters: nvme, nvme: {folder}}}"
 CUTTING = ("zero3", "fsdp2_2", "fsdp2_3")
-ALIKE = ("zero1", "zero2_cpu")
-"""Layouts whose parts others have: both of their cells only with `-m cube`."""
 OVER_CUT = {
     "packed": [f"adapter={METHODS['lora']}", "model.weights=nf4"],
     "probe": ["adapter={method: linear-probe}"],
@@ -72,7 +70,7 @@ FROM_FULL = {*chain.from_iterable(RESUMED.values()), "fsdp2_2"}
 """Layouts whose full fine-tuning in small passes others go on with, or end as."""
 
 
-def cells(layout: str) -> list[tuple[str, int]]:
+def pairs(layout: str) -> list[tuple[str, int]]:
     """Methods and budgets of a layout: with all of them, each two of method, budget and layout meet once or more."""
     small, large = BUDGETS
     return [("full", small), ("lora", large)] if layout in FROM_FULL else [("lora", small), ("full", large)]
@@ -84,8 +82,7 @@ needs_disk = pytest.mark.skipif(not WITH_DISK, reason="needs libaio-dev, minutes
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
-    """Every layout's run of two processes, and those of one, in folders of their names."""
-    left_out = () if "cube" in request.config.option.markexpr else ALIKE
+    """The runs of two processes that are asked for, and those of one, in folders of their names."""
     folder = tmp_path_factory.mktemp("layouts")
     model = AutoModelForCausalLM.from_pretrained(short_stories, tie_word_embeddings=False)
     model.lm_head.weight = nn.Parameter(model.get_input_embeddings().weight.detach().clone())
@@ -105,7 +102,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             jobs += [
                 (f"{method} {budget} {name}", [*words, f"distributed={layout}"], None)
                 for name, layout in sharings.items()
-                if (method, budget) in cells(name) and name not in left_out
+                if (method, budget) in pairs(name)
             ]
     for over, own in OVER_CUT.items():
         words = [*own, f"batch.tokens_per_device={BUDGETS[0]}"]
@@ -122,8 +119,25 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         (name, [*words, f"distributed={LAYOUTS[to]}"], f"full {BUDGETS[0]} {origin}")
         for name, (origin, to) in RESUMED.items()
     ]
-    layouts.in_processes(folder, jobs)
+    names = asked(request)
+    layouts.in_processes(folder, [job for job in jobs if job[0] in names])
     return folder
+
+
+def asked(request: pytest.FixtureRequest) -> set[str]:
+    """Names of the runs of two processes that this session's tests compare, and of those that they go on from."""
+    names = set[str]()
+    for cell in cells(request, "test_a_layout_changes_nothing"):
+        method, budget = pairs(cell["layout"])[cell["cell"]]
+        names.add(f"{method} {budget} {cell['layout']}")
+    names |= {f"{cell['over']} {cell['layout']}" for cell in cells(request, "test_whatever_is_cut")}
+    names |= {f"{cell['by']} {cell['layout']}" for cell in cells(request, "test_rows_that_losses_choose_are_the_same")}
+    names |= {cell["change"] for cell in cells(request, "test_a_run_goes_on_in_another_layout")}
+    same = cells(request, "test_in_the_same_layout_it_goes_on_bit_for_bit")
+    names |= {f"{cell['layout']} to {cell['layout']}" for cell in same}
+    alone = cells(request, "test_one_process_goes_on_with_what_two_began")
+    origins = {cell["origin"] for cell in alone} | {RESUMED[name][0] for name in names & RESUMED.keys()}
+    return names | {f"full {BUDGETS[0]} {origin}" for origin in origins}
 
 
 def write_recipe(folder: Path, model: Path) -> None:
@@ -166,21 +180,19 @@ def require_same(run: Path, alone: Path) -> None:
     assert scores(run) == pytest.approx(scores(alone), rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        *(pytest.param(layout, marks=pytest.mark.cube) if layout in ALIKE else layout for layout in LAYOUTS),
-        "json",
-        pytest.param("nvme", marks=needs_disk),
-    ],
+@pytest.mark.few(
+    *("0-ddp", "1-ddp", "0-zero2", "0-zero3", "1-zero3", "0-fsdp2_2", "0-fsdp2_3", "1-fsdp2_3"),
+    *("1-zero3_cpu", "0-json", "0-nvme", "1-nvme"),
 )
+@pytest.mark.parametrize("layout", [*LAYOUTS, "json", pytest.param("nvme", marks=needs_disk)])
 @pytest.mark.parametrize("cell", [0, 1])
 def test_a_layout_changes_nothing(runs: Path, cell: int, layout: str, record_property: Records) -> None:
-    method, budget = cells(layout)[cell]
+    method, budget = pairs(layout)[cell]
     record_cell(record_property, method=method, recipe="sft", layout=layout)
     require_same(runs / f"{method} {budget} {layout}", runs / f"{method} {budget} alone")
 
 
+@pytest.mark.few("packed-zero3", "packed-fsdp2_3", "probe-fsdp2_2")
 @pytest.mark.parametrize("layout", CUTTING)
 @pytest.mark.parametrize("over", OVER_CUT)
 def test_whatever_is_cut(runs: Path, over: str, layout: str, record_property: Records) -> None:
@@ -189,6 +201,7 @@ def test_whatever_is_cut(runs: Path, over: str, layout: str, record_property: Re
     require_same(runs / f"{over} {layout}", runs / f"{over} alone")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("by", "layout"), [(by, name) for by, names in SAMPLED.items() for name in names])
 def test_rows_that_losses_choose_are_the_same(runs: Path, by: str, layout: str) -> None:
     require_same(runs / f"{by} {layout}", runs / f"{by} alone")
@@ -205,6 +218,7 @@ def test_it_learns(runs: Path, method: str) -> None:
     assert len(losses) == STEPS and losses[-1] < 0.95 * losses[0]
 
 
+@pytest.mark.few("ddp to zero3", "zero3 to fsdp2", "fsdp2 to fsdp2", "ddp to ddp")
 @pytest.mark.parametrize("change", RESUMED)
 def test_a_run_goes_on_in_another_layout(runs: Path, change: str) -> None:
     require_same(runs / change, runs / f"full {BUDGETS[0]} alone")

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import workbench
+from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
 from tests.workbench.training.distributed.test_layouts import METHODS, require_same, weights, write_recipe
 
@@ -47,13 +48,14 @@ def words(folder: Path, name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def pair(folder: Path) -> Path:
+def pair(request: pytest.FixtureRequest, folder: Path) -> Path:
     """Runs of two processes, and those of one."""
     for name in TWO:
         workbench.run(str(folder / "recipe.yaml"), words(folder, name), out=folder / f"{name} alone", quiet=True)
     staged = "distributed={pipeline: 2}"
     jobs: list[tuple[str, list[str], str | None]] = [(name, [*words(folder, name), staged], None) for name in TWO]
-    jobs += [(f"{name} resumed", [*words(folder, name), staged], name) for name in ("lora", "tied")]
+    resumed = [cell["name"] for cell in cells(request, "test_a_pipeline_goes_on_bit_for_bit")]
+    jobs += [(f"{name} resumed", [*words(folder, name), staged], name) for name in resumed]
     jobs.append(("from one process", [*words(folder, "full"), staged], "full alone"))
     layouts.in_processes(folder, jobs)
     return folder
@@ -64,6 +66,7 @@ def test_two_stages_change_nothing(pair: Path, name: str) -> None:
     require_same(pair / name, pair / f"{name} alone")
 
 
+@pytest.mark.few("tied")
 @pytest.mark.parametrize("name", ["lora", "tied"])
 def test_a_pipeline_goes_on_bit_for_bit(pair: Path, name: str) -> None:
     assert torch.equal(weights(pair / f"{name} resumed"), weights(pair / name))

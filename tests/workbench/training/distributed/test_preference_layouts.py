@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import workbench
+from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
 from workbench.config.yaml_text import dump_yaml
 
@@ -42,8 +43,8 @@ def words(folder: Path, name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
-    """Every run of two processes, in folders of their names."""
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
+    """The runs of two processes that are asked for, in folders of their names."""
     folder = tmp_path_factory.mktemp("layouts")
     (folder / "rows.jsonl").write_text("".join(json.dumps(pair(n)) + "\n" for n in range(40)))
     recipe = {
@@ -58,7 +59,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
     }
     (folder / "recipe.yaml").write_text(dump_yaml(recipe))
     workbench.run(str(folder / "recipe.yaml"), ["seed=99"], out=folder / "first", quiet=True)
-    layouts.in_processes(folder, [(name, words(folder, name), None) for name in JOBS])
+    names = [cell["name"] for cell in cells(request, "test_two_processes_have_the_losses_of_one")]
+    layouts.in_processes(folder, [(name, words(folder, name), None) for name in names])
     return folder
 
 
@@ -67,6 +69,7 @@ def lines(run: Path, name: str) -> list[float]:
     return [line[name] for line in told if line.get(name) is not None]
 
 
+@pytest.mark.few(*(name for name in JOBS if name not in ("dpo zero2", "kto zero3")))
 @pytest.mark.parametrize("name", JOBS)
 def test_two_processes_have_the_losses_of_one(
     runs: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
