@@ -19,16 +19,16 @@ REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
 MARKS = {
     **dict.fromkeys(
-        ("classify/quickstart", "crossval/combo", "embed/quickstart", "prefer/quickstart", "reinforce/quickstart"),
+        ("crossval/combo", "embed/quickstart", "prefer/quickstart", "reinforce/quickstart"),
         pytest.mark.slow,
     ),
     **dict.fromkeys(
         ("crossval/quickstart", "crossval/pictures", "rerank/quickstart", "reward/quickstart"), pytest.mark.cube
     ),
-    **dict.fromkeys(("search/quickstart", "sweep/quickstart"), pytest.mark.cube),
+    **dict.fromkeys(("classify/quickstart", "search/quickstart", "sweep/quickstart"), pytest.mark.cube),
     **dict.fromkeys(("budget/1-day-gpu", "budget/1-hour-cpu", "sft/chat", "sft/full", "sft/qlora"), pytest.mark.cube),
 }
-"""Those that take more than ten seconds, or are planned as others: crossval/combo is folds too, a sweep is a bank."""
+"""Those that take more than ten seconds, or are planned as others: a sweep is a bank, combo folds, vision classes."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in SHIPPED])

@@ -158,7 +158,7 @@ def test_the_same_run_twice_has_the_same_bits(trained: Path, recipe: Path, tmp_p
     assert [line["reward[mean]"] for line in metrics(again)] == [line["reward[mean]"] for line in metrics(trained)]
 
 
-@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.cube), 3])
 def test_goes_on_after_a_stop_with_the_same_bits(trained: Path, recipe: Path, tmp_path: Path, step: int) -> None:
     """Between two rollouts, and between two updates on one."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
@@ -168,7 +168,7 @@ def test_goes_on_after_a_stop_with_the_same_bits(trained: Path, recipe: Path, tm
     assert without_clocks(tmp_path / "run") == without_clocks(trained)
 
 
-@pytest.mark.parametrize("tokens", [60, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tokens", [60, pytest.param(1000, marks=pytest.mark.cube)])
 def test_micro_batches_do_not_matter(trained: Path, recipe: Path, tmp_path: Path, tokens: int) -> None:
     found = metrics(run(recipe, tmp_path / "run", f"batch.tokens_per_device={tokens}"))
     for mine, theirs in zip(found, metrics(trained), strict=True):
@@ -306,6 +306,7 @@ workbench.run(recipe, words, out=Path(out), resume=moment == "resume", quiet=Tru
 """
 
 
+@pytest.mark.few("reward-2", "update-3")
 @pytest.mark.slow
 @pytest.mark.parametrize(("moment", "saved"), [("rollout", 2), ("reward", 2), ("update", 3)])
 def test_killed_it_goes_on_with_the_same_bits(

@@ -150,7 +150,10 @@ def test_who_leaves_does_not_change_who_stays(searched: Path, sections: dict[str
         assert [each["learning_rate"] for each in found] == [each["learning_rate"] for each in wanted]
 
 
-@pytest.mark.parametrize("step", [1, *(pytest.param(later, marks=pytest.mark.slow) for later in (2, 3, 6))])
+@pytest.mark.parametrize(
+    "step",
+    [1, pytest.param(3, marks=pytest.mark.slow), *(pytest.param(late, marks=pytest.mark.cube) for late in (2, 6))],
+)
 def test_stopped_in_any_wave_and_resumed_it_ends_with_the_same_bits(
     step: int, searched: Path, sections: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,13 +13,14 @@ import pytest
 
 import workbench
 from tests import forked
-from tests.conftest import MINILM, save_tiny, write_animals, write_questions
+from tests.conftest import MINILM, cells, save_tiny, write_animals, write_questions
 from tests.recipes import answering
 from workbench.config.yaml_text import dump_yaml
 
 pytestmark = pytest.mark.slow
 
 RECIPES = ("sft", "classify", "crossval", "embed", "rerank", "reward")
+FEW = RECIPES[:4]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -28,8 +29,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
-    """A run of each recipe in folders of their names, and what two processes and one say of the same rows."""
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
+    """A run of each recipe that is asked for, in folders of their names, and what two processes and one say of rows."""
     folder = tmp_path_factory.mktemp("runs")
     bert = save_tiny(folder / "bert", "Bert", "SequenceClassification", MINILM)
     questions = str(write_questions(folder / "questions.jsonl", [f"{n + 1}" + " it is" * (n % 7) for n in range(31)]))
@@ -49,7 +50,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path
         "rerank": (bert, candidates, {}),
         "reward": (short_stories, judgements, {}),
     }
+    names = {cell["recipe"] for cell in cells(request, "test_scores_are_those_of_one_process")} | {"sft", "classify"}
     for recipe, (model, train, own) in of_recipes.items():
+        if recipe not in names:
+            continue
         data = {"train": train} if recipe == "crossval" else {"train": train, "held_out": 0.3}
         values = {
             "recipe": recipe,
@@ -62,7 +66,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path
         }
         (folder / f"{recipe}.yaml").write_text(dump_yaml({**values, **own}))
         workbench.run(str(folder / f"{recipe}.yaml"), out=folder / recipe, quiet=True)
-    asked = [(name, [f"data.test={tests}"] if name == "crossval" else [], of_recipes[name][1]) for name in RECIPES]
+    own_tests = {"crossval": [f"data.test={tests}"]}
+    asked = [(name, own_tests.get(name, []), of_recipes[name][1]) for name in RECIPES if name in names]
     (folder / "asked.json").write_text(json.dumps(asked))
     (folder / "one").mkdir()
     (folder / "two").mkdir()
@@ -81,12 +86,14 @@ def told(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
+@pytest.mark.few(*FEW)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_scores_are_those_of_one_process(folder: Path, recipe: str) -> None:
     found, wanted = (json.loads((folder / which / f"{recipe}.json").read_text()) for which in ("two", "one"))
     assert found == pytest.approx(wanted, abs=2e-6) and wanted
 
 
+@pytest.mark.few(*FEW)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_file_has_the_rows_of_one_process_in_their_order(folder: Path, recipe: str) -> None:
     found, wanted = (pd.read_parquet(folder / which / f"{recipe}.parquet") for which in ("two", "one"))

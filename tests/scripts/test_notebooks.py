@@ -53,6 +53,6 @@ def test_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.resolve() == tmp_path / "runs" / "stories"
     assert {"adapter", "metrics.jsonl", "report.html", "scores.json"} <= set(shown[1])  # type: ignore[arg-type]
     assert scores["after"]["loss"] < scores["before"]["loss"] - 0.2
-    assert len(names["metrics"]) == 24 and len(names["held_out"]) >= 2
+    assert len(names["metrics"]) == 16 and len(names["held_out"]) >= 2
     assert names["losses"].keys() == {"lora", "dora", "ia3"} and len(set(names["losses"].values())) == 3
     assert names["answer"] and names["predictions"].after[0].startswith(names["answer"].strip()), "PEFT says the same"

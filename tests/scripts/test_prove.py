@@ -31,9 +31,14 @@ def rehearsed(tmp_path: Path) -> Callable[..., Path]:
     return run
 
 
-@pytest.mark.slow
-def test_tests_are_rehearsed(rehearsed: Callable[..., Path]) -> None:
-    names = ("methods", "branches", "memory", "runs", "layouts")
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("methods", "branches", "memory", "runs"), marks=pytest.mark.slow, id="one process"),
+        pytest.param(("layouts",), marks=pytest.mark.cube, id="several"),
+    ],
+)
+def test_tests_are_rehearsed(names: tuple[str, ...], rehearsed: Callable[..., Path]) -> None:
     out = rehearsed("tests", *(f"test_{name}.py" for name in names))
     results = [json.loads(line) for line in (out / "tests.jsonl").read_text().splitlines()]
     assert any(each["outcome"] == "passed" for each in results)

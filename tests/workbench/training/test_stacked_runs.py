@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import workbench
-from tests.conftest import MINILM, save_tiny, trains
+from tests.conftest import MINILM, save_tiny, trains, write_questions
 from tests.stopping import stop_after
 from tests.workbench.training.distributed.layouts import in_processes
 from tests.workbench.training.test_techniques import RECIPE
@@ -45,6 +45,14 @@ def train(tmp_path: Path, four_blocks: str, questions: Path) -> Callable[..., Pa
     return trains(tmp_path, RECIPE, model=four_blocks, train=questions)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, four_blocks: str) -> Path:
+    """A run that nothing stops. Read only, but for its report."""
+    folder = tmp_path_factory.mktemp("whole")
+    questions = write_questions(folder / "questions.jsonl", [f"{n + 1}" + " it is" * (n % 7) for n in range(120)])
+    return trains(folder, RECIPE, model=four_blocks, train=questions)(*WORDS, name="whole")
+
+
 def lines(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
@@ -57,8 +65,9 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "adapter" / "model.safetensors")
 
 
-def test_three_micro_batches_give_one_curve_and_a_stock_model_says_when_it_grew(train: Callable[..., Path]) -> None:
-    whole = train(*WORDS, name="whole")
+def test_three_micro_batches_give_one_curve_and_a_stock_model_says_when_it_grew(
+    train: Callable[..., Path], whole: Path
+) -> None:
     for tokens in (400, 120):
         assert losses(train(*WORDS, f"batch.tokens_per_device={tokens}", name=f"{tokens}")) == pytest.approx(
             losses(whole), rel=2e-5
@@ -75,9 +84,8 @@ def test_three_micro_batches_give_one_curve_and_a_stock_model_says_when_it_grew(
 @pytest.mark.few("3")
 @pytest.mark.parametrize("step", [GROWN_AT - 1, GROWN_AT, GROWN_AT + 1])
 def test_a_stop_before_at_and_after_the_stacking_changes_no_bit(
-    train: Callable[..., Path], step: int, monkeypatch: pytest.MonkeyPatch
+    train: Callable[..., Path], whole: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train(*WORDS, name="whole")
     with monkeypatch.context() as patch:
         stop_after(patch, step=step)
         with pytest.raises(Stopped):
@@ -121,11 +129,11 @@ def test_a_run_without_a_step_after_the_stacking_is_refused(train: Callable[...,
         train(*WORDS[:2], "grow.at=[0.8]", "train.steps=2", name="short")
 
 
-def test_two_processes_stack_what_one_does(train: Callable[..., Path], tmp_path: Path) -> None:
-    alone = train(*WORDS, name="alone")
+@pytest.mark.usefixtures("train")
+def test_two_processes_stack_what_one_does(whole: Path, tmp_path: Path) -> None:
     in_processes(tmp_path, [("both", list(WORDS), None)])
-    assert losses(tmp_path / "both") == pytest.approx(losses(alone), rel=2e-5)
-    torch.testing.assert_close(weights(tmp_path / "both"), weights(alone), rtol=1e-3, atol=1e-5)
+    assert losses(tmp_path / "both") == pytest.approx(losses(whole), rel=2e-5)
+    torch.testing.assert_close(weights(tmp_path / "both"), weights(whole), rtol=1e-3, atol=1e-5)
 
 
 def test_a_student_of_some_blocks_grows_beside_its_teacher(train: Callable[..., Path], stories: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 import workbench
-from tests.conftest import MINILM, save_tiny, write_animals, write_questions
+from tests.conftest import MINILM, cells, save_tiny, write_animals, write_questions
 from tests.workbench.training.distributed import layouts
 from workbench.config.yaml_text import dump_yaml
 
@@ -38,7 +38,7 @@ def words(folder: Path, name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
     """Every student of two processes and of one, in folders of their names."""
     folder = tmp_path_factory.mktemp("students")
     recipe = {
@@ -65,7 +65,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
         own = [each.replace("/cache", "/alone-cache") for each in words(folder, name)]
         workbench.run(str(folder / "recipe.yaml"), own, out=folder / f"{name} alone", quiet=True)
     jobs: list[tuple[str, list[str], str | None]] = [(name, words(folder, name), None) for name in JOBS]
-    jobs += [(f"{name} again", words(folder, name), name) for name in ("made", "cached")]
+    again = [cell["name"] for cell in cells(request, "test_they_go_on_bit_for_bit")]
+    jobs += [(f"{name} again", words(folder, name), name) for name in again]
     layouts.in_processes(folder, jobs)
     return folder
 
@@ -98,6 +99,7 @@ def test_they_make_the_cache_that_one_makes(runs: Path) -> None:
     assert found == wanted and len(found) == 2
 
 
+@pytest.mark.few("cached")
 @pytest.mark.parametrize("name", ["made", "cached"])
 def test_they_go_on_bit_for_bit(runs: Path, name: str) -> None:
     resumed, whole = runs / f"{name} again", runs / name
