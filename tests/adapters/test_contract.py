@@ -172,12 +172,12 @@ WIDE_AS: dict[str, dict[str, Any]] = {
 """Sizes for blocks of 64 where WIDE does not say them."""
 FORMATS = ("bfloat16", "int8", "nf4")
 ALWAYS = {
-    # Kinds that differ most: an encoder, transposed layers, grouped queries, two stacks. Each method meets each format
-    # over three of them; each format and kind meet by a quarter of the methods.
+    # Kinds that differ most: an encoder, transposed layers, grouped queries, two stacks. Each method meets two formats,
+    # over two of them; each format and kind meet by a sixth of the methods.
     *(
         (("Bert-masked", "GPT2", "Qwen3", "T5")[(number + place) % 4], FORMATS[(number // 4 + place) % 3], name)
         for number, name in enumerate(each for each in METHOD_NAMES if each not in LIGHT)
-        for place in range(3)
+        for place in range(2)
     ),
     ("GPTNeoX", "float16", "adalora"),  # biases beside weights that are stored in half precision
     ("ConvNext", "nf4", "lora"),
