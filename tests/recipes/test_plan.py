@@ -218,7 +218,8 @@ def test_of_a_teacher_on_the_backbone_of_its_student(
 
 @pytest.mark.slow
 def test_of_a_bank(compare: Callable[..., tuple[Plan, int]], stories: str) -> None:
-    planned, measured = compare("crossval/quickstart", f"model.id={stories}", *FEW, "folds.k=2", "train.steps=3")
+    words = [f"model.id={stories}", *FEW, "data.limit=400", "folds.k=2", "train.steps=3"]
+    planned, measured = compare("crossval/quickstart", *words)
     assert planned.dry_run.peak == pytest.approx(measured, rel=0.01)
 
 
