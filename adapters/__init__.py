@@ -47,7 +47,7 @@ from workbench.adapters.weight_products import Deft, Glora, Hira, Peanut
 from workbench.errors import BackboneError, ConfigError, FileError, out_of_memory
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
     from torch import nn
     from transformers import PreTrainedModel
 
@@ -119,6 +119,7 @@ __all__ = [
     "require_fit",
     "require_mergeable",
     "save",
+    "saved_config",
 ]
 
 
@@ -213,15 +214,11 @@ def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "defau
         BackboneError: the adapter was made for another backbone: the tensors that do not fit are named.
         FileError: a file of the adapter is damaged.
     """
-    from peft import PeftConfig
     from safetensors import SafetensorError
 
     from workbench.adapters.mixed_precision import compute_in_any_precision
 
-    try:
-        config = PeftConfig.from_pretrained(str(folder))
-    except (ValueError, TypeError, KeyError) as error:
-        raise FileError(f"{folder}/adapter_config.json: damaged ({error}). Restore it, or train again.") from None
+    config = saved_config(folder)
     if getattr(config, "trainable_token_indices", None):
         _prepare_rows(model)  # type: ignore[arg-type]  # PeftModel hands the questions on
     if config.peft_type == "TRAINABLE_TOKENS":
@@ -247,6 +244,17 @@ def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "defau
         raise FileError(f"{folder}/adapter_model.safetensors: damaged ({error}). Restore it, or train again.") from None
     except (ValueError, UserWarning) as error:
         raise BackboneError(_misfit(folder, model, error)) from None
+
+
+def saved_config(folder: Path) -> PeftConfig:
+    """The PEFT configuration of the adapter in `folder`; raises FileError where it is damaged."""
+    from peft import PeftConfig
+
+    try:
+        config: PeftConfig = PeftConfig.from_pretrained(str(folder))
+    except (ValueError, TypeError, KeyError) as error:
+        raise FileError(f"{folder}/adapter_config.json: damaged ({error}). Restore it, or train again.") from None
+    return config
 
 
 def _misfit(folder: Path, model: PreTrainedModel | PeftModel, error: Exception) -> str:

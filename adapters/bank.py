@@ -1,7 +1,9 @@
-"""A bank: K LoRA adapters, with classification heads where the backbone has one, over one frozen backbone.
+"""A bank: K adapters, with classification heads where the backbone has one, over one frozen backbone.
 
-One forward pass computes rows of all members, each row with its own adapter, as if its adapter were the only one.
-PEFT holds the K adapters by name, so each is saved, loaded and switched on like any other.
+One forward pass computes rows of all members, each row with its own adapter, as if its adapter were the only one. The
+methods of members may differ. PEFT holds those of plain LoRA by name in one model, so that their low-rank products are
+computed together (`bank_layers`); every other one has layers of its own (`bank_members`). Each is saved and loaded like
+an adapter that is alone.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model
 from peft.tuners.lora.layer import Conv2d as LoraConv2d
 from peft.tuners.lora.layer import LoraLayer
 from peft.utils.other import ModulesToSaveWrapper
@@ -20,56 +22,101 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from workbench import adapters
-from workbench.adapters import _without_hints, anatomy, model_card, require_fit
-from workbench.adapters.bank_layers import MemberRows, RoutedConvolution, RoutedHead, RoutedLora, Routing
-from workbench.adapters.lora import Lora, LoraPlus
+from workbench.adapters import _without_hints, anatomy, bank_methods, model_card, require_fit
+from workbench.adapters.bank_layers import MemberRows, Routed, RoutedConvolution, RoutedHead, RoutedLora, Routing
+from workbench.adapters.bank_members import ALONE, BankMembers, BareBackbone, copied
+from workbench.adapters.bank_methods import is_plain, refusal
 from workbench.adapters.method import ExtraParameters, Method
 from workbench.adapters.row_dropout import drop_by_row
 from workbench.errors import ConfigError, WorkbenchError
+
+__all__ = ["Bank", "attach", "load", "refusal"]
 
 _MEMBER = "member"
 
 
 class Bank:
-    """K adapters over one backbone. Compute with it inside `route` or `only`."""
+    """K adapters over one backbone. Compute with it inside `route` or `only`.
 
-    def __init__(self, model: PeftModel) -> None:
-        self.model = model
-        self.members: tuple[str, ...] = tuple(model.peft_config)
-        """Names that PEFT knows the adapters by."""
-        self._routing = Routing(pictures=anatomy.reads_pictures(model.get_base_model()))
+    Args:
+        backbone: What all members share.
+        plain: The same with the LoRA adapters of members, by their names; None where there are none.
+        members: Names of all members, in order; of the others `add` gives the adapters.
+        bare: A copy of the backbone without adapters, which members of other methods need.
+    """
+
+    def __init__(
+        self,
+        backbone: PreTrainedModel,
+        plain: PeftModel | None,
+        members: Sequence[str],
+        *,
+        bare: PreTrainedModel | None = None,
+    ) -> None:
+        self.model: nn.Module = BareBackbone(backbone) if plain is None else plain
+        self.members: tuple[str, ...] = tuple(members)
+        """Their names, each a part of the names of its parameters."""
+        self._plain = plain
+        self._routing = Routing(pictures=anatomy.reads_pictures(backbone))
         self._training = False
         self._layers: list[Any] = []
         self._route_layers()
-        heads: list[Any] = [module for module in model.modules() if isinstance(module, ModulesToSaveWrapper)]
+        heads: list[Any] = [module for module in self.model.modules() if isinstance(module, ModulesToSaveWrapper)]
         for head in heads:
             head.__class__ = RoutedHead
-            head.routing = self._routing
+            head.routing, head.own = self._routing, {}
+        self._others = None if bare is None else BankMembers(backbone, bare, self._routing)
 
     def _route_layers(self) -> None:
         self._layers = [module for module in self.model.modules() if isinstance(module, LoraLayer)]
         for layer in self._layers:
-            if not isinstance(layer, RoutedLora | RoutedConvolution):
+            if not isinstance(layer, Routed):
                 layer.__class__ = RoutedConvolution if isinstance(layer, LoraConv2d) else RoutedLora
-                layer.routing = self._routing
+                layer.routing, layer.own = self._routing, {}
+
+    def add(self, member: str, attached: PeftModel) -> None:
+        """The adapter of a member whose rows go through layers of its own, over `copy` of the backbone."""
+        assert self._others is not None, "a bank of LoRA alone has no copy of its backbone"
+        self._others.add(member, attached)
+
+    def copy(self) -> PreTrainedModel:
+        """The backbone's modules without adapters, over the same weights."""
+        assert self._others is not None, "a bank of LoRA alone has no copy of its backbone"
+        return copied(self._others.bare)
 
     def join(self, folder: Path) -> str:
-        """Load the LoRA adapter in `folder` as one more member, frozen; returns its name. Raises as `load` does."""
+        """Load the adapter in `folder` as one more member, frozen; returns its name. Raises as `load` does.
+
+        A bank of plain LoRA takes plain LoRA.
+        """
         name = _name(1 + max(int(each.removeprefix(_MEMBER)) for each in self.members))
-        try:
-            adapters.load(self.model, folder, name=name)
-            _require_plain(self.model, name, folder)
-        except WorkbenchError:
-            if name in self.model.peft_config:
-                self.model.delete_adapter(name)
-            raise
-        self._route_layers()
+        if self._others is not None:
+            _require_able(folder)
+            self.add(name, adapters.load(self.copy(), folder))  # type: ignore[arg-type]
+        else:
+            self._join_plain(name, folder)
         self.members = (*self.members, name)
         return name
 
+    def _join_plain(self, name: str, folder: Path) -> None:
+        plain: Any = self._plain
+        try:
+            adapters.load(plain, folder, name=name)
+            if not is_plain(plain.peft_config[name]):
+                raise ConfigError(f"{folder}: no plain LoRA adapter. Load it alone: the others of this bank are.")
+        except WorkbenchError:
+            if name in plain.peft_config:
+                plain.delete_adapter(name)
+            raise
+        self._route_layers()
+
     def leave(self, member: str) -> None:
         """Forget a member, one of several."""
-        self.model.delete_adapter(member)
+        if self._others is not None and member in self._others.models:
+            self._others.leave(member)
+        else:
+            assert self._plain is not None, "PEFT holds all other members"
+            self._plain.delete_adapter(member)
         self.members = tuple(each for each in self.members if each != member)
 
     @contextmanager
@@ -90,6 +137,8 @@ class Bank:
         """Inside, every row goes through one member's adapter, and the model evaluates."""
         self._routing.set_all(member)
         self.model.eval()
+        if self._others is not None:
+            self._others.eval()
         try:
             yield
         finally:
@@ -98,8 +147,16 @@ class Bank:
                 self.train()
 
     def parameters_of(self, member: str) -> dict[str, nn.Parameter]:
-        """The parameters of one member, by their names in the model."""
+        """The parameters of one member, by their names in the model, which depend on no other member."""
         return {name: each for name, each in self.model.named_parameters() if member in name.split(".")}
+
+    def parameters_alone(self, member: str) -> dict[str, nn.Parameter]:
+        """The same by the names that they have in an adapter that is alone."""
+        own = self._others is not None and member in self._others.models
+        return {
+            name.replace(f".{member}", "" if own else f".{ALONE}", 1): each
+            for name, each in self.parameters_of(member).items()
+        }
 
     def train(self) -> None:
         """Compute as in training, without the backbone's own dropout: its masks would depend on the other members.
@@ -111,26 +168,27 @@ class Bank:
         for layer in self._layers:
             layer.get_base_layer().train()
             layer.lora_dropout.train()
+        if self._others is not None:
+            self._others.train()
         for module in self.model.modules():
             if getattr(module, "gradient_checkpointing", False):
                 module.training = True  # else transformers keeps its activations
 
     def save(self, member: str, folder: Path) -> None:
         """Write one member into `folder` in PEFT's format, as `adapters.save` does with an adapter that is alone."""
-        self.model.save_pretrained(str(folder), selected_adapters=[member], save_embedding_layers=False)
+        if self._others is not None and member in self._others.models:
+            adapters.save(self._others.models[member], folder)
+            return
+        plain = self._plain
+        assert plain is not None, "PEFT holds all other members"
+        tensors = {name: each for name, each in plain.state_dict().items() if member in name.split(".")}
+        plain.save_pretrained(
+            str(folder), selected_adapters=[member], save_embedding_layers=False, state_dict=tensors
+        )
         for path in (folder / member).iterdir():  # PEFT puts every adapter but "default" into a folder of its name
             path.rename(folder / path.name)
         (folder / member).rmdir()
-        model_card.write(self.model, folder)
-
-
-def refusal(config: Method) -> str | None:
-    """Say why adapters of this method cannot share a bank, and train one after the other instead; None if they can."""
-    if not isinstance(config, (Lora, LoraPlus)) or config.method == "dora":
-        return f"a bank holds lora, rslora and lora+; adapters of {config.method} train one after the other"
-    if config.experts:
-        return "a bank routes rows to linear layers; adapters of experts train one after the other"
-    return None
+        model_card.write(plain, folder)
 
 
 def attach(
@@ -144,63 +202,86 @@ def attach(
     """The backbone with K fresh, trainable adapters; the initial values of each are those that it has alone.
 
     Args:
-        configs: One for each member. Ranks, scales and targets may differ.
+        configs: One for each member. Methods, ranks, scales and targets may differ.
         seeds: One for each member.
         numbers: In the names of the members, for those that come back in another bank; by default their places.
         below: The first so many blocks never train, and need no adapters.
 
     Raises:
-        ConfigError: the method does not work on this backbone, or not in a bank.
+        ConfigError: a method does not work on this backbone, or not in a bank.
     """
     for config in configs:
         require_fit(model, config)
         if reason := refusal(config):
             raise ConfigError(f"adapter.method={config.method}: {reason}.")
-    # Before anything is attached: target names are those of the bare backbone.
-    wanted: list[Any] = [config.to_peft(model, ExtraParameters(heads=anatomy.fresh_heads(model))) for config in configs]
-    for peft_config in wanted:
-        anatomy.leave_out(peft_config, model, below=below)
-    attached: PeftModel | None = None
-    names = map(_name, range(len(configs)) if numbers is None else numbers)
-    for name, peft_config, seed in zip(names, wanted, seeds, strict=True):
-        with torch.random.fork_rng(devices=[]), _without_hints():
-            torch.manual_seed(seed)
-            if attached is None:
-                attached = get_peft_model(model, peft_config, adapter_name=name)
-            else:
-                attached.add_adapter(name, peft_config)
-    assert attached is not None, "a bank has members"
-    for peft_config in wanted:  # PEFT corrects it (GPT-2) where it makes a layer, which only the first member does
-        peft_config.fan_in_fan_out = wanted[0].fan_in_fan_out
-    drop_by_row(attached)
-    bank = Bank(attached)
+    names = [_name(number) for number in (range(len(configs)) if numbers is None else numbers)]
+    wanted = list(zip(names, configs, seeds, strict=True))
+    bare = None if all(map(bank_methods.together, configs)) else copied(model)
+    plain = _plain([each for each in wanted if bank_methods.together(each[1])], model, below=below)
+    bank = Bank(model, plain, names, bare=bare)
     for member in bank.members:
         for parameter in bank.parameters_of(member).values():
             parameter.requires_grad_(True)
+    for name, config, seed in wanted:
+        if not bank_methods.together(config):
+            attached: Any = adapters.attach(bank.copy(), config, seed=seed, below=below)
+            bank.add(name, attached)
     return bank
 
 
+def _plain(
+    wanted: Sequence[tuple[str, Method, int]], model: PreTrainedModel, *, below: int
+) -> PeftModel | None:
+    """The backbone with the LoRA adapters among the members."""
+    # Before anything is attached: target names are those of the bare backbone.
+    heads = anatomy.fresh_heads(model)
+    configs: list[Any] = [config.to_peft(model, ExtraParameters(heads=list(heads))) for _, config, _ in wanted]
+    for peft_config in configs:
+        anatomy.leave_out(peft_config, model, below=below)
+    attached: PeftModel | None = None
+    for (name, _, seed), peft_config in zip(wanted, configs, strict=True):
+        with torch.random.fork_rng(devices=[]), _without_hints():
+            torch.manual_seed(seed)
+            if attached is None:
+                attached = get_peft_model(model, peft_config, adapter_name=name)  # type: ignore[assignment]
+            else:
+                attached.add_adapter(name, peft_config)
+    for peft_config in configs:  # PEFT corrects it (GPT-2) where it makes a layer, which only the first member does
+        peft_config.fan_in_fan_out = configs[0].fan_in_fan_out
+    if attached is not None:
+        drop_by_row(attached)
+    return attached
+
+
 def load(model: PreTrainedModel, folders: Sequence[Path]) -> Bank:
-    """The backbone with the LoRA adapters in `folders`, frozen, in evaluation mode.
+    """The backbone with the adapters in `folders`, frozen, in evaluation mode.
 
     Raises:
         BackboneError: an adapter was made for another backbone.
         ConfigError: an adapter is none that a bank holds.
         FileError: a file of an adapter is damaged.
     """
+    names = [_name(number) for number in range(len(folders))]
+    plain = [is_plain(_require_able(folder)) for folder in folders]
+    bare = None if all(plain) else copied(model)
     loaded: Any = model
-    for number, folder in enumerate(folders):
-        loaded = adapters.load(loaded, folder, name=_name(number))
-    assert isinstance(loaded, PeftModel), "a bank has members"
-    for name, folder in zip(loaded.peft_config, folders, strict=True):
-        _require_plain(loaded, name, folder)
-    return Bank(loaded)
+    for name, folder, together in zip(names, folders, plain, strict=True):
+        if together:
+            loaded = adapters.load(loaded, folder, name=name)
+    bank = Bank(model, loaded if any(plain) else None, names, bare=bare)
+    for name, folder, together in zip(names, folders, plain, strict=True):
+        if not together:
+            other: Any = adapters.load(bank.copy(), folder)
+            bank.add(name, other)
+    return bank
 
 
-def _require_plain(model: PeftModel, name: str, folder: Path) -> None:
-    config = model.peft_config[name]
-    if not isinstance(config, LoraConfig) or config.use_dora or config.trainable_token_indices:
-        raise ConfigError(f"{folder}: no plain LoRA adapter. Load it alone: a bank holds lora, rslora and lora+.")
+def _require_able(folder: Path) -> Any:
+    """The PEFT configuration of a saved adapter; raises as `load` does."""
+    config = adapters.saved_config(folder)
+    if reason := bank_methods.refusal_of_saved(config):
+        raise ConfigError(f"{folder}: {reason}. Load it alone.")
+    return config
 
 
 def _name(number: int) -> str:

@@ -12,18 +12,22 @@ Legend: K members, B rows, N tokens of all rows, T tokens of each member, I inpu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from peft.tuners.lora.layer import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from workbench.adapters.mixed_precision import ShapedLoraConv2d
-from workbench.adapters.row_dropout import RowDropout, row_keys
+from workbench.adapters.row_dropout import RowDropout, of_rows, row_keys
 from workbench.errors import BackboneError
 
 
@@ -34,6 +38,17 @@ class MemberRows(NamedTuple):
     many: int
     tokens: int = 0
     """Their tokens together, where rows are packed."""
+
+
+class Run(NamedTuple):
+    """Rows beside each other that go one way through a layer."""
+
+    member: str | None
+    """Whose own way it is; None: the one of all other members."""
+    rows: slice
+    """Places in the routing."""
+    where: slice
+    """Places in a dimension of what the layer reads."""
 
 
 class Routing:
@@ -101,6 +116,41 @@ class Routing:
             yield each.member, slice(start, stop)
             start = stop
 
+    def runs(self, x: Tensor, own: Collection[str]) -> tuple[int, list[Run]]:
+        """The dimension of `x` that rows follow one another in, and the ways that they go. Raises as `slices` does.
+
+        Args:
+            own: Members whose rows go a way of their own.
+        """
+        in_sequence = self.is_packed and x.ndim > 2 and len(x) == 1
+        places = self.token_slices(x) if self.is_packed else self.slices(x)
+        runs: list[Run] = []
+        for number, (name, where) in enumerate(places):
+            member = name if name in own else None
+            rows = slice(number, number + 1)
+            if runs and member is None and runs[-1].member is None:
+                last = runs.pop()
+                rows, where = slice(last.rows.start, rows.stop), slice(last.where.start, where.stop)
+            runs.append(Run(member, rows, where))
+        return int(in_sequence), [run for run in runs if run.where.stop > run.where.start]
+
+    @contextmanager
+    def within(self, run: Run) -> Iterator[None]:
+        """Inside, these rows compute alone."""
+        rows = self._rows
+        if rows[0].many < 0 or run.rows == slice(0, len(rows)):
+            yield
+            return
+        row, token = ([0, *accumulate(sizes)] for sizes in zip(*((each.many, each.tokens) for each in rows)))
+        first, last = run.rows.start, run.rows.stop
+        own_rows, own_tokens = slice(row[first], row[last]), slice(token[first], token[last])
+        self._rows = rows[run.rows]
+        try:
+            with of_rows(own_rows, own_tokens, count=row[-1], total=token[-1]):
+                yield
+        finally:
+            self._rows = rows
+
     def _unknown(self, tokens: int) -> BackboneError:
         known = f"with {self._length} tokens each" if self._length else f"of {sum(each.tokens for each in self._rows)}"
         return BackboneError(
@@ -110,12 +160,56 @@ class Routing:
         )
 
 
-class RoutedLora(nn.Module, LoraLayer):
-    """PEFT's LoRA layer over any frozen linear layer, with each row through its member's A and B."""
+class Routed:
+    """Mixed into a layer of a bank: some members' rows go through a layer of their own, the others through `shared`."""
 
     routing: Routing
+    own: dict[str, nn.Module]
+    """By member. They are no children of this one: only what trains in them is."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
+        if not self.own:
+            return self.shared(x, *more, **named)
+        dimension, runs = self.routing.runs(x, self.own)
+        if all(run.member is None for run in runs):
+            return self.shared(x, *more, **named)
+        outputs = []
+        for run in runs:
+            compute = self.shared if run.member is None else self.own[run.member]
+            cut = partial(_cut, where=run.where, dimension=dimension, size=x.shape[dimension])
+            with self.routing.within(run):
+                outputs.append(compute(cut(x), *map(cut, more), **{key: cut(each) for key, each in named.items()}))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=dimension)
+
+    @abstractmethod
+    def shared(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
+        """The outputs for rows of the members that have no layer of their own here."""
+
+
+class RoutedLayer(Routed, nn.Module, BaseTunerLayer):
+    """Any module of the backbone in which members have layers of their own; the others' rows go through the module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = module
+        self.merged_adapters = []
+
+    def __getattr__(self, name: str) -> Any:
+        """What a family asks of its module, such as the strides of a convolution."""
+        modules = self.__dict__.get("_modules", {})
+        if name in modules or "base_layer" not in modules:
+            return super().__getattr__(name)
+        return getattr(modules["base_layer"], name)
+
+    def shared(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
+        output: Tensor = self.base_layer(x, *more, **named)
+        return output
+
+
+class RoutedLora(Routed, nn.Module, LoraLayer):
+    """PEFT's LoRA layer over any frozen linear layer, with each row through its member's A and B."""
+
+    def shared(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         tokens = x[..., 0].numel()
         parts = [
             _Part(where, self.scaling[member], self.r[member], (member,), _dropout(self, member, where, tokens))
@@ -147,12 +241,10 @@ def _dropout(layer: Any, member: str, where: slice, many: int) -> Callable[[Tens
     return partial(dropout.drop, keys_B=keys_B[where.start // tokens : where.stop // tokens])
 
 
-class RoutedConvolution(ShapedLoraConv2d):
+class RoutedConvolution(Routed, ShapedLoraConv2d):
     """PEFT's LoRA layer over a frozen convolution of pictures, with each row through its member's A and B."""
 
-    routing: Routing
-
-    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    def shared(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         output: Tensor = self.get_base_layer()(x)
         parts = []
         for member, where in self.routing.slices(x):
@@ -166,12 +258,10 @@ class RoutedConvolution(ShapedLoraConv2d):
         return torch.cat(parts)
 
 
-class RoutedHead(ModulesToSaveWrapper):
+class RoutedHead(Routed, ModulesToSaveWrapper):
     """A module that trains whole, such as a classification head: each row goes through its member's own."""
 
-    routing: Routing
-
-    def forward(self, x: Tensor) -> Tensor:
+    def shared(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         if self.routing.is_packed and x.ndim > 2 and len(x) == 1:  # a sequence (1, T, ...) that a head of tokens reads
             parts = [self.modules_to_save[member](x[:, where]) for member, where in self.routing.token_slices(x)]
             return torch.cat(parts, dim=1)
@@ -253,6 +343,12 @@ class _RoutedProduct(torch.autograd.Function):
             grads += [down_grad_KRI.mul_(part.scale), (grad_KTO.mT @ inner_KTR).mul_(part.scale)]
         x_grad = None if x_grad_NI is None else x_grad_NI.view(*grad.shape[:-1], -1)
         return x_grad, None, None, *grads
+
+
+def _cut(value: Any, *, where: slice, dimension: int, size: int) -> Any:
+    """Some rows of a tensor that has rows in this dimension, so many with all members'; anything else as it is."""
+    has_rows = isinstance(value, Tensor) and value.ndim > dimension and value.shape[dimension] == size
+    return value.narrow(dimension, where.start, where.stop - where.start) if has_rows else value
 
 
 def _stacked(weights: Sequence[Any]) -> Tensor:

@@ -77,10 +77,10 @@ class SequentialBottleneck(BottleneckLayer):
         return [changed.register_forward_hook(self._add)]
 
     def _add(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        y_BLD = _hidden(output)
+        y_BLD = hidden_of(output)
         for name in self.working():
             y_BLD = y_BLD + self.update(name, y_BLD)
-        return _with_hidden(output, y_BLD)
+        return with_hidden(output, y_BLD)
 
 
 class NormalisedBottleneck(BottleneckLayer):
@@ -111,10 +111,10 @@ class ParallelBottleneck(BottleneckLayer):
         x_BLD, self._read = self._read, None  # held no longer than needed
         if x_BLD is None:
             return output
-        y_BLD = _hidden(output)
+        y_BLD = hidden_of(output)
         for name in self.working():
             y_BLD = y_BLD + self.update(name, x_BLD)
-        return _with_hidden(output, y_BLD)
+        return with_hidden(output, y_BLD)
 
 
 KINDS: dict[str, type[BottleneckLayer]] = {
@@ -127,11 +127,12 @@ CHILD = "_bottleneck"
 """End of the name of such a child, after its field; PEFT skips modules whose path contains the tuner's prefix."""
 
 
-def _hidden(output: Any) -> Tensor:
+def hidden_of(output: Any) -> Tensor:
     """The hidden states of what a module gives: alone, or first of several."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
 
 
-def _with_hidden(output: Any, hidden: Tensor) -> Any:
+def with_hidden(output: Any, hidden: Tensor) -> Any:
+    """The same with other hidden states."""
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden

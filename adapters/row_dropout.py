@@ -49,7 +49,16 @@ class _Now:
     whole_B: Tensor | None = None
     """A key of each of packed rows, where `keys_B` has those of their tokens."""
     lengths_B: Tensor | None = None
-    step: int = 0
+    step_B: npt.NDArray[np.int64] = np.zeros(1, np.int64)
+    """A key of the step of each row's training."""
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        return self.keys_B, self.whole_B, self.lengths_B, self.step_B
+
+    @state.setter
+    def state(self, state: tuple[Any, ...]) -> None:
+        self.keys_B, self.whole_B, self.lengths_B, self.step_B = state
 
 
 _NOW = _Now()
@@ -61,7 +70,7 @@ def drawing(draws: Sequence[RowDraw], device: torch.device) -> Iterator[None]:
     each = [_keys(draw) for draw in draws]
     keys_B = np.concatenate(each)
     known = [draw.lengths for draw in draws if draw.lengths is not None]
-    before = _NOW.keys_B, _NOW.whole_B, _NOW.lengths_B, _NOW.step
+    before = _NOW.state
     _NOW.whole_B = None
     if draws[0].packed:
         _NOW.whole_B = _sent(keys_B, device)
@@ -69,11 +78,42 @@ def drawing(draws: Sequence[RowDraw], device: torch.device) -> Iterator[None]:
         keys_B = np.concatenate([_token_keys(*pair) for pair in zip(each, known, strict=True)], axis=1)
     _NOW.keys_B = _sent(keys_B, device)
     _NOW.lengths_B = _sent(np.concatenate(known), device) if known else None
-    _NOW.step = int(_keys(draws[0]._replace(rows=np.array([-1])))[0])
+    steps = [int(_keys(draw._replace(rows=np.array([-1])))[0]) for draw in draws]
+    _NOW.step_B = np.repeat(np.array(steps), [len(draw.rows) for draw in draws])
     try:
         yield
     finally:
-        _NOW.keys_B, _NOW.whole_B, _NOW.lengths_B, _NOW.step = before
+        _NOW.state = before
+
+
+@contextmanager
+def of_rows(rows: slice, tokens: slice, *, count: int, total: int) -> Iterator[None]:
+    """Inside, some of the rows compute alone, as they do in a layer that only they go through.
+
+    Args:
+        rows: Which of `count` they are. All members of a bank may read the same rows, which `drawing` has once.
+        tokens: Which of `total` theirs are, where rows are packed.
+    """
+    before, keys_B = _NOW.state, _NOW.keys_B
+    if keys_B is None:
+        yield
+        return
+    _NOW.keys_B = _part(keys_B, tokens, total) if keys_B.ndim == 2 else _part(keys_B, rows, count)
+    _NOW.whole_B = None if _NOW.whole_B is None else _part(_NOW.whole_B, rows, count)
+    _NOW.lengths_B = None if _NOW.lengths_B is None else _part(_NOW.lengths_B, rows, count)
+    _NOW.step_B = _NOW.step_B[rows.start % len(_NOW.step_B) :]
+    try:
+        yield
+    finally:
+        _NOW.state = before
+
+
+def _part(values: Tensor, where: slice, many: int) -> Tensor:
+    """Those at `where` of `many` in the last dimension, which repeats."""
+    size = values.shape[-1]
+    if many == size or where.stop <= size:
+        return values[..., where]
+    return values.repeat(*[1] * (values.ndim - 1), many // size)[..., where]
 
 
 def _sent(values: npt.NDArray[np.int64], device: torch.device) -> Tensor:
@@ -158,7 +198,7 @@ class StepDropout(MultiplicativeDropoutLayer):
             untouched: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
             return untouched
         with torch.random.fork_rng(devices=[]):  # PEFT draws from the host's numbers
-            torch.default_generator.manual_seed((_NOW.step ^ self.layer_seed) & (2**63 - 1))
+            torch.default_generator.manual_seed((int(_NOW.step_B[0]) ^ self.layer_seed) & (2**63 - 1))
             replaced: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
         return replaced
 

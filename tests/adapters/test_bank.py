@@ -68,7 +68,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def of_member(made: Bank, member: str) -> dict[str, nn.Parameter]:
     """A member's parameters, by the names that they have in an adapter that is alone."""
-    return {name.replace(member, "default"): each for name, each in made.parameters_of(member).items()}
+    return made.parameters_alone(member)
 
 
 def routed(made: Bank, rows: Tensor, counts: Sequence[int] = SHARES) -> Any:
