@@ -137,8 +137,6 @@ class Bank:
         """Inside, every row goes through one member's adapter, and the model evaluates."""
         self._routing.set_all(member)
         self.model.eval()
-        if self._others is not None:
-            self._others.eval()
         try:
             yield
         finally:
@@ -182,9 +180,7 @@ class Bank:
         plain = self._plain
         assert plain is not None, "PEFT holds all other members"
         tensors = {name: each for name, each in plain.state_dict().items() if member in name.split(".")}
-        plain.save_pretrained(
-            str(folder), selected_adapters=[member], save_embedding_layers=False, state_dict=tensors
-        )
+        plain.save_pretrained(str(folder), selected_adapters=[member], save_embedding_layers=False, state_dict=tensors)
         for path in (folder / member).iterdir():  # PEFT puts every adapter but "default" into a folder of its name
             path.rename(folder / path.name)
         (folder / member).rmdir()
@@ -229,9 +225,7 @@ def attach(
     return bank
 
 
-def _plain(
-    wanted: Sequence[tuple[str, Method, int]], model: PreTrainedModel, *, below: int
-) -> PeftModel | None:
+def _plain(wanted: Sequence[tuple[str, Method, int]], model: PreTrainedModel, *, below: int) -> PeftModel | None:
     """The backbone with the LoRA adapters among the members."""
     # Before anything is attached: target names are those of the bare backbone.
     heads = anatomy.fresh_heads(model)

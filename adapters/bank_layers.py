@@ -141,7 +141,9 @@ class Routing:
         if rows[0].many < 0 or run.rows == slice(0, len(rows)):
             yield
             return
-        row, token = ([0, *accumulate(sizes)] for sizes in zip(*((each.many, each.tokens) for each in rows)))
+        row, token = (
+            [0, *accumulate(sizes)] for sizes in zip(*((each.many, each.tokens) for each in rows), strict=True)
+        )
         first, last = run.rows.start, run.rows.stop
         own_rows, own_tokens = slice(row[first], row[last]), slice(token[first], token[last])
         self._rows = rows[run.rows]
@@ -180,6 +182,13 @@ class Routed:
             with self.routing.within(run):
                 outputs.append(compute(cut(x), *map(cut, more), **{key: cut(each) for key, each in named.items()}))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=dimension)
+
+    def train(self, mode: bool = True) -> Any:
+        """Switch the members' own layers, too."""
+        for layer in self.own.values():
+            layer.train(mode)
+        whole: Any = super()
+        return whole.train(mode)
 
     @abstractmethod
     def shared(self, x: Tensor, *more: Any, **named: Any) -> Tensor:

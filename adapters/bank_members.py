@@ -49,6 +49,10 @@ class BareBackbone(nn.Module):
         return self.base_model.model(*inputs, **named)
 
 
+class MemberParts(nn.ModuleDict):
+    """What is a member's own at a module: it stands as the module's child of the member's name."""
+
+
 def copied(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of the modules of a backbone that has the same parameters and buffers."""
     kept: list[Any] = list(chain(model.parameters(), model.buffers()))
@@ -79,7 +83,7 @@ class BankMembers:
         for path, own in list(_changed(attached.get_base_model(), self.bare)):
             networks = {name: each for name, each in own._modules.items() if isinstance(each, BottleneckLayer)}
             if networks:
-                held = nn.ModuleDict(networks)
+                held = MemberParts(networks)
                 self.backbone.get_submodule(path).add_module(member, held)
                 for name, layer in networks.items():
                     self._network(member, path, name.removesuffix(CHILD), layer, attached)
@@ -107,11 +111,6 @@ class BankMembers:
         for module in self._computing():
             module.training = not anatomy.is_norm(module)
 
-    def eval(self) -> None:
-        """Let the members' layers compute as in evaluation."""
-        for module in self._computing():
-            module.training = False
-
     def _computing(self) -> Iterator[nn.Module]:
         """What members compute with, without heads."""
         routed = (each for each in self.backbone.modules() if isinstance(each, Routed))
@@ -119,7 +118,7 @@ class BankMembers:
         networks = (layer for each in self._beside.values() for layer in each.layers.values())
         return (module for each in chain(own, networks) for module in each.modules())
 
-    def _layer(self, member: str, path: str, own: Any) -> nn.ModuleDict:
+    def _layer(self, member: str, path: str, own: Any) -> MemberParts:
         """Send the member's rows at `path` through its layer; returns what in it is the member's."""
         layer: Any = self.backbone.get_submodule(path)
         if not isinstance(layer, Routed):
@@ -128,7 +127,7 @@ class BankMembers:
             self.backbone.set_submodule(path, layer)
         original = self.bare.get_submodule(path)
         names = [name for name in own._modules if name not in _SHARED and name not in original._modules]
-        held = nn.ModuleDict({name: own._modules[name] for name in names})
+        held = MemberParts({name: own._modules[name] for name in names})
         for name in _SHARED:
             if name in own._modules:
                 own._modules[name] = getattr(layer, name) if name in layer._modules else layer.base_layer

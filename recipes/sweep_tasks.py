@@ -334,7 +334,7 @@ def _attach(backbone: Backbone, shared: RunConfig, trials: Trials) -> tuple[Bank
 def _begin_heads(together: Bank, members: Sequence[str], fresh: Backbone) -> None:
     """Give members the head that their seed draws, as if they trained alone."""
     for member in members:
-        own = together.parameters_of(member)
+        own = together.parameters_alone(member)
         for head in anatomy.fresh_heads(fresh.model):
             for name, value in fresh.model.get_submodule(head).named_parameters():
-                own[f"base_model.model.{head}.modules_to_save.{member}.{name}"].copy_(value)
+                own[f"base_model.model.{head}.modules_to_save.default.{name}"].copy_(value)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.adapters import METHODS
 from workbench.config.run_sections import RunSections
 from workbench.schema import Section, did_you_mean
 
@@ -42,7 +46,6 @@ _WHY = {
     "prefer": f"the members are measured by one loss against one reference. {_APART}",
     "image": f"the members read the same pictures. {_APART}",
     "classes": f"the members read the same rows with the same labels. {_APART}",
-    "adapter.method": f"the members share one method. {_APART}",
     "batch.tokens_per_device": "it never changes the result. Leave it out of the {recipe}.",
     "batch.packing": "it never changes the result. Leave it out of the {recipe}.",
     "batch.shared_prefix": "it never changes the result. Leave it out of the {recipe}.",
@@ -51,12 +54,21 @@ _WHY = {
 _SHARED = "it is the same for all members. Write it beside the {recipe}, not in it."
 
 
-def refusal(config: RunSections, key: str, *, recipe: str) -> str | None:
-    """Why members of a sweep or search cannot differ in `key`; None where they can."""
+METHOD = "adapter.method"
+
+
+def refusal(config: RunSections, key: str, *, recipe: str, over: Mapping[str, Any]) -> str | None:
+    """Why members of a sweep or search cannot differ in `key`; None where they can.
+
+    Args:
+        over: The values that a key takes, of all keys that they differ in; anything else for a range of numbers.
+    """
     name, _, rest = key.partition(".")
     if name not in type(config).model_fields:
         return "unknown key." + did_you_mean(key, _known(config))
     section = getattr(config, name)
+    if name == "adapter" and METHOD in over and key != METHOD:
+        return _of_methods(rest, over[METHOD])
     if isinstance(section, Section) and not rest and name in _ABLE:
         first = next(known for known in _known(config) if known.startswith(f"{name}."))
         return f"is a section. Name one of its keys, such as {first}."
@@ -68,6 +80,40 @@ def refusal(config: RunSections, key: str, *, recipe: str) -> str | None:
         why = _WHY.get(key) or _WHY.get(name) or _SHARED
         return f"members cannot differ in {key}: {why.format(recipe=recipe)}"
     return None
+
+
+def _of_methods(key: str, methods: Any) -> str | None:
+    """Why members of these methods cannot differ in a key of `adapter`; None where all have it."""
+    known = [each for each in methods if each in METHODS] if isinstance(methods, (tuple, list)) else []
+    having = [each for each in known if key in METHODS[each].model_fields]
+    if len(having) == len(known):
+        return None
+    if not having:
+        names = sorted({name for each in known for name in METHODS[each].model_fields})
+        return f"no method of {METHOD} has such a key." + did_you_mean(key, names)
+    lacking = ", ".join(each for each in known if each not in having)
+    return (
+        f"{lacking} has no {key}. Members of all methods differ in the same keys: leave {lacking} out of {METHOD}, or "
+        f"write `adapter.{key}` beside, with one value, for those that have it."
+    )
+
+
+def of_method(section: Mapping[str, Any], method: Any) -> dict[str, Any]:
+    """The section `adapter` of a member of another method.
+
+    Settings that are not a default of the method that they were written for hold for every method that has them; any
+    other has the default of its own method.
+    """
+    old, new = (METHODS.get(str(each)) for each in (section.get("method", "lora"), method))
+    if old is new or old is None or new is None:
+        return {**section, "method": method}
+    kept = {key: value for key, value in section.items() if key in new.model_fields and value != _default(old, key)}
+    return {**kept, "method": method}
+
+
+def _default(method: type[Section], key: str) -> Any:
+    default = method.model_fields[key].get_default(call_default_factory=True)
+    return list(default) if isinstance(default, tuple) else default
 
 
 def _known(config: RunSections) -> list[str]:

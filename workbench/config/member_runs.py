@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
+from workbench.config import member_keys
 from workbench.config.run_sections import RunSections
 from workbench.config.sweep_config import shown
 from workbench.schema import Mistakes, explain
@@ -79,8 +80,10 @@ def require(mistakes: list[tuple[str, str]]) -> None:
 
 
 def written(values: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with each key of `settings` in its section."""
+    """`values` with each key of `settings` in its section; a method's section has the keys of that method."""
     result = deepcopy(dict(values))
+    if member_keys.METHOD in settings:
+        result["adapter"] = member_keys.of_method(result.get("adapter") or {}, settings[member_keys.METHOD])
     for key, value in settings.items():
         *sections, last = key.split(".")
         reduce(lambda inner, name: inner.setdefault(name, {}), sections, result)[last] = value

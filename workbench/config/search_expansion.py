@@ -104,7 +104,7 @@ def _refusal(config: RunSections, key: str) -> str | None:
         return "a search would choose the luckiest seed. Write recipe=sweep to see what seeds make."
     if key == "evaluate.patience":
         return "halving ends members that do worse. Leave it out."
-    return member_keys.refusal(config, key, recipe="search")
+    return member_keys.refusal(config, key, recipe="search", over=config.search.space)
 
 
 _TWICE = "duplicate value. Write each once."

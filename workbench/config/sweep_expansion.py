@@ -84,7 +84,8 @@ def _of_time(config: RunSections) -> Iterator[tuple[str, str]]:
 def _misfits(config: RunSections) -> list[tuple[str, str]]:
     """Mistakes that are known before any member is looked at."""
     over = config.sweep.over
-    mistakes = [(f"sweep.over.{key}", why) for key in over if (why := member_keys.refusal(config, key, recipe="sweep"))]
+    refused = {key: member_keys.refusal(config, key, recipe="sweep", over=over) for key in over}
+    mistakes = [(f"sweep.over.{key}", why) for key, why in refused.items() if why]
     if math.prod(map(len, over.values())) < 2:
         mistakes.append(("sweep.over", "needs two members or more, such as {train.learning_rate: [1.0e-4, 1.0e-3]}."))
     if (count := math.prod(map(len, over.values()))) > MOST:

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from workbench.adapters import anatomy
-from workbench.adapters.bank_layers import RoutedLora
+from workbench.adapters.bank_layers import Routed, RoutedLora
 from workbench.adapters.shifted_lora import Shift
 
 FAMILIES = ("gemma", "granite", "llama", "mistral", "qwen2", "qwen3")
@@ -167,6 +167,8 @@ def _plain(block: Any) -> bool:
 
 def _by_token(module: nn.Module) -> bool:
     """Whether a layer gives each token the same whatever others are beside it, and wherever it stands among them."""
+    if isinstance(module, Routed) and module.own:
+        return False
     if isinstance(module, BaseTunerLayer):
         variants = getattr(module, "lora_variant", {}).values()
         return isinstance(module, LoraLayer) and all(isinstance(each, Shift) for each in variants)

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 from workbench import adapters
 from workbench.adapters import anatomy
-from workbench.adapters.bank_layers import RoutedConvolution, RoutedLora
+from workbench.adapters.bank_layers import Routed
+from workbench.adapters.bank_members import MemberParts
 from workbench.data.batching import Examples
 from workbench.errors import ConfigError
 from workbench.models import first_token
@@ -222,9 +223,7 @@ def refusal(backbone: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: in
         return f"{family} is an encoder-decoder, whose blocks read two sequences"
     if backbone.main_input_name not in ("input_ids", "pixel_values"):
         return f"{family} reads neither tokens nor pictures"
-    if any(
-        isinstance(module, (RoutedLora, RoutedConvolution)) for block in blocks[:depth] for module in block.modules()
-    ):
+    if any(isinstance(module, (Routed, MemberParts)) for block in blocks[:depth] for module in block.modules()):
         return "each member of a bank has an adapter of its own in the frozen blocks"
     if depth == len(blocks):
         first_token.widen(backbone)
