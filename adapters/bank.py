@@ -100,10 +100,10 @@ class Bank:
 
     def _join_plain(self, name: str, folder: Path) -> None:
         plain: Any = self._plain
+        if not is_plain(_require_able(folder)):
+            raise ConfigError(f"{folder}: no plain LoRA adapter. Load it alone: the others of this bank are.")
         try:
             adapters.load(plain, folder, name=name)
-            if not is_plain(plain.peft_config[name]):
-                raise ConfigError(f"{folder}: no plain LoRA adapter. Load it alone: the others of this bank are.")
         except WorkbenchError:
             if name in plain.peft_config:
                 plain.delete_adapter(name)
@@ -237,7 +237,7 @@ def _plain(wanted: Sequence[tuple[str, Method, int]], model: PreTrainedModel, *,
         with torch.random.fork_rng(devices=[]), _without_hints():
             torch.manual_seed(seed)
             if attached is None:
-                attached = get_peft_model(model, peft_config, adapter_name=name)  # type: ignore[assignment]
+                attached = get_peft_model(model, peft_config, adapter_name=name)
             else:
                 attached.add_adapter(name, peft_config)
     for peft_config in configs:  # PEFT corrects it (GPT-2) where it makes a layer, which only the first member does

@@ -198,9 +198,11 @@ class Routed:
 class RoutedLayer(Routed, nn.Module, BaseTunerLayer):
     """Any module of the backbone in which members have layers of their own; the others' rows go through the module."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, routing: Routing) -> None:
         super().__init__()
         self.base_layer = module
+        self.routing = routing
+        self.own = {}
         self.merged_adapters = []
 
     def __getattr__(self, name: str) -> Any:

@@ -46,7 +46,8 @@ class BareBackbone(nn.Module):
         return super().__getattr__(name) if name in modules else getattr(modules["base_model"].model, name)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self.base_model.model(*inputs, **named)
+        model: Any = self.base_model.model
+        return model(*inputs, **named)
 
 
 class MemberParts(nn.ModuleDict):
@@ -122,8 +123,11 @@ class BankMembers:
         """Send the member's rows at `path` through its layer; returns what in it is the member's."""
         layer: Any = self.backbone.get_submodule(path)
         if not isinstance(layer, Routed):
-            layer = RoutedLayer(layer)
-            layer.routing, layer.own = self._routing, {}
+            beside = {name: each for name, each in layer._modules.items() if isinstance(each, MemberParts)}
+            for name in beside:
+                del layer._modules[name]
+            layer = RoutedLayer(layer, self._routing)
+            layer._modules.update(beside)  # where they stand if they come later
             self.backbone.set_submodule(path, layer)
         original = self.bare.get_submodule(path)
         names = [name for name in own._modules if name not in _SHARED and name not in original._modules]

@@ -62,7 +62,7 @@ def is_plain(config: PeftConfig) -> bool:
 
 def refusal_of_saved(config: PeftConfig) -> str | None:
     """Why no bank holds a saved adapter; None if one does."""
-    kind = str(config.peft_type.value) if config.peft_type else ""
+    kind = str(config.peft_type).removeprefix("PeftType.")
     dora = kind == "LORA" and getattr(config, "use_dora", False)
     if getattr(config, "trainable_token_indices", None):
         return f"a bank trains no rows of tokens, which this {kind} adapter has"

@@ -96,7 +96,8 @@ class Silent:
 
 def section(**train: Any) -> RunConfig:
     """A run's configuration; what is not named is different from every default that hides a mistake."""
-    adapter = {"method": "lora", "rank": 3, "alpha": 6, **train.pop("adapter", {})}
+    adapter = {"method": "lora", **train.pop("adapter", {})}
+    adapter |= {"rank": 3, "alpha": 6, **adapter} if adapter["method"] in ("lora", "rslora", "dora", "lora+") else {}
     size, seed, patience = train.pop("size", 6), train.pop("seed", 0), train.pop("patience", None)
     save = {"every": train.pop("save_every", None), "ship": "best" if patience else "last"}
     schedule = {"name": train.pop("schedule", "linear"), "warmup": 0.1}
