@@ -28,8 +28,18 @@ CASES = {
     "several backbones": Case(
         f"{ON} search.space.model.id=[stories,other]", "search.space.model.id", "Run a search for each value"
     ),
-    "several methods": Case(
-        f"{ON} search.space.adapter.method=[lora,dora]", "search.space.adapter.method", "Run a search for each value"
+    "a key that one method lacks": Case(
+        f"{ON} search.space.adapter.method=[lora,ia3] search.space.adapter.rank=[2,4]",
+        "search.space.adapter.rank: ia3 has no rank",
+        "leave ia3 out of adapter.method, or write `adapter.rank` beside, with one value",
+    ),
+    "a key that no method has": Case(
+        f"{ON} search.space.adapter.method=[ia3,houlsby] search.space.adapter.widht=[2,4]",
+        "search.space.adapter.widht: no method of adapter.method has such a key",
+        "Did you mean `width`?",
+    ),
+    "a method that is none": Case(
+        f"{ON} search.space.adapter.method=[lora,ia4]", "search.space.adapter.method: unknown method 'ia4'", "ia3"
     ),
     "other rows": Case(f"{ON} search.space.data.limit=[5,10]", "search.space.data.limit", "the same held-out rows"),
     "the luckiest seed": Case(f"{ON} search.space.seed=[0,1]", "search.space.seed", "Write recipe=sweep"),

@@ -256,8 +256,8 @@ def test_check_says_what_will_happen_and_refuses_too_many_rungs(sections: dict[s
     steep = {**sections, "search": {**sections["search"], "rungs": 4}}
     with pytest.raises(ConfigError, match=r"1 of 16 parts of their 8 steps, .* Write search\.rungs=3, or longer"):
         check(RunConfig.model_validate(steep))
-    (first, *_) = check(RunConfig.model_validate({**sections, "adapter": {"method": "dora", "rank": 4}})).notes
-    assert "one after another: a bank holds lora, rslora and lora+" in first
+    (first, *_) = check(RunConfig.model_validate({**sections, "adapter": {"method": "eva", "rank": 4}})).notes
+    assert "one after another: a bank holds no eva: its start comes from the training rows" in first
 
 
 @pytest.mark.slow

@@ -144,11 +144,25 @@ def test_one_after_another_gives_the_same_table(
     assert table(path)["best"] == table(swept)["best"]
 
 
+@pytest.mark.slow
+def test_members_of_unlike_methods_train_in_one_bank(sections: dict[str, Any], tmp_path: Path) -> None:
+    """As each does in a run of its own; what is shipped and reloaded is of the best one's method."""
+    methods = ["lora", "dora", "ia3", "houlsby"]
+    sweep = {"over": {"adapter.method": methods}}
+    found = run(sections, tmp_path / "run", sweep=sweep, adapter={"rank": 4, "alpha": 8})
+    assert list(rows(found)) == [f"method={method}" for method in methods]
+    for method in methods:
+        own = {"rank": 4, "alpha": 8} if method in ("lora", "dora") else {}
+        single = run(sections, tmp_path / method, sweep={}, recipe="sft", adapter={"method": method, **own})
+        assert held_out(found / "members" / f"method={method}") == pytest.approx(held_out(single), rel=1e-4)
+    assert len({row["held_out_loss"] for row in rows(found).values()}) == len(methods)
+
+
 def test_check_says_which_members_there_are_and_how_they_train(sections: dict[str, Any]) -> None:
     (found,) = check(RunConfig.model_validate(sections)).notes
     assert found.startswith("4 members, together in one bank. The first is shown: learning_rate=0.001,seed=0, learning")
-    (found,) = check(RunConfig.model_validate({**sections, "adapter": {"method": "ia3"}})).notes
-    assert found.startswith("4 members, one after another: a bank holds lora, rslora and lora+")
+    (found,) = check(RunConfig.model_validate({**sections, "adapter": {"method": "last-layers"}})).notes
+    assert found.startswith("4 members, one after another: a bank holds no last-layers: its rows would share no block")
     (found,) = check(RunConfig.model_validate({**sections, "model": {**sections["model"], "dropout": True}})).notes
     assert "model.dropout: the backbone's own dropout would draw other numbers in a bank" in found
     wrong = {"over": {"adapter.targets": [["q_proj"], ["q_prj"]]}}

@@ -61,6 +61,28 @@ def test_names_are_folders_of_their_own() -> None:
     assert len(set(names)) == 2 and all("/" not in name and len(name) < 110 for name in names)
 
 
+def test_members_of_other_methods_have_the_settings_that_are_theirs() -> None:
+    """What differs from its default holds for all that have it; anything else is each method's own."""
+    section = {"method": "lora", "rank": 5, "targets": "attention", "dropout": 0.2}
+    over = {"adapter.method": ["rslora", "dora", "ia3", "houlsby", "vera"]}
+    members = sweep_expansion.trials(sweep(adapter=section, sweep={"over": over}))
+    found = {each.config.adapter.method: each.config.adapter.model_dump(exclude_unset=True) for each in members}
+    shared = {"rank": 5, "targets": "attention", "dropout": 0.2}
+    assert found["vera"] == {"method": "vera", **shared} and found["ia3"] == {"method": "ia3", "targets": "attention"}
+    assert found["houlsby"] == {"method": "houlsby", "dropout": 0.2}
+    assert all({**shared, "alpha": 32.0}.items() <= found[name].items() for name in ("rslora", "dora"))
+    (vera,) = sweep_expansion.trials(sweep(sweep={"over": {"adapter.method": ["vera", "ia3"]}}))[:1]
+    assert vera.config.adapter.rank == 256  # type: ignore[attr-defined]  # and not the 16 of lora
+
+
+def test_members_of_several_methods_may_differ_in_what_all_have() -> None:
+    over = {"adapter.method": ["houlsby", "parallel"], "adapter.width": [4, 8]}
+    found = sweep_expansion.trials(sweep(sweep={"over": over}))
+    assert [(each.config.adapter.method, each.config.adapter.width) for each in found] == [  # type: ignore[attr-defined]
+        ("houlsby", 4), ("houlsby", 8), ("parallel", 4), ("parallel", 8)
+    ]  # fmt: skip
+
+
 def test_what_is_shipped_is_the_best_member_with_the_rows_of_the_sweep(tmp_path: Path) -> None:
     config = sweep()
     values = config.model_dump(mode="json")
@@ -80,7 +102,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         "train": {"lerning_rate": [1, 2]},
         "model.id": ["a", "b"],
         "data.limit": [3, 4],
-        "adapter.method": ["lora", "rslora"],
+        "image.size": [32, 64],
         "classes.text": ["{a}", "{b}"],
         "adapter": [1, 2],
         "save.ship": ["last", "best"],
@@ -91,7 +113,7 @@ def test_all_mistakes_are_told_at_once() -> None:
             "sweep.over.train.lerning_rate: unknown key. Did you mean `train.learning_rate`?",
             "sweep.over.model.id: members cannot differ in model.id: the members share one loaded backbone. Run a",
             "sweep.over.data.limit: members cannot differ in data.limit: the members learn from the same rows",
-            "sweep.over.adapter.method: members cannot differ in adapter.method: the members share one method.",
+            "sweep.over.image.size: members cannot differ in image.size: the members read the same pictures.",
             "sweep.over.classes.text: members cannot differ in classes.text: the members read the same rows",
             "sweep.over.adapter: is a section. Name one of its keys, such as adapter.",
             "sweep.over.save.ship: members cannot differ in save.ship: it is the same for all members. Write it beside",
