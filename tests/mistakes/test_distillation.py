@@ -58,7 +58,7 @@ ALIKE = (
     "no such layer of the student",
     "a layer that is not there",
     "weights of several",
-    "peers of dora",
+    "peers of layers",
     "answers beyond the positions",
     "a class more",
     "out of fold of other rows",

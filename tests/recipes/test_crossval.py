@@ -177,11 +177,17 @@ def test_adapters_trained_one_after_another_are_those_of_the_bank(train: Run, pl
     np.testing.assert_allclose(one[columns], other.loc[one.index, columns], atol=5e-3)
 
 
-def test_methods_that_cannot_be_stacked_train_one_after_another(train: Run) -> None:
-    run = train("ia3", "adapter={method: ia3}", "train.steps=2")
+@pytest.mark.few("ia3")
+@pytest.mark.parametrize("method", ["ia3", "houlsby", "last-layers"])
+def test_methods_beside_lora_train_in_a_bank_or_one_after_another(train: Run, method: str) -> None:
+    words = (f"adapter={{method: {method}}}", "train.steps=2")
+    run = train(method, *words)
     members = (each.name for each in (run / "members" / "round-0").iterdir() if each.is_dir())
     assert sorted(members) == [f"repeat-0-fold-{fold}-seed-0" for fold in range(3)]
-    assert len(pd.read_parquet(run / "out_of_fold.parquet")) == 60
+    found = pd.read_parquet(run / "out_of_fold.parquet").filter(like="p_")
+    assert len(found) == 60
+    apart = pd.read_parquet(train(f"{method}-apart", *words, "folds.together=false") / "out_of_fold.parquet")
+    np.testing.assert_allclose(found, apart.filter(like="p_"), atol=2e-3)
 
 
 def _several(row: dict[str, Any]) -> dict[str, Any]:

@@ -217,8 +217,11 @@ def test_of_a_teacher_on_the_backbone_of_its_student(
 
 
 @pytest.mark.slow
-def test_of_a_bank(compare: Callable[..., tuple[Plan, int]], stories: str) -> None:
-    words = [f"model.id={stories}", *FEW, "data.limit=400", "folds.k=2", "train.steps=3"]
+@pytest.mark.few("lora")
+@pytest.mark.parametrize("method", ["lora", "dora", "ia3", "houlsby"])
+def test_of_a_bank(compare: Callable[..., tuple[Plan, int]], stories: str, method: str) -> None:
+    chosen = [f"adapter={{method: {method}}}", "folds.k=2", "train.steps=3"]
+    words = [f"model.id={stories}", *FEW, "data.limit=400", *chosen]
     planned, measured = compare("crossval/quickstart", *words)
     assert planned.dry_run.peak == pytest.approx(measured, rel=0.01)
 

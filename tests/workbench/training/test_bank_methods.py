@@ -10,7 +10,16 @@ import torch
 
 from tests.conftest import tiny
 from tests.workbench.training.test_bank_trainer import assert_same, head_outputs
-from tests.workbench.training.together import LabelledSet, Silent, Texts, Together, Trained, bert, class_outputs, section
+from tests.workbench.training.together import (
+    LabelledSet,
+    Silent,
+    Texts,
+    Together,
+    Trained,
+    bert,
+    class_outputs,
+    section,
+)
 from workbench.errors import Stopped
 
 METHODS: list[dict[str, Any]] = [
