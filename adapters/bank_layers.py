@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 
 import torch
 from peft.tuners.lora.layer import LoraLayer
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -40,11 +38,11 @@ class MemberRows(NamedTuple):
     """Their tokens together, where rows are packed."""
 
 
-class Run(NamedTuple):
+class RowRun(NamedTuple):
     """Rows beside each other that go one way through a layer."""
 
     member: str | None
-    """Whose own way it is; None: the one of all other members."""
+    """Member with a way of its own; None: all others share one."""
     rows: slice
     """Places in the routing."""
     where: slice
@@ -116,7 +114,7 @@ class Routing:
             yield each.member, slice(start, stop)
             start = stop
 
-    def runs(self, x: Tensor, own: Collection[str]) -> tuple[int, list[Run]]:
+    def runs(self, x: Tensor, own: Collection[str]) -> tuple[int, list[RowRun]]:
         """The dimension of `x` that rows follow one another in, and the ways that they go. Raises as `slices` does.
 
         Args:
@@ -124,18 +122,18 @@ class Routing:
         """
         in_sequence = self.is_packed and x.ndim > 2 and len(x) == 1
         places = self.token_slices(x) if self.is_packed else self.slices(x)
-        runs: list[Run] = []
+        runs: list[RowRun] = []
         for number, (name, where) in enumerate(places):
             member = name if name in own else None
             rows = slice(number, number + 1)
             if runs and member is None and runs[-1].member is None:
                 last = runs.pop()
                 rows, where = slice(last.rows.start, rows.stop), slice(last.where.start, where.stop)
-            runs.append(Run(member, rows, where))
+            runs.append(RowRun(member, rows, where))
         return int(in_sequence), [run for run in runs if run.where.stop > run.where.start]
 
     @contextmanager
-    def within(self, run: Run) -> Iterator[None]:
+    def within(self, run: RowRun) -> Iterator[None]:
         """Inside, these rows compute alone."""
         rows = self._rows
         if rows[0].many < 0 or run.rows == slice(0, len(rows)):
@@ -195,28 +193,6 @@ class Routed:
         """The outputs for rows of the members that have no layer of their own here."""
 
 
-class RoutedLayer(Routed, nn.Module, BaseTunerLayer):
-    """Any module of the backbone in which members have layers of their own; the others' rows go through the module."""
-
-    def __init__(self, module: nn.Module, routing: Routing) -> None:
-        super().__init__()
-        self.base_layer = module
-        self.routing = routing
-        self.own = {}
-        self.merged_adapters = []
-
-    def __getattr__(self, name: str) -> Any:
-        """What a family asks of its module, such as the strides of a convolution."""
-        modules = self.__dict__.get("_modules", {})
-        if name in modules or "base_layer" not in modules:
-            return super().__getattr__(name)
-        return getattr(modules["base_layer"], name)
-
-    def shared(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
-        output: Tensor = self.base_layer(x, *more, **named)
-        return output
-
-
 class RoutedLora(Routed, nn.Module, LoraLayer):
     """PEFT's LoRA layer over any frozen linear layer, with each row through its member's A and B."""
 
@@ -267,16 +243,6 @@ class RoutedConvolution(Routed, ShapedLoraConv2d):
                 part = part + (up(down(dropped.to(down.weight.dtype))) * self.scaling[member]).to(part.dtype)
             parts.append(part)
         return torch.cat(parts)
-
-
-class RoutedHead(Routed, ModulesToSaveWrapper):
-    """A module that trains whole, such as a classification head: each row goes through its member's own."""
-
-    def shared(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
-        if self.routing.is_packed and x.ndim > 2 and len(x) == 1:  # a sequence (1, T, ...) that a head of tokens reads
-            parts = [self.modules_to_save[member](x[:, where]) for member, where in self.routing.token_slices(x)]
-            return torch.cat(parts, dim=1)
-        return torch.cat([self.modules_to_save[member](x[where]) for member, where in self.routing.slices(x)])
 
 
 class _Part(NamedTuple):

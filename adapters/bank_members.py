@@ -17,19 +17,52 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
-from workbench.adapters.bank_layers import Routed, RoutedLayer, Routing
+from workbench.adapters.bank_layers import Routed, Routing
 from workbench.adapters.bottleneck_layers import CHILD, KINDS, BottleneckLayer, hidden_of, with_hidden
 
 ALONE = "default"
 """The name that PEFT knows the only adapter of a copy by."""
 _SHARED = ("base_layer", "original_module")
 """Children of PEFT's layers that belong to the backbone."""
+
+
+class RoutedLayer(Routed, nn.Module, BaseTunerLayer):
+    """Any module of the backbone in which members have layers of their own; the others' rows go through the module."""
+
+    def __init__(self, module: nn.Module, routing: Routing) -> None:
+        super().__init__()
+        self.base_layer = module
+        self.routing = routing
+        self.own = {}
+        self.merged_adapters = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes that a family reads of its module, such as the strides of a convolution."""
+        modules = self.__dict__.get("_modules", {})
+        if name in modules or "base_layer" not in modules:
+            return super().__getattr__(name)
+        return getattr(modules["base_layer"], name)
+
+    def shared(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
+        output: Tensor = self.base_layer(x, *more, **named)
+        return output
+
+
+class RoutedHead(Routed, ModulesToSaveWrapper):
+    """A module that trains whole, such as a classification head: each row goes through its member's own."""
+
+    def shared(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        if self.routing.is_packed and x.ndim > 2 and len(x) == 1:  # a sequence (1, T, ...) that a head of tokens reads
+            parts = [self.modules_to_save[member](x[:, where]) for member, where in self.routing.token_slices(x)]
+            return torch.cat(parts, dim=1)
+        return torch.cat([self.modules_to_save[member](x[where]) for member, where in self.routing.slices(x)])
 
 
 class BareBackbone(nn.Module):
@@ -41,7 +74,7 @@ class BareBackbone(nn.Module):
         self.base_model.model = model
 
     def __getattr__(self, name: str) -> Any:
-        """What callers ask of the backbone, such as its configuration."""
+        """Attributes of the backbone, such as its configuration."""
         modules = self.__dict__.get("_modules", {})
         return super().__getattr__(name) if name in modules else getattr(modules["base_model"].model, name)
 
@@ -51,7 +84,7 @@ class BareBackbone(nn.Module):
 
 
 class MemberParts(nn.ModuleDict):
-    """What is a member's own at a module: it stands as the module's child of the member's name."""
+    """The parts of a module that are one member's: they stand as the module's child of the member's name."""
 
 
 def copied(model: PreTrainedModel) -> PreTrainedModel:
@@ -113,7 +146,7 @@ class BankMembers:
             module.training = not anatomy.is_norm(module)
 
     def _computing(self) -> Iterator[nn.Module]:
-        """What members compute with, without heads."""
+        """The modules that members compute with, without heads."""
         routed = (each for each in self.backbone.modules() if isinstance(each, Routed))
         own = (each for layer in routed for each in layer.own.values() if not isinstance(each, ModulesToSaveWrapper))
         networks = (layer for each in self._beside.values() for layer in each.layers.values())
