@@ -23,9 +23,10 @@ from transformers import PreTrainedModel
 
 from workbench import adapters
 from workbench.adapters import _without_hints, anatomy, bank_methods, model_card, require_fit
-from workbench.adapters.bank_layers import MemberRows, Routed, RoutedConvolution, RoutedLora, Routing
+from workbench.adapters.bank_layers import Routed, RoutedConvolution, RoutedLora
 from workbench.adapters.bank_members import ALONE, BankMembers, BareBackbone, RoutedHead, copied
 from workbench.adapters.bank_methods import is_plain, refusal
+from workbench.adapters.bank_routing import MemberRows, Routing
 from workbench.adapters.method import ExtraParameters, Method
 from workbench.adapters.row_dropout import drop_by_row
 from workbench.errors import ConfigError, WorkbenchError

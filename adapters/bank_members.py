@@ -24,7 +24,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
-from workbench.adapters.bank_layers import Routed, Routing
+from workbench.adapters.bank_layers import Routed
+from workbench.adapters.bank_routing import Routing
 from workbench.adapters.bottleneck_layers import CHILD, KINDS, BottleneckLayer, hidden_of, with_hidden
 
 ALONE = "default"

@@ -19,7 +19,7 @@ from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import METHODS, Full, Lora, bank, bank_layers
 from workbench.adapters.bank import Bank
-from workbench.adapters.bank_layers import MemberRows, Routing
+from workbench.adapters.bank_routing import MemberRows, Routing
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError, ConfigError, FileError
 from workbench.models import backbones
@@ -93,8 +93,8 @@ def test_members_of_equal_shape_are_computed_together(monkeypatch: pytest.Monkey
     """Of one rank, scale and number of tokens, as folds have them; the last two differ in one of these each."""
     sizes, together = set[tuple[int, ...]](), bank_layers._together
 
-    def watched(*arguments: Any) -> Any:
-        found = together(*arguments)
+    def watched(*arguments: Any, **more: Any) -> Any:
+        found = together(*arguments, **more)
         sizes.add(tuple(len(part.members) for part in found))
         return found
 
@@ -102,6 +102,31 @@ def test_members_of_equal_shape_are_computed_together(monkeypatch: pytest.Monkey
     configs = [*[Lora(rank=3, alpha=6)] * 3, Lora(rank=3, alpha=9)]
     require_alone(double("CausalLM", "Llama"), configs, (1, 1, 2, 1))
     assert sizes == {(2, 1, 1)}
+
+
+@pytest.mark.parametrize("scales", [(6, 6, 12, 6), (6, 5, 5, 7)])
+def test_members_of_unequal_ranks_are_computed_together_in_half_precision(
+    scales: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few tokens, and scales that differ by powers of two: as products apart give them."""
+    base = tiny("Llama").to(torch.bfloat16).requires_grad_(False)
+    configs = [Lora(rank=rank, alpha=scale * rank) for rank, scale in zip((2, 8, 3, 8), scales, strict=True)]
+    made = bank.attach(base, configs, seeds=range(4))
+    made.train()
+    for member in made.members:
+        disturbed(of_member(made, member))
+
+    def gradients(most: int) -> tuple[Tensor, list[Tensor]]:
+        monkeypatch.setattr(bank_layers, "PADDED", most)
+        made.model.zero_grad()
+        with routed(made, ids[:4], (1, 1, 1, 1)):
+            logits = made.model(input_ids=ids[:4]).logits
+            logits.float().square().sum().backward()
+        return logits, [_gradients(of_member(made, member)).clone() for member in made.members]
+
+    (logits, found), (wanted_logits, wanted) = gradients(128), gradients(0)
+    torch.testing.assert_close(logits, wanted_logits, rtol=0.05, atol=0.05)
+    assert all((one - other).norm() <= 0.05 * other.norm() for one, other in zip(found, wanted, strict=True))
 
 
 def require_alone(

@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.adapters.test_bank import all_logits, disturbed, double, ids, plain, require_alone, routed, trainable
 from workbench import adapters
 from workbench.adapters import METHODS, bank, bank_methods
-from workbench.adapters.bank_layers import MemberRows
+from workbench.adapters.bank_routing import MemberRows
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import ModelConfig
 from workbench.errors import ConfigError
@@ -27,10 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:Futu
 SMALL = {
     "lora": {"rank": 3, "alpha": 6},
     "dora": {"rank": 2, "alpha": 3},
-    **dict.fromkeys(("houlsby", "pfeiffer", "parallel"), {"activation": "gelu", "width": 5}),
-    **dict.fromkeys(("oft", "boft", "c3a"), {"block": 4}),
-    **dict.fromkeys(("vera", "miss", "pvera"), {"rank": 4}),
-    **dict.fromkeys(("fourierft", "waveft"), {"coefficients": 100}),
+    **{key: {"activation": "gelu", "width": 5} for key in ("houlsby", "pfeiffer", "parallel")},
+    **{key: {"block": 4} for key in ("oft", "boft", "c3a")},
+    **{key: {"rank": 4} for key in ("vera", "miss", "pvera")},
+    **{key: {"coefficients": 100} for key in ("fourierft", "waveft")},
 }
 """Settings of tiny adapters, without units that are off."""
 COMMON = ("lora", "dora", "ia3", "houlsby", "lora", "pfeiffer", "parallel", "layernorm", "oft")

@@ -15,7 +15,7 @@ from tests.adapters.test_bank import all_logits
 from tests.vision_backbones import pixels, tiny_vision
 from workbench import adapters
 from workbench.adapters import Lora, bank
-from workbench.adapters.bank_layers import MemberRows
+from workbench.adapters.bank_routing import MemberRows
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.models import pictures
 

@@ -200,7 +200,9 @@ FOUND = {
     ),
     "weights of several": Case("model.id=teacher: lora, other", "Write model.id=stories", BOTH + "model.id=teacher"),
     # Peers, and what the student writes.
-    "peers of layers": Case("distill.peers", "write adapter.method=lora", "distill.peers=2 'adapter={method: last-layers}'"),
+    "peers of layers": Case(
+        "distill.peers", "write adapter.method=lora", "distill.peers=2 'adapter={method: last-layers}'"
+    ),
     "answers of an encoder-decoder": Case(
         "distill.on_policy.share",
         "take a causal backbone",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench import losses
 from workbench.adapters.bank import Bank
-from workbench.adapters.bank_layers import MemberRows
+from workbench.adapters.bank_routing import MemberRows
 from workbench.config import RunConfig
 from workbench.config.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from workbench.adapters import bank as banks
 from workbench.adapters.bank import Bank
-from workbench.adapters.bank_layers import MemberRows
+from workbench.adapters.bank_routing import MemberRows
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
 from workbench.data.arrangement import Arrangement

@@ -15,7 +15,7 @@ from tests.conftest import tiny
 from tests.workbench.models.test_packed_attention import SHAPES
 from workbench import losses
 from workbench.adapters import Lora, attach, bank
-from workbench.adapters.bank_layers import MemberRows
+from workbench.adapters.bank_routing import MemberRows
 from workbench.data.arrangement import PACKED
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.shared_prefix import SharedPrefix

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy, attention_cache
-from workbench.adapters.bank_layers import MemberRows
+from workbench.adapters.bank_routing import MemberRows
 from workbench.errors import BackboneError
 from workbench.evaluation.serving.adapter_routes import AdapterRoutes
 from workbench.evaluation.serving.passes import Chunk, Pass, Sharing, Sizes, laid_out, least
