@@ -79,7 +79,7 @@ class RoutedLora(Routed, nn.Module, LoraLayer):
             for member, where in self.routing.token_slices(x)
             if member in self.lora_A and where.stop > where.start
         ]
-        parts = _together(parts, unequal=x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16))
+        parts = _together(parts, unequal=_half_on_cpu(x))
         weights = [
             _stacked([self._weight(each, member, x.dtype, part) for member in part.members])
             for part in parts
@@ -163,6 +163,11 @@ def _together(parts: Sequence[_Part], *, unequal: bool = False) -> list[_Part]:
             part = last._replace(tokens=tokens, rank=part.rank, members=last.members + part.members)
         merged.append(part)
     return merged
+
+
+def _half_on_cpu(x: Tensor) -> bool:
+    """Whether each product has costs of its own, which are more than those of some zeros: oneDNN's of half precision."""
+    return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
 
 
 def _agree(first: _Part, second: _Part, *, unequal: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Whose the rows of a batch of a bank are: which of what a layer reads belong to which member.
+"""The members that the rows of a batch belong to, and where in what a layer reads their rows are.
 
 Legend: B rows, L tokens of each, I inputs.
 """
