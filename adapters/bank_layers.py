@@ -166,7 +166,7 @@ def _together(parts: Sequence[_Part], *, unequal: bool = False) -> list[_Part]:
 
 
 def _half_on_cpu(x: Tensor) -> bool:
-    """Whether each product has costs of its own, which are more than those of some zeros: oneDNN's of half precision."""
+    """Whether each product has costs of its own that are more than those of some zeros: oneDNN's in half precision."""
     return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
 
 
