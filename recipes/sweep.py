@@ -129,9 +129,15 @@ def training(task: SweepTask, entries: Sequence[SweepMember], callback: Callback
     for member, entry in zip(members, entries, strict=True):
         entry.run.note(model=_model_facts(loaded, member, entry.trial.config))
     callback.say(_memory([entry.run.manifest["model"]["trainable"] for entry in entries]))
-    device, width = loaded.backbone.model.device, anatomy.hidden_size(loaded.backbone.model.config)
     tokens = max(
-        capacity.tokens_per_device(entry.trial.config, train, device, width=width, members=len(entries))
+        capacity.tokens_per_device(
+            entry.trial.config,
+            train,
+            loaded.backbone.model.device,
+            width=anatomy.hidden_size(loaded.backbone.model.config),
+            members=len(entries),
+            compute=loaded.backbone.compute,
+        )
         for entry, train in zip(entries, loaded.train, strict=True)
     )
     names = {member: entry.trial.name for member, entry in zip(members, entries, strict=True)}

@@ -4,15 +4,18 @@
     python scripts/bench/crossval.py --model FOLDER --rows train.csv --weights nf4 --pairs 3 --json folds.json
     python scripts/bench/crossval.py --model random:100m --rows train.csv --limit 200    # a Llama with random weights
     python scripts/bench/crossval.py --model FOLDER --rows train.csv --freeze 0.5 --epochs 5 --against Trainer
+    python scripts/bench/crossval.py --model FOLDER --rows train.csv --weights bfloat16 --against Trainer plain default
 
-Four arms in turn, each in processes of its own, on the same rows and folds:
+Arms in turn, each in processes of its own, on the same rows and folds:
 bank        all folds at once over one frozen backbone
 sequential  the folds one after another, over one loaded backbone
 one         fold 0 alone, with as many rows a step as all members of the bank together: what a step's memory is held to
-Trainer     peer_trainer.py with PEFT, a process for each fold
+Trainer     peer_trainer.py with PEFT, a process for each fold, in the same precision; rows grouped by length
+plain       the same, rows in random order, as the Trainer's own default
+default     the same in float32, the Trainer's default, rows in random order
+grouped     the same in float32, rows grouped by length
 
-LoRA of the same rank on the same layers, the same steps of as many rows, the same precision, the backbone's dropout
-off, and every arm scores the rows that its folds held out. Bank, sequential and Trainer must see the same number of
+LoRA of the same rank on the same layers, the same steps of as many rows, the backbone's dropout off, and every arm scores the rows that its folds held out. Bank, sequential and Trainer must see the same number of
 tokens and train the same number of parameters, or no ratio is printed. With --freeze ours train fewer: the first blocks
 have no adapter, and what they give for a row is kept in memory; the Trainer stays as it is.
 """
@@ -33,10 +36,11 @@ import measuring
 from measuring import Ratio, Usage
 
 HERE = Path(__file__).parent
-ARMS = ("bank", "sequential", "one", "Trainer")
-TARGETS = {"Trainer": 0.6, "nf4": 0.5, "frozen": 0.35, "memory": 1.15}
-"""Wall time of the bank through the Trainer's, for any weights, for nf4, and with half of the blocks frozen; its peak
-memory through that of `one`."""
+PEERS = {"Trainer": (False, False), "plain": (True, False), "default": (True, True), "grouped": (False, True)}
+"""Whether the Trainer draws rows in random order, and whether it computes in float32 whatever ours does."""
+ARMS = ("bank", "sequential", "one", *PEERS)
+TARGETS = {"time": 0.35, "memory": 1.15}
+"""Wall time of the bank through the Trainer's, and its peak memory through that of `one`."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,8 @@ def main() -> None:
         for number, arm in enumerate(("bank", *arguments.against) * arguments.pairs):
             out = folder / f"run{number}"
             out.mkdir()
-            if arm == "Trainer":
-                results.append(_trainer(model, targets, out, arguments))
+            if arm in PEERS:
+                results.append(_trainer(arm, model, targets, out, arguments))
             else:
                 results.append(_ours(arm, model, out, arguments))
             print(_line(results[-1]) if number else f"{_HEADER}\n{_line(results[-1])}", flush=True)
@@ -103,9 +107,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--tokens", type=int, help="of a micro-batch of ours; by default as the workbench decides")
     parser.add_argument("--freeze", type=float, help="share of the blocks that ours freeze and keep the outputs of")
-    parser.add_argument("--plain", action="store_true", help="the Trainer draws rows in random order, as by default")
     parser.add_argument(
-        "--against", nargs="+", choices=ARMS[1:], default=ARMS[1:], help="arms that the bank is compared with"
+        "--against", nargs="+", choices=ARMS[1:], default=ARMS[1:4], help="arms that the bank is compared with"
     )
     arguments = parser.parse_args()
     if arguments.compute is None:
@@ -161,16 +164,17 @@ def _ours(arm: str, model: str, out: Path, arguments: argparse.Namespace) -> Res
     return _result(arm, [(usage, _said(out / "log"))], arguments)
 
 
-def _trainer(model: str, targets: Sequence[str], out: Path, arguments: argparse.Namespace) -> Result:
+def _trainer(arm: str, model: str, targets: Sequence[str], out: Path, arguments: argparse.Namespace) -> Result:
+    plain, in_float32 = PEERS[arm]
     done = []
     for fold in range(arguments.folds):
         command = [sys.executable, str(HERE / "peer_trainer.py"), model, str(out.parent / "rows.csv")]
         command += ["--fold", f"{fold}/{arguments.folds}", "--no-dropout", "--targets", ",".join(targets)]
         command += ["--batch", str(arguments.batch), "--seed", str(fold), "--out", str(out / f"fold-{fold}")]
-        command += ["--plain"] if arguments.plain else []
-        log = out / f"log-{fold}"
-        done.append((measuring.run([*command, *_shared(arguments)], log, arguments.device), _said(log)))
-    return _result("Trainer", done, arguments)
+        command += ["--plain"] if plain else []
+        log, precision = out / f"log-{fold}", ["--weights", "float32", "--compute", "float32"] if in_float32 else []
+        done.append((measuring.run([*command, *_shared(arguments), *precision], log, arguments.device), _said(log)))
+    return _result(arm, done, arguments)
 
 
 def _said(log: Path) -> dict[str, Any]:
@@ -224,8 +228,7 @@ def _line(result: Result) -> str:
 
 
 def _summary(ratios: dict[str, dict[str, Ratio]], arguments: argparse.Namespace) -> list[str]:
-    plain = "nf4" if arguments.weights == "nf4" else "Trainer"
-    wanted = {("wall_s", "Trainer"): TARGETS["frozen" if arguments.freeze else plain]}
+    wanted = {("wall_s", peer): TARGETS["time"] for peer in PEERS}
     wanted["peak_bytes", "one"] = TARGETS["memory"]
     lines = ["", f"The bank through:{'':13} {'ratio':>6} {'rounds':>13} {'target':>7}"]
     for field, name in (("wall_s", "wall"), ("cpu_s", "cpu"), ("train_s", "training"), ("peak_bytes", "peak memory")):

@@ -33,7 +33,7 @@ from workbench.losses.criterion import Objective, criterion
 from workbench.models import backbones, classifier
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier
-from workbench.runs import run_directory
+from workbench.runs import process_memory, run_directory
 from workbench.runs.run_directory import Run
 from workbench.training import capacity
 from workbench.training.adapter_trainer import TrainTask
@@ -112,6 +112,7 @@ class Done(NamedTuple):
 
 
 def main(arguments: argparse.Namespace) -> dict[str, Any]:
+    process_memory.keep()
     job, callback = _prepare(arguments), Silent()
     loaded_bytes = peak_bytes(job.backbone.model.device)
     done = _bank(job, callback) if arguments.arm == "bank" else _one_after_another(job, callback)
@@ -195,7 +196,17 @@ def _bank(job: Job, callback: Silent) -> Done:
         objectives=[fold.objective for fold in job.folds],
         predict=model.outputs,
         compute=job.backbone.compute,
-        tokens=max(capacity.tokens_per_device(fold.config, fold.train, device, width=job.width) for fold in job.folds),
+        tokens=max(
+            capacity.tokens_per_device(
+                fold.config,
+                fold.train,
+                device,
+                width=job.width,
+                members=len(job.folds),
+                compute=job.backbone.compute,
+            )
+            for fold in job.folds
+        ),
         callback=callback,
         reads_packed=model.reads_packed(job.folds[0].config.adapter),
     )

@@ -258,7 +258,7 @@ def fold_bank(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], ca
         objectives=[_objective(context.config, each) for each in fold_tasks],
         predict=model.outputs,
         compute=backbone.compute,
-        tokens=_tokens(run, train_tasks, model),
+        tokens=_tokens(run, train_tasks, backbone),
         callback=progress,
         label_losses=class_losses(context.labels.kind),
         reads_packed=model.reads_packed(context.config.adapter),
@@ -344,13 +344,15 @@ def _objective(config: RunConfig, each: FoldTask) -> Objective:
     return criterion(config.classes, from_numpy(each.train.targets_NC))
 
 
-def _tokens(run: Run, train_tasks: Sequence[TrainTask], model: Classifier) -> int:
+def _tokens(run: Run, train_tasks: Sequence[TrainTask], backbone: Backbone) -> int:
     """Tokens of a forward pass; a resumed run keeps its first value, which decides the last bits of a sum."""
-    device, width = model.backbone.device, anatomy.hidden_size(model.backbone.config)
+    device, width = backbone.model.device, anatomy.hidden_size(backbone.model.config)
     known = run.manifest.get("batch", {}).get("tokens_per_device")
     members = len(train_tasks)
     token_limit = known or max(
-        capacity.tokens_per_device(each.config, each.train, device, width=width, members=members)
+        capacity.tokens_per_device(
+            each.config, each.train, device, width=width, members=members, compute=backbone.compute
+        )
         for each in train_tasks
     )
     run.note(batch={"tokens_per_device": token_limit})

@@ -43,7 +43,7 @@ class Row(NamedTuple):
     """Number of the row in its table."""
 
 
-ON_HOST = ("row_lengths", "prefix_tokens")
+ON_HOST = ("row_lengths", "row_owners", "prefix_tokens")
 """Inputs that say how many tokens the next operations have, and that an accelerator would be waited for to read."""
 
 

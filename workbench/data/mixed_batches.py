@@ -69,7 +69,7 @@ class JoinedRows(NamedTuple):
 
 def join(batches: Sequence[MicroBatch]) -> MicroBatch:
     """One micro-batch with the rows of all, in their order, padded to the longest with zeros that nothing looks at."""
-    counts = [len(next(iter(batch.inputs.values()))) for batch in batches]
+    counts = list(map(_rows, batches))
     length = max(map(padded_length, batches))
     starts = np.cumsum([0, *counts[:-1]])
     known = [batch.lengths_B for batch in batches if batch.lengths_B is not None] or None
@@ -85,6 +85,23 @@ def join(batches: Sequence[MicroBatch]) -> MicroBatch:
     )
 
 
+def laid_together(batches: Sequence[MicroBatch], arrangement: Arrangement) -> MicroBatch:
+    """One micro-batch with the rows of all, in their order, laid out; packed ones know whose they are."""
+    laid = arrangement.lay(join(batches))
+    return _owned(laid, batches) if arrangement.packed else laid
+
+
+def _owned(packed: MicroBatch, batches: Sequence[MicroBatch]) -> MicroBatch:
+    counts = torch.tensor([_rows(batch) for batch in batches])
+    owners_B = torch.repeat_interleave(torch.arange(len(batches)), counts)
+    return replace(packed, inputs={**packed.inputs, "row_owners": owners_B})
+
+
+def _rows(batch: MicroBatch) -> int:
+    lengths_B = batch.inputs.get("row_lengths")
+    return len(next(iter(batch.inputs.values())) if lengths_B is None else lengths_B)
+
+
 def in_sequence(batches: Sequence[MicroBatch]) -> MicroBatch:
     """One micro-batch with the packed rows of all, in their order."""
     ends = np.cumsum([batch.width for batch in batches]).tolist()
@@ -93,7 +110,7 @@ def in_sequence(batches: Sequence[MicroBatch]) -> MicroBatch:
         name: torch.cat([batch.inputs[name] for batch in batches], dim=1) for name in ("input_ids", "position_ids")
     }
     firsts = [batch.inputs["row_starts"][:-1] + start for batch, start in zip(batches, starts, strict=True)]
-    return replace(
+    packed = replace(
         batches[0],
         inputs={
             **inputs,
@@ -107,6 +124,7 @@ def in_sequence(batches: Sequence[MicroBatch]) -> MicroBatch:
         rows_B=None,
         weights_N=None,
     )
+    return _owned(packed, batches)
 
 
 def padded_length(batch: MicroBatch) -> int:

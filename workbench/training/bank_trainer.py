@@ -23,7 +23,7 @@ from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
 from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Examples, Indices, MicroBatch
-from workbench.data.mixed_batches import JoinedRows, OwnerRows, join, mixed_batches, padded_length
+from workbench.data.mixed_batches import JoinedRows, OwnerRows, laid_together, mixed_batches, padded_length
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped
 from workbench.losses.label_losses import LabelScorer
@@ -387,7 +387,7 @@ def _rows(members: Sequence[AdapterTrainer], parts: Sequence[OwnerRows]) -> list
 def _joined(rows: Sequence[EpochRows], arrangement: Arrangement) -> JoinedRows:
     owned = [seen.batch(indices, epoch=epoch) for _, indices, epoch, seen in rows]
     numbered = [each.numbered(indices, seen.lengths) for each, (_, indices, _, seen) in zip(owned, rows, strict=True)]
-    return JoinedRows(arrangement.lay(join(owned)), [len(each.labels_N) for each in owned], numbered)
+    return JoinedRows(laid_together(owned, arrangement), [len(each.labels_N) for each in owned], numbered)
 
 
 def _key(rows: Sequence[EpochRows]) -> Hashable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -112,6 +113,29 @@ def test_rows_computed_together_are_planned_without_values(causal: bool) -> None
         rows = [torch.empty(1, 2, sum(LENGTHS), 8, dtype=torch.bfloat16) for _ in range(3)]
         attended, _ = packed_attention.attend(layer, *rows, None, row_lengths=lengths_B, is_causal=causal)
     assert attended.shape == (1, sum(LENGTHS), 2, 8)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_blocks_of_short_rows_compute_what_each_computes_alone(causal: bool) -> None:
+    """Rows of two owners, some of which share a block, one that fills its own, and one that is longer than any."""
+    lengths, owners = (130, 60, 20, 9, 9, 1, 40, 15, 15, 3), torch.tensor([0] * 6 + [1] * 4)
+    layer, draw = nn.Identity(), torch.Generator().manual_seed(0)
+    rows = [torch.randn(1, 2, sum(lengths), 8, generator=draw).bfloat16().requires_grad_() for _ in range(3)]
+    attend = partial(packed_attention.attend, layer, is_causal=causal)
+    found, _ = attend(*rows, None, row_lengths=torch.tensor(lengths), row_owners=owners)
+    cut = zip(*(each.split(lengths, dim=2) for each in rows), strict=True)
+    wanted = torch.cat([attend(*each, None, row_lengths=torch.tensor([each[0].shape[2]]))[0] for each in cut], dim=1)
+    torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+    grads = [torch.autograd.grad(each.float().square().sum(), rows, retain_graph=True) for each in (found, wanted)]
+    torch.testing.assert_close(*grads, rtol=5e-2, atol=5e-2)
+
+
+def test_infinities_of_an_owner_stay_with_it() -> None:
+    lengths, owners = torch.tensor([9, 7, 7, 5]), torch.tensor([0, 0, 1, 1])
+    rows = [torch.ones(1, 2, 28, 8, dtype=torch.bfloat16) for _ in range(3)]
+    rows[2][:, :, :16] = torch.inf
+    found, _ = packed_attention.attend(nn.Identity(), *rows, None, row_lengths=lengths, row_owners=owners)
+    assert torch.equal(found[:, 16:], torch.ones(1, 12, 2, 8, dtype=torch.bfloat16))
 
 
 def _by_rows(

@@ -101,6 +101,17 @@ def test_rows_of_one_length_share_larger_passes_on_a_cpu(lengths: list[int], ele
     assert tokens(torch.device("meta"), width=160) == 65 * 1000, "an accelerator tries the whole batch"
 
 
+@pytest.mark.parametrize(
+    ("members", "compute", "elements"),
+    [(1, torch.bfloat16, 2**18), (5, torch.bfloat16, 2**19), (5, torch.float32, 2**18)],
+)
+def test_a_bank_in_half_precision_takes_larger_passes(members: int, compute: torch.dtype, elements: int) -> None:
+    rows = cast(Any, SimpleNamespace(lengths=np.array([20, 65, 65])))
+    config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "x.jsonl"}, "batch": {"size": 1000}})
+    tokens = partial(capacity.tokens_per_device, config, rows, torch.device("cpu"), members=members, compute=compute)
+    assert tokens(width=160) == elements // 160
+
+
 def test_a_bank_may_compute_the_rows_of_all_its_members_at_once() -> None:
     config = RunConfig.model_validate(
         {"recipe": "classify", "data": {"train": "x.csv", "format": "image"}, "batch": {"size": 4}}
