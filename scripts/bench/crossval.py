@@ -10,14 +10,15 @@ Arms in turn, each in processes of its own, on the same rows and folds:
 bank        all folds at once over one frozen backbone
 sequential  the folds one after another, over one loaded backbone
 one         fold 0 alone, with as many rows a step as all members of the bank together: what a step's memory is held to
-Trainer     peer_trainer.py with PEFT, a process for each fold, in the same precision; rows grouped by length
-plain       the same, rows in random order, as the Trainer's own default
-default     the same in float32, the Trainer's default, rows in random order
+Trainer     peer_trainer.py with PEFT, a process for each fold, in the precision of ours, rows grouped by length
+plain       the same, rows in random order, which is the Trainer's own default
+default     the same in float32, which is the Trainer's own default, rows in random order
 grouped     the same in float32, rows grouped by length
 
-LoRA of the same rank on the same layers, the same steps of as many rows, the backbone's dropout off, and every arm scores the rows that its folds held out. Bank, sequential and Trainer must see the same number of
-tokens and train the same number of parameters, or no ratio is printed. With --freeze ours train fewer: the first blocks
-have no adapter, and what they give for a row is kept in memory; the Trainer stays as it is.
+LoRA of the same rank on the same layers, the same steps of as many rows, the backbone's dropout off, and every arm scores
+the rows that its folds held out. All arms but `one` must see the same number of tokens and train the same number of
+parameters, or no ratio is printed. With --freeze ours train fewer: the first blocks have no adapter, and what they give
+for a row is kept in memory; the Trainer stays as it is.
 """
 
 from __future__ import annotations
