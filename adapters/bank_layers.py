@@ -150,7 +150,7 @@ class _Part(NamedTuple):
         return self.of(x_NF) if self.window is None else x_NF[self.window]
 
     def own(self, inner_KTR: Tensor) -> Tensor:
-        """Of a product over `around`, a view of what belongs to this part; the rest, which is others', becomes 0."""
+        """A view of this part's own rows in a product over `around`; the rest, which is others', becomes 0."""
         if self.window is None:
             return inner_KTR
         first, last = self.tokens.start - self.window.start, self.tokens.stop - self.window.start

@@ -15,7 +15,7 @@ plain       the same, rows in random order, which is the Trainer's own default
 default     the same in float32, which is the Trainer's own default, rows in random order
 grouped     the same in float32, rows grouped by length
 
-LoRA of the same rank on the same layers, the same steps of as many rows, the backbone's dropout off, and every arm scores
+LoRA of the same rank on the same layers, the same steps of as many rows, the backbone's dropout off; every arm scores
 the rows that its folds held out. All arms but `one` must see the same number of tokens and train the same number of
 parameters, or no ratio is printed. With --freeze ours train fewer: the first blocks have no adapter, and what they give
 for a row is kept in memory; the Trainer stays as it is.

@@ -254,8 +254,8 @@ def _of_group(
     device, real = heads[0].device, np.flatnonzero(row_BL >= 0)
     place = torch.tensor(place_BL.ravel(), device=device)
     padded = [each[0].transpose(0, 1).index_select(0, place).unflatten(0, place_BL.shape) for each in heads]
-    found, _ = attend(*(each.transpose(1, 2) for each in padded), torch.tensor(mask, device=device)[:, None])
-    return found.flatten(0, 1).index_select(0, torch.tensor(real, device=device))
+    attended_BLHD, _ = attend(*(each.transpose(1, 2) for each in padded), torch.tensor(mask, device=device)[:, None])
+    return attended_BLHD.flatten(0, 1).index_select(0, torch.tensor(real, device=device))
 
 
 def _after(first: Sequence[Tensor], lengths: list[int], attend: _Attend, rows: Sequence[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from workbench.data.arrangement import PACKED
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
-from workbench.data.mixed_batches import in_sequence, join, mixed_batches, padded_length
+from workbench.data.mixed_batches import in_sequence, join, laid_together, mixed_batches, padded_length
 
 draw = np.random.default_rng(0)
 LENGTHS = [draw.integers(2, 30, size) for size in (40, 25, 60)]
@@ -63,7 +63,9 @@ def test_joined_rows_are_those_that_one_collation_gives(source: int) -> None:
 
 def test_packed_rows_of_several_are_those_that_are_packed_together() -> None:
     parts = [collate([_row(length) for length in lengths]) for lengths in ((9, 4), (5,), (12, 2, 7))]
-    found, wanted = in_sequence([PACKED.lay(part) for part in parts]), PACKED.lay(join(parts))
+    found, wanted = in_sequence([PACKED.lay(part) for part in parts]), laid_together(parts, PACKED)
+    assert wanted.inputs["row_owners"].tolist() == [0, 0, 1, 2, 2, 2]
+    assert wanted.inputs.keys() - PACKED.lay(join(parts)).inputs.keys() == {"row_owners"}
     assert found.inputs.keys() == wanted.inputs.keys() and found.tokens == wanted.tokens
     assert all(torch.equal(found.inputs[name], wanted.inputs[name]) for name in wanted.inputs)
     assert torch.equal(found.positions_N, wanted.positions_N) and torch.equal(found.labels_N, wanted.labels_N)
