@@ -55,6 +55,8 @@ class Result:
     """Processor time of the same; on a busy machine it says more than the wall."""
     train_s: float
     """Training alone."""
+    train_cpu_s: float
+    """Processor time of the same."""
     peak_bytes: int
     """Most memory of one process: resident; on a GPU what torch had allocated there."""
     tokens: int
@@ -84,7 +86,7 @@ def main() -> None:
                 results.append(_ours(arm, model, out, arguments))
             print(_line(results[-1]) if number else f"{_HEADER}\n{_line(results[-1])}", flush=True)
             _require_same_work(results, frozen=arguments.freeze is not None)
-    fields = ("wall_s", "cpu_s", "train_s", "peak_bytes")
+    fields = ("wall_s", "cpu_s", "train_s", "train_cpu_s", "peak_bytes")
     ratios = {field: _ratios(results, field, arguments.against) for field in fields}
     print(*_summary(ratios, arguments), sep="\n")
     measuring.write_report(arguments, machine=machine, runs=results, ratios=ratios)
@@ -191,6 +193,7 @@ def _result(arm: str, done: Sequence[tuple[Usage, dict[str, Any]]], arguments: a
         wall_s=sum(usage.wall_s for usage in usages),
         cpu_s=sum(usage.cpu_s for usage in usages),
         train_s=sum(each["train_s"] for each in said),
+        train_cpu_s=sum(each["train_cpu_s"] for each in said),
         peak_bytes=max(
             usage.peak_bytes if arguments.device == "cpu" else each["peak_bytes"]
             for usage, each in zip(usages, said, strict=True)
@@ -232,7 +235,8 @@ def _summary(ratios: dict[str, dict[str, Ratio]], arguments: argparse.Namespace)
     wanted = {("wall_s", peer): TARGETS["time"] for peer in PEERS}
     wanted["peak_bytes", "one"] = TARGETS["memory"]
     lines = ["", f"The bank through:{'':13} {'ratio':>6} {'rounds':>13} {'target':>7}"]
-    for field, name in (("wall_s", "wall"), ("cpu_s", "cpu"), ("train_s", "training"), ("peak_bytes", "peak memory")):
+    names = {"wall_s": "wall", "cpu_s": "cpu", "train_s": "training", "train_cpu_s": "training, cpu"}
+    for field, name in {**names, "peak_bytes": "peak memory"}.items():
         for arm, (ratio, low, high) in ratios[field].items():
             if arm == "one" and field != "peak_bytes":  # one fold, of five: no time to hold a bank to
                 continue
