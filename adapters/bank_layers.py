@@ -37,8 +37,8 @@ products apart (one core with bfloat16 units): five members of ranks 4 to 32 wit
 
 STRETCH = 32
 """Low-rank products in half precision read a multiple of so many tokens. oneDNN compiles a product for every number, in
-1.6 to 2.6 ms where one of 240 tokens at width 384 with rank 16 takes 0.05. Gradients of a step of five members, 160 short
-rows: 1.30 s with windows, 1.90 s without, in padded passes half as large (one core with bfloat16 units)."""
+1.6 to 2.6 ms where one of 240 tokens at width 384 with rank 16 takes 0.05. Gradients of a step of five members, 160
+short rows: 1.30 s with windows, 1.90 s without, in padded passes half as large (one core with bfloat16 units)."""
 
 
 class Routed:
@@ -77,8 +77,8 @@ class Routed:
 class RoutedLora(Routed, nn.Module, LoraLayer):
     """PEFT's LoRA layer over any frozen linear layer, with each row through its member's A and B.
 
-    torch.compile finds no gain between these layers: five members over MiniLM, padded rows of bfloat16, one core, 1.82 s
-    of processor time for a step's gradients against 1.68 s (medians of four, in turn), after 25 s in the first step.
+    torch.compile finds no gain between these layers: five members over MiniLM, padded rows of bfloat16, one core,
+    1.82 s of processor time for a step's gradients against 1.68 s (medians of four, in turn), after 25 s in the first.
     """
 
     def shared(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
