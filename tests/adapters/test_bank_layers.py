@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from tests.conftest import tiny
 from workbench.adapters import Lora, bank, bank_layers
 from workbench.adapters.bank import Bank
-from workbench.adapters.bank_layers import STRETCH, MemberRows
+from workbench.adapters.bank_layers import STRETCH
+from workbench.adapters.bank_routing import MemberRows
 
 TOKENS = (41, 7, 33, 64)
 """Of each member's one row: the windows of the first two reach into the next, that of the third from the one before."""
