@@ -36,6 +36,7 @@ FASTER_ON_CPU = {
     "gradient_accumulation_steps": BATCH,
 }
 IN_FLOAT32 = {"bf16": False, "model_init_kwargs": {"dtype": "float32"}}
+OURS_IN_FLOAT32 = ["model.weights=float32", "model.compute=float32"]
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -43,6 +44,9 @@ def parser(description: str) -> argparse.ArgumentParser:
     found = measuring.parser(description)
     found.add_argument("--steps", type=int, default=32, help="optimizer steps; 32 are one pass over the rows")
     found.add_argument("--peer", choices=("default", "best"), default="default", help="TRL as it comes, or tuned")
+    found.add_argument(
+        "--precision", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and products, both sides"
+    )
     found.add_argument("--ours", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of `workbench run`")
     found.add_argument("--theirs", nargs="*", default=[], metavar="KEY=VALUE", help="fields of TRL's configuration")
     return found
@@ -66,7 +70,10 @@ def epoch() -> int:
 
 
 def write_model(shape: str, folder: Path, device: str) -> None:
-    """A Llama with random weights, made in a process of its own."""
+    """A Llama with random weights, made in a process of its own; of a model folder in the place of a shape, a link."""
+    if Path(shape).is_dir():
+        folder.symlink_to(Path(shape).resolve(), target_is_directory=True)
+        return
     command = [sys.executable, str(HERE / "random_llama.py"), shape, str(folder), device]
     measuring.run(command, folder.with_suffix(".log"), device)
 
@@ -108,8 +115,10 @@ def write_recipe(path: Path, steps: int, sections: Mapping[str, Any]) -> None:
 
 def our_command(recipe: Path, arguments: argparse.Namespace, out: Path) -> Sequence[str]:
     """A run of ours."""
-    command = [sys.executable, "-m", "workbench.cli.verbs", "run", str(recipe), *arguments.ours]
-    return [*command, "--out", str(out)]
+    overrides = [*(OURS_IN_FLOAT32 if arguments.precision == "float32" else []), *arguments.ours]
+    if arguments.clock == "processor":
+        return [sys.executable, str(HERE / "our_steps.py"), str(recipe), str(out), *overrides]
+    return [sys.executable, "-m", "workbench.cli.verbs", "run", str(recipe), *overrides, "--out", str(out)]
 
 
 def trl_settings(arguments: argparse.Namespace, *, weights: str = "bfloat16") -> dict[str, Any]:
@@ -131,6 +140,7 @@ def trl_settings(arguments: argparse.Namespace, *, weights: str = "bfloat16") ->
     if arguments.peer == "best":
         settings |= FASTER_ON_CPU if arguments.device == "cpu" else FASTER
         settings |= IN_FLOAT32 if arguments.device == "cpu" and not measuring.has_bfloat16_units() else {}
+    settings |= IN_FLOAT32 if arguments.precision == "float32" else {}
     for key, _, value in (word.partition("=") for word in arguments.theirs):
         settings[key] = load_yaml(value)
     return settings
@@ -139,7 +149,9 @@ def trl_settings(arguments: argparse.Namespace, *, weights: str = "bfloat16") ->
 def notes(arguments: argparse.Namespace, trl: str) -> list[str]:
     """Notes that a reader of the ratios must know."""
     tuned = "".join(f" {word}" for word in arguments.theirs)
-    found = [f"Tokens/s: without padding, after the first {WARM_UP} steps. TRL {trl} {arguments.peer}{tuned}."]
+    found = [
+        f"Tokens/s: median of steps, without padding, after the first {WARM_UP}. TRL {trl} {arguments.peer}{tuned}."
+    ]
     if arguments.device == "cpu" and not measuring.has_bfloat16_units():
         found.append(
             "This CPU has no bfloat16 units and emulates bfloat16 products, slower than float32 ones. The workbench "

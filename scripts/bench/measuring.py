@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 WARM_UP = 2
 """Steps at the start that do not count: they allocate, tune and compile."""
+PROCESSOR_TIMES = "processor_s.json"
+"""File of a run: processor time of its process at the end of each step, in seconds."""
 
 
 class Usage(NamedTuple):
@@ -48,7 +50,7 @@ class Training:
 
     name: str
     tokens_per_second: float
-    """Tokens without padding, over the warm steps."""
+    """Tokens without padding, median of the warm steps; by the clock that --clock names."""
     wall_s: float
     """The whole process: imports, loading, tokenising, training, and for ours also scoring and the report."""
     train_s: float
@@ -79,6 +81,12 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     found.add_argument("--pairs", type=int, default=2, help="runs of each side")
     found.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    found.add_argument(
+        "--clock",
+        choices=("wall", "processor"),
+        default="wall",
+        help="of tokens/s; processor time is for machines that others keep busy, where both sides write it",
+    )
     found.add_argument("--json", type=Path, help="write everything that was measured to this file")
     return found
 
@@ -102,16 +110,23 @@ def run(command: Sequence[str], log: Path, device: str) -> Usage:
     return Usage(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
-def train(name: str, command: Sequence[str], out: Path, device: str) -> Training:
-    """Run a command that leaves a metrics.jsonl in `out`; its log stands beside that folder."""
+def train(name: str, command: Sequence[str], out: Path, arguments: argparse.Namespace) -> Training:
+    """Run a command that leaves a metrics.jsonl in `out`, and for the processor's clock the times of PROCESSOR_TIMES.
+
+    Its log stands beside that folder.
+    """
+    device: str = arguments.device
     usage = run(command, out.with_suffix(".log"), device)
     steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    warm, last = steps[WARM_UP:], steps[-max(1, len(steps) // 4) :]
-    seconds = steps[-1]["elapsed_s"] - steps[WARM_UP - 1]["elapsed_s"]
+    ends: list[float] = [step["elapsed_s"] for step in steps]
+    if arguments.clock == "processor":
+        ends = json.loads((out / PROCESSOR_TIMES).read_text(encoding="utf-8"))
+    rates = [step["tokens"] / (end - start) for step, start, end in zip(steps[1:], ends[:-1], ends[1:], strict=True)]
+    last = steps[-max(1, len(steps) // 4) :]
     supervised = sum(step["supervised_tokens"] for step in last)
     return Training(
         name=name,
-        tokens_per_second=sum(step["tokens"] for step in warm) / seconds,
+        tokens_per_second=median(rates[WARM_UP - 1 :]),
         wall_s=usage.wall_s,
         train_s=steps[-1]["elapsed_s"],
         peak_bytes=usage.peak_bytes if device == "cpu" else max(step["peak_bytes"] for step in steps),
@@ -134,7 +149,7 @@ def in_turn(
     for pair in range(arguments.pairs):
         for name, command in sides.items():
             out = folder / f"{name}-{pair}"
-            results.append(train(name, command(out), out, arguments.device))
+            results.append(train(name, command(out), out, arguments))
             print(results[-1], flush=True)
             counts = {result.name: (result.tokens, result.supervised_tokens) for result in results}
             if len(set(counts.values())) > 1:

@@ -1,8 +1,10 @@
 """Do what `workbench run` does, and print one line of JSON: processor time at the end of each step, in seconds.
 
+The list stands in the run directory too.
+
     python scripts/bench/our_steps.py RECIPE OUT [KEY=VALUE ...]
 
-scripts/bench/freezing.py starts this in a process of its own.
+scripts/bench/freezing.py and others start this in a process of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from measuring import PROCESSOR_TIMES
 
 from workbench.recipes.load import load
 from workbench.recipes.run import run
@@ -37,6 +41,7 @@ class Watch:
 def main(recipe: str, out: Path, overrides: Sequence[str]) -> dict[str, list[float]]:
     watch = Watch()
     run(load(recipe, overrides), out=out, resume=False, callback=watch)
+    (out / PROCESSOR_TIMES).write_text(json.dumps(watch.processor_s), encoding="utf-8")
     return {"processor_s": watch.processor_s}
 
 

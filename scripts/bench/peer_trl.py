@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from datasets import load_dataset
+from measuring import PROCESSOR_TIMES
 from peft import LoraConfig
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl.trainer.sft_config import SFTConfig
@@ -70,12 +71,16 @@ class Counting(Protocol):
 
 
 class Metrics(TrainerCallback):
-    """Appends a line per step to `path`, with the keys of a run directory's metrics.jsonl."""
+    """Appends a line per step to `path`, with the keys of a run directory's metrics.jsonl.
+
+    Processor times stand beside it at the end.
+    """
 
     def __init__(self, trainer: Counting, path: Path) -> None:
         self.trainer, self.path = trainer, path
         self.started = 0.0
         self.tokens_before = 0
+        self.processor_s: list[float] = []
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.started = time.perf_counter()
@@ -83,7 +88,9 @@ class Metrics(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any) -> None:
         logs = event["logs"]
         if "loss" not in logs:  # the summary at the end
+            self.path.with_name(PROCESSOR_TIMES).write_text(json.dumps(self.processor_s), encoding="utf-8")
             return
+        self.processor_s.append(time.process_time())
         seen = self.trainer.counts(logs)
         line = {
             "step": state.global_step,

@@ -2,13 +2,16 @@
 
     python scripts/bench/sft.py                                  # 100 M parameters, 32 steps, 2 pairs of runs
     python scripts/bench/sft.py --peer best --pairs 3 --json speed.json
+    python scripts/bench/sft.py --precision float32
+    python scripts/bench/sft.py --clock processor --steps 6      # on a busy machine
+    python scripts/bench/sft.py --model SmolLM2-135M             # a folder: trained weights, its own tokenizer
     python scripts/bench/sft.py --model 8b --device cuda
     python scripts/bench/sft.py --ours model.compute=bfloat16    # settings of this workbench
     python scripts/bench/sft.py --peer best --ours train.compile=true --theirs torch_compile=true   # of trl.SFTConfig
 
-A random Llama, GSM8K as prompt and completion, LoRA of rank 16 on all linear layers, 8 examples a step, no packing,
-at most 512 tokens, AdamW, loss on the completion. Every run is a process of its own, ours and theirs in turn; both
-must see the same number of tokens, and of tokens with loss, or no ratio is printed.
+A random Llama, unless --model names a folder; GSM8K as prompt and completion, LoRA of rank 16 on all linear layers, 8
+examples a step, no packing, at most 512 tokens, AdamW, loss on the completion. Every run is a process of its own, ours
+and theirs in turn; both must see the same number of tokens, and of tokens with loss, or no ratio is printed.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from pathlib import Path
 
 import gsm8k
 import measuring
+from random_llama import SHAPES
 
 # TRL 1.16 as read in trl/trainer/{sft_config,sft_trainer}.py and trl/kernels/chunked_logprob.py; gsm8k.py says more:
 # - completion_only_loss=None: on for rows with prompt and completion. EOS is added to the completion and carries loss.
@@ -53,8 +57,13 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = gsm8k.parser(__doc__)
-    parser.add_argument("--model", choices=("100m", "1b", "8b"), default="100m", help="shape; 1b and 8b as in Llama 3")
-    return gsm8k.arguments_of(parser)
+    parser.add_argument(
+        "--model", default="100m", help="100m, 1b or 8b, the last two as in Llama 3; or a model's folder"
+    )
+    arguments = gsm8k.arguments_of(parser)
+    if arguments.model not in SHAPES and not Path(arguments.model).is_dir():
+        parser.error(f"--model {arguments.model}: write {', '.join(SHAPES)}, or a folder with a causal language model.")
+    return arguments
 
 
 def _their_command(folder: Path, arguments: argparse.Namespace, out: Path) -> Sequence[str]:

@@ -6,7 +6,7 @@ Legend: D hidden, N supervised positions, n of them, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,6 +27,17 @@ Criterion = Callable[..., Tensor]
 """Logits (n, V) and the targets of these positions, tensors (n, ...), to their summed loss."""
 
 
+@runtime_checkable
+class ClosedForm(Protocol):
+    """A criterion that knows its gradient, and so needs no pass of autograd over the logits."""
+
+    def __call__(self, logits_nV: Tensor, /, *targets: Tensor) -> Tensor:
+        """The summed loss."""
+
+    def with_gradient(self, logits_nV: Tensor, /, *targets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """The summed loss times `scale`, and its gradient (n, V), in the precision of the logits."""
+
+
 def chunked(
     hidden_ND: Tensor,
     targets: Sequence[Tensor],
@@ -44,6 +55,7 @@ def chunked(
     Args:
         hidden_ND: Hidden states in front of the output head.
         targets: Tensors (N, ...), such as labels or a teacher's logits. They get no gradient.
+        criterion: Where it is a `ClosedForm`, its own gradient is taken.
         project: The output head. Uses no trainable tensor besides `weights`.
         vocabulary: V, or the sum of all V if `criterion` computes further logits; decides how large a chunk is.
         weights: The head's trainable tensors; none where it is frozen.
@@ -92,9 +104,13 @@ class _Chunked(torch.autograd.Function):
         for hidden, *parts in chunks(vocabulary, hidden_ND, *targets):
             with torch.enable_grad(), _GradientsInPlace(weights, weight_grads):
                 hidden = hidden.detach().requires_grad_()
-                loss = criterion(project(hidden), *parts) * scale
+                output, gradient = project(hidden), None
+                if isinstance(criterion, ClosedForm):
+                    loss, gradient = criterion.with_gradient(output.detach(), *parts, scale=scale)
+                else:
+                    loss = output = criterion(output, *parts) * scale
                 # Weights of linear layers have their gradients already, and are unused in the graph.
-                grads = torch.autograd.grad(loss, [hidden, *weights], allow_unused=True)
+                grads = torch.autograd.grad(output, [hidden, *weights], gradient, allow_unused=True)
             hidden_grad[start : start + len(hidden)] = grads[0]
             for sum_, grad in zip(weight_grads, grads[1:], strict=True):
                 if grad is not None:

@@ -5,7 +5,7 @@ Legend: D hidden, N supervised positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -20,6 +20,8 @@ NO_LABEL = -100
 """Label of a position at which nothing is to be predicted."""
 CPU_MULTIPLE = 64
 """Numbers of positions are rounded up to a multiple of this on a CPU."""
+CACHED_ELEMENTS = 2**20
+"""Logits whose softmax and gradient a CPU computes at once; 4 MiB in float32, which stay in its caches."""
 
 
 def next_token(
@@ -65,35 +67,80 @@ def next_token(
             weights=weights,
             scale=scale,
         )
-    criterion = partial(_criterion, smoothing=smoothing, z_loss=z_loss)
+    criterion = CrossEntropy(smoothing, z_loss, tap)
     targets = [labels_N] if factor_N is None else [labels_N, factor_N]
     if hidden_ND.ndim == 2:
-        tapped = partial(criterion, tap=tap)
-        return chunked(hidden_ND, targets, tapped, project, vocabulary=vocabulary, weights=weights, scale=scale)
-    both = partial(_of_two_passes, criterion=criterion, tap=tap, strength=r_drop)
+        return chunked(hidden_ND, targets, criterion, project, vocabulary=vocabulary, weights=weights, scale=scale)
+    both = partial(_of_two_passes, criterion=criterion, strength=r_drop)
     pairs = r_drops.project_pairs(project)
     return chunked(hidden_ND, targets, both, pairs, vocabulary=2 * vocabulary, weights=weights, scale=scale)
 
 
-def _criterion(
-    logits_NV: Tensor,
-    labels_N: Tensor,
-    factor_N: Tensor | None = None,
-    *,
-    smoothing: float,
-    z_loss: float,
-    tap: LabelTap | None = None,
-) -> Tensor:
-    # The two steps of F.cross_entropy, to the same bits: a tap costs no third pass over the vocabulary.
-    log_p_NV = F.log_softmax(logits_NV.to(wide(logits_NV.dtype)), dim=-1)
-    if tap is not None:
-        tap.see(log_p_NV, labels_N)
-    if smoothing or z_loss:
-        loss_N = _regularised(logits_NV.to(log_p_NV.dtype), log_p_NV, labels_N, smoothing, z_loss)
+@dataclass(frozen=True)
+class CrossEntropy:
+    """The summed loss of logits (N, V), and in closed form its gradient; see `next_token` for the settings.
+
+    With p = softmax(logits), Z the log of its denominator, and a factor f of a position, the gradient is
+    f ((1 + 2 z Z) p - (1 - s) onehot(label) - s / V), for smoothing s and z-loss z.
+    """
+
+    smoothing: float = 0.0
+    z_loss: float = 0.0
+    tap: LabelTap | None = None
+
+    def __call__(self, logits_NV: Tensor, labels_N: Tensor, factor_N: Tensor | None = None) -> Tensor:
+        """Written as it is read, for losses that combine it with others."""
+        logits_NV = logits_NV.to(wide(logits_NV.dtype))
+        log_p_NV = F.log_softmax(logits_NV, dim=-1)
+        if self.tap is not None:
+            self.tap.see(log_p_NV, labels_N)
+        loss_N = F.nll_loss(log_p_NV, labels_N, reduction="none", ignore_index=NO_LABEL)
+        if self.smoothing:
+            loss_N = torch.lerp(loss_N, -log_p_NV.mean(-1), self.smoothing)
+        if self.z_loss:
+            loss_N = loss_N + self.z_loss * (logits_NV[:, 0] - log_p_NV[:, 0]) ** 2
+        loss_N = loss_N.masked_fill(labels_N == NO_LABEL, 0)
         return loss_N.sum() if factor_N is None else loss_N @ factor_N.to(loss_N.dtype)
-    if factor_N is None:
-        return F.nll_loss(log_p_NV, labels_N, reduction="sum", ignore_index=NO_LABEL)
-    return (F.nll_loss(log_p_NV, labels_N, reduction="none", ignore_index=NO_LABEL) * factor_N).sum()
+
+    def with_gradient(
+        self, logits_NV: Tensor, labels_N: Tensor, factor_N: Tensor | None = None, *, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """The loss times `scale`, and its gradient, rounded once from float32 where the logits are in half precision.
+
+        A CPU computes a few positions at a time, whose float32 values stay in its cache from one pass to the next.
+        """
+        factor_N = (labels_N != NO_LABEL) * (scale if factor_N is None else factor_N * scale)
+        factor_N = factor_N.to(wide(logits_NV.dtype))
+        gradient_NV, loss = torch.empty_like(logits_NV), factor_N.new_zeros(())
+        rows = CACHED_ELEMENTS // logits_NV.shape[1] if logits_NV.device.type == "cpu" else len(logits_NV)
+        tensors = (logits_NV, labels_N.clamp_min(0), factor_N, gradient_NV)
+        for part in zip(*(tensor.split(max(1, rows)) for tensor in tensors), strict=True):
+            loss += self._fill(*part)
+        if self.tap is not None and self.tap.open:
+            self.tap.see(F.log_softmax(logits_NV.to(factor_N.dtype), dim=-1), labels_N)
+        return loss, gradient_NV
+
+    def _fill(self, logits_NV: Tensor, labels_N: Tensor, factor_N: Tensor, gradient_NV: Tensor) -> Tensor:
+        """Write the gradient of a few positions, which all have a label; returns their loss."""
+        label_N1, factor_N1 = labels_N[:, None], factor_N[:, None]
+        # One array for logits, probabilities and gradients, in passes that overwrite each other.
+        values_NV = gradient_NV if gradient_NV.dtype == factor_N.dtype else factor_N.new_empty(logits_NV.shape)
+        most_N1 = values_NV.copy_(logits_NV).amax(-1, keepdim=True)
+        values_NV -= most_N1
+        target_N1 = (1 - self.smoothing) * values_NV.gather(1, label_N1)
+        if self.smoothing:
+            target_N1 += self.smoothing * values_NV.mean(-1, keepdim=True)
+        sum_N1 = values_NV.exp_().sum(-1, keepdim=True)
+        log_sum_N1 = sum_N1.log()
+        denominator_N1 = log_sum_N1 + most_N1
+        loss_N1 = log_sum_N1 - target_N1 + self.z_loss * denominator_N1**2
+        values_NV.mul_(factor_N1 * (1 + 2 * self.z_loss * denominator_N1) / sum_N1)
+        if self.smoothing:
+            values_NV -= factor_N1 * (self.smoothing / logits_NV.shape[1])
+        values_NV.scatter_add_(1, label_N1, (self.smoothing - 1) * factor_N1)
+        if values_NV is not gradient_NV:
+            gradient_NV.copy_(values_NV)
+        return (loss_N1 * factor_N1).sum()
 
 
 def _of_two_passes(
@@ -101,24 +148,15 @@ def _of_two_passes(
     labels_N: Tensor,
     factor_N: Tensor | None = None,
     *,
-    criterion: Callable[..., Tensor],
-    tap: LabelTap | None,
+    criterion: CrossEntropy,
     strength: float,
 ) -> Tensor:
     """Mean loss of both passes, and how far they disagree; a tap hears the first."""
     first_NV, second_NV = logits_N2V.unbind(1)
-    losses = criterion(first_NV, labels_N, factor_N, tap=tap) + criterion(second_NV, labels_N, factor_N)
+    losses = criterion(first_NV, labels_N, factor_N) + replace(criterion, tap=None)(second_NV, labels_N, factor_N)
     counts_N = (labels_N != NO_LABEL).to(losses.dtype)
     counts_N = counts_N if factor_N is None else counts_N * factor_N.to(losses.dtype)
     return losses / 2 + strength * (r_drops.disagreement(first_NV, second_NV) @ counts_N)
-
-
-def _regularised(logits_NV: Tensor, log_p_NV: Tensor, labels_N: Tensor, smoothing: float, z_loss: float) -> Tensor:
-    """Loss (N,) of smoothed targets, with the z-loss."""
-    loss_N = F.nll_loss(log_p_NV, labels_N, reduction="none", ignore_index=NO_LABEL)
-    loss_N = torch.lerp(loss_N, -log_p_NV.mean(-1), smoothing)
-    denominator_N = (logits_NV[:, 0] - log_p_NV[:, 0]) if z_loss else torch.zeros_like(loss_N)
-    return (loss_N + z_loss * denominator_N**2).masked_fill(labels_N == NO_LABEL, 0)
 
 
 def _rounded_up(

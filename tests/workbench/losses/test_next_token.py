@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from workbench.losses import next_token, token_scores
+from workbench.losses.label_losses import LabelTap, token_losses
+from workbench.losses.next_token import CrossEntropy
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 3, 100])
@@ -15,8 +19,6 @@ from workbench.losses import next_token, token_scores
 def test_loss_and_gradients_equal_the_whole(
     monkeypatch: pytest.MonkeyPatch, rows_per_chunk: int, head_trains: bool
 ) -> None:
-    import sys
-
     monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", 13 * rows_per_chunk)
     torch.manual_seed(0)
     head = nn.Linear(8, 13, dtype=torch.float64).requires_grad_(head_trains)
@@ -58,6 +60,52 @@ def test_smoothing_and_z_loss_are_their_formulas(weighted: bool) -> None:
     inputs = [hidden, *head.parameters()]
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(torch.autograd.grad(found, inputs), torch.autograd.grad(wanted, inputs))
+
+
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.2, 0.3)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_gradient_in_closed_form_is_that_of_autograd(
+    monkeypatch: pytest.MonkeyPatch, smoothing: float, z_loss: float, weighted: bool
+) -> None:
+    """In float64, a few positions at a time, some without a label; what would overflow in exp does not."""
+    monkeypatch.setattr(sys.modules["workbench.losses.next_token"], "CACHED_ELEMENTS", 3 * 13)
+    torch.manual_seed(3)
+    logits = (torch.randn(10, 13, dtype=torch.float64) * 300).requires_grad_()
+    labels = torch.randint(0, 13, (10,)).index_fill_(0, torch.tensor([0, 7]), -100)
+    factor = torch.rand(10, dtype=torch.float64) if weighted else None
+    criterion = CrossEntropy(smoothing, z_loss)
+    wanted = criterion(logits, labels, factor) * 0.25
+    loss, gradient = criterion.with_gradient(logits.detach(), labels, factor, scale=0.25)
+    torch.testing.assert_close(loss, wanted.detach())
+    torch.testing.assert_close(gradient, torch.autograd.grad(wanted, logits)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_gradient_is_rounded_once(dtype: torch.dtype) -> None:
+    """From float32: no further from float64's than half a unit in the last place of its own precision."""
+    torch.manual_seed(4)
+    logits = (torch.randn(70, 513) * 4).to(dtype)
+    labels = torch.randint(0, 513, (70,))
+    loss, gradient = CrossEntropy().with_gradient(logits, labels, scale=1 / 64)
+    wanted_loss, wanted = CrossEntropy().with_gradient(logits.double(), labels, scale=1 / 64)
+    assert gradient.dtype == dtype and loss.dtype == torch.float32
+    torch.testing.assert_close(loss.double(), wanted_loss, rtol=1e-6, atol=0)
+    info = torch.finfo(dtype)
+    slack = wanted.abs() * (info.eps / 2 + 2e-6) + info.tiny * info.eps / 2 + 1e-9 * (dtype == torch.float32)
+    assert ((gradient.double() - wanted).abs() <= slack).all()
+
+
+def test_a_tap_sees_log_probabilities_only_while_it_listens() -> None:
+    torch.manual_seed(5)
+    logits, labels = torch.randn(6, 13), torch.randint(0, 13, (6,))
+    tap = LabelTap(token_losses)
+    criterion = CrossEntropy(tap=tap)
+    criterion.with_gradient(logits, labels, scale=1.0)
+    with tap.listening() as seen:
+        loss, _ = criterion.with_gradient(logits, labels, scale=1.0)
+    (losses,) = seen
+    torch.testing.assert_close(losses.loss_N.sum(), loss)
+    assert losses.right_N.tolist() == (logits.argmax(-1) == labels).tolist()
 
 
 def test_scores_are_per_token() -> None:
