@@ -45,6 +45,12 @@ def parser(description: str) -> argparse.ArgumentParser:
     found.add_argument("--steps", type=int, default=32, help="optimizer steps; 32 are one pass over the rows")
     found.add_argument("--peer", choices=("default", "best"), default="default", help="TRL as it comes, or tuned")
     found.add_argument(
+        "--clock",
+        choices=("wall", "processor"),
+        default="wall",
+        help="of tokens/s; processor time is for machines that others keep busy",
+    )
+    found.add_argument(
         "--precision", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and products, both sides"
     )
     found.add_argument("--ours", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of `workbench run`")

@@ -81,12 +81,6 @@ def parser(description: str) -> argparse.ArgumentParser:
     )
     found.add_argument("--pairs", type=int, default=2, help="runs of each side")
     found.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    found.add_argument(
-        "--clock",
-        choices=("wall", "processor"),
-        default="wall",
-        help="of tokens/s; processor time is for machines that others keep busy, where both sides write it",
-    )
     found.add_argument("--json", type=Path, help="write everything that was measured to this file")
     return found
 

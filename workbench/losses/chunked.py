@@ -111,6 +111,7 @@ class _Chunked(torch.autograd.Function):
                     loss = output = criterion(output, *parts) * scale
                 # Weights of linear layers have their gradients already, and are unused in the graph.
                 grads = torch.autograd.grad(output, [hidden, *weights], gradient, allow_unused=True)
+                del output, gradient  # before the next chunk makes its own
             hidden_grad[start : start + len(hidden)] = grads[0]
             for sum_, grad in zip(weight_grads, grads[1:], strict=True):
                 if grad is not None:

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.losses import chunked, next_token
 from workbench.losses.divergences import forward_kl, log_probs
+from workbench.planning.live_bytes import LiveBytes
 
 N, D, V = 10, 8, 13
 
@@ -83,6 +84,20 @@ def test_a_trained_head_takes_one_gradient(monkeypatch: pytest.MonkeyPatch, dtyp
         next_token(hidden, labels, head, vocabulary=vocabulary, weights=[head.weight], scale=1.0).backward()
     assert peak.most <= arrays
     assert torch.equal(head.weight.grad, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_chunk_holds_its_logits_and_their_gradient(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """In the precision of the head; no float32 copy of them: softmax and gradient take a few positions at a time."""
+    vocabulary, rows = 4096, 64
+    monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", rows * vocabulary)
+    monkeypatch.setattr(sys.modules["workbench.losses.next_token"], "CACHED_ELEMENTS", 4 * vocabulary)
+    head = nn.Linear(8, vocabulary, bias=False, dtype=dtype).requires_grad_(False)
+    hidden = torch.randn(3 * rows, 8, dtype=dtype, requires_grad=True)
+    labels = torch.randint(vocabulary, (3 * rows,))
+    with LiveBytes() as live:
+        next_token(hidden, labels, head, vocabulary=vocabulary, weights=[], scale=1.0).backward()
+    assert live.peak <= 2.3 * rows * vocabulary * dtype.itemsize
 
 
 @pytest.mark.parametrize(("memory", "elements"), [(2**30, 2**24), (80 * 2**30, 80 * 2**20)])
