@@ -24,7 +24,7 @@ from workbench.runs import process_memory
 
 TOKENS, WIDTH, MLP, RANK, VOCABULARY = 512, 768, 2048, 16, 32_000
 HEADS, LENGTH, OF_HEAD = 24, 240, 64
-"""Of attention: two rows of 240 tokens with 12 heads."""
+"""Attention of two rows of 240 tokens with 12 heads."""
 
 Work = Callable[[], object]
 
