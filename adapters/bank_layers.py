@@ -191,7 +191,7 @@ def _together(parts: Sequence[_Part], *, unequal: bool = False) -> list[_Part]:
 
 
 def _half_on_cpu(x: Tensor) -> bool:
-    """Whether oneDNN compiles a product for each number of tokens, which costs more than some zeros: in half precision."""
+    """Whether oneDNN compiles a product for each number of tokens, more than some zeros cost: in half precision."""
     return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
 
 
