@@ -81,8 +81,8 @@ class SingleRun(ABC, Generic[M, R]):
 
         Args:
             supervise: What the model learns from; by default the labels of its rows.
-            score_later: Leave the scores of the backbone to `finish`, so that the first step comes sooner, unless a
-                clock has to know how long they take or processes cut the backbone to score it.
+            score_later: Leave the scores of the backbone, and its sample answers, to `finish`, so that the first step
+                comes sooner, unless a clock has to know how long they take or processes cut the backbone to score it.
         """
         run, samples = self.run, AnswerSamples(self.run, self.sampled)
         later = score_later and not run.deadline.limited and not self.placement.cuts_weights
@@ -91,7 +91,7 @@ class SingleRun(ABC, Generic[M, R]):
         if run.ranks.first:
             LayerLog(run, trainer.freezer)
             if self.config.evaluate.every is not None and not any(run.checkpoints.glob("step-*")):
-                samples.begin(live)
+                samples.start_over() if later else samples.begin(live)
         trainer.work()
         evaluation_request.withdrawn(run.path)  # of a step that does not come: what is saved is scored now
         if trainer.visits is not None:
@@ -292,6 +292,8 @@ class SingleRun(ABC, Generic[M, R]):
         start = self.untrained(backbone)
         assert start is not None, "of other recipes before.json says what nothing was learnt scores"
         self.callback.say("Scoring the backbone without its adapter ...")
+        if self.run.ranks.first and self.config.evaluate.every is not None:
+            AnswerSamples(self.run, self.sampled).take_untrained(start)
         self.write_before(start)
         return None if isinstance(self.config.adapter, Full) else backbone
 

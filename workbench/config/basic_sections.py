@@ -317,7 +317,7 @@ class EvaluateConfig(Section):
     max_new_tokens: Annotated[PositiveInt, Unit("tokens")] = 64
     """Longest answer in tokens."""
     samples: Annotated[int, Field(ge=0), Unit("prompts")] = 3
-    """Held-out prompts, drawn by the seed, that are answered before training and at each evaluation, greedily: the
+    """Held-out prompts, drawn by the seed, that are answered without training and at each evaluation, greedily: the
     same through the run, in samples.jsonl and on the page of `workbench ui`. Recipes sft, prefer, reinforce and distill
     (of texts), where every device has all weights. At most as many as `answers` but in reinforce; never changes the
     training. 0: none."""

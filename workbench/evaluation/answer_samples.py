@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from torch import nn
 
 from workbench.evaluation.scores import GeneratedAnswer
+from workbench.runs import files
 from workbench.runs.run_directory import Run
 
 FILE = "samples.jsonl"
@@ -35,24 +37,40 @@ class AnswerSamples(Generic[M]):
         self._run, self._write = run, write
         self._step: int | None = None
 
+    def start_over(self) -> None:
+        """Before the first step of a run: forget the answers of a process that ended before its first checkpoint."""
+        (self._run.path / FILE).unlink(missing_ok=True)
+
     def begin(self, model: M) -> None:
         """Before the first step of a run: the answers of the model that training starts from, as those of step 0."""
-        (self._run.path / FILE).unlink(missing_ok=True)  # of a process that ended before its first checkpoint
+        self.start_over()
         modes = {module: module.training for module in model.model.modules()}
         model.model.eval()
         self.take(model, step=0)
         for module, training in modes.items():
             module.training = training
 
+    def take_untrained(self, model: M) -> None:
+        """After the last step: the answers of an untrained model in front of all others, as those of step 0, once."""
+        path = self._run.path / FILE
+        others = path.read_bytes() if path.exists() else b""
+        if others and json.loads(others.partition(b"\n")[0])["step"] == 0:
+            return
+        lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in self._records(model, step=0))
+        if lines:
+            files.write_bytes(path, lines.encode(errors="replace") + others)
+
     def take(self, model: M, *, step: int) -> None:
         """After a step: the answers, unless they are there already."""
         if step == self._step:  # the average of the weights is evaluated too
             return
         self._step = step
+        if records := self._records(model, step=step):
+            self._run.append(FILE, records)
+
+    def _records(self, model: M, *, step: int) -> list[dict[str, int | str]]:
         with self._run.deadline.phase("samples"):
-            answers = self._write(model)
-        if answers:
-            self._run.append(FILE, [_record(answer, step) for answer in answers])
+            return [_record(answer, step) for answer in self._write(model)]
 
 
 def _record(answer: GeneratedAnswer, step: int) -> dict[str, int | str]:

@@ -15,6 +15,7 @@ import workbench
 from tests.conftest import trains
 from workbench import evaluation
 from workbench.errors import Stopped
+from workbench.evaluation.answer_samples import AnswerSamples
 from workbench.recipes import sft
 from workbench.recipes.run import run as run_config
 from workbench.runs import evaluation_request, run_directory
@@ -84,6 +85,27 @@ def test_they_are_what_the_saved_adapter_says_of_these_rows(run: Callable[..., P
     last = {line["row"]: line["answer"] for line in _lines(path) if line["step"] == 6}
     answers = scores.sampled(scores.load())
     assert {each.place: each.answer for each in answers} == last
+
+
+def test_those_of_step_0_are_what_the_backbone_says_by_itself(run: Callable[..., Path]) -> None:
+    """They come after training, in front of all others, once; a prompt that trains has no part in them."""
+    path = run("train.steps=2", "adapter={method: prompt, virtual_tokens: 4}")
+    config = run_directory.read_config(path)
+    text = sft.TextRun(config, _opened(path), Silent(), *sft.prepare(config, _opened(path)))
+    start = text.untrained(text.backbone())
+    assert start is not None
+    wanted = {each.place: each.answer for each in text.sampled(start)}
+    lines = _lines(path)
+    assert [line["step"] for line in lines] == [0, 0, 2, 2]
+    assert {line["row"]: line["answer"] for line in lines[:2]} == wanted
+    whole = (path / "samples.jsonl").read_bytes()
+    samples = AnswerSamples(_opened(path), text.sampled)
+    samples.take_untrained(start)
+    assert (path / "samples.jsonl").read_bytes() == whole
+    later = b"".join(whole.splitlines(keepends=True)[2:])
+    (path / "samples.jsonl").write_bytes(later)
+    samples.take_untrained(start)
+    assert (path / "samples.jsonl").read_bytes() == whole
 
 
 def _opened(path: Path) -> run_directory.Run:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 
 import pytest
+import torch
 
 from workbench.runs.process_memory import importing
 
@@ -38,6 +41,42 @@ def test_garbage_is_looked_for_afterwards(fails: bool) -> None:
     later = weakref.ref(Cycle())
     gc.collect()
     assert later() is None
+
+
+@pytest.mark.parametrize("asked", [None, "0", "1"])
+def test_what_is_compiled_afterwards_is_compiled(asked: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that is given to torch.compile inside the block stays as it is, whoever gives it."""
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", asked)
+    compiled: list[str] = []
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        compiled.append("graph")
+        return graph.forward
+
+    with importing():
+        inside = torch.compile(double, backend=backend)
+    assert os.environ.get("TORCHDYNAMO_DISABLE") == asked
+    assert inside is double
+    outside = torch.compile(double, backend=backend)
+    assert outside(torch.ones(1)) == 2 and len(compiled) == (asked != "1")
+
+
+@pytest.mark.slow
+def test_a_command_imports_no_compiler() -> None:
+    """PEFT imports bitsandbytes, which would."""
+    code = """if True:
+        import sys
+        from workbench.runs.process_memory import importing
+        with importing():
+            import workbench.recipes.run, workbench.recipes.sft
+        assert "bitsandbytes" in sys.modules and "torch._inductor.compile_fx" not in sys.modules
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 FAULTS = """
