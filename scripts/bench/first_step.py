@@ -44,7 +44,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-first-step-") as name:
         starts = [_started(arguments, Path(name), number) for number in range(arguments.starts + 1)][1:]
     print("| seconds until | processor time | wall clock |\n| --- | --- | --- |")
-    for words, own, wall in (("training begins", "training_s", "training_wall_s"), ("first step", "step_s", "step_wall_s")):
+    for words, own, wall in (
+        ("training begins", "training_s", "training_wall_s"),
+        ("first step", "step_s", "step_wall_s"),
+    ):
         print(f"| {words} | {_spread([getattr(each, own) for each in starts])} | ", end="")
         print(f"{_spread([getattr(each, wall) for each in starts])} |")
     measuring.write_report(arguments, machine=machine, starts=[each._asdict() for each in starts])
@@ -71,7 +74,9 @@ def _started(arguments: argparse.Namespace, folder: Path, number: int) -> Start:
         )
         try:
             training = _when(process, began, log, b"Training:")
-            return Start(training[0], (step := _when(process, began, out / "metrics.jsonl", b"\n"))[0], training[1], step[1])
+            return Start(
+                training[0], (step := _when(process, began, out / "metrics.jsonl", b"\n"))[0], training[1], step[1]
+            )
         finally:
             process.kill()
             process.wait()

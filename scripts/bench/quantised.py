@@ -10,6 +10,7 @@ others have taken theirs. Processor time is that of the process's threads, and w
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,17 +32,13 @@ SHORT = ["train.epochs=null", "evaluate={every: null, answers: 0}", "save={every
 
 
 class Step(NamedTuple):
-    """Of one format."""
+    """A step over one format."""
 
     processor_s: float
     """From the end of the step before to the end of this one, of all threads."""
     loss: float
     peak_bytes: int
     """Most memory that was resident so far, of the whole process."""
-
-
-class _Enough(Exception):
-    """All steps are taken, and nothing is to be scored."""
 
 
 class Turns:
@@ -57,7 +54,7 @@ class Turns:
     def step(self, record: dict[str, Any], *, total: int) -> None:
         self.parent.send(Step(time.process_time() - self.began, record["loss"], record["peak_bytes"]))
         if record["step"] == total:
-            raise _Enough
+            os._exit(0)  # nothing is to be scored
         self._wait()
 
     def stop_requested(self) -> bool:
@@ -120,10 +117,7 @@ def _processes(recipe: str, words: list[str], formats: list[str], folder: Path) 
 
 
 def _train(parent: Connection, recipe: str, words: list[str], out: Path) -> None:
-    try:
-        run(load(recipe, words), out=out, resume=False, callback=Turns(parent))
-    except _Enough:
-        pass
+    run(load(recipe, words), out=out, resume=False, callback=Turns(parent))
 
 
 def _tasks(arguments: argparse.Namespace) -> dict[str, tuple[str, list[str]]]:

@@ -24,9 +24,10 @@ def importing() -> Iterator[None]:
     For processes of a command, which begin so. In what torch and transformers bring along there is no garbage. Their
     import takes a fifth less time so, and the plan of a model of 8 B parameters, too.
 
-    PEFT imports bitsandbytes, which gives four functions to torch.compile and so imports torch's compiler, 1.1 s of 5.2.
-    These are replacements of kernels that bitsandbytes has itself on CPUs and CUDA, except for odd numbers of inputs,
-    and compute the same as they are written. What is compiled after the block is compiled.
+    PEFT imports bitsandbytes, which gives four functions to torch.compile and so imports torch's compiler: 1.1 s of
+    the 5.2 that PEFT and what it needs take on a core of an AMD EPYC. These functions are replacements of kernels that
+    bitsandbytes has itself on CPUs and CUDA, except for odd numbers of inputs, and compute the same as they are
+    written. What is given to torch.compile after the block is compiled.
     """
     looks, asked = gc.isenabled(), os.environ.get(_NO_COMPILER)
     gc.disable()
