@@ -44,7 +44,8 @@ class FusedLora:
         layer: Any = self
         if name in layer.lora_variant:
             return shifted_factors(self, name)
-        return layer.lora_A[name].weight, layer.lora_B[name].weight
+        down, up = layer.lora_A[name].weight, layer.lora_B[name].weight
+        return down, up
 
     def _is_plain(self, name: str, x: Tensor) -> bool:
         layer: Any = self
@@ -123,11 +124,12 @@ def fuse(model: nn.Module) -> None:
     for module in model.modules():
         if not isinstance(module, LoraLayer):
             continue
-        base, kind = module.get_base_layer(), type(module)
+        layer: Any = module
+        base, kind = layer.get_base_layer(), type(layer)
         if kind is LoraLinear and type(base) in (nn.Linear, StoredLinear):
-            module.__class__ = FusedLoraLinear
+            layer.__class__ = FusedLoraLinear
         elif is_quantised(base) and base.weight.device.type == "cpu" and kind in _quantised():
-            module.__class__ = _quantised()[kind]
+            layer.__class__ = _quantised()[kind]
 
 
 @cache
