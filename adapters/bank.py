@@ -43,7 +43,7 @@ class Bank:
         backbone: What all members share.
         plain: The same with the LoRA adapters of members, by their names; None where there are none.
         members: Names of all members, in order; of the others `add` gives the adapters.
-        bare: A copy of the backbone without adapters, which members of other methods need.
+        bare: A copy of the backbone without adapters, for members of other methods and those that begin later.
     """
 
     def __init__(
@@ -111,14 +111,56 @@ class Bank:
             raise
         self._route_layers()
 
+    def begin(self, config: Method, *, seed: int, number: int) -> str:
+        """A fresh, trainable adapter as one more member, with the values that it begins with alone; returns its name.
+
+        Args:
+            config: Of a method that was among `later` when the bank was made.
+            seed: Decides the values.
+            number: In its name, which no other member has.
+        """
+        name = _name(number)
+        assert self._others is not None, "a bank that members join has a copy of its backbone"
+        if self._plain is None:
+            self.add(name, adapters.attach(self.copy(), config, seed=seed))  # type: ignore[arg-type]
+        else:
+            peft_config: Any = _peft_config(self._others.bare, config, below=0)
+            first: Any = next(iter(self._plain.peft_config.values()))
+            peft_config.fan_in_fan_out = first.fan_in_fan_out
+            with torch.random.fork_rng(devices=[]), _without_hints():
+                torch.manual_seed(seed)
+                self._plain.add_adapter(name, peft_config)
+            drop_by_row(self._plain)
+            self._route_layers()
+        self.members = (*self.members, name)
+        for parameter in self.parameters_of(name).values():
+            parameter.requires_grad_(True)
+        return name
+
     def leave(self, member: str) -> None:
         """Forget a member, one of several."""
+        self.members = tuple(each for each in self.members if each != member)
         if self._others is not None and member in self._others.models:
             self._others.leave(member)
-        else:
-            assert self._plain is not None, "PEFT holds all other members"
-            self._plain.delete_adapter(member)
-        self.members = tuple(each for each in self.members if each != member)
+            return
+        plain: Any = self._plain
+        training = {id(each) for each in self.model.parameters() if each.requires_grad}
+        rest = [each for each in plain.peft_config if each != member]
+        if rest and member in plain.active_adapters:  # PEFT lets the one that is active train, and no other
+            plain.set_adapter(rest[0])
+        plain.delete_adapter(member)
+        for parameter in self.model.parameters():
+            parameter.requires_grad_(id(parameter) in training)
+
+    def give_head(self, member: str, path: str, head: nn.Module) -> None:
+        """Put a trainable head at `path` of the backbone in the place of the member's own."""
+        heads, key = self._heads(member, path)
+        heads[key] = head.requires_grad_(True)
+
+    def _heads(self, member: str, path: str) -> tuple[Any, str]:
+        wrapped: Any = self.model.get_submodule(f"base_model.model.{path}")
+        own = wrapped.own.get(member)
+        return (wrapped.modules_to_save, member) if own is None else (own.modules_to_save, ALONE)
 
     @contextmanager
     def route(self, rows: Sequence[MemberRows], *, length: int | None) -> Iterator[None]:
@@ -195,6 +237,7 @@ def attach(
     seeds: Sequence[int],
     numbers: Sequence[int] | None = None,
     below: int = 0,
+    later: Sequence[Method] = (),
 ) -> Bank:
     """The backbone with K fresh, trainable adapters; the initial values of each are those that it has alone.
 
@@ -203,24 +246,27 @@ def attach(
         seeds: One for each member.
         numbers: In the names of the members, for those that come back in another bank; by default their places.
         below: The first so many blocks never train, and need no adapters.
+        later: Of members that may begin later. Where not all are plain LoRA, plain LoRA has layers of its own, too: PEFT
+            would look for places among the others' layers, and the bits must not depend on who was there before.
 
     Raises:
         ConfigError: a method does not work on this backbone, or not in a bank.
     """
-    for config in configs:
+    for config in [*configs, *later]:
         require_fit(model, config)
         if reason := refusal(config):
             raise ConfigError(f"adapter.method={config.method}: {reason}.")
     names = [_name(number) for number in (range(len(configs)) if numbers is None else numbers)]
     wanted = list(zip(names, configs, seeds, strict=True))
-    bare = None if all(map(bank_methods.together, configs)) else copied(model)
-    plain = _plain([each for each in wanted if bank_methods.together(each[1])], model, below=below)
+    mixed = not all(map(bank_methods.together, [*configs, *later]))
+    together = [] if mixed and later else [each for each in wanted if bank_methods.together(each[1])]
+    bare, plain = copied(model) if mixed or later else None, _plain(together, model, below=below)
     bank = Bank(model, plain, names, bare=bare)
     for member in bank.members:
         for parameter in bank.parameters_of(member).values():
             parameter.requires_grad_(True)
     for name, config, seed in wanted:
-        if not bank_methods.together(config):
+        if all(name != each for each, _, _ in together):
             attached: Any = adapters.attach(bank.copy(), config, seed=seed, below=below)
             bank.add(name, attached)
     return bank
@@ -229,10 +275,7 @@ def attach(
 def _plain(wanted: Sequence[tuple[str, Method, int]], model: PreTrainedModel, *, below: int) -> PeftModel | None:
     """The backbone with the LoRA adapters among the members."""
     # Before anything is attached: target names are those of the bare backbone.
-    heads = anatomy.fresh_heads(model)
-    configs: list[Any] = [config.to_peft(model, ExtraParameters(heads=list(heads))) for _, config, _ in wanted]
-    for peft_config in configs:
-        anatomy.leave_out(peft_config, model, below=below)
+    configs = [_peft_config(model, config, below=below) for _, config, _ in wanted]
     attached: PeftModel | None = None
     for (name, _, seed), peft_config in zip(wanted, configs, strict=True):
         with torch.random.fork_rng(devices=[]), _without_hints():
@@ -246,6 +289,13 @@ def _plain(wanted: Sequence[tuple[str, Method, int]], model: PreTrainedModel, *,
     if attached is not None:
         drop_by_row(attached)
     return attached
+
+
+def _peft_config(model: PreTrainedModel, config: Method, *, below: int) -> Any:
+    """PEFT's configuration of a member over a bare backbone."""
+    peft_config = config.to_peft(model, ExtraParameters(heads=anatomy.fresh_heads(model)))
+    anatomy.leave_out(peft_config, model, below=below)
+    return peft_config
 
 
 def load(model: PreTrainedModel, folders: Sequence[Path]) -> Bank:

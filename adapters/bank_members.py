@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
-from workbench.adapters.bank_layers import Routed
+from workbench.adapters.bank_layers import Routed, joined
 from workbench.adapters.bank_routing import Routing
 from workbench.adapters.bottleneck_layers import CHILD, KINDS, BottleneckLayer, hidden_of, with_hidden
 
@@ -62,8 +62,9 @@ class RoutedHead(Routed, ModulesToSaveWrapper):
     def shared(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         if self.routing.is_packed and x.ndim > 2 and len(x) == 1:  # a sequence (1, T, ...) that a head of tokens reads
             parts = [self.modules_to_save[member](x[:, where]) for member, where in self.routing.token_slices(x)]
-            return torch.cat(parts, dim=1)
-        return torch.cat([self.modules_to_save[member](x[where]) for member, where in self.routing.slices(x)])
+            return joined(parts, dim=1)
+        parts = [self.modules_to_save[member](x[where]) for member, where in self.routing.slices(x)]
+        return joined(parts, dim=0)
 
 
 class BareBackbone(nn.Module):

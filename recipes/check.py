@@ -20,12 +20,14 @@ from workbench.data.text import length_warm_up, tokenized
 from workbench.data.text.quality import cleaning
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.models import backbones, classifier
 from workbench.recipes import (
     classify_verbs,
     crossval_verbs,
     distill_verbs,
     embed_verbs,
+    fleet_training,
     prefer_verbs,
     reinforce_verbs,
     rerank_verbs,
@@ -71,6 +73,7 @@ def _inspected(config: RunConfig) -> AnyInspection:
     ways: dict[str, Callable[[RunConfig], AnyInspection]] = {
         "sweep": _first_member,
         "search": _at_the_ends,
+        "fleet": _of_fleet,
         "prefer": prefer_verbs.inspect,
         "classify": classify_verbs.inspect,
         "crossval": crossval_verbs.inspect,
@@ -220,6 +223,31 @@ def _first_member(config: RunConfig) -> Inspection | ClassInspection:
     how = "together in one bank" if why is None else f"one after another: {why}"
     shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
     return replace(inspection, notes=[f"{len(names)} members, {how}. The first is shown: {shown}.", *inspection.notes])
+
+
+def _of_fleet(config: RunConfig) -> Inspection | ClassInspection:
+    """Findings on the first member of a fleet; what is wrong with any is told by name.
+
+    Raises:
+        ConfigError: Members would fail; each is named.
+    """
+    inspections: dict[str, Inspection | ClassInspection] = {}
+    mistakes: list[str] = []
+    for trial in fleet_training.trials(config):
+        own = streamed_rows.local(trial.config)
+        try:
+            inspections[trial.name] = classify_verbs.inspect(own) if own.recipe == "classify" else _text(own)
+        except WorkbenchError as error:
+            mistakes.append(f"fleet.members.{trial.name}: {error}")
+    if mistakes:
+        raise ConfigError("\n  ".join(mistakes))
+    name, first = next(iter(inspections.items()))
+    limit = config.fleet.at_once
+    how = "as many at a time as memory holds" if limit == "auto" else f"{limit} at a time"
+    ends = ", ".join(f"{each} {one.steps or '?'} steps" for each, one in list(inspections.items())[:8])
+    more = ", ..." if len(inspections) > 8 else ""
+    notes = [f"{len(inspections)} members, {how}: {ends}{more}. The first is shown: {name}.", *first.notes]
+    return replace(first, notes=notes)
 
 
 def _at_the_ends(config: RunConfig) -> Inspection | ClassInspection:

@@ -32,7 +32,7 @@ from workbench.data.text.quality.survey import Findings, SourceRows
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.step_encoder import StepEncoder
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.errors import DataError
+from workbench.errors import ConfigError, DataError
 from workbench.models import backbones, row_readers
 from workbench.recipes import distill, row_perplexities, streamed_rows
 from workbench.recipes.row_perplexities import SampleSize
@@ -88,6 +88,11 @@ def _plain(config: RunConfig) -> RunConfig:
     """The configuration of the recipe that reads the rows; a student reads them as the backbone it is made of does."""
     if config.recipe == "search":
         return search_expansion.shared(config)
+    if config.recipe == "fleet":
+        of: str = config.fleet.of
+        raise ConfigError(
+            f"recipe=fleet: each member has rows of its own. Write recipe={of} fleet={{}} data.train=FILE."
+        )
     if config.recipe == "sweep":
         return sweep_expansion.shared(config)
     if config.recipe != "distill":

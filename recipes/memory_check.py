@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from transformers import AutoModel
 
@@ -29,10 +31,12 @@ def require_memory(config: RunConfig, ranks: Ranks) -> None:
     memory = available(device) // ranks.here
     if device.type != "cpu" or _state(config) < PLAIN * memory:
         return
-    from workbench.recipes.plan import plan  # few runs need it
+    from workbench.recipes import plan_fleet  # few runs need it
+    from workbench.recipes.plan import plan
 
     try:
-        planned = plan(config, devices=ranks.world, memory=memory)
+        decided = plan_fleet.decided(config, partial(plan, memory=memory))
+        planned = plan(decided, devices=ranks.world, memory=memory)
     except WorkbenchError:
         return  # the run says what is wrong itself, or there are no plans of its recipe
     needed = planned.needed - planned.process

@@ -53,7 +53,10 @@ def _work(values: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _rows(values: Mapping[str, Any]) -> str:
-    """The training rows by their path, those of several sources by their names."""
+    """The training rows by their path, those of several sources by their names, of a fleet by how many have some."""
+    members = _of(values, "fleet", "members", None)
+    if isinstance(members, Mapping):
+        return f"rows of {len(members)} members"
     sources = _of(values, "data", "sources", None)
     named = ", ".join(map(str, sources)) if isinstance(sources, Mapping) else ""
     return str(_of(values, "data", "train", (named and f"rows of {named}") or "?"))

@@ -29,7 +29,7 @@ from workbench.models.backbones import Loader
 from workbench.models.exported import ExportedModel
 from workbench.planning import scaling_law, stage_training, step_time
 from workbench.planning.dry_run import dry_run, largest_rows
-from workbench.planning.dry_trainings import BankTraining, SingleTraining, UnitTraining
+from workbench.planning.dry_trainings import BankTraining, SingleTraining, Training, UnitTraining
 from workbench.planning.fake_loading import BlueprintLoader
 from workbench.planning.fake_quantised import packed_bytes
 from workbench.planning.fake_tensors import fake_tensors
@@ -38,6 +38,7 @@ from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import Timed
 from workbench.recipes import (
     plan_blocks,
+    plan_fleet,
     plan_parts,
     plan_scorers,
     plan_settings,
@@ -69,7 +70,16 @@ def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, els
 
     if not elsewhere and backbones.device().type == "cpu" and config.recipe in ("sft", "mlm"):
         config = _with_possible_weights(config, devices=devices, memory=memory)
-    return choose(config, partial(plan, devices=devices, memory=memory, elsewhere=elsewhere), timing)
+    make = partial(plan, devices=devices, memory=memory, elsewhere=elsewhere)
+    config = plan_fleet.decided(config, make)
+    choice = choose(config, make, timing)
+    if not choice.plan.fits or not plan_fleet.can_grow(config):
+        return choice
+    own = choice.config
+    if choice.plan.device == "cpu":  # where micro-batches do not grow with the members
+        own = own.model_copy(update={"batch": config.batch})
+    members = plan_fleet.fitting(own, choice.plan, make, timing)
+    return replace(choice, plan=replace(choice.plan, members=members))
 
 
 def _with_possible_weights(config: RunConfig, *, devices: int, memory: int | None) -> RunConfig:
@@ -133,7 +143,7 @@ def _of_device(config: RunConfig, *, devices: int, memory: int | None, elsewhere
         weights=parts.backbone.weights,
         checkpointing=config.train.checkpointing is True,
         size=parts.size,
-        steps=plan_settings.steps_worth(config, limits.total_steps(config, fit.rows) or fit.steps),
+        steps=plan_settings.steps_worth(config, _total_steps(config, fit)),
         tokens_per_device=min(fit.tokens, longest * own.batch.size) if auto else fit.tokens,
         longest=longest,
         dry_run=parts.dry_run,
@@ -146,6 +156,11 @@ def _of_device(config: RunConfig, *, devices: int, memory: int | None, elsewhere
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
     )
+
+
+def _total_steps(config: RunConfig, fit: Training) -> int:
+    """Steps of a run; of a fleet those of the longest of the members that train at once."""
+    return fit.steps if config.recipe == "fleet" else limits.total_steps(config, fit.rows) or fit.steps
 
 
 def _require_known(config: RunConfig, devices: int) -> None:
@@ -162,6 +177,8 @@ def _require_known(config: RunConfig, devices: int) -> None:
         raise ConfigError("sweep.of=reward: `plan` knows no bank of rewards. Plan one member: write recipe=reward.")
     if config.recipe == "sweep" and config.sweep.of == "prefer":
         raise ConfigError("sweep.of=prefer: `plan` knows no bank of preferences. Plan one member: write recipe=prefer.")
+    if devices > 1 and config.recipe == "fleet":
+        raise ConfigError("recipe=fleet trains on one device. Leave --devices out, or write --devices 1.")
     if devices > 1 and config.recipe in layout_checks.SPREAD:
         raise ConfigError(
             f"recipe={config.recipe}: each device trains a share of the members by itself. Plan that share: leave "
@@ -313,9 +330,14 @@ def _bank(config: RunConfig, run: Run) -> DryRunParts:
     elif config.recipe == "search":
         shared, trials = search_expansion.shared(config), search_checks.first_wave(config)
         reason = search_checks.apart(config, trials[0])
+    elif config.recipe == "fleet":
+        reason = None
     if reason:
         raise ConfigError(f"recipe={config.recipe}: its members train one after another ({reason}). Plan one of them.")
-    task, training = _members(shared, trials, run) if trials else _folds(config)
+    if config.recipe == "fleet":
+        task, training = plan_fleet.training(config)
+    else:
+        task, training = _members(shared, trials, run) if trials else _folds(config)
     with fake_tensors():
         fit = training(shared, run, loader)
         usage = dry_run(fit, fit.held_out_loss if fit.config.evaluate.every is not None else lambda: None)
@@ -367,6 +389,7 @@ WAYS: dict[str, Callable[[RunConfig, Run], DryRunParts]] = {
     "crossval": _bank,
     "sweep": _bank,
     "search": _bank,
+    "fleet": _bank,
     "embed": _embeddings,
     "rerank": plan_scorers.rerankers,
     "reward": plan_scorers.rewards,

@@ -188,7 +188,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
 
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         tap, train = LabelTap(token_losses), self.data.train
-        rows = weighted(_drawn(train, self.config), train.weights)
+        rows = weighted(drawn(train, self.config), train.weights)
         draws = LabelDraws()
         loss = next_token_loss(live.model, live.head, tap, self.config.regularise, draws)
         return TrainingSignal(rows, loss, tap=tap, reads_packed=True, reference=self.reference, draws=draws)
@@ -249,7 +249,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
             held_out_losses.write(self.run.path, self.data.held_out, outputs.losses)
 
 
-def _drawn(train: TokenizedSet, config: RunConfig) -> Examples:
+def drawn(train: TokenizedSet, config: RunConfig) -> Examples:
     """The training rows, mixed where there are several sources, or cut to a growing length."""
     if config.data.sources:
         return mixture.mixed(train, config)

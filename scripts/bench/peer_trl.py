@@ -1,6 +1,6 @@
 """Train with TRL's SFTTrainer, and write what `workbench run` writes: a line per step in metrics.jsonl.
 
-    python scripts/bench/peer_trl.py MODEL ROWS OUT SETTINGS     # settings of SFTConfig, as JSON
+    python scripts/bench/peer_trl.py MODEL ROWS OUT SETTINGS     # settings of SFTConfig, and `rank`, as JSON
 
 scripts/bench/sft.py starts this in a process of its own; TRL is used as its documentation shows: a model
 folder, rows with prompt and completion, a LoraConfig, an SFTConfig.
@@ -24,11 +24,12 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 
 def main(model: str, rows: str, out: Path, settings: dict[str, Any]) -> None:
+    rank = settings.pop("rank", 16)
     trainer = _CountingTrainer(
         model=model,
         args=SFTConfig(output_dir=str(out), **settings),
         train_dataset=load_dataset("json", data_files=rows, split="train"),
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+        peft_config=LoraConfig(r=rank, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
     )
     trainer.add_callback(Metrics(trainer, out / "metrics.jsonl"))
     trainer.train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 from collections.abc import Callable, Iterator
@@ -17,11 +18,14 @@ from tests.conftest import MINILM, save_tiny
 from workbench.errors import ConfigError
 from workbench.models import last_block
 from workbench.planning.dry_run import hold
+from workbench.planning.members_that_fit import that_fit
 from workbench.planning.memory_ledger import MemoryLedger
 from workbench.planning.plan import Plan
+from workbench.recipes import plan_fleet
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
 from workbench.training.bank_trainer import BankTrainer
+from workbench.training.fleet_trainer import FleetTrainer
 from workbench.training.trainer import Trainer
 
 LORA = "adapter={method: lora, rank: 4}"
@@ -35,18 +39,20 @@ def ledgers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MemoryLedger]]:
     found: list[MemoryLedger] = []
     left = _models()
 
-    def counted(work: Callable[[Any], None]) -> Callable[[Any], None]:
-        def counting(training: Any) -> None:
+    def counted(work: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def counting(training: Any) -> Any:
             loaded = [each for each in _models() if not any(each is other for other in left)]
             with MemoryLedger() as ledger:
                 hold(ledger, training, others=loaded)
-                work(training)
+                outcome = work(training)
             found.append(ledger)
+            return outcome
 
         return counting
 
     for kind in (Trainer, BankTrainer):
         monkeypatch.setattr(kind, "work", counted(kind.work))
+    monkeypatch.setattr(FleetTrainer, "work_until_one_ends", counted(FleetTrainer.work_until_one_ends))
     yield found
 
 
@@ -224,6 +230,24 @@ def test_of_a_bank(compare: Callable[..., tuple[Plan, int]], stories: str, metho
     words = [f"model.id={stories}", *FEW, "data.limit=400", *chosen]
     planned, measured = compare("crossval/quickstart", *words)
     assert planned.dry_run.peak == pytest.approx(measured, rel=0.01)
+
+
+@pytest.mark.slow
+def test_of_a_fleet_and_of_as_many_as_fit(ledgers: list[MemoryLedger], stories: str, tmp_path: Path) -> None:
+    rows = "data: {train: starter/arithmetic_start.jsonl, held_out: 0.2}, train.steps: 3"
+    members = f"fleet.members={{a: {{{rows}, adapter.rank: 8}}, b: {{{rows}, adapter.rank: 32}}}}"
+    config = load("fleet/quickstart", [f"model.id={stories}", "evaluate={samples: 0, answers: 0}", members])
+
+    @functools.cache
+    def needed(many: int) -> int:
+        planned = plan(plan_fleet.with_members(config, many))
+        return planned.needed - planned.process
+
+    room = that_fit(needed, few=2, memory=(needed(4) + needed(5)) // 2)
+    assert room.count == 4
+    workbench.run(plan_fleet.with_members(config, room.count), out=tmp_path / "run", quiet=True)
+    measured = max(ledger.peak for ledger in ledgers)
+    assert measured * 0.97 <= room.known[4] <= measured * 1.07
 
 
 def test_every_byte_of_the_peak_is_at_home_somewhere(wide: Plan) -> None:

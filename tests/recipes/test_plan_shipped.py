@@ -25,7 +25,9 @@ MARKS = {
     **dict.fromkeys(
         ("crossval/quickstart", "crossval/pictures", "rerank/quickstart", "reward/quickstart"), pytest.mark.cube
     ),
-    **dict.fromkeys(("classify/quickstart", "search/quickstart", "sweep/quickstart"), pytest.mark.cube),
+    **dict.fromkeys(
+        ("classify/quickstart", "fleet/quickstart", "search/quickstart", "sweep/quickstart"), pytest.mark.cube
+    ),
     **dict.fromkeys(("budget/1-day-gpu", "budget/1-hour-cpu", "sft/chat", "sft/full", "sft/qlora"), pytest.mark.cube),
 }
 """Those that take more than ten seconds, or are planned as others: a sweep is a bank, combo folds, vision classes."""

@@ -32,6 +32,8 @@ def parts(plan: Plan) -> Iterator[Table | Text | str]:
     where = f"{plan.device}, zero={plan.distributed.zero}" if plan.devices > 1 else plan.device
     needed = f"{units.size(plan.needed)} of {units.size(plan.memory)} on {where}"
     yield f"{verdict}: {needed}. {' '.join(plan.notes)}".rstrip()
+    if plan.members is not None:
+        yield plan.members.sentence
 
 
 def _bytes(plan: Plan) -> Table:

@@ -47,6 +47,7 @@ _ONLY_FOR = {
     "ensemble": ("crossval",),
     "sweep": ("sweep",),
     "search": ("search",),
+    "fleet": ("fleet",),
     "distill": ("distill",),
     "embed": ("embed",),
     "rerank": ("rerank",),

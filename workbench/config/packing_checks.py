@@ -8,7 +8,7 @@ from workbench.config.run_sections import RunSections, TrainingSections
 
 ABLE = ("sft", "mlm", "prefer", "classify", "crossval", "reward", "embed", "distill")
 """Recipes that can pack rows."""
-OF_MEMBERS = ("sweep", "search")
+OF_MEMBERS = ("sweep", "search", "fleet")
 """Recipes whose members are runs of other recipes, each of which is checked by itself."""
 
 

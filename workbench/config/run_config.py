@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import model_validator
 
 from workbench.adapters import Method
-from workbench.config import cross_checks, packing_checks, plugins, search_expansion, streaming_checks
+from workbench.config import cross_checks, fleet_expansion, packing_checks, plugins, search_expansion, streaming_checks
 from workbench.config.distill_expansion import as_plain_run
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.run_sections import RunSections
@@ -19,6 +20,15 @@ from workbench.schema import parse
 class RunConfig(RunSections):
     """Everything that a run depends on; a run is a pure function of it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_of_members(cls, values: Any) -> Any:
+        return (
+            fleet_expansion.with_rows(values)
+            if isinstance(values, dict) and values.get("recipe") == "fleet"
+            else values
+        )
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         mistakes = [*packing_checks.mistakes(self), *streaming_checks.mistakes(self)]
@@ -27,6 +37,9 @@ class RunConfig(RunSections):
             return self
         if self.recipe == "search" and not mistakes:
             search_expansion.ends(self)
+            return self
+        if self.recipe == "fleet" and not mistakes:
+            fleet_expansion.trials(self)
             return self
         if self.recipe == "distill" and not mistakes:
             as_plain_run(self)

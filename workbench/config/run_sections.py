@@ -28,6 +28,7 @@ from workbench.config.correction_config import CorrectionConfig
 from workbench.config.distill_config import DistillConfig
 from workbench.config.distributed_config import DistributedConfig
 from workbench.config.embed_config import EmbedConfig
+from workbench.config.fleet_config import FleetConfig
 from workbench.config.folds_config import DuplicatesConfig, EnsembleConfig, FoldsConfig
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.grow_config import GrowConfig
@@ -63,6 +64,7 @@ class CommonSections(Section):
         "crossval",
         "sweep",
         "search",
+        "fleet",
         "distill",
         "embed",
         "rerank",
@@ -142,7 +144,7 @@ class TrainingSections(CommonSections):
 
 
 class TaskSections(CommonSections):
-    """Sections of what recipes do with trainings: folds, stages, members of a sweep, a student, rewards."""
+    """Sections of what recipes do with trainings: folds, stages, members of a sweep or fleet, a student, rewards."""
 
     duplicates: DuplicatesConfig = DuplicatesConfig()
     folds: FoldsConfig = FoldsConfig()
@@ -152,6 +154,7 @@ class TaskSections(CommonSections):
     ensemble: EnsembleConfig = EnsembleConfig()
     sweep: SweepConfig = SweepConfig()
     search: SearchConfig = SearchConfig()
+    fleet: FleetConfig = FleetConfig()
     distill: DistillConfig = DistillConfig()
     embed: EmbedConfig = EmbedConfig()
     rerank: RerankConfig = RerankConfig()
@@ -167,11 +170,14 @@ class RunSections(TrainingSections, TaskSections):
 
     @property
     def labelled(self) -> bool:
-        """Whether the run, or each member of a sweep or search, learns the labels of rows rather than tokens."""
-        of = {"sweep": self.sweep.of, "search": self.search.of, "distill": self.distill.of}.get(
-            self.recipe, self.recipe
-        )
-        return of in ("classify", "crossval")
+        """Whether the run, or each member of several, learns the labels of rows rather than tokens."""
+        named = {
+            "sweep": self.sweep.of,
+            "search": self.search.of,
+            "fleet": self.fleet.of,
+            "distill": self.distill.of,
+        }
+        return named.get(self.recipe, self.recipe) in ("classify", "crossval")
 
     @property
     def steps_on_rows(self) -> int:

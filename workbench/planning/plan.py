@@ -9,6 +9,7 @@ from workbench.config.distributed_config import DistributedConfig
 from workbench.models.adapter_sizes import AdapterSize
 from workbench.planning import fsdp_memory, zero_memory
 from workbench.planning.dry_run import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, DryRun
+from workbench.planning.members_that_fit import MembersThatFit
 from workbench.planning.memory_ledger import ACTIVATIONS
 from workbench.planning.step_time import StepWork, Timed
 from workbench.planning.zero_memory import Contents, HeldBytes, Moment
@@ -64,6 +65,8 @@ class Plan:
     """The devices' share of these seconds, with its interval."""
     tried: tuple[Candidate, ...] = ()
     """All ways that were compared, this one included."""
+    members: MembersThatFit | None = None
+    """How many members like those of a bank fit."""
     recomputable: bool = True
     """Whether its adapter goes with checkpointing on this backbone."""
 
@@ -177,6 +180,7 @@ class Plan:
             "batch": {"tokens_per_device": self.tokens_per_device, "micro_batches": dry_run.micro_batches},
             "zero": {"stage": self.distributed.zero, "offload": self.offload},
             "timeline": {moment: vars(held) for moment, held in self.timeline.items()},
+            **({} if self.members is None else {"members": self.members.facts}),
             "tried": [vars(each) for each in self.tried],
             "fits": self.fits,
             "reasons": self.reasons,

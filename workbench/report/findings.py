@@ -11,6 +11,7 @@ from workbench.report import (
     class_section,
     crossval_section,
     embed_section,
+    fleet_section,
     preference_section,
     reinforce_section,
     reward_section,
@@ -30,6 +31,8 @@ class Finding:
 def verdict(record: RunRecord) -> str:
     """Outcome of the run in one sentence, from its numbers."""
     loss = record.difference("loss")
+    if record.config.get("recipe") == "fleet" and loss is not None:
+        return fleet_section.verdict(record)
     if loss is None:
         return _unfinished(record)
     if record.crossvalidates:

@@ -20,6 +20,7 @@ from workbench.report import (
     dynamics_section,
     embed_section,
     findings,
+    fleet_section,
     layer_section,
     mixture_plot,
     neighbours,
@@ -67,10 +68,9 @@ class Comparison:
 
 
 def write(run: Path) -> Path:
-    """Write `report.html` into a run directory and return its path; a part that is missing is named as such.
+    """Write `report.html` into a run directory and return its path; raises ConfigError where `run` is none.
 
-    Raises:
-        ConfigError: `run` is not a run directory.
+    A part that is missing is named as such.
     """
     this = run_record.read(run)
     page = render(
@@ -81,7 +81,7 @@ def write(run: Path) -> Path:
         tiles=_tiles(this),
         scores=_scores(this),
         plots=[
-            *(plot for each in (sweep_section, search_section) for plot in each.plots(this)),
+            *(plot for each in (sweep_section, search_section, fleet_section) for plot in each.plots(this)),
             *curves.of_run(this),
             *(plot for each in (mixture_plot, preference_section, reinforce_section) for plot in each.plots(this)),
         ],
@@ -93,6 +93,7 @@ def write(run: Path) -> Path:
         cross=crossval_section.crossvalidated(this),
         sweep=sweep_section.read(run),
         search=search_section.read(run),
+        fleet=fleet_section.read(run),
         tasks=tasks_section.read(run),
         win_rates=win_rate_section.read(run),
         layers=layer_section.layers(this),

@@ -21,7 +21,7 @@ from typing import IO, Any
 import psutil
 import torch
 
-from workbench.config import RunConfig, sweep_expansion
+from workbench.config import RunConfig, fleet_expansion, sweep_expansion
 from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
 from workbench.runs import evaluation_request, files, run_log, trust
@@ -178,7 +178,7 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
     lock = _locked(path)
     try:
         if resume:
-            _require_same(config.model_dump(mode="json"), begun(path, config).model_dump(mode="json"), path)
+            _go_on_with(config, path)
         files.remove_unfinished(path)
         files.remove_unfinished(path / "checkpoints")
         run = Run(path, lock, resumed=resume, ranks=ranks)
@@ -256,9 +256,16 @@ def read_config(path: Path, trusted: Trust | None = None) -> RunConfig:
 def shipped_config(path: Path, trusted: Trust | None = None) -> RunConfig:
     """As `read_config`, the configuration of the adapter that a run ships: of a sweep, that of its best member."""
     given = trusted or Trust()
-    read_config(path, given)
+    if read_config(path, given).recipe == "fleet":
+        raise ConfigError(f"{path}: a fleet ships no adapter; each of its members does. {_one_of_members(path)}")
     values = shipped_values(path)
     return _parsed(values if given.given else trust.without(values, path, given), path, values, given)
+
+
+def _one_of_members(path: Path) -> str:
+    names = sorted(each.parent.name for each in (path / "members").glob("*/config.yaml"))
+    shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+    return f"Name one of them, as {path / 'members' / names[0]} ({shown})." if names else "None has begun yet."
 
 
 def fold_members(path: Path) -> list[Path]:
@@ -277,6 +284,8 @@ def _values(path: Path) -> dict[str, Any]:
 def shipped_values(path: Path) -> dict[str, Any]:
     """The values of config.yaml as those of the run whose adapter it ships: of a sweep or search, its best member."""
     values = _values(path)
+    if values.get("recipe") == "fleet":
+        return values
     table = sweep_expansion.TABLES.get(str(values.get("recipe")))
     members = {} if table is None else files.read_json(path / table)
     return sweep_expansion.shipped_values(values, path, members)
@@ -349,6 +358,15 @@ def _failed_before_a_checkpoint(path: Path) -> bool:
     """Whether a run ended in a mistake with nothing to keep, so that the mended one may take its place."""
     failed = files.read_json(path / "manifest.json").get("status") == "failed"
     return failed and not any(path.rglob("checkpoints/step-*"))  # its own, or of a member inside it
+
+
+def _go_on_with(config: RunConfig, path: Path) -> None:
+    """Refuse to continue the run at `path` under another configuration, but for members that came to a fleet."""
+    wanted, values = config.model_dump(mode="json"), begun(path, config).model_dump(mode="json")
+    grown = fleet_expansion.grown(values, wanted)
+    _require_same(wanted, {**values, "fleet": wanted["fleet"]} if grown else values, path)
+    if grown:
+        files.write_bytes(path / "config.yaml", dump_yaml(wanted).encode())
 
 
 def _require_same(wanted: Mapping[str, Any], values: Mapping[str, Any], path: Path) -> None:

@@ -48,13 +48,12 @@ Objective = Callable[[Tensor, Tensor, float], Tensor]
 
 
 class EpochRows(NamedTuple):
-    """Rows of a member in a micro-batch, as they are seen in a pass over its data."""
+    """Rows of a member in a micro-batch, and all of them as a pass over its data sees them."""
 
     member: AdapterTrainer
     indices: Indices
     epoch: int
     seen: Examples
-    """Its rows, as that pass reads them."""
 
 
 def refusal(config: RunConfig) -> str | None:
@@ -132,21 +131,12 @@ class BankTrainer:
         self.ahead: Prefetcher[JoinedRows] | None = None
         """Collates the next rows, while `work` goes on."""
         self.masters = MasterWeights(bank.model, compute)
-        every = trained(self.masters, freezer)
-        own = {name: bank.parameters_of(name) for name in bank.members}
         self.label_losses = label_losses
         self.row_losses = {name: RowLossWatch() for name in bank.members}
         tasks = dict(zip(bank.members, train_tasks, strict=True))
         self.visits = {} if label_losses is None else self._visit_records(tasks)
         """Losses of the rows of each member, where they are recorded."""
-        self.members = {
-            name: AdapterTrainer(
-                task,
-                replace(every, values={key: each for key, each in every.values.items() if key in own[name]}),
-                hooks=self.row_losses[name].hooks,
-            )
-            for name, task in tasks.items()
-        }
+        self.members = {name: self.member(name, task) for name, task in tasks.items()}
         self.begun = dict.fromkeys(self.members, 0)
         """Step of each member when this bank began, where members come from others; all are in step from there."""
         self.config = train_tasks[0].config
@@ -166,6 +156,12 @@ class BankTrainer:
             kept=kept,
         )
 
+    def member(self, name: str, task: TrainTask) -> AdapterTrainer:
+        """The training of a member, not begun."""
+        every, own = trained(self.masters, self.freezer), self.bank.parameters_of(name)
+        values = {key: each for key, each in every.values.items() if key in own}
+        return AdapterTrainer(task, replace(every, values=values), hooks=self.row_losses[name].hooks)
+
     def _visit_records(self, tasks: Mapping[str, TrainTask]) -> dict[str, VisitRecord]:
         """Records of the losses of rows, of those members that keep them."""
         records = {name: row_losses.record(task.config, len(task.train), ALONE) for name, task in tasks.items()}
@@ -183,16 +179,21 @@ class BankTrainer:
         self._resume()
         self.prepare()
         self.prefix.follow()
-        began = time.monotonic() - max(member.progress.elapsed_s for member in self.members.values())
-        shared = thread_choice.chosen(self.members.values(), self.tokens, self.freezer.backbone)
-        with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead, shared:
+        with self._computing() as began:
             while live := {name: member for name, member in self.members.items() if member.live}:
                 self._step(live, began)
-        self.ahead = None
         self.prefix.close()
         errors = [member.error for member in self.members.values() if member.error is not None]
         if len(errors) == len(self.members):
             raise errors[0]
+
+    @contextmanager
+    def _computing(self) -> Iterator[Mapping[str, float]]:
+        """Inside, rows are collated beside the training; yields when each member's clock began."""
+        shared = thread_choice.chosen(self.members.values(), self.tokens, self.freezer.backbone)
+        with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead, shared:
+            yield {name: time.monotonic() - member.progress.elapsed_s for name, member in self.members.items()}
+        self.ahead = None
 
     def prepare(self) -> None:
         """Let the model compute as in training, and recompute activations where that is asked for.
@@ -224,7 +225,7 @@ class BankTrainer:
             for sentence in () if as_planned else sentences:
                 self.callback.say(f"{name}: {sentence}")
 
-    def _step(self, live: dict[str, AdapterTrainer], began: float) -> None:
+    def _step(self, live: dict[str, AdapterTrainer], began: Mapping[str, float]) -> None:
         """One optimizer step of every live member."""
         started, waited, records = time.monotonic(), self._waited(), {}
         for (name, member), loss, norm in zip(live.items(), *self._figures(live), strict=True):
@@ -241,7 +242,7 @@ class BankTrainer:
             for name, record in records.items()
         }
         for name, record in records.items():
-            record = live[name].finish_step(record, began=began)
+            record = live[name].finish_step(record, began=began[name])
             self.callback.step({**record, "member": name}, total=live[name].total)
         stopping = self.callback.stop_requested()
         if stopping or any(member.due for member in live.values()):
@@ -257,8 +258,7 @@ class BankTrainer:
 
     def _figures(self, live: dict[str, AdapterTrainer]) -> tuple[list[float], list[float]]:
         """Mean loss of the next batch of each live member, and the norm of its gradients, which are clipped then."""
-        losses = self._losses_that_fit(live)
-        scalars = read([*losses, *(member.clip(member.batch()) for member in live.values())])
+        scalars = read([*self._losses_that_fit(live), *(member.clip(member.batch()) for member in live.values())])
         return scalars[: len(live)], scalars[len(live) :]
 
     def _losses_that_fit(self, live: dict[str, AdapterTrainer]) -> Tensor:

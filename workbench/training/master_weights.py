@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,6 +51,14 @@ class MasterWeights:
                 self._pairs[name] = (parameter, _master(parameter, compute))
                 if name in frozen:
                     self._move_to_file(name)
+
+    def add(self, parameters: Mapping[str, nn.Parameter], compute: torch.dtype) -> None:
+        """Take further trainable parameters, by their names in the model."""
+        self._pairs |= {name: (parameter, _master(parameter, compute)) for name, parameter in parameters.items()}
+
+    def forget(self, names: Collection[str]) -> None:
+        """Let these go, which leave the model."""
+        self._pairs = {name: pair for name, pair in self._pairs.items() if name not in names}
 
     def __iter__(self) -> Iterator[nn.Parameter]:
         return (master for _, master in self._pairs.values())
