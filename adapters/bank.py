@@ -246,8 +246,8 @@ def attach(
         seeds: One for each member.
         numbers: In the names of the members, for those that come back in another bank; by default their places.
         below: The first so many blocks never train, and need no adapters.
-        later: Of members that may begin later. Where not all are plain LoRA, plain LoRA has layers of its own, too: PEFT
-            would look for places among the others' layers, and the bits must not depend on who was there before.
+        later: Of members that may begin later. Where not all are plain LoRA, plain LoRA has layers of its own, too:
+            PEFT would look for places among the others' layers, and bits must not depend on who was there before.
 
     Raises:
         ConfigError: a method does not work on this backbone, or not in a bank.

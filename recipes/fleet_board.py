@@ -40,10 +40,10 @@ class FleetBoard:
                 f"{run.path} began with the members {', '.join(before)} in this order. Write new ones behind them."
             )
         if table.get("bank") and _plain(trials[: len(before)]) and not _plain(trials):
+            other = ", ".join(trial.name for trial in trials if not _plain([trial]))
             raise ResumeError(
-                f"{run.path} has members of plain LoRA alone, whose products are computed together: "
-                f"{', '.join(name for name, each in zip(now, trials, strict=True) if not _plain([each]))} must wait until "
-                "these have ended. Leave it out and write --resume, then again with it."
+                f"{run.path} has members of plain LoRA alone, whose products are computed together: {other} must wait "
+                "until these have ended. Leave it out and write --resume, then again with it."
             )
         known = table.get("at_once") or (None if at_once == "auto" else int(at_once))
         return cls(run, trials, known, dict(table.get("bank", {})), list(table.get("left", [])))
