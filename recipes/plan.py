@@ -52,7 +52,7 @@ from workbench.recipes.plan_parts import DryRunParts
 from workbench.recipes.single_run import Supervise
 from workbench.runs import units
 from workbench.runs.run_directory import Run
-from workbench.training import bank_trainer, capacity, limits, preflight
+from workbench.training import bank_trainer, capacity, checkpointing, limits
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import layout_checks, layout_settings
 
@@ -141,7 +141,7 @@ def _of_device(config: RunConfig, *, devices: int, memory: int | None, elsewhere
     return Plan(
         device="accelerator" if elsewhere else str(backbones.device()),
         weights=parts.backbone.weights,
-        checkpointing=config.train.checkpointing is True,
+        checkpointing=config.train.checkpointing != "auto" and config.train.checkpointing,
         size=parts.size,
         steps=plan_settings.steps_worth(config, _total_steps(config, fit)),
         tokens_per_device=min(fit.tokens, longest * own.batch.size) if auto else fit.tokens,
@@ -152,7 +152,8 @@ def _of_device(config: RunConfig, *, devices: int, memory: int | None, elsewhere
         process=process,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
         notes=tuple(notes),
-        recomputable=not preflight.no_recomputing(config, parts.backbone.model),
+        recomputable=not checkpointing.refusal(config, parts.backbone.model),
+        by_block=checkpointing.by_block(config, parts.backbone.model),
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
     )

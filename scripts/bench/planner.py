@@ -103,8 +103,9 @@ def _configurations(encoder: str) -> dict[str, tuple[str, list[str]]]:
                 words = [f"model.weights={weights}", f"adapter={section}"]
                 found[f"starter, {method}, {weights}"] = ("sft/quickstart", words)
     for weights in ("bfloat16", "nf4"):
-        words = [f"model.weights={weights}", "train.checkpointing=true"]
-        found[f"starter, lora, {weights}, checkpointing"] = ("sft/quickstart", words)
+        for way, name in (("true", ""), ("elementwise", " elementwise"), ("0.5", " half of the blocks")):
+            words = [f"model.weights={weights}", f"train.checkpointing={way}"]
+            found[f"starter, lora, {weights}, checkpointing{name}"] = ("sft/quickstart", words)
     for size, tokens in ((4, 1024), (32, 4096)):
         words = [f"batch.size={size}", f"batch.tokens_per_device={tokens}"]
         found[f"starter, lora, auto, {size} rows, {tokens} tokens"] = ("sft/quickstart", words)

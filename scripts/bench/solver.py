@@ -2,13 +2,13 @@
 
     python scripts/bench/solver.py [--json solver.json] [--only WORD ...]
 
-Four configurations of the shipped starter on a CPU. Each is trained with and without checkpointing and with
-micro-batches from the largest to the longest row, while every storage of torch counts (planning/live_bytes.py).
-Three limits of memory make three cases of each configuration: enough for all ways, half-way between the largest and the
-smallest micro-batch, and less than any way without checkpointing takes. The solver knows the limit, and no run. Then
-all ways, and those that it took, are trained once more, each in a process of its own and step by step in turns, so that
-whoever else uses the machine slows all of them alike: every step's processor time is compared with the mean of the same
-step of all ways.
+Four configurations of the shipped starter on a CPU. Each is trained without recomputing, with elementwise operations
+and with whole blocks recomputed, and with micro-batches from the largest to the longest row, while every storage of
+torch counts (planning/live_bytes.py). Three limits of memory make three cases of each configuration: enough for all
+ways, half-way between the largest and the smallest micro-batch, and less than any way without checkpointing takes. The
+solver knows the limit, and no run. Then all ways, and those that it took, are trained once more, each in a process of
+its own and step by step in turns, so that whoever else uses the machine slows all of them alike: every step's processor
+time is compared with the mean of the same step of all ways.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import numpy as np
 import standing
 
 import workbench
+from workbench.config.basic_sections import Checkpointing
 from workbench.data.batching import Indices
 from workbench.planning.dry_run import hold
 from workbench.planning.memory_ledger import MemoryLedger
@@ -63,8 +64,11 @@ TOLERANCE = 0.05
 """Share of processor time: ways that differ by less are equally fast."""
 
 
+_KEEPING: tuple[Checkpointing, ...] = (False, "elementwise", True)
+
+
 class Way(NamedTuple):
-    checkpointing: bool
+    checkpointing: Checkpointing
     tokens: int
 
 
@@ -115,7 +119,7 @@ def _ways(name: str) -> list[Way]:
     planned = _largest(name)
     least, most = planned.longest, planned.tokens_per_device
     tokens = sorted({least + int(share * (most - least)) for share in SHARES}, reverse=True)
-    return [Way(checkpointing, count) for checkpointing in (False, True) for count in tokens]
+    return [Way(checkpointing, count) for checkpointing in _KEEPING for count in tokens]
 
 
 @cache
@@ -143,7 +147,7 @@ def _choose(name: str, limit: int) -> SolverChoice:
 def _taken(choice: SolverChoice) -> Way:
     config = choice.require().config
     assert isinstance(config.batch.tokens_per_device, int)
-    return Way(config.train.checkpointing is True, config.batch.tokens_per_device)
+    return Way(config.train.checkpointing, config.batch.tokens_per_device)
 
 
 def _peak(name: str, way: Way) -> int:
@@ -224,7 +228,7 @@ def _counting() -> Iterator[list[int]]:
 
 
 def _said(way: Way) -> str:
-    return f"{way.tokens} tokens{', checkpointing' if way.checkpointing else ''}"
+    return f"{way.tokens} tokens{f', checkpointing={way.checkpointing}' if way.checkpointing else ''}"
 
 
 def _arguments() -> argparse.Namespace:

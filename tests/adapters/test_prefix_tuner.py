@@ -22,7 +22,7 @@ from workbench.adapters import DeepPrompt, Method, Prefix, attention_calls
 from workbench.config import RunConfig
 from workbench.errors import BackboneError, ConfigError
 from workbench.schema import parse
-from workbench.training.preflight import require_recomputable
+from workbench.training import checkpointing
 
 KINDS: dict[str, dict[str, Any]] = {
     "Bert": {"head": "SequenceClassification", "num_labels": 3},
@@ -165,13 +165,13 @@ def test_recomputing_is_refused_only_where_the_prefix_stands_in_the_cache(config
     sections = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "train": {"checkpointing": True}}
     run = parse(RunConfig, {**sections, "adapter": config.model_dump()}, source="here")
     for kind in KINDS:
-        require_recomputable(run, build(kind))
-        require_recomputable(run, attach(build(kind), config))
+        checkpointing.require(run, build(kind))
+        checkpointing.require(run, attach(build(kind), config))
     text = f"train.checkpointing does not go with adapter.method={config.method}: transformers leaves out the key-value"
     bare = tiny("Llama")
     for model in (bare, adapters.attach(bare, config, seed=0)):
         with pytest.raises(ConfigError, match=text):
-            require_recomputable(run, model)
+            checkpointing.require(run, model)
 
 
 @EACH_KIND

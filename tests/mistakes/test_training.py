@@ -70,6 +70,15 @@ CONFIGURATIONS = {
     ),
     "full with tokens": config("'adapter={method: full}' model.new_tokens=[<a>]", "model.new_tokens", "Able: adalora,"),
     "schedule": config("'schedule={name: wsd, warmup: 0.9}'", "schedule: warmup 0.9 and decay", "sum to 1 or less"),
+    "part of what is cut": config(
+        "train.checkpointing=elementwise distributed.zero=3", "DeepSpeed has given away", "distributed.engine=fsdp2"
+    ),
+    "part of what is compiled": config(
+        "train.checkpointing=0.5 train.compile=true",
+        "checkpointing=0.5 is left to torch.compile",
+        "train.compile=false",
+    ),
+    "share of blocks above 1": config("train.checkpointing=1.5", "train.checkpointing", "less than 1"),
     "patience": config("evaluate.patience=3", "evaluate.patience", "write save.ship=best as well"),
     "one is no share": config("evaluate.every=1.0", "evaluate.every", "less than 1, found 1.0"),
     "best of none": config("save.ship=best", "save.ship=best", "write evaluate.every=0.1"),

@@ -24,6 +24,7 @@ from workbench.planning.plan import Plan
 from workbench.recipes import plan_fleet
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
+from workbench.training import capacity
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.fleet_trainer import FleetTrainer
 from workbench.training.trainer import Trainer
@@ -110,6 +111,23 @@ def test_a_plan_predicts_the_peak(words: list[str], compare: Callable[..., tuple
     planned, measured = compare("sft/quickstart", *FEW, "data.held_out=0.1", "batch.size=8", "train.steps=3", *words)
     assert measured * 0.97 <= planned.dry_run.peak <= measured * 1.05
     assert sum(planned.dry_run.at_peak.values()) <= planned.dry_run.peak
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["bfloat16", pytest.param("nf4", marks=pytest.mark.cube)])
+def test_a_plan_predicts_what_each_way_to_keep_activations_holds(
+    weights: str, compare: Callable[..., tuple[Plan, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Scoring reads one row at a time, so that training is what takes most."""
+    monkeypatch.setattr(capacity, "FORWARD_TOKENS", 1)
+    words = ["data.limit=24", "batch={size: 8, tokens_per_device: 1024}", "train.steps=2", "evaluate.every=null"]
+    peaks = []
+    for number, way in enumerate(("false", "elementwise", "0.5", "true")):
+        planned, measured = compare("sft/quickstart", *words, f"model.weights={weights}", f"train.checkpointing={way}")
+        (tmp_path / "run").rename(tmp_path / str(number))
+        assert measured * 0.97 <= planned.dry_run.peak <= measured * 1.05
+        peaks.append(measured)
+    assert peaks == sorted(peaks, reverse=True) and peaks[1] < 0.85 * peaks[0]
 
 
 @pytest.mark.slow

@@ -34,6 +34,8 @@ MARGIN = "margin"
 Share = Annotated[float, Field(gt=0, lt=1)]
 Every = Annotated[int, Field(gt=0, strict=True)] | Share
 """A number of steps, or a share of the run between 0 and 1."""
+Checkpointing = bool | Literal["auto", "elementwise"] | Share
+"""Activations that are recomputed: of all blocks or none, of elementwise operations, or of a share of the blocks."""
 
 
 class ModelConfig(Section):
@@ -295,9 +297,13 @@ class TrainConfig(Section):
     """Decoupled weight decay of matrices; vectors are never decayed."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this norm."""
-    checkpointing: bool | Literal["auto"] = "auto"
-    """Recompute activations in the backward pass. `auto`: only where one example would not fit otherwise. Why:
-    recomputing costs a forward pass more in each step."""
+    checkpointing: Annotated[Checkpointing, Unit("share of the blocks")] = "auto"
+    """Recompute activations in the backward pass, to the same bits. `elementwise`: norms, activation functions, casts
+    and dropout of every block, so that its products and attention alone are kept. A share of the blocks between 0 and
+    1: the first so many are recomputed whole, never the last, and the others as by `elementwise`. true: all of them
+    whole. `auto`: on an accelerator the first of these with which the run fits, where it does not without; on a CPU
+    nothing is, unless the plan decides (`distributed.zero=auto`). Why: recomputing whole blocks costs a forward pass
+    more in each step."""
     compile: bool = False
     """Compile each decoder layer with torch.compile: slower start, faster steps."""
 

@@ -9,6 +9,7 @@ from workbench.adapters.method import HALF_OR_FULL
 from workbench.config import (
     alora_checks,
     augment_checks,
+    checkpointing_checks,
     curriculum_checks,
     curvature_checks,
     embed_checks,
@@ -97,6 +98,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from sampling_checks.mistakes(config)
     yield from sequence_checks.mistakes(config)
     yield from tensor_checks.mistakes(config)
+    yield from checkpointing_checks.mistakes(config)
     yield from pipeline_checks.mistakes(config)
     yield from sparsity_checks.mistakes(config)
     yield from growth_checks.mistakes(config)

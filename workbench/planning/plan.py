@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from workbench.config.basic_sections import Checkpointing
 from workbench.config.distributed_config import DistributedConfig
 from workbench.models.adapter_sizes import AdapterSize
 from workbench.planning import fsdp_memory, zero_memory
@@ -38,8 +39,8 @@ class Plan:
     """Its kind."""
     weights: str
     """How the backbone's weights are stored."""
-    checkpointing: bool
-    """Whether activations are computed again in the backward pass."""
+    checkpointing: Checkpointing
+    """How activations are kept for the backward pass; no `auto`, which begins by keeping them all."""
     size: AdapterSize
     steps: int
     tokens_per_device: int
@@ -69,6 +70,8 @@ class Plan:
     """How many members like those of a bank fit."""
     recomputable: bool = True
     """Whether its adapter goes with checkpointing on this backbone."""
+    by_block: bool = True
+    """Whether elementwise operations, or some blocks alone, can be recomputed."""
 
     def held(self, moment: Moment) -> HeldBytes:
         """Bytes of the model's state at a moment of a step."""

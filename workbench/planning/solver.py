@@ -1,12 +1,14 @@
 """The fastest way to carry out a run that fits: every setting left `auto`, decided.
 
 Ways are compared in one order: ZeRO 0, 1, 2, 3, the optimizer's state in the host's memory, weights there too, both on
-disk, and all of these again with checkpointing; each with the largest micro-batch that fits. Of those that fit the
-fastest is taken, of equals the first. Where none fits, weights that were left to choose are quantised.
+disk, and all of these again with elementwise operations recomputed, with a share of the blocks, and with all of them;
+each with the largest micro-batch that fits. Of those that fit the fastest is taken, of equals the first. Where none
+fits, weights that were left to choose are quantised.
 
-A dry run is made with its largest and its smallest micro-batch, without checkpointing, and with it where that could be
-faster. Between them bytes are taken to grow evenly with tokens and seconds with passes, until that way is chosen and
-tried itself, with as many tokens as fit; the stages of ZeRO differ by arithmetic alone.
+A dry run is made with its largest and its smallest micro-batch, without recomputing, and with it where that could be
+faster. Between them bytes are taken to grow evenly with tokens and with the share of the blocks, and seconds with
+passes and that share, until a way is chosen and tried itself, with as many tokens as fit; the stages of ZeRO differ by
+arithmetic alone.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from pydantic import ValidationError
 
 from workbench.adapters import Full
 from workbench.config import RunConfig, cross_checks
+from workbench.config.basic_sections import Checkpointing
+from workbench.config.checkpointing_checks import unable_by_block
 from workbench.config.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.planning import traffic
@@ -37,6 +41,8 @@ Timing = Callable[[Plan], Timed]
 
 PROBES, WORTH = 5, 1.1
 """So many micro-batches are tried at most to fill the memory, each of so many times the tokens of one that fits."""
+SHARES = (0.25, 0.5, 0.75)
+"""Shares of the blocks that are recomputed whole, besides none and all."""
 SHORTER = (0.75, 0.5, 0.25, 0.125)
 """Shares of the longest row that are tried where nothing fits."""
 
@@ -117,11 +123,17 @@ def _chosen(way: _Way, tried: list[_Way]) -> SolverChoice:
 
 
 def _candidate(plan: Plan) -> Candidate:
-    words = [plan.weights, "checkpointing"] if plan.checkpointing else [plan.weights]
+    words = [plan.weights, *_in_words(plan.checkpointing)]
     if plan.distributed.zero != 0:
         words.append(f"zero={plan.distributed.zero}")
     words += [f"{plan.offload}"] if plan.offload != "none" else []
     return Candidate(", ".join(words), plan.tokens_per_device, plan.needed, plan.fits, plan.seconds or 0.0)
+
+
+def _in_words(checkpointing: Checkpointing) -> list[str]:
+    if checkpointing is False:
+        return []
+    return ["checkpointing" if checkpointing is True else f"checkpointing={checkpointing}"]
 
 
 class _Solver:
@@ -129,19 +141,20 @@ class _Solver:
 
     def __init__(self, config: RunConfig, make_plan: PlanMaker, timing: Timing) -> None:
         self._config, self._make_plan, self._timing = config, make_plan, timing
-        self._known: dict[tuple[bool | str, int | str], Plan] = {}
+        self._known: dict[tuple[Checkpointing, int | str], Plan] = {}
 
     def ways(self) -> list[_Way]:
         """All that are worth comparing; only the first where that fits, as nothing can be faster."""
         candidates: list[_Way] = []
-        for checkpointing in _checkpointing(self._config):
-            if checkpointing and not self._first.recomputable:
-                return candidates
+        for checkpointing in self._checkpointing():
             if any(way.plan.fits and (way.plan.seconds or 0.0) <= (self._first.seconds or 0.0) for way in candidates):
                 return candidates  # with fewer passes none is faster, and computing twice is none
             config = _with(self._config, "train", checkpointing=checkpointing)
             for layout in _layouts(config, self._first):
-                candidates.append(self._largest(_with_layout(config, layout)))
+                laid_out = _with_layout(config, layout)
+                if checkpointing not in (True, False) and any(unable_by_block(laid_out)):
+                    continue
+                candidates.append(self._largest(laid_out))
                 if (
                     len(candidates) == 1
                     and candidates[0].plan.fits
@@ -153,13 +166,13 @@ class _Solver:
 
     def confirmed(self, way: _Way) -> _Way:
         """The same after dry runs: the fastest of several micro-batches, larger where one fits, else smaller."""
-        low = self._plan(way.config, way.plan.longest)
+        low = self._plan(way.config, way.plan.longest, tried=True)
         high = self._plan(way.config, self._config.batch.tokens_per_device)
         tokens, fitting = way.plan.tokens_per_device, [low]
         for _ in range(PROBES):
             if not _is_worth_it(low, high, tokens):
                 break
-            plan = self._plan(way.config, tokens)
+            plan = self._plan(way.config, tokens, tried=True)
             if plan.fits:
                 low, most = plan, 1.0
                 fitting.append(plan)
@@ -171,8 +184,19 @@ class _Solver:
     @cached_property
     def _first(self) -> Plan:
         """Plan of the configuration without anything that saves memory."""
-        config = _with(self._config, "train", checkpointing=_checkpointing(self._config)[0])
+        wanted = self._config.train.checkpointing
+        config = _with(self._config, "train", checkpointing=wanted != "auto" and wanted)
         return self._dry_plan(config, self._config.batch.tokens_per_device)
+
+    def _checkpointing(self) -> list[Checkpointing]:
+        """Ways to keep activations that the configuration allows, those that keep most first."""
+        wanted = self._config.train.checkpointing
+        if wanted != "auto":
+            return [wanted]
+        if not self._first.recomputable:
+            return [False]
+        parts: list[Checkpointing] = ["elementwise", *SHARES] if self._first.by_block else []
+        return [False, *parts, True]
 
     def _is_largest(self, way: _Way) -> bool:
         return way.plan.tokens_per_device == self._first.tokens_per_device
@@ -181,24 +205,46 @@ class _Solver:
         """With the most tokens in a forward pass that fit, or the fewest that there can be."""
         wanted = self._config.batch.tokens_per_device
         most = self._plan(config, wanted)
+        sure = self._config.train.checkpointing != "auto" or config.train.checkpointing not in SHARES
         if most.fits or wanted != "auto" or most.tokens_per_device <= most.longest:
-            return self._way(config, most, True)
+            return self._way(config, most, sure)
         least = self._plan(config, most.longest)
         if not least.fits:
-            return self._way(config, least, True)
+            return self._way(config, least, sure)
         tokens = _fitting(least, most)
         return self._way(config, _between(least, most, tokens), tokens == least.tokens_per_device)
 
     def _way(self, config: RunConfig, plan: Plan, confirmed: bool) -> _Way:
         return _Way(_with(config, "batch", tokens_per_device=plan.tokens_per_device), plan, confirmed)
 
-    def _plan(self, config: RunConfig, tokens: int | str) -> Plan:
-        """With what devices hold and wait for in the layout of `config`."""
-        plan = replace(self._dry_plan(config, tokens), distributed=config.distributed)
+    def _plan(self, config: RunConfig, tokens: int | str, *, tried: bool = False) -> Plan:
+        """With what devices hold and wait for in the layout of `config`.
+
+        Args:
+            tried: By a dry run of its own, not between those of none and of all blocks.
+        """
+        between = self._config.train.checkpointing == "auto" and config.train.checkpointing in SHARES and not tried
+        dry_plan = self._between_blocks(config, tokens) if between else self._dry_plan(config, tokens)
+        plan = replace(dry_plan, distributed=config.distributed)
         rates = traffic.CPU if plan.device == "cpu" else traffic.ACCELERATOR
         passes, computing = plan.dry_run.micro_batches, plan.seconds or 0.0
         waits = traffic.seconds(plan.contents, plan.distributed, rates, devices=plan.devices, passes=passes)
         return replace(plan, seconds=computing + waits)
+
+    def _between_blocks(self, config: RunConfig, tokens: int | str) -> Plan:
+        """Plan of a share of the blocks, where bytes and seconds grow evenly with it."""
+        share = config.train.checkpointing
+        assert isinstance(share, float)
+        known = self._known.get((share, tokens))
+        if known is not None:
+            return known
+        ends: list[Checkpointing] = ["elementwise", True]
+        none, whole = (self._dry_plan(_with(config, "train", checkpointing=each), tokens) for each in ends)
+        at_peak = {name: _mix(size, whole.dry_run.at_peak[name], share) for name, size in none.dry_run.at_peak.items()}
+        gradients = _mix(none.dry_run.at_gradients, whole.dry_run.at_gradients, share)
+        seconds = (1 - share) * (none.seconds or 0.0) + share * (whole.seconds or 0.0)
+        dry_run = replace(none.dry_run, at_peak=at_peak, at_gradients=gradients)
+        return replace(none, checkpointing=share, dry_run=dry_run, seconds=seconds)
 
     def _dry_plan(self, config: RunConfig, tokens: int | str) -> Plan:
         """Plan of one device that holds everything; `seconds` are those that it computes."""
@@ -260,13 +306,6 @@ def formats(config: RunConfig) -> list[str]:
     return [wanted, "nf4"]
 
 
-def _checkpointing(config: RunConfig) -> list[bool]:
-    wanted = config.train.checkpointing
-    if wanted != "auto":
-        return [wanted]
-    return [False, True]
-
-
 def _layouts(config: RunConfig, first: Plan) -> Iterator[DistributedConfig]:
     """Layouts that share the states of the model among devices, or keep them outside."""
     given = config.distributed
@@ -324,8 +363,8 @@ def _changes(config: RunConfig, least: SolverChoice, make_plan: PlanMaker) -> It
     """Single changes, those that lose least first."""
     if config.batch.tokens_per_device != "auto":
         yield "batch.tokens_per_device=auto", _with(config, "batch", tokens_per_device="auto")
-    if config.train.checkpointing is False and least.plan.recomputable:
-        yield "train.checkpointing=true", _with(config, "train", checkpointing=True)
+    if config.train.checkpointing not in (True, "auto") and least.plan.recomputable:
+        yield "train.checkpointing=auto", _with(config, "train", checkpointing="auto")
     if config.distributed.zero == 0 and (least.plan.devices > 1 or least.plan.device != "cpu"):
         yield "distributed.zero=auto", _with(config, "distributed", zero="auto")
     if len(formats(_with(config, "model", weights="auto"))) > 1 and config.model.weights not in ("auto", "nf4"):

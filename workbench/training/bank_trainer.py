@@ -29,9 +29,10 @@ from workbench.errors import Stopped
 from workbench.losses.label_losses import LabelScorer
 from workbench.models import forward_noise
 from workbench.runs.ranks import ALONE
-from workbench.training import capacity, packing, preflight, row_losses, thread_choice
+from workbench.training import capacity, packing, row_losses, thread_choice
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
+from workbench.training.checkpointing import ActivationKeeping
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
@@ -126,8 +127,6 @@ class BankTrainer:
         self.freezer, self.predict, self.callback = freezer, predict, callback
         self.objectives = dict(zip(bank.members, objectives, strict=True))
         self.tokens, self.device = tokens, next(bank.model.parameters()).device
-        self.recomputes = False
-        """Whether the backward pass computes activations again."""
         self.ahead: Prefetcher[JoinedRows] | None = None
         """Collates the next rows, while `work` goes on."""
         self.masters = MasterWeights(bank.model, compute)
@@ -141,6 +140,7 @@ class BankTrainer:
         """Step of each member when this bank began, where members come from others; all are in step from there."""
         self.config = train_tasks[0].config
         """Settings that all members share."""
+        self.keeping = ActivationKeeping(self.config, freezer.backbone)
         self.arrangement = packing.of_bank(
             train_tasks, freezer.backbone, reads_packed=reads_packed, tokens=tokens, compute=compute
         )
@@ -202,9 +202,7 @@ class BankTrainer:
             ConfigError: The backbone cannot.
         """
         self.masters.refresh()
-        if self.config.train.checkpointing is True:
-            preflight.require_recomputable(self.config, self.freezer.backbone)
-            self._recompute()
+        self.keeping.begin()
         self.bank.train()
         forward_noise.install(self.freezer.backbone, self.freezer.blocks, self.config.regularise)
 
@@ -270,33 +268,15 @@ class BankTrainer:
             self.tokens = tokens
             return self._losses(live)
 
-        fitting = partial(capacity.smaller_until_fits, compute, longest=longest, retry=self._go_on_with)
         try:
-            try:
-                return fitting(self.tokens)
-            except torch.OutOfMemoryError:
-                if not self._may_recompute():
-                    raise
-            self.callback.say("One example does not fit: recomputing activations in the backward pass.")
-            self._forget_gradients()
-            self._recompute()
-            return fitting(self.tokens)
+            return self.keeping.until_it_fits(compute, self.tokens, longest=longest, retry=self._go_on_with)
         except torch.OutOfMemoryError:
             raise capacity.nothing_fits(longest, rows) from None
 
-    def _may_recompute(self) -> bool:
-        """Whether activations are kept that the backward pass could compute again."""
-        kept = self.config.train.checkpointing == "auto" and not self.recomputes
-        return kept and not preflight.no_recomputing(self.config, self.freezer.backbone)
-
-    def _recompute(self) -> None:
-        self.recomputes = True
-        capacity.recompute_activations(self.freezer.backbone)
-        self.bank.train()
-
     def _go_on_with(self, tokens: int) -> None:
-        self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass.")
+        self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass{self.keeping.in_words}.")
         self._forget_gradients()
+        self.bank.train()  # blocks that are recomputed know it by their mode
 
     def _forget_gradients(self) -> None:
         for parameter in [*self.bank.model.parameters(), *self.masters]:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import psutil
 import torch
 
 from workbench.config import TrainingSections
-from workbench.data.batching import Examples, Indices, MicroBatch
+from workbench.config.basic_sections import Checkpointing
+from workbench.data.batching import Examples, Indices
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError, TrainingError
 from workbench.models.weight_storage import HALVES
@@ -152,29 +152,17 @@ def smaller_until_fits(compute: Callable[[int], T], tokens: int, *, longest: int
         retry(tokens)
 
 
-def largest_that_fits(
-    tokens: int, train: Examples, trial: Callable[[MicroBatch], None], *, remembered: Remembered
-) -> int:
-    """Halve `tokens` until a forward and backward pass over the longest rows fits the accelerator's memory.
+class Fitting(NamedTuple):
+    """A way to compute a step that fitted into memory."""
 
-    Raises:
-        torch.OutOfMemoryError: not even one row fits.
-    """
-    if (known := remembered.read()) is not None:
-        return min(tokens, known)
-    order = np.argsort(-train.lengths, kind="stable")
-    longest = int(train.lengths[order[0]])
-
-    def compute(fewer: int) -> int:
-        trial(train.batch(order[: max(1, fewer // longest)]))
-        return fewer
-
-    return smaller_until_fits(compute, tokens, longest=longest, retry=remembered.write)
+    tokens: int
+    """In a forward pass."""
+    checkpointing: Checkpointing
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """The largest micro-batch that fitted in earlier runs like this one; written only where memory was the limit.
+    """Ways to compute that fitted in earlier runs like this one; written only where memory was the limit.
 
     Args:
         config: All sections except `WITHOUT_TENSORS` belong to the key.
@@ -186,15 +174,16 @@ class Remembered:
     longest: int
     signal: Mapping[str, Any]
 
-    def read(self) -> int | None:
-        """Tokens in a forward pass; None where memory limited no earlier run."""
+    def read(self) -> Fitting | None:
+        """None where memory limited no earlier run."""
         if not self._path.exists():
             return None
-        return int(json.loads(self._path.read_text())["tokens_per_device"])
+        kept = json.loads(self._path.read_text())
+        return Fitting(int(kept["tokens_per_device"]), kept["checkpointing"])
 
-    def write(self, tokens: int) -> None:
-        """Keep the number of tokens that fits."""
-        files.write_json(self._path, {"tokens_per_device": tokens})
+    def write(self, tokens: int, checkpointing: Checkpointing) -> None:
+        """Keep the number of tokens that fits, and how activations are kept meanwhile."""
+        files.write_json(self._path, {"tokens_per_device": tokens, "checkpointing": checkpointing})
 
     @cached_property
     def _path(self) -> Path:
@@ -208,11 +197,6 @@ class Remembered:
         ]
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
         return cache_folder() / "fits" / f"{name}.json"
-
-
-def recompute_activations(model: Any) -> None:
-    """Let a model keep no activations of its blocks for the backward pass, which then computes them again."""
-    model.activation_checkpointing_enable()
 
 
 def nothing_fits(longest: int, train: Examples) -> TrainingError:

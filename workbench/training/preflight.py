@@ -18,7 +18,15 @@ from workbench.data.text import text_checks
 from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
 from workbench.models import backbones
-from workbench.training import capacity, layer_drop, packing, prefix_sharing, progressive_stacking, token_drop
+from workbench.training import (
+    capacity,
+    checkpointing,
+    layer_drop,
+    packing,
+    prefix_sharing,
+    progressive_stacking,
+    token_drop,
+)
 from workbench.training.distributed import pipeline_stage, sequence, tensor
 from workbench.training.freezing.layer_map import LayerMap, stack
 from workbench.training.optim import optimizers
@@ -76,34 +84,12 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     sequence.require(config, model.config, longest=int(splits[0].lengths.max()))
     tensor.require(config, model.config)
     adapters.require_fit(model, config.adapter)
-    require_recomputable(config, model)
+    checkpointing.require(config, model)
     _require_layers(config, model)
     modules = config.adapter.modules(model)
     pipeline_stage.require(config, model, modules)
     _require_matrices(config, model)
     return modules
-
-
-def require_recomputable(config: TrainingSections, model: Any) -> None:
-    """Raise ConfigError where activations are to be recomputed, and on this backbone the method does not allow it.
-
-    Args:
-        model: The backbone, with the adapter or without.
-    """
-    if config.train.checkpointing is True and (reason := no_recomputing(config, model)):
-        raise ConfigError(
-            f"train.checkpointing does not go with {reason}. "
-            "Write train.checkpointing=false and a smaller batch.tokens_per_device."
-        )
-
-
-def no_recomputing(config: TrainingSections, model: Any) -> str:
-    """Say with what on this backbone activations cannot be recomputed; empty where they can be."""
-    if reason := config.adapter.no_checkpointing(model):
-        return f"adapter.method={config.adapter.method}: {reason}"
-    if not model.supports_gradient_checkpointing:
-        return f"model.id={config.model.id}, for which transformers has no such thing"
-    return ""
 
 
 def _require_layers(config: TrainingSections, model: PreTrainedModel) -> None:

@@ -23,9 +23,10 @@ from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
-from workbench.training import capacity, failures, packing, preflight, row_losses, step_figures, thread_choice
+from workbench.training import capacity, failures, packing, row_losses, step_figures, thread_choice
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
+from workbench.training.checkpointing import ActivationKeeping
 from workbench.training.distributed.gradient_exchange import GradientExchange
 from workbench.training.distributed.placement import Placement
 from workbench.training.distributed.row_shares import RowShare, share_rows
@@ -111,6 +112,7 @@ class Trainer:
         self.row_losses.observers |= {} if self.visits is None else {"dynamics": self.visits}
         self.ahead: Prefetcher[MicroBatch] | None = None
         """Collates the next micro-batch in a thread, during `work`."""
+        self.keeping = ActivationKeeping(self.config, self.freezer.backbone)
         self.tokens = 0
         """Tokens in one forward pass, padding included if there is any; known after `prepare`."""
         self.evaluation_asked = False
@@ -217,7 +219,7 @@ class Trainer:
             return self.gradients(rows, step=self.member.progress.step)
 
         try:
-            return capacity.smaller_until_fits(compute, self.tokens, longest=self._longest, retry=self._go_on_with)
+            return self.keeping.until_it_fits(compute, self.tokens, longest=self._longest, retry=self._go_on_with)
         except torch.OutOfMemoryError:
             raise capacity.nothing_fits(self._longest, self.train) from None
 
@@ -226,13 +228,19 @@ class Trainer:
         if not self.ranks.alone:
             raise TrainingError(
                 f"Out of memory with {self.tokens} tokens in a forward pass, which are the same on every "
-                f"device.\n  Write batch.tokens_per_device={tokens} --resume"
+                f"device.\n  Write batch.tokens_per_device={tokens}{self.keeping.to_write} --resume"
             )
-        self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass.")
-        self.run.note(batch=dict(tokens_per_device=tokens, steps=self.member.total, **self.arrangement.facts()))
+        self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass{self.keeping.in_words}.")
+        self.tokens = tokens
+        self._note_batch()
         if self.config.batch.tokens_per_device == "auto":
-            self._remembered.write(tokens)
+            self._remembered.write(tokens, self.keeping.now)
         self._free_memory()
+
+    def _note_batch(self) -> None:
+        """Note how a step is computed, for a run that goes on."""
+        how = dict(tokens_per_device=self.tokens, checkpointing=self.keeping.now, steps=self.member.total)
+        self.run.note(batch={**how, **self.arrangement.facts()})
 
     @property
     def _longest(self) -> int:
@@ -353,31 +361,23 @@ class Trainer:
             for layer in anatomy.decoder_layers(self.model):
                 layer.compile(dynamic=True)
         tokens = capacity.tokens_per_device(self.config, self.train, self.device, width=self.width)
-        if self.config.train.checkpointing is True:
-            preflight.require_recomputable(self.config, self.model)  # a plan comes here without having asked
-            capacity.recompute_activations(self.model)
-        remembered = self.run.manifest.get("batch", {}).get("tokens_per_device") if self.run.resumed else None
+        begun = self.run.manifest.get("batch", {}) if self.run.resumed else {}
+        remembered = begun.get("tokens_per_device")
+        self.keeping.begin(begun.get("checkpointing"))
         auto = self.config.batch.tokens_per_device == "auto"
         if auto:
             tokens = int(remembered or self.arrangement.worth(tokens))
         if auto and not remembered and self.device.type != "cpu" and self.config.distributed.rows_together == 1:
             tokens = min(self.ranks.gathered(self._largest_that_fits(tokens)))
-        self.run.note(batch=dict(tokens_per_device=tokens, steps=self.member.total, **self.arrangement.facts()))
         self.tokens = tokens
+        self._note_batch()
 
     def _largest_that_fits(self, tokens: int) -> int:
-        try:
-            return capacity.largest_that_fits(tokens, self.train, self._trial, remembered=self._remembered)
-        except torch.OutOfMemoryError:
-            asked = self.config.train.checkpointing != "auto"
-            if asked or preflight.no_recomputing(self.config, self.freezer.backbone):
-                raise capacity.nothing_fits(self._longest, self.train) from None
-        self.callback.say("One example does not fit: recomputing activations in the backward pass.")
-        capacity.recompute_activations(self.model)
-        try:
-            return capacity.largest_that_fits(tokens, self.train, self._trial, remembered=self._remembered)
-        except torch.OutOfMemoryError:
-            raise capacity.nothing_fits(self._longest, self.train) from None
+        before, remembered = self.keeping.now, self._remembered
+        fitting = self.keeping.largest_that_fits(tokens, self.train, self._trial, remembered=remembered)
+        if self.keeping.now != before:
+            self.callback.say(f"Going on with {fitting} tokens in a forward pass{self.keeping.in_words}.")
+        return fitting
 
     def _trial(self, batch: MicroBatch) -> None:
         """A forward and backward pass with as much memory taken as the optimizer will add in its first step."""

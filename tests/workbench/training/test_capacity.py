@@ -12,9 +12,8 @@ import torch
 
 from tests.workbench.training.together import LabelledSet
 from workbench.config import RunConfig
-from workbench.data.batching import MicroBatch
 from workbench.training import capacity
-from workbench.training.capacity import Remembered, largest_that_fits, smaller_until_fits
+from workbench.training.capacity import Remembered, smaller_until_fits
 
 ROWS = LabelledSet(24, 1)
 LONGEST = int(ROWS.lengths.max())
@@ -30,26 +29,11 @@ def remembered(signal: dict[str, Any] | None = None, **sections: Any) -> Remembe
     return Remembered(config, LONGEST, signal or {})
 
 
-def trial(most: int) -> Any:
-    """A pass that fits up to so many tokens."""
-
-    def run(batch: MicroBatch) -> None:
-        if batch.inputs["input_ids"].numel() > most:
-            raise torch.OutOfMemoryError("fake")
-
-    return run
-
-
-def test_a_value_that_the_batch_capped_is_not_remembered() -> None:
-    one = remembered(batch={"size": 1})
-    assert largest_that_fits(LONGEST, ROWS, trial(10**9), remembered=one) == LONGEST
-    assert one.read() is None
-
-
-def test_a_value_that_memory_made_smaller_is_remembered_for_the_same_memory_alone() -> None:
-    found = largest_that_fits(16 * LONGEST, ROWS, trial(5 * LONGEST), remembered=remembered())
-    assert found == 4 * LONGEST == remembered().read()
-    assert remembered(seed=7, evaluate={"every": None}, schedule={"name": "cosine"}).read() == found
+def test_what_memory_made_smaller_is_remembered_for_the_same_memory_alone() -> None:
+    assert remembered().read() is None
+    remembered().write(4 * LONGEST, "elementwise")
+    assert remembered().read() == (4 * LONGEST, "elementwise")
+    assert remembered(seed=7, evaluate={"every": None}, schedule={"name": "cosine"}).read() == remembered().read()
     for other in (
         remembered(batch={"size": 8}),
         remembered(optimizer={"name": "sgd"}),

@@ -18,7 +18,7 @@ from tests.workbench.training.freezing.fits import train as train_tiny
 from workbench.data.batching import Indices
 from workbench.errors import ResumeError, Stopped, TrainingError
 from workbench.runs.ranks import Ranks
-from workbench.training import capacity, checkpoints, trainer
+from workbench.training import checkpoints, trainer
 from workbench.training.adapter_trainer import AdapterTrainer
 
 RECIPE = """
@@ -144,7 +144,7 @@ def test_what_fitted_while_training_is_remembered_where_the_run_chose_it(
     fit = train_tiny(build("Llama"), config, tmp_path / "run").fit
     assert fit._remembered.read() is None
     fit._go_on_with(45)
-    assert fit._remembered.read() == kept
+    assert fit._remembered.read() == (kept and (kept, False))
     assert fit._largest_that_fits(90) == (kept or 90)  # a pass over the longest rows, as an accelerator begins with
 
 
@@ -154,21 +154,24 @@ def test_a_prefix_that_needs_no_cache_is_recomputed_where_one_example_does_not_f
 ) -> None:
     config = configured(adapter={"method": "p-tuning-v2", "virtual_tokens": 3}, train={"steps": 1})
     fit = train_tiny(build(family), config, tmp_path / "run").fit
-    tried: list[bool] = []
+    tried: list[object] = []
 
-    def largest(tokens: int, *_: Any, **__: Any) -> int:
-        tried.append(fit.freezer.backbone.is_activation_checkpointing)
-        if not tried[-1]:
+    def trial(_: object) -> None:
+        tried.append(fit.keeping.now)
+        if fit.keeping.now is not True:
             raise torch.OutOfMemoryError("fake")
-        return tokens
 
-    monkeypatch.setattr(capacity, "largest_that_fits", largest)
+    monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(fit, "_trial", trial)
     if recomputes:
-        assert fit._largest_that_fits(45) == 45 and tried == [False, True]
+        assert fit._largest_that_fits(45) == fit._longest and dict.fromkeys(tried) == dict.fromkeys(
+            [False, "elementwise", 0.5, True]
+        )
+        assert fit.freezer.backbone.is_activation_checkpointing
     else:
         with pytest.raises(TrainingError):
             fit._largest_that_fits(45)
-        assert tried == [False]
+        assert set(tried) == {False}
 
 
 def test_running_out_of_memory_in_the_optimizer_never_applies_a_step_twice(
