@@ -135,6 +135,19 @@ def row_keys(tokens: int | None = None) -> Tensor | None:
     return _NOW.whole_B if _NOW.whole_B is not None and tokens == len(_NOW.whole_B) else _NOW.keys_B
 
 
+@contextmanager
+def among(start: int, stop: int) -> Iterator[None]:
+    """Inside, layers see the tokens from `start` to `stop` of each row alone, and give them the numbers of all."""
+    before = _NOW.keys_B, _NOW.whole_B
+    if (keys_B := _NOW.keys_B) is not None:
+        own = keys_B if keys_B.ndim == 1 else keys_B[:, start:stop]
+        _NOW.keys_B, _NOW.whole_B = own + (start * _GOLDEN + 2**63) % 2**64 - 2**63, None
+    try:
+        yield
+    finally:
+        _NOW.keys_B, _NOW.whole_B = before
+
+
 def row_lengths() -> Tensor | None:
     """Tokens (B,) of each row that computes now, as far as they are told."""
     return _NOW.lengths_B

@@ -105,6 +105,8 @@ def write(wishes: Wishes, out: Path) -> str:
     values = config.model_dump(mode="json", exclude_unset=True)
     values.setdefault("model", {})["weights"] = weights
     values.setdefault("train", {})["checkpointing"] = again
+    if decided.config.train.offload_activations is True:
+        values["train"]["offload_activations"] = True
     peak, memory = units.size(decided.plan.peak), units.size(decided.plan.memory)
     comments |= {
         "model.weights": f"the fastest that fits: {peak} of {memory} by the plan",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,8 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
-from workbench.models import backbones, classifier, embedder, last_block, output_heads
+from workbench.losses.chunked import planned_for
+from workbench.models import backbones, classifier, embedder, last_block, output_heads, tiled_mlp
 from workbench.models.backbones import Loader
 from workbench.models.exported import ExportedModel
 from workbench.planning import scaling_law, stage_training, step_time
@@ -37,6 +39,7 @@ from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import Timed
 from workbench.recipes import (
+    longest_rows,
     plan_blocks,
     plan_fleet,
     plan_parts,
@@ -48,11 +51,12 @@ from workbench.recipes import (
     streamed_rows,
     token_reference,
 )
+from workbench.recipes.longest_rows import LongestRow
 from workbench.recipes.plan_parts import DryRunParts
 from workbench.recipes.single_run import Supervise
 from workbench.runs import units
 from workbench.runs.run_directory import Run
-from workbench.training import bank_trainer, capacity, checkpointing, limits
+from workbench.training import activation_offload, bank_trainer, capacity, checkpointing, limits
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import layout_checks, layout_settings
 
@@ -123,8 +127,19 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     return make(config, devices=devices)
 
 
-def _of_device(config: RunConfig, *, devices: int, memory: int | None, elsewhere: bool) -> Plan:
-    """The plan of one device, or of the stage that `pipeline_stage.planning` names."""
+def _of_device(
+    config: RunConfig,
+    *,
+    devices: int,
+    memory: int | None,
+    elsewhere: bool,
+    way: Callable[[RunConfig, Run], DryRunParts] | None = None,
+) -> Plan:
+    """The plan of one device, or of the stage that `pipeline_stage.planning` names.
+
+    Args:
+        way: In place of that of the recipe.
+    """
     accelerated = elsewhere or backbones.device().type != "cpu"
     process = 0 if accelerated else psutil.Process().memory_info().rss
     notes = list(plan_settings.clock(config))
@@ -132,8 +147,12 @@ def _of_device(config: RunConfig, *, devices: int, memory: int | None, elsewhere
     config = plan_settings.untimed(config.model_copy(update={"data": config.data.unweighted}))
     own = plan_settings.of_one_device(config, devices, accelerated=accelerated)
     whole = last_block.left_as_it_is(_cuts(config))
-    with whole, tempfile.TemporaryDirectory() as folder, plan_blocks.planned_run(own, Path(folder)) as run:
-        parts = WAYS[config.recipe](own, run)
+    with ExitStack() as inside:
+        copies = inside.enter_context(activation_offload.planned(accelerated))
+        inside.enter_context(planned_for(memory if elsewhere else None))
+        inside.enter_context(whole)
+        folder = Path(inside.enter_context(tempfile.TemporaryDirectory()))
+        parts = (way or WAYS[config.recipe])(own, inside.enter_context(plan_blocks.planned_run(own, folder)))
     notes += [*plan_settings.notes(config), *plan_texts.notes(config)]
     notes += [*_of_reference(config, parts), *_of_scaling(config, parts, devices)]
     fit, longest = parts.training, capacity.longest_part(own, parts.training.train.lengths)
@@ -150,6 +169,7 @@ def _of_device(config: RunConfig, *, devices: int, memory: int | None, elsewhere
         work=replace(parts.work, once=parts.work.once / (1 if _cuts(config) else devices)),
         contents=parts.contents,
         process=process,
+        offloaded=copies.most,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
         notes=tuple(notes),
         recomputable=not checkpointing.refusal(config, parts.backbone.model),
@@ -207,13 +227,35 @@ def _of_scaling(config: RunConfig, parts: DryRunParts, devices: int) -> Iterator
         yield scaling_law.advice(operations=flops, parameters=parts.size.total, tokens=tokens)
 
 
-def _text(config: RunConfig, run: Run, teaching: Teaching | None = None) -> DryRunParts:
+def longest_row(config: RunConfig, *, memory: int | None = None, elsewhere: bool = False) -> LongestRow:
+    """The longest row that one device could train on; arguments as of `plan`.
+
+    Raises:
+        WorkbenchError: the run would be refused, or its recipe reads no rows of text as they are.
+    """
+    config = streamed_rows.local(config)
+    _require_known(config, 1)
+    accelerated = elsewhere or backbones.device().type != "cpu"
+    with tiled_mlp.few_tiles():
+        return longest_rows.find(config, partial(of_row, memory=memory, elsewhere=elsewhere), accelerated=accelerated)
+
+
+def of_row(config: RunConfig, tokens: int, *, memory: int | None = None, elsewhere: bool = False) -> Plan:
+    """The plan of one device for a run of recipe sft or mlm with one row of so many tokens, all of which have loss."""
+    return _of_device(config, devices=1, memory=memory, elsewhere=elsewhere, way=partial(_text, row_tokens=tokens))
+
+
+def _text(
+    config: RunConfig, run: Run, teaching: Teaching | None = None, *, row_tokens: int | None = None
+) -> DryRunParts:
     """A model of tokens.
 
     Args:
         teaching: From tokenizer, form, rows and what loads the teacher to what the model learns from.
+        row_tokens: Take a row of so many tokens, all of which have loss, in place of all rows.
     """
     planned = plan_texts.prepare(config, run)
+    planned = planned if row_tokens is None else longest_rows.with_row(planned, row_tokens)
     tokenizer, template, data, make, *_ = planned
     whole = config.data.model_copy(update={"length_warm_up": LengthWarmUpConfig()})
     config = config.model_copy(update={"data": whole})  # the longest rows decide about memory

@@ -102,7 +102,9 @@ def _solved(config: RunConfig, ranks: Ranks) -> RunConfig:
 def _resumed(config: RunConfig, out: Path) -> RunConfig:
     """Configuration with the decisions that were taken when the run began."""
     begun = run_directory.begun(out, config)
-    train = config.train.model_copy(update={"checkpointing": begun.train.checkpointing})
+    train = config.train.model_copy(
+        update={name: getattr(begun.train, name) for name in ("checkpointing", "offload_activations")}
+    )
     model = config.model.model_copy(update={"weights": begun.model.weights})
     return config.model_copy(update={"distributed": begun.distributed, "train": train, "model": model})
 

@@ -26,6 +26,7 @@ from workbench.models import backbones, model_summary
 from workbench.models.backbones import Backbone, Loader
 from workbench.runs import deadline, evaluation_request, files
 from workbench.runs.run_directory import Run
+from workbench.training import long_rows
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.placement import Placement
 from workbench.training.freezing import freezer as freezing
@@ -181,6 +182,7 @@ class SingleRun(ABC, Generic[M, R]):
         under = self._scored_late()
         with run.deadline.phase("load"):
             saved = self.load() if under is None else self.load_over(under)
+        long_rows.tile(saved.model, self.config)
         read = self.placement.reading(saved.model)
         scoring = stored_results(self.config, run, self.callback.stop_requested)
         splits = {"after": self.rows["held_out"]} | ({"test": self.rows["test"]} if "test" in self.rows else {})
@@ -205,13 +207,15 @@ class SingleRun(ABC, Generic[M, R]):
 
     def _load_backbone(self) -> Backbone:
         with self.run.deadline.phase("load"):
-            return self.loader(
+            backbone = self.loader(
                 self.config.model,
                 self.vocabulary,
                 task=self.task,
                 trainable=isinstance(self.config.adapter, Full),
                 waiting=self.placement.waiting,
             )
+        long_rows.tile(backbone.model, self.config)
+        return backbone
 
     def plan_time(self, live: M | None = None, *, peers: int = 1) -> None:
         """Tell a clock with a limit what the run will do, and how long scoring takes.

@@ -45,6 +45,8 @@ def _bytes(plan: Plan) -> Table:
         table.add_row(name, units.size(size))
     table.add_row("together", units.size(sum(plan.at_peak.values())), end_section=True)
     table.add_row("an evaluation", units.size(plan.evaluation))
+    if plan.offloaded:
+        table.add_row("inputs of blocks in the host's memory", units.size(plan.offloaded))
     if plan.process:
         table.add_row("Python and its libraries", units.size(plan.process))
     return table

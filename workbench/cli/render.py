@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from workbench.recipes.crossval_verbs import CrossvalInspection
     from workbench.recipes.export import Exported
     from workbench.recipes.inspection import Inspection
+    from workbench.recipes.longest_rows import LongestRow
     from workbench.recipes.merge import Merged
     from workbench.recipes.picture_checks import PictureFindings
     from workbench.report import Comparison
@@ -105,17 +106,19 @@ def _next(run: Path) -> None:
         _out.print(f"{'Next:' if number == 0 else '':6}{command:{width}}  {purpose}", markup=False, soft_wrap=True)
 
 
-def plan(plan: Plan) -> None:
-    """Print a plan: memory, where it lies, the alternatives, and whether it fits."""
+def plan(plan: Plan, longest: LongestRow | None = None) -> None:
+    """Print a plan: memory, where it lies, the alternatives, whether it fits, and the longest row that would."""
     from workbench.cli import plan_table
 
     for part in plan_table.parts(plan):
         _out.print(part, markup=False)
+    if longest is not None:
+        _out.print(longest.sentence, markup=False)
 
 
-def plan_json(plan: Plan) -> None:
+def plan_json(plan: Plan, longest: LongestRow | None = None) -> None:
     """The same, for a program."""
-    print(json.dumps(plan.facts))
+    print(json.dumps(plan.facts | ({} if longest is None else {"longest_row": longest._asdict()})))
 
 
 def _stages(run: Path) -> None:

@@ -164,6 +164,9 @@ def plan(
     memory: Annotated[
         str | None, typer.Option(help="Of each device, such as 24GB; default: what is free here.")
     ] = None,
+    longest_row: Annotated[
+        bool, typer.Option("--longest-row", help="Say also of how many tokens a row may be, one at a time.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Say what memory and time a run takes, before it runs. The fastest way that fits, and what else was tried."""
@@ -171,12 +174,15 @@ def plan(
 
     with importing():
         from workbench.cli import render
-        from workbench.recipes.plan import solve
+        from workbench.recipes import plan as planning
 
     elsewhere = devices is not None and memory is not None
     size = None if memory is None else byte_size(memory, option="--memory")
-    choice = solve(load(recipe, overrides or ()), devices=devices or 1, memory=size, elsewhere=elsewhere)
-    (render.plan_json if json else render.plan)(choice.plan)
+    config = load(recipe, overrides or ())
+    choice = planning.solve(config, devices=devices or 1, memory=size, elsewhere=elsewhere)
+    stored = config.model_copy(update={"model": choice.config.model})
+    longest = planning.longest_row(stored, memory=size, elsewhere=elsewhere) if longest_row else None
+    (render.plan_json if json else render.plan)(choice.plan, longest)
     choice.require()
 
 

@@ -304,6 +304,15 @@ class TrainConfig(Section):
     whole. `auto`: on an accelerator the first of these with which the run fits, where it does not without; on a CPU
     nothing is, unless the plan decides (`distributed.zero=auto`). Why: recomputing whole blocks costs a forward pass
     more in each step."""
+    mlp_tile: Annotated[PositiveInt | Literal["auto"] | None, Unit("tokens")] = "auto"
+    """Tokens of each row for which a block's MLP is computed at a time, so that what it computes between its inputs and
+    outputs exists for these alone; each is computed again in the backward pass. Changes rounding, as micro-batches do.
+    `auto`: as many as the hidden size, 1,024 at least, where whole blocks are recomputed: there it takes no time.
+    null: whole rows."""
+    offload_activations: bool | Literal["auto"] = "auto"
+    """Keep the inputs of blocks that are recomputed whole in the host's memory, all but the last block's; they are
+    copied beside the computation. Never changes the result. `auto`: on an accelerator where one example would not
+    fit otherwise."""
     compile: bool = False
     """Compile each decoder layer with torch.compile: slower start, faster steps."""
 

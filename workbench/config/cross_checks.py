@@ -17,6 +17,7 @@ from workbench.config import (
     growth_checks,
     labelled_checks,
     length_checks,
+    long_row_checks,
     pipeline_checks,
     prefer_checks,
     regularise_checks,
@@ -95,6 +96,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from curriculum_checks.mistakes(config)
     yield from augment_checks.mistakes(config)
     yield from length_checks.mistakes(config)
+    yield from long_row_checks.mistakes(config)
     yield from sampling_checks.mistakes(config)
     yield from sequence_checks.mistakes(config)
     yield from tensor_checks.mistakes(config)

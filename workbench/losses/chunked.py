@@ -5,7 +5,9 @@ Legend: D hidden, N supervised positions, n of them, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,6 +22,7 @@ MEMORY_SHARE = 1 / 256
 PART = 4096
 """Rows of a head's gradient that are computed at once where their sum has another precision."""
 
+_PLANNED: ContextVar[int | None] = ContextVar("planned", default=None)
 Project = Callable[[Tensor], Tensor]
 """Hidden states (n, D) to logits (n, V)."""
 
@@ -79,10 +82,21 @@ def chunks(vocabulary: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
 
 def _chunk_elements(device: torch.device) -> int:
     """Logits that exist at once; by the whole memory, as what is free changes and the last bits of a sum with it."""
-    if device.type != "cuda" or not torch.cuda.is_available():
+    memory = _PLANNED.get()
+    if memory is None and (device.type != "cuda" or not torch.cuda.is_available()):
         return CHUNK_ELEMENTS
-    memory = torch.cuda.get_device_properties(device).total_memory
+    memory = memory or torch.cuda.get_device_properties(device).total_memory
     return max(CHUNK_ELEMENTS, int(MEMORY_SHARE * memory) // 4)
+
+
+@contextmanager
+def planned_for(memory: int | None) -> Iterator[None]:
+    """Inside, chunks are those of an accelerator of so many bytes, which is elsewhere; None: of what is here."""
+    token = _PLANNED.set(memory)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(token)
 
 
 class _Chunked(torch.autograd.Function):

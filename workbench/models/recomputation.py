@@ -171,3 +171,9 @@ def recomputing_elementwise(forward: Callable[..., Any], *inputs: Any) -> Any:
             return forward(*inputs)
     finally:
         notes.close()
+
+
+def is_whole(block: Any) -> bool:
+    """Whether all that a block computes is computed again, from its inputs."""
+    call = getattr(block, "_gradient_checkpointing_func", None)
+    return bool(getattr(block, "gradient_checkpointing", False)) and call is not recomputing_elementwise

@@ -56,6 +56,8 @@ class Plan:
     """Bytes that Python and its libraries hold beside all tensors, measured in this process; 0 on an accelerator."""
     memory: int
     """Bytes that there are, for each device."""
+    offloaded: int = 0
+    """Bytes of inputs of blocks that wait in the host's memory between the passes."""
     notes: tuple[str, ...] = ()
     """Sentences on what the figures leave out."""
     devices: int = 1
@@ -107,7 +109,7 @@ class Plan:
     @property
     def host(self) -> int:
         """Bytes of the host's memory that one device's share takes."""
-        return max(sum(self.held(moment).host.values()) for moment in zero_memory.MOMENTS)
+        return self.offloaded + max(sum(self.held(moment).host.values()) for moment in zero_memory.MOMENTS)
 
     @property
     def disk(self) -> int:
@@ -167,6 +169,7 @@ class Plan:
             "devices": self.devices,
             "weights": self.weights,
             "checkpointing": self.checkpointing,
+            "offloaded_bytes": self.offloaded,
             "parameters": {"total": self.size.total, "trainable": self.size.trainable},
             "bytes": {**dict.fromkeys(_ALWAYS, 0), **self.at_peak, "evaluation": self.evaluation, "peak": self.peak},
             "process_bytes": self.process,

@@ -3,7 +3,7 @@
 Ways are compared in one order: ZeRO 0, 1, 2, 3, the optimizer's state in the host's memory, weights there too, both on
 disk, and all of these again with elementwise operations recomputed, with a share of the blocks, and with all of them;
 each with the largest micro-batch that fits. Of those that fit the fastest is taken, of equals the first. Where none
-fits, weights that were left to choose are quantised.
+fits, inputs of blocks wait in the host's memory, and then weights that were left to choose are quantised.
 
 A dry run is made with its largest and its smallest micro-batch, without recomputing, and with it where that could be
 faster. Between them bytes are taken to grow evenly with tokens and with the share of the blocks, and seconds with
@@ -124,6 +124,7 @@ def _chosen(way: _Way, tried: list[_Way]) -> SolverChoice:
 
 def _candidate(plan: Plan) -> Candidate:
     words = [plan.weights, *_in_words(plan.checkpointing)]
+    words += ["inputs of blocks to cpu"] if plan.offloaded else []
     if plan.distributed.zero != 0:
         words.append(f"zero={plan.distributed.zero}")
     words += [f"{plan.offload}"] if plan.offload != "none" else []
@@ -141,15 +142,17 @@ class _Solver:
 
     def __init__(self, config: RunConfig, make_plan: PlanMaker, timing: Timing) -> None:
         self._config, self._make_plan, self._timing = config, make_plan, timing
-        self._known: dict[tuple[Checkpointing, int | str], Plan] = {}
+        self._known: dict[tuple[Checkpointing, bool | str, int | str], Plan] = {}
 
     def ways(self) -> list[_Way]:
         """All that are worth comparing; only the first where that fits, as nothing can be faster."""
         candidates: list[_Way] = []
-        for checkpointing in self._checkpointing():
+        for checkpointing, offload in self._savings():
+            if offload is True and any(way.plan.fits for way in candidates):
+                return candidates  # copies make nothing faster
             if any(way.plan.fits and (way.plan.seconds or 0.0) <= (self._first.seconds or 0.0) for way in candidates):
                 return candidates  # with fewer passes none is faster, and computing twice is none
-            config = _with(self._config, "train", checkpointing=checkpointing)
+            config = _with(self._config, "train", checkpointing=checkpointing, offload_activations=offload)
             for layout in _layouts(config, self._first):
                 laid_out = _with_layout(config, layout)
                 if checkpointing not in (True, False) and any(unable_by_block(laid_out)):
@@ -163,6 +166,13 @@ class _Solver:
                 ):
                     return candidates
         return candidates
+
+    def _savings(self) -> Iterator[tuple[Checkpointing, bool | str]]:
+        """Yield how activations are kept, and whether inputs of blocks wait on the host."""
+        wanted, again = self._config.train.offload_activations, self._checkpointing()
+        yield from ((each, wanted) for each in again)
+        if wanted == "auto" and again[-1] is True and self._first.device != "cpu":
+            yield True, True
 
     def confirmed(self, way: _Way) -> _Way:
         """The same after dry runs: the fastest of several micro-batches, larger where one fits, else smaller."""
@@ -235,7 +245,7 @@ class _Solver:
         """Plan of a share of the blocks, where bytes and seconds grow evenly with it."""
         share = config.train.checkpointing
         assert isinstance(share, float)
-        known = self._known.get((share, tokens))
+        known = self._known.get((share, config.train.offload_activations, tokens))
         if known is not None:
             return known
         ends: list[Checkpointing] = ["elementwise", True]
@@ -248,7 +258,7 @@ class _Solver:
 
     def _dry_plan(self, config: RunConfig, tokens: int | str) -> Plan:
         """Plan of one device that holds everything; `seconds` are those that it computes."""
-        key = (config.train.checkpointing, tokens)
+        key = (config.train.checkpointing, config.train.offload_activations, tokens)
         if key not in self._known:
             # Whatever is shared is arithmetic; parts of rows and of blocks are other work.
             layout = config.distributed.together_only
@@ -284,7 +294,8 @@ def _between(least: Plan, most: Plan, tokens: int) -> Plan:
     passes = _mix(low.micro_batches, high.micro_batches, fewer)
     dry_run = replace(high, at_peak=at_peak, micro_batches=max(1, passes), padded_tokens=tokens)
     seconds = (1 - fewer) * (least.seconds or 0.0) + fewer * (most.seconds or 0.0)
-    return replace(most, tokens_per_device=tokens, dry_run=dry_run, seconds=seconds)
+    waiting = _mix(least.offloaded, most.offloaded, share)
+    return replace(most, tokens_per_device=tokens, dry_run=dry_run, seconds=seconds, offloaded=waiting)
 
 
 def _fewer(tokens: int, more: int) -> float:

@@ -63,6 +63,8 @@ def refusal(config: RunConfig) -> str | None:
         "model.new_tokens": (bool(config.model.new_tokens), "a bank trains no rows of new tokens"),
         "model.dropout": (config.model.dropout, "the backbone's own dropout would draw other numbers in a bank"),
         "train.compile": (config.train.compile, "a bank's steps take longer compiled"),  # RoutedLora says by how much
+        "train.mlp_tile": (isinstance(config.train.mlp_tile, int), "a bank's layers count the tokens of each member"),
+        "train.offload_activations": (config.train.offload_activations is True, "a bank keeps the inputs of blocks"),
         "freeze.policy": (not config.freeze.fixed, "the members of a bank would freeze different layers"),
         "data.columns.weight": (config.data.weighs and not config.labelled, "a bank weighs rows, and no tokens"),
         "prefer.loss": (config.prefer.loss == "kto", "kto looks at all answers of a step before it learns from them"),

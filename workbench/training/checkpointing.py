@@ -23,7 +23,7 @@ from workbench.config.checkpointing_checks import unable_by_block
 from workbench.data.batching import Examples, MicroBatch
 from workbench.errors import ConfigError
 from workbench.models.recomputation import recomputing_elementwise
-from workbench.training import capacity
+from workbench.training import activation_offload, capacity
 
 T = TypeVar("T")
 Way = Literal["kept", "elementwise", "whole"]
@@ -103,15 +103,21 @@ def keep(model: Any, wanted: Checkpointing) -> None:
 
 
 class ActivationKeeping:
-    """How a training keeps activations: as configured, or in `auto` fewer and fewer of them as memory runs out."""
+    """How a training keeps activations: as configured, or in `auto` fewer and fewer of them as memory runs out.
 
-    def __init__(self, config: TrainingSections, backbone: Any) -> None:
-        self._config, self._backbone = config, backbone
+    Args:
+        device: From which inputs of blocks may go to the host; None: they stay.
+    """
+
+    def __init__(self, config: TrainingSections, backbone: Any, device: torch.device | None = None) -> None:
+        self._config, self._backbone, self._device = config, backbone, device
         asked = config.train.checkpointing
         self.now: Checkpointing = False if asked == "auto" else asked
         """Setting that does the same."""
+        self.offloads = False
+        """Whether inputs of blocks wait on the host."""
 
-    def begin(self, remembered: Checkpointing | None = None) -> None:
+    def begin(self, remembered: Checkpointing | None = None, *, offloads: bool = False) -> None:
         """Keep them as configured; in `auto` all, or as an earlier run did.
 
         Raises:
@@ -120,6 +126,8 @@ class ActivationKeeping:
         require(self._config, self._backbone)  # a plan comes here without having asked
         asked = self._config.train.checkpointing
         self._take((remembered or False) if asked == "auto" else asked)
+        if self._device is not None and (offloads or self._config.train.offload_activations is True):
+            self._take("offload")
 
     def until_it_fits(
         self, compute: Callable[[int], T], tokens: int, *, longest: int, retry: Callable[[int], None]
@@ -175,25 +183,33 @@ class ActivationKeeping:
 
     @property
     def in_words(self) -> str:
-        """Half a sentence on what is recomputed; empty where nothing is."""
-        return f", recomputing activations ({self.to_write.strip()})" if self.to_write else ""
+        """Half a sentence on what is not kept; empty where everything is."""
+        return f", keeping less of activations ({self.to_write.strip()})" if self.to_write else ""
 
     @property
     def to_write(self) -> str:
         """The present setting after a space, as the command line has it; empty where everything is kept."""
-        return f" train.checkpointing={str(self.now).lower()}" if self.now else ""
+        words = f" train.checkpointing={str(self.now).lower()}" if self.now else ""
+        return f"{words} train.offload_activations=true" if self.offloads else words
 
-    def _take(self, wanted: Checkpointing) -> None:
+    def _take(self, wanted: Checkpointing | Literal["offload"]) -> None:
+        if wanted == "offload":
+            assert self._device is not None, "inputs of blocks go to the host from a device"
+            activation_offload.begin(self._backbone, self._device)
+            self.offloads = True
+            return
         self.now = wanted
         keep(self._backbone, wanted)
 
-    def _upcoming(self) -> Checkpointing | None:
+    def _upcoming(self) -> Checkpointing | Literal["offload"] | None:
         """The next way that keeps less, where the configuration leaves it open."""
-        if self._config.train.checkpointing != "auto" or refusal(self._config, self._backbone):
-            return None
-        order: list[Checkpointing] = [False, *(_PARTS if by_block(self._config, self._backbone) else []), True]
-        following = order.index(self.now) + 1
-        return order[following] if following < len(order) else None
+        train = self._config.train
+        if train.checkpointing == "auto" and not refusal(self._config, self._backbone):
+            order: list[Checkpointing] = [False, *(_PARTS if by_block(self._config, self._backbone) else []), True]
+            if (following := order.index(self.now) + 1) < len(order):
+                return order[following]
+        able = self._device is not None and self._device.type != "cpu" and self.now is True and not self.offloads
+        return "offload" if able and train.offload_activations == "auto" else None
 
 
 _PARTS: list[Checkpointing] = ["elementwise", HALF]

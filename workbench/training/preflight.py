@@ -17,8 +17,9 @@ from workbench.data.batching import Examples, Indices
 from workbench.data.text import text_checks
 from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
-from workbench.models import backbones
+from workbench.models import backbones, tiled_mlp
 from workbench.training import (
+    activation_offload,
     capacity,
     checkpointing,
     layer_drop,
@@ -85,11 +86,22 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     tensor.require(config, model.config)
     adapters.require_fit(model, config.adapter)
     checkpointing.require(config, model)
+    _require_savings(config, model)
     _require_layers(config, model)
     modules = config.adapter.modules(model)
     pipeline_stage.require(config, model, modules)
     _require_matrices(config, model)
     return modules
+
+
+def _require_savings(config: TrainingSections, model: PreTrainedModel) -> None:
+    """Refuse savings of memory that this backbone or this device does not have."""
+    tokens = config.train.mlp_tile
+    reasons = map(tiled_mlp.refusal, anatomy.decoder_layers(model)) if isinstance(tokens, int) else ()
+    if reason := next(filter(None, reasons), None):
+        raise ConfigError(f"train.mlp_tile={tokens}: {reason}. Write train.mlp_tile=auto.")
+    if config.train.offload_activations is True and (reason := activation_offload.refusal(backbones.device())):
+        raise ConfigError(reason)
 
 
 def _require_layers(config: TrainingSections, model: PreTrainedModel) -> None:

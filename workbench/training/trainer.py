@@ -23,7 +23,7 @@ from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
-from workbench.training import capacity, failures, packing, row_losses, step_figures, thread_choice
+from workbench.training import capacity, failures, long_rows, packing, row_losses, step_figures, thread_choice
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.checkpointing import ActivationKeeping
@@ -112,7 +112,7 @@ class Trainer:
         self.row_losses.observers |= {} if self.visits is None else {"dynamics": self.visits}
         self.ahead: Prefetcher[MicroBatch] | None = None
         """Collates the next micro-batch in a thread, during `work`."""
-        self.keeping = ActivationKeeping(self.config, self.freezer.backbone)
+        self.keeping = ActivationKeeping(self.config, self.freezer.backbone, self.device)
         self.tokens = 0
         """Tokens in one forward pass, padding included if there is any; known after `prepare`."""
         self.evaluation_asked = False
@@ -239,7 +239,8 @@ class Trainer:
 
     def _note_batch(self) -> None:
         """Note how a step is computed, for a run that goes on."""
-        how = dict(tokens_per_device=self.tokens, checkpointing=self.keeping.now, steps=self.member.total)
+        kept = dict(checkpointing=self.keeping.now, offload_activations=self.keeping.offloads)
+        how = dict(tokens_per_device=self.tokens, **kept, steps=self.member.total)
         self.run.note(batch={**how, **self.arrangement.facts()})
 
     @property
@@ -363,7 +364,8 @@ class Trainer:
         tokens = capacity.tokens_per_device(self.config, self.train, self.device, width=self.width)
         begun = self.run.manifest.get("batch", {}) if self.run.resumed else {}
         remembered = begun.get("tokens_per_device")
-        self.keeping.begin(begun.get("checkpointing"))
+        self.keeping.begin(begun.get("checkpointing"), offloads=begun.get("offload_activations", False))
+        long_rows.tile(self.model, self.config)
         auto = self.config.batch.tokens_per_device == "auto"
         if auto:
             tokens = int(remembered or self.arrangement.worth(tokens))
@@ -373,9 +375,9 @@ class Trainer:
         self._note_batch()
 
     def _largest_that_fits(self, tokens: int) -> int:
-        before, remembered = self.keeping.now, self._remembered
+        before, remembered = self.keeping.to_write, self._remembered
         fitting = self.keeping.largest_that_fits(tokens, self.train, self._trial, remembered=remembered)
-        if self.keeping.now != before:
+        if self.keeping.to_write != before:
             self.callback.say(f"Going on with {fitting} tokens in a forward pass{self.keeping.in_words}.")
         return fitting
 

@@ -1,0 +1,31 @@
+"""Mistakes with `train.mlp_tile` and `train.offload_activations` end in status 2, with place and cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mistakes.cases import Case, assert_refused, lines
+
+TILE = "check my.yaml train.mlp_tile=64"
+AWAY = "check my.yaml train.offload_activations=true"
+AGAIN = f"{AWAY} train.checkpointing=true"
+ROWS = lines([{"question": f"How much is {n} and {n}?", "answer": f"{2 * n}."} for n in range(40)], "rows.jsonl")
+CASES = {
+    "no tile": Case("check my.yaml train.mlp_tile=0", "train.mlp_tile", "greater than 0"),
+    "a peer's name": Case("check my.yaml train.tiled_mlp=true", "unknown key", "mlp_tile"),
+    "compiled": Case(f"{TILE} train.compile=true", "train.compile compiles them whole", "train.mlp_tile=auto"),
+    "an invocation": Case(f"{TILE} 'adapter={{method: alora}}'", "begins at a place", "train.mlp_tile=auto"),
+    "weights in shares": Case(f"{TILE} distributed.zero=3", "weights that devices share", "distributed.zero=2"),
+    "inputs that nobody keeps": Case(AWAY, "computed again", "train.checkpointing=true"),
+    "inputs of weights in shares": Case(f"{AGAIN} distributed.zero=3", "weights that devices share", "zero=2"),
+    "no other memory": Case(AGAIN, "computes on a CPU", "train.offload_activations=auto", ROWS),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_message_says_where_and_what_to_write(
+    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused(case, folder, monkeypatch, capsys)

@@ -1,0 +1,218 @@
+"""Inputs of blocks that are computed again, in the host's memory from the forward pass to the backward pass.
+
+On their way they pass beside the computation, two at a time: in the forward pass the next block waits until the input
+before the last is there; in the backward pass the input of a block comes back while the block above it is computed. The
+last block's input stays, as it is the first that is needed. Values are the same bits (Unsloth, and torchtune's
+OffloadActivations; torch's save_on_cpu copies between two computations, and transformers' offload=True is that).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from workbench.adapters import anatomy
+from workbench.errors import ConfigError
+from workbench.models import recomputation
+
+PIECE = 2**26
+"""Bytes of a copy at most: torch makes room for a power of two of pinned bytes."""
+_PLANNED: ContextVar[CountedCopies | None] = ContextVar("planned", default=None)
+
+
+class Copies(Protocol):
+    """The way of tensors to the host and back."""
+
+    def away(self, tensor: Tensor) -> Any:
+        """Begin a copy on the host; what `back` is handed for it."""
+
+    def back(self, kept: Any) -> Tensor:
+        """Begin a copy on the device, which is to be read after `arrived` alone."""
+
+    def arrived(self) -> None:
+        """Let the computation wait for what is on its way back."""
+
+
+class PinnedCopies:
+    """Copies on a stream of their own, in pinned memory where there is an accelerator.
+
+    Args:
+        pinned: Whether the host's memory is pinned: a device reads and writes no other while it computes.
+    """
+
+    def __init__(self, device: torch.device, *, pinned: bool = True) -> None:
+        self._device, self._pinned = device, pinned
+        self._stream = torch.Stream(device)
+        self._sent: torch.Event | None = None
+        """The end of the last copy away."""
+
+    def away(self, tensor: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """A tensor without values of the same kind, and pieces on the host."""
+        computing = torch.accelerator.current_stream(self._device)
+        if self._sent is not None:
+            computing.wait_event(self._sent)
+        pieces = []
+        self._stream.wait_stream(computing)
+        with self._stream:
+            for part in tensor.reshape(-1).split(max(1, PIECE // tensor.element_size())):
+                room = torch.empty(len(part), dtype=part.dtype, pin_memory=self._pinned)
+                pieces.append(room.copy_(part, non_blocking=True))
+            self._sent = torch.Event(self._device)
+            self._sent.record(self._stream)
+        tensor.record_stream(self._stream)
+        return torch.empty_like(tensor, device="meta"), pieces
+
+    def back(self, kept: tuple[Tensor, list[Tensor]]) -> Tensor:
+        """The tensor on the device, on its way."""
+        like, pieces = kept
+        tensor = torch.empty_like(like, device=self._device)
+        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
+        with self._stream:
+            for part, piece in zip(tensor.view(-1).split([len(each) for each in pieces]), pieces, strict=True):
+                part.copy_(piece, non_blocking=True)
+        tensor.record_stream(self._stream)
+        return tensor
+
+    def arrived(self) -> None:
+        """Let the computation wait until all copies are there."""
+        torch.accelerator.current_stream(self._device).wait_stream(self._stream)
+
+
+@dataclass(frozen=True, eq=False)
+class _Kind:
+    """All that a plan knows of a tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+class CountedCopies:
+    """Copies that nobody makes, as in a plan, and the bytes that they would take."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def away(self, tensor: Tensor) -> _Kind:
+        """Its shape, precision and device."""
+        kind = _Kind(tensor.shape, tensor.dtype, tensor.device)
+        self.now += tensor.nbytes
+        self.most = max(self.most, self.now)
+        weakref.finalize(kind, self._forget, tensor.nbytes).atexit = False
+        return kind
+
+    def back(self, kept: _Kind) -> Tensor:
+        """A tensor of this kind, whose values nobody reads."""
+        return torch.empty(kept.shape, dtype=kept.dtype, device=kept.device)
+
+    def arrived(self) -> None:
+        """Nothing is on its way."""
+
+    def _forget(self, size: int) -> None:
+        self.now -= size
+
+
+class _WaitingInput:
+    """A block's input that waits on the host."""
+
+    def __init__(self, copies: Copies, tensor: Tensor, before: _WaitingInput | None) -> None:
+        self._copies, self._there = copies, copies.away(tensor)
+        self._coming: Tensor | None = None
+        self._before = None if before is None else weakref.ref(before)
+
+    def come(self) -> None:
+        """Begin to come back."""
+        if self._coming is None:
+            self._coming = self._copies.back(self._there)
+
+    def here(self) -> Tensor:
+        """The input, and the one of the block below on its way."""
+        self.come()
+        assert self._coming is not None
+        tensor, self._coming = self._coming, None
+        self._copies.arrived()
+        if self._before is not None and (below := self._before()) is not None:
+            below.come()
+        return tensor
+
+
+class ActivationOffload:
+    """Keeps inputs of blocks by way of `copies`."""
+
+    def __init__(self, copies: Copies) -> None:
+        self._copies = copies
+        self._last: weakref.ref[_WaitingInput] | None = None
+
+    def around(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
+        """A function such as torch's `checkpoint`, the first of whose inputs waits on the host."""
+
+        def checkpointed(function: Callable[..., Any], *inputs: Any) -> Any:
+            if not inputs:
+                raise ConfigError(
+                    "train.offload_activations=true: this backbone hands its blocks their inputs by name, so that "
+                    "none is saved where it could be copied from. Write train.offload_activations=false."
+                )
+            address = inputs[0].untyped_storage()._cdata
+
+            def pack(saved: Tensor) -> Tensor | _WaitingInput:
+                return self._keep(saved) if saved.untyped_storage()._cdata == address else saved
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, _unpack):
+                return checkpoint(function, *inputs)
+
+        return checkpointed
+
+    def _keep(self, tensor: Tensor) -> _WaitingInput:
+        kept = _WaitingInput(self._copies, tensor, None if self._last is None else self._last())
+        self._last = weakref.ref(kept)
+        return kept
+
+
+def _unpack(saved: Tensor | _WaitingInput) -> Tensor:
+    return saved.here() if isinstance(saved, _WaitingInput) else saved
+
+
+def begin(model: nn.Module, device: torch.device) -> None:
+    """Keep the inputs of a model's blocks on the host from now on, but the last block's.
+
+    Their activations have to be computed again already.
+
+    Raises:
+        ConfigError: There is no other memory than the host's.
+    """
+    copies = _PLANNED.get()
+    if copies is None and (reason := refusal(device)):
+        raise ConfigError(reason)
+    offload = ActivationOffload(copies or PinnedCopies(device))
+    for block in anatomy.decoder_layers(model)[:-1]:
+        own: Any = block
+        if recomputation.is_whole(block):
+            own._gradient_checkpointing_func = offload.around(own._gradient_checkpointing_func)
+
+
+def refusal(device: torch.device) -> str | None:
+    """Why nothing can wait on the host, and what to write; None where it can, or a plan is for such a device."""
+    if device.type != "cpu" or _PLANNED.get() is not None:
+        return None
+    return (
+        "train.offload_activations=true copies inputs of blocks to the host's memory, and this run computes on a CPU, "
+        "where they are there already. Write train.offload_activations=auto."
+    )
+
+
+@contextmanager
+def planned(accelerated: bool) -> Iterator[CountedCopies]:
+    """Inside, nothing is copied: the bytes are counted, and where `accelerated` a CPU stands for an accelerator."""
+    copies = CountedCopies()
+    token = _PLANNED.set(copies if accelerated else None)
+    try:
+        yield copies
+    finally:
+        _PLANNED.reset(token)

@@ -1,0 +1,16 @@
+"""Savings of a training that lets longer rows fit: MLPs in tiles."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from workbench.config import TrainingSections, long_row_checks
+from workbench.models import tiled_mlp
+from workbench.training.distributed import layout_settings
+
+
+def tile(model: nn.Module, config: TrainingSections) -> None:
+    """Let the MLPs of a model compute tiles, as `train.mlp_tile` says; `auto` leaves those that cannot."""
+    cut = layout_settings.cuts_weights(config.distributed)
+    if not cut and not any(long_row_checks.untiled(config)):
+        tiled_mlp.tile(model, config.train.mlp_tile)
