@@ -33,7 +33,7 @@ CASES = {
     ),
     "a bank of peers": Case(
         "run my.yaml 'adapter={method: lora-ga, rank: 2}' recipe=distill distill.peers=2",
-        "adapters of lora-ga train one after the other",
+        "a bank holds no lora-ga",
         "lora",
     ),
 }

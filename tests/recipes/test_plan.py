@@ -83,7 +83,7 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
             pytest.param(words, marks=pytest.mark.slow)
             for words in (
                 ["batch.packing=true", "adapter.dropout=0.1"],
-                ["model.weights=bfloat16", "train.checkpointing=true"],
+                ["model.weights=bfloat16", "train.checkpointing=0.5"],
                 ["model.weights=bfloat16", "adapter={method: full}"],
                 ["model.weights=nf4"],
                 ["freeze={policy: static, layers: 0.5, cache: off}"],
@@ -113,19 +113,19 @@ def test_a_plan_predicts_the_peak(words: list[str], compare: Callable[..., tuple
     assert sum(planned.dry_run.at_peak.values()) <= planned.dry_run.peak
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", ["bfloat16", pytest.param("nf4", marks=pytest.mark.cube)])
+@pytest.mark.cube
+@pytest.mark.parametrize("weights", ["bfloat16", "nf4"])
 def test_a_plan_predicts_what_each_way_to_keep_activations_holds(
     weights: str, compare: Callable[..., tuple[Plan, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Scoring reads one row at a time, so that training is what takes most."""
+    """Scoring reads single rows, so that training takes most; a step has all rows, as the plan expects."""
     monkeypatch.setattr(capacity, "FORWARD_TOKENS", 1)
-    words = ["data.limit=24", "batch={size: 8, tokens_per_device: 1024}", "train.steps=2", "evaluate.every=null"]
+    words = ["data.limit=24", "batch={size: 24, tokens_per_device: 1024}", "train.steps=2", "evaluate.every=null"]
     peaks = []
     for number, way in enumerate(("false", "elementwise", "0.5", "true")):
         planned, measured = compare("sft/quickstart", *words, f"model.weights={weights}", f"train.checkpointing={way}")
         (tmp_path / "run").rename(tmp_path / str(number))
-        assert measured * 0.97 <= planned.dry_run.peak <= measured * 1.05
+        assert measured * 0.99 <= planned.dry_run.peak <= measured * 1.03
         peaks.append(measured)
     assert peaks == sorted(peaks, reverse=True) and peaks[1] < 0.85 * peaks[0]
 

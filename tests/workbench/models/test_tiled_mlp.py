@@ -20,7 +20,7 @@ from workbench.adapters.row_dropout import RowDraw
 from workbench.models import tiled_mlp
 from workbench.models.tiled_mlp import Tiled, Tiling
 from workbench.planning.live_bytes import LiveBytes
-from workbench.training.capacity import recompute_activations
+from workbench.training.checkpointing import keep
 
 LENGTH = 23
 TILES = (1, 5, 22)
@@ -41,7 +41,7 @@ def _gradients(model: Any, *, again: bool = False, draw: RowDraw | None = None) 
     """The loss of random tokens and all gradients of it, by name."""
     ids = torch.randint(3, 64, (2, LENGTH), generator=torch.Generator().manual_seed(1))
     if again:
-        recompute_activations(model)
+        keep(model, True)
         model.train()
     with row_dropout.drawing([draw], torch.device("cpu")) if draw else nullcontext():
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
@@ -178,7 +178,7 @@ def test_auto_waits_until_a_block_is_computed_again_or_nobody_learns(monkeypatch
     with torch.no_grad():
         assert block.mlp.tiling.is_on
     assert not block.mlp.tiling.is_on
-    recompute_activations(model)
+    keep(model, True)
     assert block.mlp.tiling.is_on and not _off(block)
 
 

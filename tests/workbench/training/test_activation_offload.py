@@ -13,12 +13,12 @@ from tests.workbench.training.fake_cuda import CUDA, fake_cuda
 from tests.workbench.training.freezing.fits import build, configured
 from tests.workbench.training.freezing.fits import train as train_tiny
 from workbench.adapters import Lora, anatomy, attach
-from workbench.errors import ConfigError, TrainingError
+from workbench.errors import ConfigError
 from workbench.models import tiled_mlp
 from workbench.planning.fake_tensors import to_fake
-from workbench.training import activation_offload, capacity, long_rows
+from workbench.training import activation_offload
 from workbench.training.activation_offload import ActivationOffload, PinnedCopies
-from workbench.training.capacity import recompute_activations
+from workbench.training.checkpointing import ActivationKeeping, keep
 
 BLOCKS, TOKENS, WIDTH = 5, 12, 32
 
@@ -49,7 +49,7 @@ class Noting:
 
 def _model(name: str = "Llama", **settings: Any) -> Any:
     model = attach(tiny(name, num_hidden_layers=BLOCKS, **settings), Lora(rank=3), seed=0)
-    recompute_activations(model)
+    keep(model, True)
     return model.train()
 
 
@@ -164,25 +164,36 @@ def test_copies_of_an_accelerator_run_on_a_stream_of_their_own(monkeypatch: pyte
     assert all("copy_" in each for each in found.places), "what is not pinned is waited for, and nothing else"
 
 
-def test_savings_are_tried_in_order_where_a_row_does_not_fit(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing, recomputation, and on an accelerator inputs on the host; then the run says that nothing fits."""
+def test_inputs_go_to_the_host_where_recomputing_all_blocks_is_not_enough(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fit = train_tiny(build("Llama"), configured(train={"steps": 1}), tmp_path / "run").fit
     begun: list[nn.Module] = []
     monkeypatch.setattr(activation_offload, "begin", lambda model, _: begun.append(model))
-    tried = []
-    for saving in long_rows.savings(fit.model, fit.freezer.backbone, fit.config, torch.device("cuda")):
-        tried.append((bool(saving), fit.freezer.backbone.is_activation_checkpointing, len(begun)))
-    assert tried == [(False, False, 0), (True, True, 0), (True, True, 1)]
-    for chosen, count in (({"checkpointing": False}, 1), ({"checkpointing": True, "offload_activations": False}, 1)):
-        config = configured(train={"steps": 1, **chosen})
-        assert len(list(long_rows.savings(fit.model, fit.freezer.backbone, config, torch.device("cuda")))) == count
 
-    def scarce(*_: Any, **__: Any) -> int:
-        raise torch.OutOfMemoryError("fake")
+    def tried(device: str | None, **train: Any) -> list[tuple[Any, bool, int]]:
+        """What is kept at each try of a pass that never fits."""
+        begun.clear()
+        wanted = configured(train={"steps": 1, **train})
+        keeping = ActivationKeeping(wanted, fit.freezer.backbone, device and torch.device(device))
+        keeping.begin()
+        ways: list[tuple[Any, bool, int]] = []
 
-    monkeypatch.setattr(capacity, "largest_that_fits", scarce)
-    with pytest.raises(TrainingError, match="Not even one example fits"):
-        fit._largest_that_fits(45)
+        def compute(tokens: int) -> None:
+            ways.append((keeping.now, keeping.offloads, len(begun)))
+            raise torch.OutOfMemoryError("fake")
+
+        with pytest.raises(torch.OutOfMemoryError):
+            keeping.until_it_fits(compute, 45, longest=45, retry=lambda _: None)
+        return ways
+
+    kept: list[tuple[Any, bool, int]] = [(way, False, 0) for way in (False, "elementwise", 0.5, True)]
+    assert tried("cuda") == [*kept, (True, True, 1)]
+    assert tried("cpu") == tried(None) == kept
+    assert tried("cuda", checkpointing=False) == kept[:1]
+    assert tried("cuda", checkpointing=True) == [kept[-1], (True, True, 1)]
+    assert tried("cuda", checkpointing=True, offload_activations=False) == kept[-1:]
+    assert tried("cuda", checkpointing=True, offload_activations=True) == [(True, True, 1)]
 
 
 def test_fake_models_go_through_a_plan_too() -> None:
