@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,11 +15,10 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.adapters import Full
-from workbench.config import RunConfig, distill_expansion, search_expansion, sweep_expansion, tasks
+from workbench.config import RunConfig, distill_expansion, tasks
 from workbench.config.distill_config import STUDENT, OnPolicyConfig
 from workbench.config.length_warm_up_config import LengthWarmUpConfig
-from workbench.config.member_runs import Trial
-from workbench.config.tasks import HIDDEN, Task
+from workbench.config.tasks import HIDDEN
 from workbench.data.batching import micro_batches
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
@@ -31,7 +30,7 @@ from workbench.models.backbones import Loader
 from workbench.models.exported import ExportedModel
 from workbench.planning import scaling_law, stage_training, step_time
 from workbench.planning.dry_run import dry_run, largest_rows
-from workbench.planning.dry_trainings import BankTraining, SingleTraining, Training, UnitTraining
+from workbench.planning.dry_trainings import SingleTraining, Training, UnitTraining
 from workbench.planning.fake_loading import BlueprintLoader
 from workbench.planning.fake_quantised import packed_bytes
 from workbench.planning.fake_tensors import fake_tensors
@@ -40,6 +39,7 @@ from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import Timed
 from workbench.recipes import (
     longest_rows,
+    plan_bank,
     plan_blocks,
     plan_fleet,
     plan_parts,
@@ -47,7 +47,6 @@ from workbench.recipes import (
     plan_settings,
     plan_stages,
     plan_texts,
-    search_checks,
     streamed_rows,
     token_reference,
 )
@@ -56,7 +55,7 @@ from workbench.recipes.plan_parts import DryRunParts
 from workbench.recipes.single_run import Supervise
 from workbench.runs import units
 from workbench.runs.run_directory import Run
-from workbench.training import activation_offload, bank_trainer, capacity, checkpointing, limits
+from workbench.training import activation_offload, capacity, checkpointing, limits
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import layout_checks, layout_settings
 
@@ -362,66 +361,6 @@ def _student(config: RunConfig, run: Run) -> DryRunParts:
     return _text(base, run, teaching)
 
 
-def _bank(config: RunConfig, run: Run) -> DryRunParts:
-    """Adapters that train together."""
-    from workbench.recipes import sweep
-
-    loader, shared, trials = BlueprintLoader(), config, []
-    reason = "folds.together=false asks for it" if not config.folds.together else bank_trainer.refusal(config)
-    if config.recipe == "sweep":
-        shared, trials, reason = sweep_expansion.shared(config), sweep_expansion.trials(config), sweep.apart(config)
-    elif config.recipe == "search":
-        shared, trials = search_expansion.shared(config), search_checks.first_wave(config)
-        reason = search_checks.apart(config, trials[0])
-    elif config.recipe == "fleet":
-        reason = None
-    if reason:
-        raise ConfigError(f"recipe={config.recipe}: its members train one after another ({reason}). Plan one of them.")
-    if config.recipe == "fleet":
-        task, training = plan_fleet.training(config)
-    else:
-        task, training = _members(shared, trials, run) if trials else _folds(config)
-    with fake_tensors():
-        fit = training(shared, run, loader)
-        usage = dry_run(fit, fit.held_out_loss if fit.config.evaluate.every is not None else lambda: None)
-        work = step_time.work(fit)
-    parts = plan_parts.parts(config, task, loader.loaded[0], fit, usage, work, training, timed=shared)
-    return parts._replace(size=parts.size._replace(trainable=sum(each.numel() for each in fit.masters)))
-
-
-def _folds(config: RunConfig) -> tuple[Task, Callable[[RunConfig, Run, Loader], BankTraining]]:
-    """The first round of a cross-validation."""
-    from workbench.crossval import fold_adapters
-    from workbench.recipes import crossval
-
-    reader, data, *_ = crossval.prepare(config)
-    members = fold_adapters.fold_adapters(data.folds, seeds=config.folds.seeds)
-    lessons = [fold_adapters.fold_task(each, data.rows, None, seed=config.seed) for each in members]
-    rows = [each for each in (data.rows, data.test, data.unlabelled) if each is not None]
-
-    def training(own: RunConfig, run: Run, load: Loader) -> BankTraining:
-        context = fold_adapters.FoldContext(own, data.labels, reader, rows=rows, loader=load)
-        return BankTraining(fold_adapters.fold_bank(context, run, lessons, Silent()).trainer)
-
-    return classifier.task(data.labels, seed=config.seed), training
-
-
-def _members(
-    shared: RunConfig, trials: Sequence[Trial[RunConfig]], run: Run
-) -> tuple[Task, Callable[[RunConfig, Run, Loader], BankTraining]]:
-    """All members of a sweep, or those that a search begins with."""
-    from workbench.recipes import sweep, sweep_tasks
-
-    subject = sweep_tasks.prepare(shared, run, trials, Silent())
-
-    def training(own: RunConfig, run: Run, load: Loader) -> BankTraining:
-        mine = replace(subject, shared=replace(subject.shared, config=own, run=run, loader=load))
-        entries = [sweep.SweepMember(trial, run.own(f"members/{trial.name}")) for trial in trials]
-        return BankTraining(sweep.training(mine, entries, Silent()).trainer)
-
-    return subject.shared.task, training
-
-
 WAYS: dict[str, Callable[[RunConfig, Run], DryRunParts]] = {
     "sft": _text,
     "mlm": _text,
@@ -429,10 +368,10 @@ WAYS: dict[str, Callable[[RunConfig, Run], DryRunParts]] = {
     "reinforce": _text,
     "classify": _classes,
     "distill": _student,
-    "crossval": _bank,
-    "sweep": _bank,
-    "search": _bank,
-    "fleet": _bank,
+    "crossval": plan_bank.members,
+    "sweep": plan_bank.members,
+    "search": plan_bank.members,
+    "fleet": plan_bank.members,
     "embed": _embeddings,
     "rerank": plan_scorers.rerankers,
     "reward": plan_scorers.rewards,
