@@ -268,6 +268,7 @@ def test_numbers(train: Train, tmp_path: Path) -> None:
     assert said == pytest.approx(found["predicted"][0], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_pairs_of_responses(train: Train) -> None:
     """The better response thanks; both parts survive a budget that the prompt alone would fill."""
     rows = []

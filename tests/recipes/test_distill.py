@@ -77,6 +77,7 @@ def teachers(tmp_path_factory: pytest.TempPathFactory, short_stories: str, rows:
     return made
 
 
+@pytest.mark.slow
 def test_a_student_with_half_of_the_layers_is_a_stock_model(
     short_stories: str, rows: Path, teachers: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -139,6 +139,7 @@ def test_predict_and_generate_answer_as_a_stock_model_does(
     assert capsys.readouterr().out.strip() == written["answer"][3]
 
 
+@pytest.mark.slow
 def test_same_curve_for_any_micro_batch_and_with_checkpointing(train: Train, reference: Path) -> None:
     longest = int(json.loads((reference / "manifest.json").read_text())["data"]["train"]["lengths"][-1])
     assert _losses(reference)[-1] < 0.9 * _losses(reference)[0]

@@ -167,6 +167,7 @@ def test_layers_are_learnt_in_any_micro_batches(
     assert losses(runs[0])[0] > losses(plain)[0]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_same_bits(
     train: Callable[..., Path], recipe: Recipe, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

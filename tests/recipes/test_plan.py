@@ -139,6 +139,7 @@ def test_of_a_classifier_too(compare: Callable[..., tuple[Plan, int]], tmp_path:
     assert measured * 0.97 <= planned.dry_run.peak <= measured * 1.05
 
 
+@pytest.mark.slow
 def test_a_plan_counts_what_a_run_counts(compare: Callable[..., tuple[Plan, int]], tmp_path: Path) -> None:
     """And predicts its peak."""
     words = ["data.limit=100", "data.held_out=0.1", "batch.size=8", "train.steps=4", "model.weights=float32"]

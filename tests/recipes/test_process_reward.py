@@ -76,6 +76,7 @@ def _losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_rated_steps_are_learnt(taught: Path, folder: Path, tmp_path: Path) -> None:
     scores = json.loads((taught / "scores.json").read_text())
     before, after = scores["before"], scores["after"]

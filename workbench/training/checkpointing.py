@@ -184,7 +184,7 @@ class ActivationKeeping:
     @property
     def in_words(self) -> str:
         """Half a sentence on what is not kept; empty where everything is."""
-        return f", keeping less of activations ({self.to_write.strip()})" if self.to_write else ""
+        return f", recomputing activations ({self.to_write.strip()})" if self.to_write else ""
 
     @property
     def to_write(self) -> str:

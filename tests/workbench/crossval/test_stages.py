@@ -37,6 +37,7 @@ def _kept(seed: int, *, first: float = 0.5) -> int:
     return sum(log.offer(f"{gate}", "Stage", model(0.5), {}) for gate in range(GATES))
 
 
+@pytest.mark.slow
 def test_runs_in_which_no_stage_helps_rarely_keep_one() -> None:
     """Uncorrected, 6 stages at 2.5 % each would be kept in 10 of 100 runs and more."""
     assert np.mean([_kept(seed) > 0 for seed in range(300)]) <= 0.05

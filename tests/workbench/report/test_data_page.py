@@ -76,6 +76,7 @@ def test_every_flag_opens_rows(page: str) -> None:
     assert page.count("data.clean=[c4_curly_brackets]") == 1 and "data.clean=[unreadable]" not in page
 
 
+@pytest.mark.slow
 def test_rows_of_a_rule_are_few_and_from_all_over(braces: list[Findings]) -> None:
     (rule,) = [rule for rule in data_page.rules(braces) if rule.name == "c4_curly_brackets"]
     assert len(rule.rows) == data_page.SHOWN and rule.counts == ("500", "1") and rule.share == "100 %"

@@ -115,6 +115,7 @@ def test_a_projection_keeps_inner_products_in_expectation() -> None:
     assert Projection(20_000, 20_000, seed=0, device=vector.device)(vector) is vector
 
 
+@pytest.mark.slow
 def test_rows_of_labels_are_chosen_by_the_equation_for_each_class_of_the_target(
     tmp_path: Path, short_stories: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

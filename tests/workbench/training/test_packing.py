@@ -121,12 +121,9 @@ def is_packed(run: Path) -> bool:
 @pytest.mark.few(
     "plain",
     "recomputed",
-    "weighted rows",
     "a bottleneck",
     "masked words",
     "classes of an encoder",
-    "means of texts",
-    "a teacher that was asked",
 )
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_the_curve_is_that_of_padded_rows(

@@ -46,6 +46,7 @@ def answer(client: TestClient, model: str, **words: Any) -> dict[str, Any]:
     return choices
 
 
+@pytest.mark.slow
 def test_a_loaded_adapter_says_what_it_says_from_the_start(client: TestClient, lora_runs: list[Path]) -> None:
     before = answer(client, "run0")
     for run in (1, 2):
