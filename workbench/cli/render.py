@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from workbench.adapters import METHODS
-from workbench.cli import embed_table, fold_table, picture_table
+from workbench.cli import embed_table, fleet_table, fold_table, picture_table
 from workbench.runs import task_scores
 from workbench.runs.files import read_json
 from workbench.runs.run_directory import shipped_values
@@ -52,7 +52,8 @@ def outcome(run: Path) -> str:
     if (run / "stages.json").exists():
         _stages(run)
     elif (run / "fleet.json").exists():
-        _fleet(run)
+        for part in fleet_table.parts(run):
+            _out.print(part, markup=False, soft_wrap=isinstance(part, str))
     else:
         _scored(run)
     return _out.export_text()
@@ -137,25 +138,6 @@ def _stages(run: Path) -> None:
     _out.print(findings.verdict(this), markup=False)
     _out.print(f"\nReport: {run / 'report.html'}    Adapters: {run / 'members'}", markup=False)
     _next(run)
-
-
-def _fleet(run: Path) -> None:
-    """The members of a fleet, each a run of its own."""
-    from workbench.report import fleet_section
-
-    fleet_table = fleet_section.read(run)
-    assert fleet_table is not None, "a fleet has members"
-    table = Table(title="Members, each on held-out rows of its own")
-    for name in fleet_table.columns:
-        table.add_column(name, justify="left" if name == "member" else "right")
-    for row in fleet_table.members:
-        table.add_row(*map(Text, row))
-    _out.print(table)
-    for note in fleet_table.notes:
-        _out.print(note, markup=False)
-    first = next((row[0] for row in fleet_table.members if (run / "members" / row[0] / "adapter").exists()), "NAME")
-    _out.print(f"\nReport: {run / 'report.html'}    Runs: {run / 'members'}", markup=False)
-    _out.print(f"Next: workbench evaluate {run / 'members' / first} data.test=FILE", markup=False, soft_wrap=True)
 
 
 def _swept(run: Path) -> None:
