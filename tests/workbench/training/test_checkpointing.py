@@ -122,7 +122,7 @@ def losses(short_stories: str, questions: Path, tmp_path: Path) -> Callable[...,
         pytest.param(("batch.packing=false", "model.weights=nf4"), marks=pytest.mark.slow),
         pytest.param(("adapter={method: dora, rank: 4}", "model.weights=int8"), marks=pytest.mark.slow),
         pytest.param(("adapter={method: houlsby, dropout: 0.2}",), marks=pytest.mark.slow),
-        pytest.param(("adapter={method: full}", "model.compute=bfloat16"), marks=pytest.mark.slow),
+        pytest.param(("adapter={method: full}", "model.weights=bfloat16"), marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )

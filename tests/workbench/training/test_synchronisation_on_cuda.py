@@ -116,7 +116,7 @@ def test_a_step_of_a_bank_reads_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         fit.ahead = Prefetcher(pin=True)
         for step in range(STEPS):
             found.places.clear()
-            fit._step(fit.members, time.monotonic())
+            fit._step(fit.members, dict.fromkeys(fit.members, time.monotonic()))
             assert len(found.places) == 1, "\n".join([f"step {step}", *found.places])
         fit.ahead.close()
     run.close()
