@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, from_numpy
 
-from workbench import evaluation, losses
+from workbench import evaluation
 from workbench.adapters import anatomy, bank
 from workbench.adapters.bank import Bank
 from workbench.config import RunConfig
@@ -175,21 +175,7 @@ class TextBank(FleetBank):
         return True
 
     def objective(self, name: str) -> Objective:
-        head, regularise = self.live.head, self.config.regularise
-
-        def loss(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
-            return losses.next_token(
-                hidden_ND,
-                labels_N,
-                head.project,
-                vocabulary=head.vocabulary,
-                weights=head.trainable(),
-                scale=scale,
-                smoothing=regularise.label_smoothing,
-                z_loss=regularise.z_loss,
-            )
-
-        return loss
+        return sft.next_token_objective(self.live.head, self.config.regularise)
 
     def save(self, name: str, folder: Path) -> None:
         live, adapter = self.model_of(name), partial(self.bank.save, self.names[name])

@@ -49,6 +49,7 @@ from workbench.recipes.single_run import Scored, SingleRun
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
+from workbench.training.bank_trainer import Objective
 from workbench.training.callbacks import Callback
 from workbench.training.limits import total_steps
 from workbench.training.reference_losses import ReferenceLosses
@@ -285,6 +286,24 @@ def next_token_loss(
             z_loss=smoother.z_loss,
             r_drop=smoother.r_drop,
             draw_N=None if draws is None else draws.numbers(batch.positions_N, tokens=batch.width),
+        )
+
+    return loss
+
+
+def next_token_objective(head: Head, regularise: RegulariseConfig) -> Objective:
+    """The same for a member of a bank, of the hidden states of its supervised positions."""
+
+    def loss(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
+        return losses.next_token(
+            hidden_ND,
+            labels_N,
+            head.project,
+            vocabulary=head.vocabulary,
+            weights=head.trainable(),
+            scale=scale,
+            smoothing=regularise.label_smoothing,
+            z_loss=regularise.z_loss,
         )
 
     return loss

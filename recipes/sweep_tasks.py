@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, from_numpy
 
-from workbench import evaluation, losses
+from workbench import evaluation
 from workbench.adapters import anatomy, bank
 from workbench.adapters.bank import Bank
 from workbench.config import RunConfig, tasks
@@ -123,18 +123,7 @@ class TextTask(SweepTask):
             head = output_heads.find(together.model, backbone.model)
         stop = evaluation.stop_tokens(text.tokenizer, text.data.train)
 
-        def objective(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
-            return losses.next_token(
-                hidden_ND,
-                labels_N,
-                head.project,
-                vocabulary=head.vocabulary,
-                weights=head.trainable(),
-                scale=scale,
-                smoothing=text.config.regularise.label_smoothing,
-                z_loss=text.config.regularise.z_loss,
-            )
-
+        objective = sft.next_token_objective(head, text.config.regularise)
         return SweepBank(
             bank=together,
             freezer=freezer,

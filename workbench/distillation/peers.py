@@ -28,11 +28,8 @@ from workbench.training.signal import Loss
 def require_able(base: RunConfig) -> None:
     """Raise ConfigError where no bank holds such adapters."""
     again = "train.checkpointing: activations that are computed again would not know whose they are"
-    if (
-        reason := again
-        if base.train.checkpointing not in (False, "auto", "elementwise")
-        else bank_trainer.refusal(base)
-    ):
+    recomputes = base.train.checkpointing not in (False, "auto", "elementwise")
+    if reason := again if recomputes else bank_trainer.refusal(base):
         raise ConfigError(
             f"distill.peers: {reason}. Adapters teach each other in one bank: "
             "leave that out, or write adapter.method=lora."

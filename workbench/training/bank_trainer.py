@@ -204,7 +204,7 @@ class BankTrainer:
             ConfigError: The backbone cannot.
         """
         self.masters.refresh()
-        self.keeping.begin()
+        self.keeping.begin(self.keeping.now)  # a bank that goes on keeps its way
         self.bank.train()
         forward_noise.install(self.freezer.backbone, self.freezer.blocks, self.config.regularise)
 

@@ -196,7 +196,7 @@ class Remembered:
             device and [device.name, device.total_memory],
         ]
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
-        return cache_folder() / "fits" / f"{name}.json"
+        return cache_folder() / "fitting" / f"{name}.json"
 
 
 def nothing_fits(longest: int, train: Examples) -> TrainingError:
