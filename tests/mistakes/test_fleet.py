@@ -23,6 +23,9 @@ CASES = {
     ),
     "no rows": Case(f"{BARE} fleet.members='{{eve: {{seed: 1}}}}'", "fleet.members.eve.data.train", "data.train=FILE"),
     "a key that is none": Case(member("adapter.rnk: 2"), "fleet.members.eve.adapter.rnk", "Did you mean"),
+    "a key of a shared section that is none": Case(
+        member("train.stepz: 2"), "fleet.members.eve.train.stepz", "Did you mean `steps`"
+    ),
     "a value that is none": Case(member("train: {steps: 0}"), "fleet.members.eve.train.steps", "greater than 0"),
     "another backbone": Case(member("model.id: other"), "fleet.members.eve.model.id", "Write model.id beside"),
     "another computation": Case(member("train.compile: true"), "fleet.members.eve.train.compile", "run of its own"),

@@ -132,8 +132,9 @@ def _foreign(config: RunSections) -> Iterator[tuple[str, str]]:
         place, known = f"fleet.members.{name}", type(config).model_fields
         for key in _flat(settings):
             section, _, rest = key.partition(".")
-            wanted = _OWN.get(section)
-            if section not in known or wanted == () or (wanted and (rest in wanted)):
+            wanted, inside = _OWN.get(section), getattr(type(getattr(config, section, None)), "model_fields", {})
+            unknown = section not in known or (rest and inside and rest.partition(".")[0] not in inside)
+            if unknown or wanted == () or (wanted and (rest in wanted)):
                 continue  # what is unknown is told with its neighbours
             yield (
                 f"{place}.{key}",
