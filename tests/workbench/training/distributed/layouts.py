@@ -4,7 +4,8 @@ layouts.py FOLDER JOBS.json [steps|start]    # JOBS: [[name, overrides, name of 
 
 With a third word NAME.RANK.json, beside each run, says how many bytes of tensors a process held at most: before the
 first step, or in the step after it that held least (the first one lacks the optimizer's state; a thread of gloo that
-lets go late of what it has sent can only add).
+lets go late of what it has sent can only add). Such a run ends with what is counted: before the first step or after
+the last one.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from matplotlib.figure import Figure
 
 import workbench
 from workbench.data.batching import Indices
 from workbench.planning.live_bytes import LiveBytes
 from workbench.planning.memory_ledger import MemoryLedger
+from workbench.report import plots
 from workbench.runs.process_memory import importing
 from workbench.runs.ranks import joined
 from workbench.training.distributed.pipeline import Pipelined
@@ -64,6 +65,10 @@ def halfway(finished: Path, folder: Path) -> None:
     shutil.rmtree(folder / "adapter")
 
 
+class _Counted(Exception):
+    """What was to be counted is."""
+
+
 @contextmanager
 def counted() -> Iterator[list[int]]:
     """Inside the block, the most bytes of tensors that each step holds; of all layouts but FSDP2's."""
@@ -86,14 +91,15 @@ def counted() -> Iterator[list[int]]:
 
     def working(self: Trainer) -> None:
         work(self)
-        if peaks:
-            count.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        count.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        raise _Counted
 
     patches = (ZeroParameters, "adopt", adopting), (Trainer, "step", stepping), (Trainer, "work", working)
     with ExitStack() as stack:
         for patched in patches:
             stack.enter_context(patch.object(*patched))
-        yield peaks
+        with suppress(_Counted):
+            yield peaks
 
 
 class Held(LiveBytes):
@@ -124,7 +130,7 @@ class Held(LiveBytes):
 @contextmanager
 def counted_shares() -> Iterator[list[int]]:
     """Inside the block, the most bytes of tensors that each step holds; of FSDP2, which empties storages."""
-    peaks, step = list[int](), Trainer.step
+    peaks, step, work = list[int](), Trainer.step, Trainer.work
     with Held() as held:
 
         def stepping(self: Trainer, rows: Indices) -> dict[str, Any]:
@@ -133,12 +139,12 @@ def counted_shares() -> Iterator[list[int]]:
             peaks.append(held.most)
             return record
 
-        with patch.object(Trainer, "step", stepping):
+        def working(self: Trainer) -> None:
+            work(self)
+            raise _Counted
+
+        with patch.object(Trainer, "step", stepping), patch.object(Trainer, "work", working), suppress(_Counted):
             yield peaks
-
-
-class _Begun(Exception):
-    """What was to be counted is."""
 
 
 @contextmanager
@@ -149,9 +155,9 @@ def counted_before() -> Iterator[list[int]]:
 
         def stepping(self: Trainer, rows: Indices) -> dict[str, Any]:
             peaks.append(held.most)
-            raise _Begun
+            raise _Counted
 
-        with patch.object(Trainer, "step", stepping), suppress(_Begun):
+        with patch.object(Trainer, "step", stepping), suppress(_Counted):
             yield peaks
 
 
@@ -163,7 +169,7 @@ def main() -> None:
     with importing():
         import deepspeed  # noqa: F401  # else each job searches what it imports for garbage
     ranks = joined()
-    Figure.savefig = lambda _, file, **__: file.write("<svg/>")  # type: ignore[method-assign,assignment]
+    plots._drawn = lambda *_, **__: "<svg/>"
     for name, words, origin in jobs:
         if origin is not None and ranks.first:
             halfway(folder / origin, folder / name)

@@ -44,8 +44,9 @@ CASES: dict[str, list[str]] = {
 }
 
 ALIKE = (
-    *("in parts, lora", "onebit", "stages, lora", "cut blocks, lora", "fsdp2", "fsdp2, kept whole", "zero1", "zero2"),
-    *("zero1, bfloat16", "zero3, small buckets", "zero3, lora", "zero2, one pass", "zero2, optimizer on the host"),
+    *("in parts, lora", "int8", "onebit", "stages, lora", "cut blocks, lora", "fsdp2", "fsdp2, kept whole", "zero1"),
+    *("zero2", "zero3", "zero1, bfloat16", "zero2, bfloat16", "zero3, small buckets", "zero3, lora"),
+    *("zero2, one pass", "zero2, optimizer on the host"),
 )
 """Those whose parts others have, in another combination."""
 
