@@ -29,10 +29,10 @@ distributed: {layout}
 @pytest.mark.few("{engine: fsdp2, zero: 3}")
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["{}", "{engine: fsdp2, zero: 3}"])
-def test_both_evaluate_and_go_on(layout: str, tmp_path: Path, stories: str, questions: Path) -> None:
+def test_both_evaluate_and_go_on(layout: str, tmp_path: Path, short_stories: str, questions: Path) -> None:
     """Where they share weights none of them could answer alone, and there are no sample answers."""
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(RECIPE.format(model=stories, train=questions, layout=layout))
+    recipe.write_text(RECIPE.format(model=short_stories, train=questions, layout=layout))
     usual, asked = _trained(recipe, tmp_path / "usual"), _trained(recipe, tmp_path / "asked", "ask")
     assert [line["loss"] for line in usual] == [line["loss"] for line in asked]
     assert [line["step"] for line in usual if "held_out_loss" in line] == [4, 5]

@@ -227,6 +227,7 @@ def test_check_says_whose_rows_are_wrong(sections: dict[str, Any], tmp_path: Pat
     assert any("4 members, 2 at a time" in note for note in found.notes)
 
 
+@pytest.mark.few("dora")
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [{}, {"adapter.method": "dora"}], ids=["lora", "dora"])
 def test_classifiers_of_different_classes_equal_runs_of_their_own(own: dict[str, Any], tmp_path: Path) -> None:
@@ -287,7 +288,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
     process = begin(straight, resume=False)
     process.join(180)
     assert process.exitcode == 0
-    for wanted in (2, 5, 7, 10, 13, 17):
+    for wanted in (2, 7, 13, 17):
         process = begin(broken, resume=(broken / "config.yaml").exists())
         end = time.monotonic() + 90
         while steps(broken) < wanted and process.is_alive() and time.monotonic() < end:

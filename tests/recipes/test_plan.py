@@ -84,7 +84,6 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
             for words in (
                 ["batch.packing=true", "adapter.dropout=0.1"],
                 ["model.weights=bfloat16", "train.checkpointing=0.5"],
-                ["model.weights=bfloat16", "adapter={method: full}"],
                 ["model.weights=nf4"],
                 ["freeze={policy: static, layers: 0.5, cache: off}"],
             )
@@ -93,6 +92,7 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
             pytest.param(words, marks=pytest.mark.cube)
             for words in (
                 ["model.weights=int8"],
+                ["model.weights=bfloat16", "adapter={method: full}"],
                 ["model.weights=float32", "adapter={method: houlsby}"],
                 ["model.weights=float32", "adapter={method: lora-ga, rows: 16}", "batch.tokens_per_device=400"],
                 ["data.sampling={by: selective, pool: 2}", "train.steps=8"],

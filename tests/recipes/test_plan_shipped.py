@@ -19,14 +19,15 @@ REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
 MARKS = {
     **dict.fromkeys(
-        ("crossval/combo", "embed/quickstart", "prefer/quickstart", "reinforce/quickstart"),
+        ("crossval/combo", "prefer/quickstart", "reinforce/quickstart"),
         pytest.mark.slow,
     ),
     **dict.fromkeys(
         ("crossval/quickstart", "crossval/pictures", "rerank/quickstart", "reward/quickstart"), pytest.mark.cube
     ),
     **dict.fromkeys(
-        ("classify/quickstart", "fleet/quickstart", "search/quickstart", "sweep/quickstart"), pytest.mark.cube
+        ("classify/quickstart", "embed/quickstart", "fleet/quickstart", "search/quickstart", "sweep/quickstart"),
+        pytest.mark.cube,
     ),
     **dict.fromkeys(("budget/1-day-gpu", "budget/1-hour-cpu", "sft/chat", "sft/full", "sft/qlora"), pytest.mark.cube),
 }

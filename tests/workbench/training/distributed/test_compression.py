@@ -15,9 +15,9 @@ from tests.workbench.training.distributed.test_layouts import METHODS, curve, we
 
 pytestmark = pytest.mark.slow
 
-RATE = "train.learning_rate=3e-4"
-WARM_UP = 5
-"""Of 12 steps; checkpoints are of steps 6 and 12."""
+WARM_UP = 3
+"""Of 8 steps; checkpoints are of steps 4 and 8."""
+RATE = ["train.learning_rate=3e-4", "train.steps=8", "save.every=4"]
 COMPRESSION = f"warm_up: {WARM_UP}, block: 64"
 LAYOUTS = {
     "int8": f"{{compression: {{gradients: int8, {COMPRESSION}}}}}",
@@ -43,7 +43,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     asked = near | resumed | {("full", kind) for kind in LAYOUTS}  # of which other tests are, too
     jobs: list[tuple[str, list[str], str | None]] = []
     for method in METHODS:
-        words = [f"adapter={METHODS[method]}", RATE, "batch.tokens_per_device=160"]
+        words = [f"adapter={METHODS[method]}", *RATE, "batch.tokens_per_device=160"]
         kinds = [kind for kind in LAYOUTS if (method, kind) in asked]
         jobs += [(f"{method} {kind}", [*words, f"distributed={LAYOUTS[kind]}"], None) for kind in kinds]
         layouts_of_plain = {PLAIN[kind] for kind in kinds if (method, kind) in near}
@@ -53,17 +53,17 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             for kind in kinds
             if (method, kind) in resumed
         ]
-    small = [f"adapter={METHODS['full']}", RATE, "batch.tokens_per_device=64"]
+    small = [f"adapter={METHODS['full']}", *RATE, "batch.tokens_per_device=64"]
     jobs.append(("small passes", [*small, f"distributed={LAYOUTS['int8']}"], None))
     rows = [{"text": f"{n} birds sing", "label": "even" if n % 2 == 0 else "odd"} for n in range(60)]
     (folder / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    labels = ["recipe=classify", f"data.train={folder / 'labels.jsonl'}", f"adapter={METHODS['lora']}", RATE]
+    labels = ["recipe=classify", f"data.train={folder / 'labels.jsonl'}", f"adapter={METHODS['lora']}", *RATE]
     kinds = [cell["kind"] for cell in cells(request, "test_classes_are_learnt_with_it_too")]
     jobs += [(f"classify {kind}", [*labels, f"distributed={LAYOUTS[kind]}"], None) for kind in kinds]
     layouts.in_processes(folder, jobs)
     workbench.run(str(folder / "recipe.yaml"), labels, out=folder / "classify alone", quiet=True)
     layouts.halfway(folder / "full int8", folder / "alone")
-    words = [f"adapter={METHODS['full']}", RATE, "batch.tokens_per_device=160"]
+    words = [f"adapter={METHODS['full']}", *RATE, "batch.tokens_per_device=160"]
     workbench.run(str(folder / "recipe.yaml"), words, out=folder / "alone", resume=True, quiet=True)
     return folder
 

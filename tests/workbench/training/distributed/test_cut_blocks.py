@@ -17,10 +17,14 @@ from workbench.evaluation import dynamics
 
 pytestmark = pytest.mark.slow
 
-STEPS = ["train.steps=12", "save.every=6", "distributed.bucket_bytes=1000"]
+STEPS = ["train.steps=6", "save.every=3", "distributed.bucket_bytes=1000"]
 TWO = "distributed.tensor=2"
 CELLS = {
-    "lora": ["batch={size: 5, tokens_per_device: 100}", "evaluate={every: 4, answers: 2}", "save.ship=best"],
+    "lora": [
+        "batch={size: 5, tokens_per_device: 100}",
+        "evaluate={every: 2, answers: 2, max_new_tokens: 6}",
+        "save.ship=best",
+    ],
     "full": ["batch={size: 5, tokens_per_device: 64, packing: false}", "train.checkpointing=true"],
 }
 """By method: packed rows, answers and the best step's values; padded rows in several passes, recomputed."""

@@ -15,7 +15,7 @@ from workbench.config.yaml_text import dump_yaml
 
 pytestmark = pytest.mark.slow
 
-STEPS = 12
+STEPS = 6
 CACHED = ["distill.cache.k=16", "distill.temperature=2"]
 CLASSES = [
     *["distill.of=classify", "model.id={}/bert", "model.weights=float32", "data.train={}/animals.jsonl"],
@@ -50,7 +50,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         },
         "batch": {"size": 5, "tokens_per_device": 160},
         "train": {"steps": STEPS, "learning_rate": 5e-3},
-        "evaluate": {"every": 6, "answers": 0},
+        "evaluate": {"every": STEPS // 2, "answers": 0},
         "save": {"every": STEPS // 2, "keep": 2},
     }
     (folder / "teacher.yaml").write_text(dump_yaml(recipe))
@@ -61,10 +61,13 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     of_classes = [each.replace("{}", str(folder)) for each in CLASSES if not each.startswith("distill")]
     for name, own in {"teacher": ["adapter={method: full}"], "animals": ["recipe=classify", *of_classes]}.items():
         workbench.run(str(folder / "teacher.yaml"), own, out=folder / name, quiet=True)
-    for name in JOBS:
+    asked = {cell["name"] for cell in cells(request, "test_two_processes_teach_as_one_does")} | {"made", "cached"}
+    for name in asked:
         own = [each.replace("/cache", "/alone-cache") for each in words(folder, name)]
         workbench.run(str(folder / "recipe.yaml"), own, out=folder / f"{name} alone", quiet=True)
-    jobs: list[tuple[str, list[str], str | None]] = [(name, words(folder, name), None) for name in JOBS]
+    jobs: list[tuple[str, list[str], str | None]] = [
+        (name, words(folder, name), None) for name in JOBS if name in asked
+    ]
     again = [cell["name"] for cell in cells(request, "test_they_go_on_bit_for_bit")]
     jobs += [(f"{name} again", words(folder, name), name) for name in again]
     layouts.in_processes(folder, jobs)
@@ -85,6 +88,7 @@ def require_same(run: Path, alone: Path, *, rel: float) -> None:
         assert found[when] == pytest.approx(wanted[when], rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.few("made", "cached", "on-policy", "peers", "classes")
 @pytest.mark.parametrize("name", JOBS)
 def test_two_processes_teach_as_one_does(runs: Path, name: str) -> None:
     losses = lines(runs / f"{name} alone", "loss")

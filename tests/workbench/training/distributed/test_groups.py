@@ -70,7 +70,7 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Path:
         if name in asked | {"full packed"}
     ]
     jobs.append(("resumed", [*words("full packed"), f"distributed={PARTS['full packed']}"], "full packed in parts"))
-    timed = ["train.steps=null", "budget.time=10", "save.every=null", f"adapter={METHODS['lora']}"]
+    timed = ["train.steps=null", "budget.time=7", "save.every=null", f"adapter={METHODS['lora']}"]
     jobs.append(("timed", timed, None))
     layouts.in_processes(folder, jobs)
     return folder

@@ -18,7 +18,7 @@ from tests import forked
 from workbench.config.yaml_text import dump_yaml
 from workbench.evaluation import result_store
 
-STEPS = 100
+STEPS = 60
 GONE = 30.0
 """Seconds after which nothing of a killed run may be left."""
 

@@ -17,13 +17,12 @@ pytestmark = pytest.mark.slow
 
 STEPS = ["train.steps=6", "save.every=3"]
 TWO: dict[str, list[str]] = {
-    "lora": [f"adapter={METHODS['lora']}", "batch.packing=false"],
+    "lora": [f"adapter={METHODS['lora']}", "batch.packing=false", "train.checkpointing=true"],
     "full": [f"adapter={METHODS['full']}", "evaluate.every=3"],
     "tied": [f"adapter={METHODS['full']}", "train.max_grad_norm=0.1"],
     "packed": [f"adapter={METHODS['lora']}", "model.weights=nf4", "adapter.dropout=0.2"],
-    "recomputed": [f"adapter={METHODS['lora']}", "train.checkpointing=true"],
 }
-"""What trains in two stages: adapters, all weights, embeddings that both ends hold, adapters over 4-bit weights."""
+"""What trains in two stages: adapters, recomputed; all weights; embeddings that both ends hold; adapters over nf4."""
 FOUR = {"in four stages": ("lora", "{pipeline: 4}"), "in two pipelines": ("tied", "{pipeline: 2}")}
 
 
