@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a transformer, whatever is around it, as its family names them."""
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    return [module for module in model.modules() if type(module).__name__ in names]
+    # By the classes that a class is derived from, too: FSDP2 gives blocks a class of its own.
+    return [module for module in model.modules() if any(each.__name__ in names for each in type(module).__mro__)]
 
 
 def blocks(model: nn.Module) -> list[list[str]]:

@@ -23,6 +23,8 @@ def train(config: RunConfig, student: TextRun) -> None:
     """From a backbone to the adapter with the lowest held-out loss; while they train, their mean loss is watched."""
     count, base, run, data = config.distill.peers, student.config, student.run, student.data
     assert count is not None
+    if base.train.checkpointing == "auto":  # blocks that are recomputed would not know whose rows they compute
+        base = base.model_copy(update={"train": base.train.model_copy(update={"checkpointing": False})})
     backbone = student.backbone()
     student.score_before(backbone)
 

@@ -11,7 +11,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     """Contradictions to `train.mlp_tile` and `train.offload_activations`, one sentence for each."""
     train = config.train
     if isinstance(train.mlp_tile, int):
-        for why in (*untiled(config), *_of_layouts(config)):
+        for why in (*untiled(config), *untiled_layout(config)):
             yield f"train.mlp_tile={train.mlp_tile} {why}, or train.mlp_tile=auto."
     if train.offload_activations is True:
         if train.checkpointing is not True:
@@ -19,7 +19,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
                 "train.offload_activations=true keeps inputs of blocks that are computed again. "
                 "Write train.checkpointing=true as well, or train.offload_activations=auto."
             )
-        for why in _of_layouts(config):
+        for why in _dealt(config):
             yield f"train.offload_activations=true {why}, or train.offload_activations=auto."
 
 
@@ -31,8 +31,18 @@ def untiled(config: TrainingSections) -> Iterator[str]:
         yield "shows layers a part of each row, and adapter.method=alora begins at a place in it. Write lora"
 
 
-def _of_layouts(config: RunSections) -> Iterator[str]:
-    """Yield a reason where devices cut weights: what gathers them listens to whole blocks."""
+def untiled_layout(config: TrainingSections) -> Iterator[str]:
+    """Yield the same for how devices share weights."""
+    yield from _dealt(config)
     how = config.distributed
-    if how.zero == 3 or how.engine == "fsdp2" or how.deepspeed is not None or how.tensor * how.pipeline > 1:
-        yield "was not tried with weights that devices share (distributed). Write distributed.zero=2"
+    if how.engine == "deepspeed" and (how.zero == 3 or how.deepspeed is not None):
+        yield (
+            "calls layers once for each tile, and all processes of DeepSpeed must fetch a weight equally often, "
+            "however long their rows are. Write distributed.engine=fsdp2"
+        )
+
+
+def _dealt(config: TrainingSections) -> Iterator[str]:
+    how = config.distributed
+    if how.tensor * how.pipeline > 1:
+        yield "was not tried with parts of blocks or stretches of them (distributed). Write distributed.zero=2"

@@ -18,7 +18,8 @@ class LiveBytes(DispatchMode):
 
     A storage counts once, whoever looks at it, and a tensor that was there before not at all. So nothing counts twice
     where one stands inside another: the outer counts everything, the inner what is made inside it. What a kernel
-    takes and frees while it runs is not seen, nor are values that numpy and memory-mapped files hold.
+    takes and frees while it runs is not seen, nor are values that numpy and memory-mapped files hold, nor tensors on
+    an accelerator, whose allocator counts them itself (`torch.accelerator.max_memory_allocated`).
     """
 
     now: int

@@ -25,6 +25,7 @@ from workbench.config import RunConfig, cross_checks
 from workbench.config.basic_sections import Checkpointing
 from workbench.config.checkpointing_checks import unable_by_block
 from workbench.config.distributed_config import DistributedConfig
+from workbench.config.long_row_checks import untiled_layout
 from workbench.errors import ConfigError
 from workbench.planning import traffic
 from workbench.planning.memory_ledger import ACTIVATIONS
@@ -142,7 +143,7 @@ class _Solver:
 
     def __init__(self, config: RunConfig, make_plan: PlanMaker, timing: Timing) -> None:
         self._config, self._make_plan, self._timing = config, make_plan, timing
-        self._known: dict[tuple[Checkpointing, bool | str, int | str], Plan] = {}
+        self._known: dict[tuple[object, ...], Plan] = {}
 
     def ways(self) -> list[_Way]:
         """All that are worth comparing; only the first where that fits, as nothing can be faster."""
@@ -156,6 +157,8 @@ class _Solver:
             for layout in _layouts(config, self._first):
                 laid_out = _with_layout(config, layout)
                 if checkpointing not in (True, False) and any(unable_by_block(laid_out)):
+                    continue
+                if isinstance(config.train.mlp_tile, int) and any(untiled_layout(laid_out)):
                     continue
                 candidates.append(self._largest(laid_out))
                 if (
@@ -245,7 +248,7 @@ class _Solver:
         """Plan of a share of the blocks, where bytes and seconds grow evenly with it."""
         share = config.train.checkpointing
         assert isinstance(share, float)
-        known = self._known.get((share, config.train.offload_activations, tokens))
+        known = self._known.get(_key(config, tokens))
         if known is not None:
             return known
         ends: list[Checkpointing] = ["elementwise", True]
@@ -258,7 +261,10 @@ class _Solver:
 
     def _dry_plan(self, config: RunConfig, tokens: int | str) -> Plan:
         """Plan of one device that holds everything; `seconds` are those that it computes."""
-        key = (config.train.checkpointing, config.train.offload_activations, tokens)
+        # Decided here, as the dry run knows no shares.
+        if config.train.checkpointing is True and any(untiled_layout(config)):
+            config = _with(config, "train", mlp_tile=None)
+        key = _key(config, tokens)
         if key not in self._known:
             # Whatever is shared is arithmetic; parts of rows and of blocks are other work.
             layout = config.distributed.together_only
@@ -267,6 +273,10 @@ class _Solver:
             timed = self._timing(plan)
             self._known[key] = replace(plan, seconds=timed.seconds, timed=timed)
         return self._known[key]
+
+
+def _key(config: RunConfig, tokens: int | str) -> tuple[object, ...]:
+    return config.train.checkpointing, config.train.offload_activations, config.train.mlp_tile, tokens
 
 
 def _fitting(low: Plan, high: Plan, *, most: float = 1.0) -> int:

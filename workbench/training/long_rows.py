@@ -11,6 +11,7 @@ from workbench.training.distributed import layout_settings
 
 def tile(model: nn.Module, config: TrainingSections) -> None:
     """Let the MLPs of a model compute tiles, as `train.mlp_tile` says; `auto` leaves those that cannot."""
-    cut = layout_settings.cuts_weights(config.distributed)
-    if not cut and not any(long_row_checks.untiled(config)):
+    how = config.distributed
+    fetched = how.engine != "fsdp2" and layout_settings.cuts_weights(how)  # by layer, and not by block
+    if not fetched and not any(long_row_checks.untiled(config)):
         tiled_mlp.tile(model, config.train.mlp_tile)

@@ -109,3 +109,26 @@ def test_a_chunk_takes_a_share_of_an_accelerators_memory(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=memory))
     assert module._chunk_elements(torch.device("cuda")) == elements
     assert module._chunk_elements(torch.device("cpu")) == 2**24
+
+
+def test_a_row_of_300000_positions_takes_the_logits_of_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss and gradient are the unchunked float64's; bytes alive do not grow with positions times vocabulary."""
+    width, vocabulary = 2, 128
+    monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", 10_000 * vocabulary)
+    head = nn.Linear(width, vocabulary, bias=False).requires_grad_(False)
+    peaks = {}
+    for rows in (30_000, 300_000):
+        hidden = torch.randn(rows, width, requires_grad=True)
+        labels = torch.randint(vocabulary, (rows,))
+        with LiveBytes() as live:
+            loss = next_token(hidden, labels, head, vocabulary=vocabulary, weights=[], scale=1 / rows)
+            loss.backward()
+        peaks[rows] = live.peak
+    growth = (peaks[300_000] - peaks[30_000]) / 270_000
+    assert growth <= 8 * width * 4 < vocabulary, "bytes of a position, below a byte of each of its logits"
+    exact = hidden.detach().double().requires_grad_()
+    wanted = nn.functional.cross_entropy(exact @ head.weight.double().T, labels)
+    wanted.backward()
+    assert hidden.grad is not None and exact.grad is not None
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(hidden.grad.double(), exact.grad, rtol=1e-4, atol=1e-12)

@@ -17,7 +17,8 @@ from tests.conftest import tiny
 from tests.workbench.models.test_packed_attention import SHAPES, STILL
 from workbench.adapters import METHODS, Lora, anatomy, attach, row_dropout
 from workbench.adapters.row_dropout import RowDraw
-from workbench.models import tiled_mlp
+from workbench.config.basic_sections import ModelConfig
+from workbench.models import backbones, fused_lora, tiled_mlp
 from workbench.models.tiled_mlp import Tiled, Tiling
 from workbench.planning.live_bytes import LiveBytes
 from workbench.training.checkpointing import keep
@@ -79,6 +80,32 @@ def test_other_methods_are_summed_over_tiles_too(adapter: Any) -> None:
     model = _model(adapter=adapter)
     tiled_mlp.tile(model, 5)
     _assert_alike(_gradients(model, again=True), wanted, off=1e-10)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["peft", "fused"])
+@pytest.mark.parametrize("weights", ["nf4", "int8"])
+def test_packed_weights_give_tiles_what_they_give_whole_rows(weights: str, fused: bool, short_stories: str) -> None:
+    """Tiles dequantise the same codes; no input here is an outlier, which 8-bit layers would look for by tile."""
+    found = []
+    for tokens in (None, 5):
+        model = _packed(weights, short_stories)
+        if fused:
+            fused_lora.fuse(model)
+        tiled_mlp.tile(model, tokens)
+        assert any(isinstance(each, Tiled) for each in model.modules()) is bool(tokens)
+        found.append(_gradients(model, again=True))
+    _assert_alike(found[1], found[0], off=2e-5)
+    assert all(each.abs().max() > 0 for each in found[0].values())
+
+
+def _packed(weights: str, folder: str) -> Any:
+    """A backbone whose blocks bitsandbytes holds, with LoRA whose B is not zero."""
+    loaded = backbones.load(ModelConfig.model_validate({"id": folder, "weights": weights, "compute": "float32"}), None)
+    model = attach(loaded.model, Lora(rank=3), seed=0)
+    for path, each in model.named_parameters():
+        if "lora_B" in path:
+            nn.init.normal_(each, std=0.3, generator=torch.Generator().manual_seed(len(path)))
+    return model.train()
 
 
 def test_equals_the_mlp_written_out() -> None:

@@ -202,7 +202,9 @@ def test_every_way_that_was_compared_is_told() -> None:
 
 def test_stages_differ_by_arithmetic_alone() -> None:
     _, dry_runs = choose(FIXED // 2, devices=4, distributed=SHARED)
-    assert len(dry_runs.seen) <= 7, "two micro-batches, of three ways to keep activations, and the choice"
+    assert len(dry_runs.seen) <= 8, (
+        "two micro-batches, of three ways to keep activations, one without tiles, the choice"
+    )
 
 
 def test_what_was_written_stays_and_a_cpu_is_its_own_host() -> None:

@@ -56,3 +56,18 @@ def test_not_where_the_configuration_says_otherwise(train: dict[str, bool]) -> N
 def test_a_cpu_has_no_other_memory() -> None:
     found, _ = choose(FIXED + 25_000, device="cpu")
     assert found.plan.offloaded == 0 and found.config.model.weights == "nf4"
+
+
+@pytest.mark.parametrize(("engine", "planned"), [("deepspeed", None), ("fsdp2", "auto")])
+def test_where_a_layer_is_fetched_by_itself_mlps_are_planned_without_tiles(engine: str, planned: str | None) -> None:
+    values = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "batch": {"size": ROWS}}
+    train, distributed = {"checkpointing": True}, {"zero": 3, "engine": engine}
+    config = RunConfig.model_validate({**values, "train": train, "distributed": distributed})
+    dry_runs, tiles = DryRuns(10**9, devices=2), set[object]()
+
+    def dry_run(config: RunConfig) -> Plan:
+        tiles.add(config.train.mlp_tile)
+        return dry_runs(config)
+
+    solver.choose(config, dry_run, timing)
+    assert tiles == {planned}

@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.conftest import tiny, trains
 from tests.stopping import stop_after
@@ -18,7 +20,7 @@ from tests.workbench.training.together import Texts, Together, section
 from workbench.config import RunConfig
 from workbench.config.basic_sections import Checkpointing
 from workbench.errors import ConfigError, Stopped
-from workbench.training import checkpointing
+from workbench.training import activation_offload, checkpointing
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.checkpointing import ENOUGH, ActivationKeeping, ways
 
@@ -146,6 +148,46 @@ def test_a_run_that_is_stopped_goes_on_in_its_way(
     manifest.write_text(json.dumps(facts))
     assert losses("stopped", resume=True) == kept
     assert json.loads(manifest.read_text())["batch"]["checkpointing"] == "elementwise"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saving", ["train.checkpointing=elementwise", "train.mlp_tile=16", "offload"])
+def test_a_run_with_savings_that_is_stopped_goes_on_bit_for_bit(
+    losses: Callable[..., list[float]], saving: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, copied = [saving], list[int]()
+    if saving == "offload":  # a CPU has no other memory
+        words = ["train.checkpointing=true", "train.offload_activations=true"]
+        monkeypatch.setattr(activation_offload, "refusal", lambda _: None)
+        monkeypatch.setattr(activation_offload, "PinnedCopies", lambda _: Clones(copied))
+    straight = losses("straight", *words)
+    with monkeypatch.context() as patch:
+        stop_after(patch, step=2)
+        with pytest.raises(Stopped):
+            losses("stopped", *words)
+    before = len(copied)
+    assert losses("stopped", *words, resume=True) == straight
+    files = [tmp_path / name / "adapter" / "adapter_model.safetensors" for name in ("straight", "stopped")]
+    first, second = map(load_file, files)
+    assert all(torch.equal(first[name], second[name]) for name in first.keys() | second.keys())
+    assert (len(copied) > before) is (saving == "offload")
+
+
+class Clones:
+    """Copies on a CPU."""
+
+    def __init__(self, copied: list[int]) -> None:
+        self._copied = copied
+
+    def away(self, tensor: Tensor) -> Tensor:
+        self._copied.append(tensor.nbytes)
+        return tensor.clone()
+
+    def back(self, kept: Tensor) -> Tensor:
+        return kept.clone()
+
+    def arrived(self) -> None:
+        """It is there."""
 
 
 def test_a_bank_recomputes_elementwise_operations_to_the_same_bits(tmp_path: Path) -> None:

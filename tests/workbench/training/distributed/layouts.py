@@ -1,11 +1,11 @@
 """Runs one recipe in several layouts, each in a folder of its own; torchrun starts this file in several processes.
 
-layouts.py FOLDER JOBS.json [steps|start]    # JOBS: [[name, overrides, name of the run to go on from or null], ...]
+layouts.py FOLDER JOBS.json [steps|start|away]   # JOBS: [[name, overrides, name of the run to go on from or null], ...]
 
 With a third word NAME.RANK.json, beside each run, says how many bytes of tensors a process held at most: before the
 first step, or in the step after it that held least (the first one lacks the optimizer's state; a thread of gloo that
 lets go late of what it has sent can only add). Such a run ends with what is counted: before the first step or after
-the last one.
+the last one. `away`: how many bytes of blocks' inputs it copied to a host's memory, for which copies in its own stand.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 import workbench
 from workbench.data.batching import Indices
@@ -32,6 +33,7 @@ from workbench.planning.memory_ledger import MemoryLedger
 from workbench.report import plots
 from workbench.runs.process_memory import importing
 from workbench.runs.ranks import joined
+from workbench.training import activation_offload
 from workbench.training.distributed.pipeline import Pipelined
 from workbench.training.distributed.tensor import TensorParallel
 from workbench.training.distributed.zero import ZeroParameters
@@ -161,7 +163,28 @@ def counted_before() -> Iterator[list[int]]:
             yield peaks
 
 
-COUNTED = {"steps": counted, "shares": counted_shares, "start": counted_before}
+@contextmanager
+def counted_away() -> Iterator[list[int]]:
+    """Inside the block, the bytes of blocks' inputs that wait as on a host; a CPU has no other memory."""
+    copied = [0]
+
+    class Copies:
+        def away(self, tensor: Tensor) -> Tensor:
+            copied[0] += tensor.nbytes
+            return tensor.clone()
+
+        def back(self, kept: Tensor) -> Tensor:
+            return kept.clone()
+
+        def arrived(self) -> None:
+            """It is there."""
+
+    able = patch.object(activation_offload, "refusal", lambda _: None)
+    with able, patch.object(activation_offload, "PinnedCopies", lambda _: Copies()):
+        yield copied
+
+
+COUNTED = {"steps": counted, "shares": counted_shares, "start": counted_before, "away": counted_away}
 
 
 def main() -> None:
