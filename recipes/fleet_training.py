@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import mean
 
 from workbench.config import RunConfig, fleet_expansion
 from workbench.config.member_runs import Trial
@@ -62,7 +63,7 @@ class FleetTraining:
         self.bank: FleetBank = kind(config, members, now)
         self.shown = {bank_name: name for name, bank_name in self.bank.names.items()}
         """Name of each member by that in the bank."""
-        self.progress = BankProgress(callback, self.shown)
+        self.progress = BankProgress(callback, self.shown, held_out=mean)
         tasks = {name: self.task(name) for name in members}
         device, bank = self.bank.backbone.model.device, self.bank
         self.trainer = FleetTrainer(

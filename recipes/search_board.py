@@ -115,8 +115,7 @@ class Board:
         path = self.run.path / "members" / trial.name
         there = path.exists()
         path.mkdir(parents=True, exist_ok=True)
-        files.remove_unfinished(path)
-        files.remove_unfinished(path / "checkpoints")
+        files.remove_unfinished(path, path / "checkpoints")
         return Run(path, None, resumed=there)
 
     def write(self, *, importances: Mapping[str, float] | None = None) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.mistakes.cases import Case, assert_refused, refusal
+from workbench.cli import verbs
 
 BARE = "check my.yaml recipe=fleet train.steps=3"
 
@@ -42,6 +44,12 @@ CASES = {
     "freezing": Case(f"{member('seed: 1')} freeze='{{policy: static, layers: 0.5}}'", "freeze", "Leave it out"),
     "shares of a device": Case(f"{member('seed: 1')} distributed.zero=2", "distributed", "Leave it out"),
     "no room": Case(f"{member('seed: 1')} fleet.at_once=0", "fleet.at_once", "greater than 0"),
+    "a number for a name": Case(
+        f"{BARE} fleet.members='{{17: {{data.train: rows.jsonl}}}}'",
+        "fleet.members: YAML takes the name 17",
+        'quotes: "17"',
+    ),
+    "a list of members": Case(f"{BARE} fleet.members='[eve, bob]'", "fleet.members: found ['eve'", "{alice: {data"),
     "a folder without members": Case(f"{BARE} fleet.members=nowhere", "fleet.members", "one a member"),
 }
 
@@ -54,3 +62,17 @@ def test_the_message_says_where_and_what_to_write(
         assert case.place in told and case.cure in told, told
     else:
         assert_refused(case, folder, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("members", ["{}", "nowhere", "[eve]", "{eve: {seed: 1}}"])
+def test_rows_of_the_fleet_itself_are_not_asked_for(
+    members: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fleet has no rows but its members'."""
+    (tmp_path / "fleet.yaml").write_text(f"recipe: fleet\nmodel: {{id: starter}}\nfleet: {{members: {members}}}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["workbench", "check", "fleet.yaml"])
+    with pytest.raises(SystemExit) as ended:
+        verbs.main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and "has 1 mistake" in told and "fleet.members" in told and "train is" not in told

@@ -168,3 +168,12 @@ def test_a_run_without_an_adapter_is_told_how_to_get_one(trained: Path, tmp_path
     for verb in (lambda: evaluate(tmp_path, []), lambda: generate(tmp_path, "Hello", max_new_tokens=2)):
         with pytest.raises(ConfigError, match=r"no adapter there yet. Finish the run first: .* --resume"):
             verb()
+
+
+def test_a_member_without_an_adapter_is_trained_with_the_others(trained: Path, tmp_path: Path) -> None:
+    member = tmp_path / "members" / "one"
+    member.mkdir(parents=True)
+    for folder in (tmp_path, member):
+        (folder / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
+    with pytest.raises(ConfigError, match=f"Finish the run first: .* --out {tmp_path} --resume"):
+        evaluate(member, [])

@@ -38,6 +38,8 @@ class Terminal:
         self._task: TaskID | None = None
         self._held_out = "-"
         self._stop = False
+        self._done = 0
+        """Steps of the training that was seen last."""
         self._first: tuple[int, float] | None = None
         """Number of the first step that was seen, and seconds of training after it."""
         self._handlers: dict[signal.Signals, Any] = {}
@@ -57,22 +59,23 @@ class Terminal:
 
     def step(self, record: dict[str, Any], *, total: int) -> None:
         """Move the progress bar; without a terminal, print every twentieth of the run."""
+        if record["step"] <= self._done:  # another training, or another member of a bank
+            self._first, self._held_out = None, "-"
+        self._done = record["step"]
         if "held_out_loss" in record:
-            self._held_out = f"{record['held_out_loss']:.3f}"
+            self._held_out = "-" if record["held_out_loss"] is None else f"{record['held_out_loss']:.3f}"
         fields = {"loss": record["loss"], "speed": record["tokens_per_second"], "held_out": self._held_out}
         if self.console.is_terminal:
             if self._task is None:
                 self._progress.start()
                 self._task = self._progress.add_task("", total=total, completed=record["step"] - 1, **fields)
-            self._progress.update(self._task, completed=record["step"], **fields)
+            self._progress.update(self._task, total=total, completed=record["step"], **fields)
         if record["step"] % max(1, total // 20) == 0 or "held_out_loss" in record or record["step"] == total:
             self._tell(record, total)
-        if record["step"] == total:
-            self._first = None
-            if self._task is not None:
-                self._progress.stop()
-                self._progress.remove_task(self._task)
-                self._task = None
+        if record["step"] == total and self._task is not None:
+            self._progress.stop()
+            self._progress.remove_task(self._task)
+            self._task = None
 
     def _tell(self, record: dict[str, Any], total: int) -> None:
         line = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,9 +30,17 @@ class FleetConfig(Section):
     @field_validator("members", mode="before")
     @classmethod
     def _read(cls, members: Any) -> Any:
-        """The settings of a folder of files."""
-        if members == {} or of_folder(members) != {}:
-            return of_folder(members)
+        """The settings of a folder of files; names are texts, as YAML makes numbers, dates and truth values of some."""
+        settings = of_folder(members)
+        if not isinstance(settings, Mapping):
+            raise ValueError(
+                f"found {members!r}. Write {{alice: {{data.train: alice.jsonl}}}}, or a folder of YAML files."
+            )
+        for name in settings:
+            if not isinstance(name, str):
+                raise ValueError(f'YAML takes the name {name} for no text. Write it in quotes: "{name}".')
+        if members == {} or settings:
+            return settings
         raise ValueError(f"{members} is no folder with YAML files. Write one a member, such as {members}/alice.yaml.")
 
 

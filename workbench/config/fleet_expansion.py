@@ -34,16 +34,18 @@ _OWN = {
 
 
 def with_rows(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a fleet with training rows of its own, which a run must have: those of its first member."""
+    """The values of a fleet with training rows of its own, which a run must have: those of its first member.
+
+    Where no member has any, their place, for mistakes are those of members, and `trials` names them.
+    """
     fleet, data = values.get("fleet"), values.get("data", {})
-    members = of_folder(fleet.get("members")) if isinstance(fleet, Mapping) else None
-    if not isinstance(data, Mapping) or data.get("train") or data.get("sources") or not isinstance(members, Mapping):
+    if values.get("recipe") != "fleet" or not isinstance(data, Mapping) or data.get("train") or data.get("sources"):
         return values
-    first: Mapping[str, Any] = next(
-        (own["data"] for own in map(_nested, members.values()) if isinstance(own.get("data"), Mapping)), {}
-    )
+    members = of_folder(fleet.get("members")) if isinstance(fleet, Mapping) else None
+    each = map(_nested, members.values()) if isinstance(members, Mapping) else ()
+    first: Mapping[str, Any] = next((own["data"] for own in each if isinstance(own.get("data"), Mapping)), {})
     rows = {key: first[key] for key in ("train", "sources") if key in first}
-    return {**values, "data": {**data, **rows}} if rows else values
+    return {**values, "data": {**data, **(rows or {"train": "fleet.members.NAME.data.train"})}}
 
 
 def trials(config: Run) -> list[Trial[Run]]:

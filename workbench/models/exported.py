@@ -19,7 +19,7 @@ from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import ConfigError, FileError
 from workbench.models import backbones, output_heads
 from workbench.models.output_heads import Head
-from workbench.runs import files
+from workbench.runs import files, run_directory
 
 BEGIN = ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
 """Settings of a generation_config.json that begin a text; a decoder behind an encoder needs them."""
@@ -130,4 +130,5 @@ def load_backbone(
 
 
 def _again(run: Path) -> str:
-    return f"workbench run ... --out {run} --resume"
+    """The command that trains a run to its end; a member of several ends with all of them."""
+    return f"workbench run ... --out {run_directory.whole(run)} --resume"

@@ -87,10 +87,11 @@ def new_folder(path: Path, *, durable: bool = True) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Delete what a killed process left behind in `folder`."""
-    for path in [*folder.glob(".*.unfinished"), *folder.glob(".*.replaced")]:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+def remove_unfinished(*folders: Path) -> None:
+    """Delete what a killed process left behind in `folders`."""
+    for folder in folders:
+        for path in [*folder.glob(".*.unfinished"), *folder.glob(".*.replaced")]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def digest(path: Path) -> str:

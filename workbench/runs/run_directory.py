@@ -102,8 +102,7 @@ class Run:
         if not resumed and path.exists():
             shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)
-        files.remove_unfinished(path)
-        files.remove_unfinished(path / "checkpoints")
+        files.remove_unfinished(path, path / "checkpoints")
         return Run(path, None, resumed=resumed, ranks=ranks, home=home)
 
     @property
@@ -169,6 +168,8 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
         _locked(path).close()  # a run that lives is told before what it holds
     if not resume and (path / "config.yaml").exists() and not _failed_before_a_checkpoint(path):
         raise ResumeError(f"{path} already holds a run. Write --resume to continue it, or another --out.")
+    if resume and whole(path) != path:
+        raise ResumeError(f"{path} trains with others. Resume them together: --out {whole(path)} --resume.")
     if resume and not (path / "config.yaml").exists():
         raise ResumeError(f"{path} holds no run to resume. Leave --resume out, or name the run with --out.")
     try:
@@ -179,8 +180,7 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
     try:
         if resume:
             _go_on_with(config, path)
-        files.remove_unfinished(path)
-        files.remove_unfinished(path / "checkpoints")
+        files.remove_unfinished(path, path / "checkpoints")
         run = Run(path, lock, resumed=resume, ranks=ranks)
     except WorkbenchError:
         lock.close()
@@ -188,9 +188,8 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
     if not resume:
         for stale in (*STEPPED, "before.json", "report.html", "clock.json", "scored_rows.json", run_log.NAME):
             (path / stale).unlink(missing_ok=True)
-        text = dump_yaml(config.model_dump(mode="json"))
         run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
-        files.write_bytes(path / "config.yaml", text.encode())
+        files.write_bytes(path / "config.yaml", dump_yaml(config.model_dump(mode="json")).encode())
     evaluation_request.withdrawn(path)
     run.before = {name: run.manifest.get(name) for name in ("status", "reason")}
     run.note(status="running", reason=None, versions=versions(), git_commit=git_commit(), hardware=hardware())
@@ -266,6 +265,12 @@ def _one_of_members(path: Path) -> str:
     names = sorted(each.parent.name for each in (path / "members").glob("*/config.yaml"))
     shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
     return f"Name one of them, as {path / 'members' / names[0]} ({shown})." if names else "None has begun yet."
+
+
+def whole(path: Path) -> Path:
+    """The run directory as one of whose members that at `path` trains; `path` where it trains by itself."""
+    above = path.parent.parent
+    return above if path.parent.name == "members" and (above / "config.yaml").exists() else path
 
 
 def fold_members(path: Path) -> list[Path]:

@@ -46,6 +46,19 @@ def test_a_file_gets_whole_lines_with_the_time_left() -> None:
         assert lines[first + 3].startswith("step 4/4") and "left" not in lines[first + 3]
 
 
+def test_a_loss_and_a_pace_are_those_of_the_training_that_is_shown() -> None:
+    terminal, out = _terminal(interactive=False)
+    with terminal:
+        terminal.step(_record(7, seconds=70.0), total=8)
+        terminal.step({**_record(8, seconds=80.0), "held_out_loss": 7.5}, total=8)
+        terminal.step(_record(1, seconds=1.0), total=4)  # of another member, which has joined
+        terminal.step(_record(2, seconds=2.0), total=4)
+        terminal.step({**_record(3, seconds=3.0), "held_out_loss": None}, total=4)
+    held_out = [line.split("held-out ")[1].split()[0] for line in out.getvalue().splitlines()]
+    assert held_out == ["-", "7.500", "-", "-", "-"]
+    assert "about 2.0 s left" in out.getvalue().splitlines()[3]
+
+
 def test_a_terminal_gets_one_line_for_each_training() -> None:
     terminal, out = _terminal(interactive=True)
     with terminal:
