@@ -296,7 +296,8 @@ def _dropped(x: Tensor, drop: Callable[[Tensor], Tensor] | None) -> Tensor:
 
 def _dense(base: Any) -> Tensor:
     """The weight (O, I) of a linear layer as numbers, whatever it is stored in."""
-    state = getattr(base.weight, "quant_state", None)
+    # Weights that processes share lose it each time that they are gathered; their layer keeps it.
+    state = getattr(base.weight, "quant_state", None) or getattr(base, "quant_state", None)
     if state is not None:
         from bitsandbytes.functional import dequantize_4bit  # a second to import, and most runs need none of it
 

@@ -30,10 +30,12 @@ from workbench.models import backbones, classifier, row_readers
 from workbench.recipes import crossval_files, crossval_stages
 from workbench.recipes.crossval_stages import CrossvalContext
 from workbench.runs import provenance
+from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
 from workbench.training.distributed import layout_checks
+from workbench.training.distributed.placement import Placement
 from workbench.training.limits import total_steps
 from workbench.training.measurements import peak_bytes
 
@@ -53,10 +55,12 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     known = combining.out_of_fold(
         data.labels, data.rows.targets_NC, [each.split for each in members], cluster_N=data.cluster_N, seed=config.seed
     )
-    layout_checks.require_members(len(members), run.ranks)
+    placement = Placement(config.distributed, run.ranks)
+    layout_checks.require_members(len(members), placement.dealt)
     rows = [rows for rows in sets.values() if rows is not None]
-    scored = ResultStore(run.path if run.ranks.first else None, callback.stop_requested)
-    fold_context = FoldContext(config, data.labels, reader, rows=rows, ranks=run.ranks, scored=scored)
+    together = run.ranks if placement.cuts_weights else ALONE
+    scored = ResultStore(run.path if run.ranks.first else None, callback.stop_requested, ranks=together)
+    fold_context = FoldContext(config, data.labels, reader, rows=rows, placement=placement, scored=scored)
     gates = CrossvalContext.gates(config, data, known, views)
     context = CrossvalContext(fold_context, run, data, members, known, StageLog(run, data, callback, gates), callback)
 

@@ -57,7 +57,7 @@ from workbench.runs import units
 from workbench.runs.run_directory import Run
 from workbench.training import activation_offload, capacity, checkpointing, limits
 from workbench.training.callbacks import Silent
-from workbench.training.distributed import layout_checks, layout_settings
+from workbench.training.distributed import bank_shares, layout_checks, layout_settings
 
 Teaching = Callable[[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits, Loader], Supervise[ExportedModel]]
 
@@ -199,11 +199,19 @@ def _require_known(config: RunConfig, devices: int) -> None:
         raise ConfigError("sweep.of=prefer: `plan` knows no bank of preferences. Plan one member: write recipe=prefer.")
     if devices > 1 and config.recipe == "fleet":
         raise ConfigError("recipe=fleet trains on one device. Leave --devices out, or write --devices 1.")
-    if devices > 1 and config.recipe in layout_checks.SPREAD:
+    if config.recipe not in layout_checks.SPREAD:
+        return
+    if devices > 1 and config.distributed.zero in ("auto", 0):
         raise ConfigError(
             f"recipe={config.recipe}: each device trains a share of the members by itself. Plan that share: leave "
-            "--devices out, and write as many folds or values as one device gets."
+            "--devices out, and write as many folds or values as one device gets. Or share weights: write "
+            "distributed.engine=fsdp2 distributed.zero=3."
         )
+    for key, (is_on, why) in bank_shares.refusals(config).items() if config.distributed.zero != "auto" else ():
+        if is_on:
+            raise ConfigError(
+                f"recipe={config.recipe}: its members train one after another ({key}: {why}). Plan one of them."
+            )
 
 
 def _cuts(config: RunConfig) -> bool:

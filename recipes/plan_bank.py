@@ -47,7 +47,8 @@ def members(config: RunConfig, run: Run) -> DryRunParts:
         usage = dry_run(fit, fit.held_out_loss if fit.config.evaluate.every is not None else lambda: None)
         work = step_time.work(fit)
     parts = plan_parts.parts(config, task, loader.loaded[0], fit, usage, work, training, timed=shared)
-    return parts._replace(size=parts.size._replace(trainable=sum(each.numel() for each in fit.masters)))
+    every = sum(each.numel() for each in fit.masters)
+    return parts._replace(size=parts.size._replace(trainable=every), contents=replace(parts.contents, apart=True))
 
 
 def _folds(config: RunConfig) -> tuple[Task, Callable[[RunConfig, Run, Loader], BankTraining]]:

@@ -23,6 +23,7 @@ from workbench.training.bank_progress import BankProgress
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.callbacks import Callback
 from workbench.training.distributed import barrier, layout_checks
+from workbench.training.distributed.placement import Placement
 from workbench.training.measurements import peak_bytes
 
 Scores = dict[str, Any]
@@ -45,11 +46,13 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """
     trials, shared = sweep_expansion.trials(config), sweep_expansion.shared(config)
     task = sweep_tasks.prepare(shared, run, trials, callback)
-    layout_checks.require_members(len(trials), run.ranks)
+    placement = Placement(config.distributed, run.ranks)
+    dealt = placement.dealt
+    layout_checks.require_members(len(trials), dealt)
     if not run.resumed:
         shutil.rmtree(run.path / "members", ignore_errors=True)
     run.ranks.wait()  # until nothing of an earlier sweep is left
-    entries = [SweepMember(trial, run.own(f"members/{trial.name}")) for trial in run.ranks.share(trials)]
+    entries = [SweepMember(trial, placement.own(run, f"members/{trial.name}")) for trial in dealt.share(trials)]
     for _, own in entries:
         own.note(ended=False)
     run.ranks.wait()  # until nobody seems to be done who is not
@@ -64,7 +67,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
         barrier.wait_for_ranks(lambda: all(_member(run, trial).manifest.get("ended") for trial in trials), callback)
     finally:
         table = write_table(config, run, trials)
-    if not run.ranks.first:
+    if not placement.scores:
         return {}
 
     # Ship the best as its recipe would ship its only one: copied, reloaded, scored.
@@ -73,11 +76,11 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
             "No member has a finite held-out loss. Lower train.learning_rate, or look at the held-out rows."
         )
     (best,) = (trial for trial in trials if trial.name == table["best"])
-    spent = [
-        [row["seconds"] or 0.0 for row in table["members"][rank :: run.ranks.world]] for rank in range(run.ranks.world)
-    ]
+    spent = [[row["seconds"] or 0.0 for row in table["members"][rank :: dealt.world]] for rank in range(dealt.world)]
     run.note(elapsed_s=max(max(seconds) if reason is None else sum(seconds) for seconds in spent))
-    ship(run, _member(run, best))
+    if run.ranks.first:
+        ship(run, _member(run, best))
+    run.ranks.wait()
     callback.say(f"Shipping {best.name}, which has the lowest held-out loss of {len(trials)} members.")
     more = {}
     if config.sweep.folds is not None:
@@ -110,7 +113,7 @@ def train(task: SweepTask, run: Run, entries: Sequence[SweepMember], callback: C
             callback.say(f"{len(entries)} members, one after another: {reason}.")
             one_after_another(task, run, entries, callback)
     except TrainingError:
-        if run.ranks.alone:  # others may have members that came to their end
+        if all(own.ranks == run.ranks for _, own in entries):  # else others may have members that came to their end
             raise
 
 
@@ -177,14 +180,15 @@ def together(task: SweepTask, run: Run, entries: Sequence[SweepMember], callback
         facts = trainer.arrangement.facts()
         entry.run.note(batch=dict(tokens_per_device=trainer.tokens, steps=trainer.members[member].total, **facts))
         with trainer.final_values(member):
-            loaded.save(entry.run.adapter, partial(loaded.bank.save, member))
+            if entry.run.ranks.first:
+                loaded.save(entry.run.adapter, partial(loaded.bank.save, member))
 
 
 def one_after_another(task: SweepTask, run: Run, entries: Sequence[SweepMember], callback: Callback) -> None:
     """Each member as a run of its own; one that has its adapter already is done. Raises as `train` does."""
     errors = []
     for trial, own in entries:
-        if own.adapter.exists():
+        if (own.home / "adapter").exists():
             continue
         callback.say(f"Member {trial.name}:")
         shared = trial.config.data.fold.of is None

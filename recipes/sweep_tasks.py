@@ -17,6 +17,7 @@ from workbench.adapters import anatomy, bank
 from workbench.adapters.bank import Bank
 from workbench.config import RunConfig, tasks
 from workbench.config.member_runs import Trial
+from workbench.config.tasks import Task
 from workbench.data import mixture
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
@@ -116,8 +117,7 @@ class TextTask(SweepTask):
 
     def load_bank(self, trials: Trials) -> SweepBank:
         text = self.shared
-        backbone = text.backbone()
-        text.score_before(backbone)
+        backbone = text.placement.unread(text.backbone, text.score_before)
         together, freezer = _attach(backbone, text.config, trials)
         with together.only(together.members[0]):
             head = output_heads.find(together.model, backbone.model)
@@ -151,8 +151,7 @@ class PreferenceTask(SweepTask):
 
     def load_bank(self, trials: Trials) -> SweepBank:
         judged = self.shared
-        backbone = judged.backbone()
-        judged.score_before(backbone)
+        backbone = judged.placement.unread(judged.backbone, judged.score_before)
         together, freezer = _attach(backbone, judged.config, trials)
         with together.only(together.members[0]):
             live = judged.assemble(together.model, backbone)
@@ -222,7 +221,7 @@ class RewardTask(SweepTask):
             members = [
                 name for name, trial in zip(together.members, trials, strict=True) if trial.config.seed == other.seed
             ]
-            _begin_heads(together, members, shared.loader(other.model, shared.vocabulary, task=tasks.of(other)))
+            _begin_heads(together, members, shared, tasks.of(other))
         with together.only(together.members[0]):
             live = shared.assemble(together.model, backbone)
         parts = [replace(self._part(trial.config), config=trial.config) for trial in trials]
@@ -272,8 +271,7 @@ class ClassTask(SweepTask):
         together, freezer = _attach(backbone, classes.config, trials)
         for other in {trial.config.seed for trial in trials} - {seed}:
             members = [name for name, trial in zip(together.members, trials, strict=True) if trial.config.seed == other]
-            task = classifier.task(data.labels, seed=other)
-            _begin_heads(together, members, classes.loader(classes.config.model, classes.vocabulary, task=task))
+            _begin_heads(together, members, classes, classifier.task(data.labels, seed=other))
         with together.only(together.members[0]):
             model = classes.assemble(together.model, backbone)
         targets_NC = from_numpy(data.train.targets_NC)
@@ -320,8 +318,9 @@ def _attach(backbone: Backbone, shared: RunConfig, trials: Trials) -> tuple[Bank
 
 
 @torch.no_grad()
-def _begin_heads(together: Bank, members: Sequence[str], fresh: Backbone) -> None:
+def _begin_heads(together: Bank, members: Sequence[str], run: ClassRun | RewardRun, task: Task) -> None:
     """Give members the head that their seed draws, as if they trained alone."""
+    fresh = run.loader(run.config.model, run.vocabulary, task=task, waiting=run.placement.waiting)
     for member in members:
         own = together.parameters_alone(member)
         for head in anatomy.fresh_heads(fresh.model):

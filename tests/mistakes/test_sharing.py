@@ -35,10 +35,10 @@ CASES = {
         "in the host's memory only",
         "Write cpu",
     ),
-    "members in shares": (
-        f"{ZERO2} recipe=sweep sweep.over.seed=[0,1] evaluate.every=0.5",
-        "recipe sweep spreads whole trainings over devices",
-        "Leave section distributed out",
+    "a member in shares": (
+        f"{ZERO2} recipe=sweep 'sweep.over={{optimizer.name: [adamw, muon]}}' evaluate.every=0.5",
+        "optimizer.name=muon needs whole matrices",
+        "Write optimizer.name=adamw",
     ),
     "no disk": (
         f"{ZERO3} distributed.offload_optimizer=nvme distributed.nvme=/no/such",

@@ -140,7 +140,7 @@ def test_members_on_two_devices_are_those_of_one(tmp_path: Path, short_stories: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--devices", "2", "folds.k=3", "distributed.zero=2"], "spreads whole trainings over devices"),
+        (["--devices", "2", "folds.k=3", "distributed.zero=3"], "correction reads rows by a backbone that is whole"),
         (["--devices", "2", "budget.time=100s", "train.steps=null"], "budget.time"),
     ],
 )

@@ -34,7 +34,7 @@ from workbench.losses.label_losses import LabelTap, class_losses
 from workbench.models import backbones, classifier, model_summary
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.classifier import Classifier
-from workbench.runs.ranks import ALONE, Ranks
+from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity
 from workbench.training.adapter_trainer import TrainTask
@@ -42,6 +42,7 @@ from workbench.training.bank_progress import BankProgress
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.callbacks import Callback
 from workbench.training.distributed import barrier
+from workbench.training.distributed.placement import WHOLE, Placement, Reading
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.prefix_cache import PrefixCache, reading
 from workbench.training.signal import TrainingSignal
@@ -99,6 +100,7 @@ class SavedBank(NamedTuple):
 
     bank: Bank
     backbone: Backbone
+    reading: Reading
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,8 @@ class FoldContext:
     reader: RowReader
     rows: Sequence[LabelledSet] = ()
     """All that the run reads."""
-    ranks: Ranks = ALONE
-    """The processes that share the adapters."""
+    placement: Placement = WHOLE
+    """The processes that share the adapters, and what each holds of the backbone."""
     kept: PrefixCache = field(default_factory=PrefixCache)
     """Outputs of the frozen blocks, kept across rounds."""
     scored: ResultStore | None = None
@@ -127,6 +129,7 @@ class FoldContext:
             self.reader.tokenizer,
             task=classifier.task(self.labels, seed=self.config.seed),
             trainable=isinstance(self.config.adapter, Full),
+            waiting=self.placement.waiting,
         )
 
     def saved(self, folders: Sequence[Path]) -> SavedBank:
@@ -134,7 +137,8 @@ class FoldContext:
         saved_bank = (self.banks or {}).get(tuple(folders))
         if saved_bank is None:
             backbone = self.backbone()
-            saved_bank = SavedBank(bank.load(backbone.model, folders), backbone)
+            loaded = bank.load(backbone.model, folders)
+            saved_bank = SavedBank(loaded, backbone, self.placement.reading(loaded.model))
             if self.banks is not None:
                 self.banks[tuple(folders)] = saved_bank
         return saved_bank
@@ -160,15 +164,16 @@ def fold_task(adapter: FoldAdapter, rows: LabelledSet, more: LabelledSet | None,
 def train(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callback: Callback) -> None:
     """Train what each lesson says and save it in `run`/NAME/adapter; finished adapters are not trained again.
 
-    Several processes train a share of the tasks each, and wait for the others.
+    Several processes train a share of the tasks each, and wait for the others; or where they share weights, all.
 
     Raises:
         TrainingError: the loss of one exploded: the cross-validation would lack a fold.
         Stopped: the callback asked for it; every adapter has a checkpoint.
     """
     places = [run.home / each.name / "adapter" for each in fold_tasks]
-    if not all(place.exists() for place in run.ranks.share(places)):
-        mine = run.ranks.share(fold_tasks)
+    dealt = context.placement.dealt
+    if not all(place.exists() for place in dealt.share(places)):
+        mine = dealt.share(fold_tasks)
         reason = (
             "folds.together=false asks for it"
             if not context.config.folds.together
@@ -191,25 +196,32 @@ def outputs(
         folders: Of adapters, each with its reader and classes.json.
         wanted: Sets of rows for each adapter.
     """
-    mine = context.ranks.share(list(zip(folders, wanted, strict=True)))
-    return context.ranks.collected(_share_of_outputs(context, *zip(*mine, strict=True)) if mine else [])
+    placement = context.placement
+    dealt = ALONE if placement.cuts_weights else placement.ranks
+    mine = dealt.share(list(zip(folders, wanted, strict=True)))
+    return dealt.collected(_share_of_outputs(context, *zip(*mine, strict=True)) if mine else [])
 
 
 def _share_of_outputs(
     context: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[LabelledSet]]
 ) -> list[list[Floats]]:
     if bank.refusal(context.config.adapter) is not None:
-        return [
-            _member_outputs(context, classifier.load(folder.parent, context.config), sets, folder)
-            for folder, sets in zip(folders, wanted, strict=True)
-        ]
-    together, backbone = context.saved(folders)
-    member_outputs = []
-    for member, folder, sets in zip(together.members, folders, wanted, strict=True):
+        return [_alone_outputs(context, sets, folder) for folder, sets in zip(folders, wanted, strict=True)]
+    together, backbone, reading = context.saved(folders)
+
+    def ask(member: str, folder: Path, sets: Sequence[LabelledSet]) -> list[Floats]:
         with together.only(member):
             model = classifier.classification_model(together.model, backbone.model, context.reader, context.labels)
-            member_outputs.append(_member_outputs(context, model, sets, folder))
-    return member_outputs
+            return _member_outputs(context, model, sets, folder)
+
+    each = zip(together.members, folders, wanted, strict=True)
+    return [reading(partial(ask, member, folder, sets)) for member, folder, sets in each]
+
+
+def _alone_outputs(context: FoldContext, sets: Sequence[LabelledSet], folder: Path) -> list[Floats]:
+    placement = context.placement
+    model = classifier.load(folder.parent, context.config, waiting=placement.waiting)
+    return placement.reading(model.model)(partial(_member_outputs, context, model, sets, folder))
 
 
 def _member_outputs(context: FoldContext, model: Classifier, sets: Sequence[LabelledSet], folder: Path) -> list[Floats]:
@@ -243,7 +255,7 @@ def fold_bank(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], ca
     with together.only(together.members[0]):
         model = classifier.classification_model(together.model, backbone.model, context.reader, context.labels)
     train_tasks = [
-        _train_task(run.own(each.name), context.config, each, model, partial(together.only, member))
+        _train_task(context.placement.own(run, each.name), context.config, each, model, partial(together.only, member))
         for each, member in zip(fold_tasks, together.members, strict=True)
     ]
     progress = BankProgress(
@@ -280,15 +292,16 @@ def _together(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], ca
         if member in fit.visits:
             dynamics.write(task.run.path, fit.visits[member].visits(), task.train)
         with fit.final_values(member):
-            classifier.save(model, task.run.adapter, adapter=partial(fit.bank.save, member))
+            if task.run.ranks.first:
+                classifier.save(model, task.run.adapter, adapter=partial(fit.bank.save, member))
 
 
 def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callback: Callback) -> None:
     """One lesson after another; the backbone is loaded again only where a method has changed it."""
     backbone: Backbone | None = None
     for each in fold_tasks:
-        own = run.own(each.name)
-        if own.adapter.exists():
+        own = context.placement.own(run, each.name)
+        if (own.home / "adapter").exists():
             continue
         backbone = backbone or context.backbone()
         freezer = freezing.attach(
@@ -318,8 +331,9 @@ def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callb
         if fit.visits is not None:
             dynamics.write(own.path, fit.visits.visits(), task.train)
         with fit.final_values():
-            classifier.save(model, own.adapter)
-        bare = adapters.detach(attached)
+            if own.ranks.first:
+                classifier.save(model, own.adapter)
+        bare = None if context.config.distributed.sharded else adapters.detach(attached)
         backbone = None if bare is None else replace(backbone, model=bare)
 
 

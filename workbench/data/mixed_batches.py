@@ -6,7 +6,7 @@ Legend: B rows, L padded length, N labels.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.data.arrangement import MASK, PADDED, Arrangement
+from workbench.data.arrangement import MASK, Arrangement
 from workbench.data.batching import Indices, MicroBatch
 
 
@@ -24,17 +24,18 @@ class OwnerRows(NamedTuple):
 
     owner: int
     indices: Indices
+    counts: bool = True
+    """Whether they carry loss."""
+
+
+Cut = Callable[[Indices, Indices], Iterable[tuple[Indices, bool]]]
+"""From numbers of rows and the tokens of each to those of each micro-batch, and whether they carry loss."""
 
 
 def mixed_batches(
-    batches: Sequence[Indices],
-    lengths: Sequence[Indices],
-    *,
-    tokens: int,
-    arrangement: Arrangement = PADDED,
-    padded: bool = True,
+    batches: Sequence[Indices], lengths: Sequence[Indices], *, cut: Cut, padded: bool = True
 ) -> Iterator[list[OwnerRows]]:
-    """The owners' batches together, cut like one batch into micro-batches of at most `tokens`, longest first.
+    """The owners' batches together, cut like one batch into micro-batches.
 
     In a micro-batch the rows of an owner stand together, owners in order. Rows of like length meet whoever owns them,
     so that there is less padding than in micro-batches of one owner each.
@@ -42,15 +43,15 @@ def mixed_batches(
     Args:
         batches: Row indices of each owner's global batch.
         lengths: Tokens of each owner's rows.
-        arrangement: How the rows of a micro-batch lie in it.
         padded: Whether rows can be padded; pictures cannot, and those of different sizes stay apart.
     """
     owners = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
     rows = np.concatenate(batches)
     pooled = np.concatenate([length[batch] for batch, length in zip(batches, lengths, strict=True)])
     sizes = [np.arange(len(rows))] if padded else [np.flatnonzero(pooled == each) for each in np.unique(pooled)[::-1]]
-    for chosen in itertools.chain.from_iterable(arrangement.cut(each, pooled, tokens=tokens) for each in sizes):
-        yield [OwnerRows(int(owner), rows[chosen[owners[chosen] == owner]]) for owner in np.unique(owners[chosen])]
+    for chosen, counts in itertools.chain.from_iterable(cut(each, pooled) for each in sizes):
+        own = owners[chosen]
+        yield [OwnerRows(int(owner), rows[chosen[own == owner]], counts) for owner in np.unique(own)]
 
 
 class JoinedRows(NamedTuple):

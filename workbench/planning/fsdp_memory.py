@@ -32,6 +32,8 @@ def states(
         passes: Micro-batches of a step on one device.
     """
     held, sharing, place = HeldBytes(), devices // how.replicas, how.offload_parameters
+    if contents.apart:
+        return _under_whole_adapters(contents, how, devices=devices, moment=moment)
     share = sum(-(-count // sharing) for count in contents.trained)
     held.put(place, WEIGHTS, sum(-(-size // sharing) for _, size in contents.frozen))
     held.put("none", WEIGHTS, contents.whole)
@@ -57,4 +59,27 @@ def states(
         rest = contents.trainable - inside_trained
         held.put("none", GRADIENTS, contents.element * rest)
         held.put("none", BUCKETS, 4 * rest * (1 + 1 / sharing))
+    return held
+
+
+def _under_whole_adapters(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment) -> HeldBytes:
+    """The same where only frozen weights are cut; gradients are added up when the last pass is over."""
+    held, sharing, trainable = HeldBytes(), devices // how.replicas, contents.trainable
+    held.put("none", WEIGHTS, sum(-(-size // sharing) for _, size in contents.frozen) + contents.whole)
+    held.put("none", WEIGHTS, contents.element * trainable if contents.mixed else 0)
+    held.put("none", MASTERS, 4 * trainable)
+    held.put("none", OPTIMIZER, contents.optimizer * trainable)
+    held.put("none", GRADIENTS, 4 * trainable)
+    if moment == "step":
+        return held
+    if moment == "last gradients":
+        held.put("none", BUCKETS, min(4 * trainable, max(how.bucket_bytes, 4 * max(contents.trained, default=0))))
+        return held
+    frozen = [size - contents.element * trained for size, trained in contents.blocks]
+    outside = sum(size for _, size in contents.frozen) - sum(frozen)
+    block = max(frozen, default=0)
+    if how.zero == 2:
+        held.put("none", GATHERED, outside + sum(frozen) + (block if moment == "forward" else 0))
+    else:
+        held.put("none", GATHERED, outside + block * (2 if moment == "backward" else 1))
     return held

@@ -335,6 +335,9 @@ def _layouts(config: RunConfig, first: Plan) -> Iterator[DistributedConfig]:
         yield given
         return
     orders: list[dict[str, Any]] = [{"zero": 0}]
+    if config.recipe in layout_checks.SPREAD:  # the others would train one member after another
+        yield DistributedConfig.model_validate({**given.model_dump(), **orders[0]})
+        return
     if first.devices > 1:
         orders += [{"zero": stage} for stage in (1, 2, 3)]
     if first.device != "cpu":  # whose memory is the host's

@@ -52,6 +52,8 @@ class Contents:
     """Bytes of the optimizer's state for each element that trains."""
     blocks: tuple[tuple[int, int], ...] = ()
     """Bytes of the weights of each block, and elements that train; of blocks that share none with others."""
+    apart: bool = False
+    """Whether every device holds all that trains, as the adapters of a bank, whatever it holds of the rest."""
     gradient: int = 4
     """Bytes of an element's gradient, as micro-batches add up to it."""
 

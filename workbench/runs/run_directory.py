@@ -98,7 +98,7 @@ class Run:
 
     def _opened(self, name: str, folder: Path, ranks: Ranks) -> Run:
         path, home = folder / name, self.home / name
-        resumed = self.resumed and home.exists()
+        resumed = ranks.agreed(self.resumed and home.exists())  # the first process makes it where it is not there
         if not resumed and path.exists():
             shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,18 +20,19 @@ from workbench.adapters.bank import Bank
 from workbench.adapters.bank_routing import MemberRows
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
-from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Examples, Indices, MicroBatch
-from workbench.data.mixed_batches import JoinedRows, OwnerRows, laid_together, mixed_batches, padded_length
+from workbench.data.mixed_batches import JoinedRows, OwnerRows, mixed_batches, padded_length
 from workbench.data.prefetch import Prefetcher
-from workbench.errors import Stopped
+from workbench.errors import Stopped, TrainingError
 from workbench.losses.label_losses import LabelScorer
 from workbench.models import forward_noise
-from workbench.runs.ranks import ALONE
-from workbench.training import capacity, packing, row_losses, thread_choice
+from workbench.training import capacity, epoch_rows, packing, row_losses, thread_choice
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.checkpointing import ActivationKeeping
+from workbench.training.distributed import bank_shares
+from workbench.training.distributed.bank_shares import BankShares
+from workbench.training.epoch_rows import EpochRows
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
@@ -46,15 +46,6 @@ Predict = Callable[[MicroBatch], Tensor]
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]
 """From outputs (N, ...), labels (N,) and a factor to the summed loss times the factor, a scalar with a graph."""
-
-
-class EpochRows(NamedTuple):
-    """Rows of a member in a micro-batch, and all of them as a pass over its data sees them."""
-
-    member: AdapterTrainer
-    indices: Indices
-    epoch: int
-    seen: Examples
 
 
 def refusal(config: RunConfig) -> str | None:
@@ -85,7 +76,7 @@ def refusal(config: RunConfig) -> str | None:
         "optimizer.name": (config.optimizer.name == "sophia", "a bank computes no rows twice"),
         "optimizer.noise_scale": (config.optimizer.noise_scale is not None, "a bank does not compute a batch in parts"),
     }
-    for key, (is_on, why) in alone.items():
+    for key, (is_on, why) in {**alone, **bank_shares.refusals(config)}.items():
         if is_on:
             return f"{key}: {why}"
     return banks.refusal(config.adapter)
@@ -128,6 +119,11 @@ class BankTrainer:
         self.bank, self.model = bank, bank.model
         self.freezer, self.predict, self.callback = freezer, predict, callback
         self.objectives = dict(zip(bank.members, objectives, strict=True))
+        self.config = train_tasks[0].config
+        """Settings that all members share."""
+        self.ranks = train_tasks[0].run.ranks
+        """The processes that train all members together."""
+        self.shares = BankShares(bank.model, self.config.distributed, self.ranks)
         self.tokens, self.device = tokens, next(bank.model.parameters()).device
         self.ahead: Prefetcher[JoinedRows] | None = None
         """Collates the next rows, while `work` goes on."""
@@ -140,8 +136,6 @@ class BankTrainer:
         self.members = {name: self.member(name, task) for name, task in tasks.items()}
         self.begun = dict.fromkeys(self.members, 0)
         """Step of each member when this bank began, where members come from others; all are in step from there."""
-        self.config = train_tasks[0].config
-        """Settings that all members share."""
         self.keeping = ActivationKeeping(self.config, freezer.backbone)
         self.arrangement = packing.of_bank(
             train_tasks, freezer.backbone, reads_packed=reads_packed, tokens=tokens, compute=compute
@@ -162,11 +156,12 @@ class BankTrainer:
         """The training of a member, not begun."""
         every, own = trained(self.masters, self.freezer), self.bank.parameters_of(name)
         values = {key: each for key, each in every.values.items() if key in own}
-        return AdapterTrainer(task, replace(every, values=values), hooks=self.row_losses[name].hooks)
+        shared = replace(task, held_out_loss=partial(self.shares.reading, task.held_out_loss))
+        return AdapterTrainer(shared, replace(every, values=values), hooks=self.row_losses[name].hooks)
 
     def _visit_records(self, tasks: Mapping[str, TrainTask]) -> dict[str, VisitRecord]:
         """Records of the losses of rows, of those members that keep them."""
-        records = {name: row_losses.record(task.config, len(task.train), ALONE) for name, task in tasks.items()}
+        records = {name: row_losses.record(task.config, len(task.train), self.ranks) for name, task in tasks.items()}
         kept = {name: record for name, record in records.items() if record is not None}
         for name, record in kept.items():
             self.row_losses[name].observers["dynamics"] = record
@@ -216,14 +211,19 @@ class BankTrainer:
 
     def _resume(self) -> None:
         """Every member goes back to the last step of the bank that all can go on from, or stays where it had ended."""
-        step, all_ = math.inf, self.members.items()
-        while (common := min(each.reaches(step + self.begun[name]) - self.begun[name] for name, each in all_)) < step:
-            step = common
+        step = self.ranks.agreed(self._common_step() if self.ranks.first else math.inf)
         for name, member in self.members.items():
             sentences = member.resume(at_most=step + self.begun[name])
             as_planned = 0 < self.begun[name] == member.progress.step
             for sentence in () if as_planned else sentences:
                 self.callback.say(f"{name}: {sentence}")
+
+    def _common_step(self) -> float:
+        """The last step of the bank, counted from where it began, that every member can go on from."""
+        step, all_ = math.inf, self.members.items()
+        while (common := min(each.reaches(step + self.begun[name]) - self.begun[name] for name, each in all_)) < step:
+            step = common
+        return step
 
     def _step(self, live: dict[str, AdapterTrainer], began: Mapping[str, float]) -> None:
         """One optimizer step of every live member."""
@@ -244,7 +244,7 @@ class BankTrainer:
         for name, record in records.items():
             record = live[name].finish_step(record, began=began[name])
             self.callback.step({**record, "member": name}, total=live[name].total)
-        stopping = self.callback.stop_requested()
+        stopping = self.ranks.any(self.callback.stop_requested())
         if stopping or any(member.due for member in live.values()):
             for member in live.values():
                 # Two, because a kill may fall between the writes of two members: one of them then goes a save back.
@@ -276,6 +276,11 @@ class BankTrainer:
             raise capacity.nothing_fits(longest, rows) from None
 
     def _go_on_with(self, tokens: int) -> None:
+        if not self.ranks.alone:
+            raise TrainingError(
+                f"Out of memory with {self.tokens} tokens in a forward pass, which are the same on every "
+                f"device.\n  Write batch.tokens_per_device={tokens}{self.keeping.to_write} and another --out."
+            )
         self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass{self.keeping.in_words}.")
         self._forget_gradients()
         self.bank.train()  # blocks that are recomputed know it by their mode
@@ -295,10 +300,11 @@ class BankTrainer:
             self.row_losses[name].begin()
         cut = list(self._cut(batches, lengths))
         for parts, then in zip(cut, [*cut[1:], None], strict=True):
-            scales = [1 / supervised[part.owner] for part in parts]
-            after = _rows(members, then) if then else self._next_step(members)
+            scales = [part.counts / supervised[part.owner] for part in parts]
+            after = epoch_rows.of(members, then) if then else self._next_step(members)
             for part, loss in zip(parts, self.backward(live, parts, scales, then=after), strict=True):
                 losses[part.owner] += loss
+        self.shares.add_up(losses, [value for member in members for value in member.trainable.values()])
         return losses
 
     def _next_step(self, members: Sequence[AdapterTrainer]) -> list[EpochRows]:
@@ -309,21 +315,20 @@ class BankTrainer:
         batches, epochs = zip(*(member.batch_after() for member in going), strict=True)
         seen = [member.seen_after() for member in going]
         first = next(self._cut(batches, [each.lengths for each in seen]))
-        return [EpochRows(going[owner], indices, epochs[owner], seen[owner]) for owner, indices in first]
+        return [EpochRows(going[owner], indices, epochs[owner], seen[owner]) for owner, indices, _ in first]
 
     def _cut(self, batches: Sequence[Indices], lengths: Sequence[Indices]) -> Iterator[list[OwnerRows]]:
-        """Micro-batches of the members' rows."""
-        return mixed_batches(
-            batches, lengths, tokens=self.tokens, arrangement=self.arrangement, padded=not self.config.reads_pictures
-        )
+        """Micro-batches of the members' rows, of those that this process computes."""
+        cut = partial(self.shares.cut, arrangement=self.arrangement, tokens=self.tokens)
+        return mixed_batches(batches, lengths, cut=cut, padded=not self.config.reads_pictures)
 
     def _collated(self, rows: Sequence[EpochRows], *, then: Sequence[EpochRows]) -> JoinedRows:
         """A micro-batch; from now on the one of `then` is made beside."""
         if self.ahead is None:
-            return _joined(rows, self.arrangement)
-        rows_ready = self.ahead.get(_key(rows), partial(_joined, rows, self.arrangement))
+            return epoch_rows.joined(rows, self.arrangement)
+        rows_ready = self.ahead.get(epoch_rows.key(rows), partial(epoch_rows.joined, rows, self.arrangement))
         if then:
-            self.ahead.expect(_key(then), partial(_joined, then, self.arrangement))
+            self.ahead.expect(epoch_rows.key(then), partial(epoch_rows.joined, then, self.arrangement))
         return rows_ready
 
     def backward(
@@ -340,40 +345,33 @@ class BankTrainer:
             then: Rows of the micro-batch that probably comes next.
         """
         names, members = list(live), list(live.values())
-        collated, labels, numbered = self._collated(_rows(members, parts), then=then)
+        collated, labels, numbered = self._collated(epoch_rows.of(members, parts), then=then)
         batch, packed = collated.to(self.device), self.arrangement.packed
         rows, draws = list[MemberRows](), list[RowDraw]()
-        for (owner, _), (numbers, lengths) in zip(parts, numbered, strict=True):
+        for (owner, *_), (numbers, lengths) in zip(parts, numbered, strict=True):
             tokens = int(lengths.sum()) if packed and lengths is not None else 0
             rows.append(MemberRows(names[owner], len(numbers), tokens))
             member = members[owner]
             draws.append(RowDraw(member.task.config.seed, member.progress.step, numbers, lengths, packed))
         length = None if packed else padded_length(batch)
         with self.bank.route(rows, length=length), drawing(draws, self.device):
-            outputs_N, labels_N = self.predict(batch).split(labels), batch.labels_N.split(labels)
-            losses = [
-                self.objectives[names[owner]](outputs, wanted, scale)
-                for (owner, _), outputs, wanted, scale in zip(parts, outputs_N, labels_N, scales, strict=True)
-            ]
-            torch.stack(losses).sum().backward()
-        for (owner, indices), outputs, wanted in zip(parts, outputs_N, labels_N, strict=True):
-            if self.label_losses is not None and (watch := self.row_losses[names[owner]]).observers:
-                watch.add(indices, torch.arange(len(indices)), self.label_losses(outputs, wanted))
-        return torch.stack([loss.detach() for loss in losses]).double()
+            labels_N = batch.labels_N.split(labels)
 
+            def forward() -> tuple[Tensor, Sequence[Tensor]]:
+                outputs_N = self.predict(batch).split(labels)
+                losses = [
+                    self.objectives[names[part.owner]](outputs, wanted, scale)
+                    for part, outputs, wanted, scale in zip(parts, outputs_N, labels_N, scales, strict=True)
+                ]
+                return torch.stack(losses), [each.detach() for each in outputs_N]
 
-def _rows(members: Sequence[AdapterTrainer], parts: Sequence[OwnerRows]) -> list[EpochRows]:
-    return [EpochRows(members[owner], indices, members[owner].epoch, members[owner].seen) for owner, indices in parts]
-
-
-def _joined(rows: Sequence[EpochRows], arrangement: Arrangement) -> JoinedRows:
-    owned = [seen.batch(indices, epoch=epoch) for _, indices, epoch, seen in rows]
-    numbered = [each.numbered(indices, seen.lengths) for each, (_, indices, _, seen) in zip(owned, rows, strict=True)]
-    return JoinedRows(laid_together(owned, arrangement), [len(each.labels_N) for each in owned], numbered)
-
-
-def _key(rows: Sequence[EpochRows]) -> Hashable:
-    return tuple((id(member), id(seen), indices.tobytes(), epoch) for member, indices, epoch, seen in rows)
+            losses, outputs_N = self.shares.forward(forward)
+            losses.sum().backward()
+        for part, outputs, wanted in zip(parts, outputs_N, labels_N, strict=True):
+            watch = self.row_losses[names[part.owner]]
+            if self.label_losses is not None and watch.observers and part.counts:
+                watch.add(part.indices, torch.arange(len(part.indices)), self.label_losses(outputs, wanted))
+        return losses.detach().double()
 
 
 def _passes(members: Collection[AdapterTrainer]) -> float:

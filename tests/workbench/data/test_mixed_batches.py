@@ -6,26 +6,32 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.data.arrangement import PACKED
+from workbench.data.arrangement import PACKED, PADDED
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
-from workbench.data.mixed_batches import in_sequence, join, laid_together, mixed_batches, padded_length
+from workbench.data.mixed_batches import Cut, in_sequence, join, laid_together, mixed_batches, padded_length
 
 draw = np.random.default_rng(0)
 LENGTHS = [draw.integers(2, 30, size) for size in (40, 25, 60)]
 BATCHES = [draw.permutation(len(lengths))[:size] for lengths, size in zip(LENGTHS, (12, 3, 20), strict=True)]
 
 
+def within(tokens: int) -> Cut:
+    """Padded micro-batches of at most so many tokens."""
+    return lambda rows, lengths: ((each, True) for each in PADDED.cut(rows, lengths, tokens=tokens))
+
+
 @pytest.mark.parametrize("tokens", [30, 64, 200, 10_000])
 def test_every_row_once_owners_together_within_the_budget(tokens: int) -> None:
     seen: list[list[int]] = [[] for _ in BATCHES]
     longest = []
-    for parts in mixed_batches(BATCHES, LENGTHS, tokens=tokens):
+    for parts in mixed_batches(BATCHES, LENGTHS, cut=within(tokens)):
         owners = [part.owner for part in parts]
         assert owners == sorted(set(owners))
         lengths = np.concatenate([LENGTHS[part.owner][part.indices] for part in parts])
         assert len(lengths) * lengths.max() <= tokens
         longest.append(int(lengths.max()))
-        for owner, indices in parts:
+        for owner, indices, counts in parts:
+            assert counts
             seen[owner] += indices.tolist()
     assert [sorted(rows) for rows in seen] == [sorted(batch.tolist()) for batch in BATCHES]
     assert longest == sorted(longest, reverse=True)
@@ -34,7 +40,7 @@ def test_every_row_once_owners_together_within_the_budget(tokens: int) -> None:
 def test_there_is_less_padding_than_with_one_owner_each() -> None:
     def computed(batches: list[np.ndarray], lengths: list[np.ndarray]) -> int:
         found = 0
-        for parts in mixed_batches(batches, lengths, tokens=128):
+        for parts in mixed_batches(batches, lengths, cut=within(128)):
             pooled = np.concatenate([lengths[part.owner][part.indices] for part in parts])
             found += len(pooled) * int(pooled.max())
         return found
@@ -84,9 +90,9 @@ def test_joined_encoder_rows_mask_their_padding() -> None:
 def test_pictures_of_different_sizes_stay_apart() -> None:
     lengths = [np.full(9, 4), np.full(9, 16), np.full(9, 4)]
     batches = [np.asarray(each) for each in ([0, 3, 5], [8, 1], [2, 7])]
-    found = list(mixed_batches(batches, lengths, tokens=64, padded=False))
+    found = list(mixed_batches(batches, lengths, cut=within(64), padded=False))
     for parts in found:
-        assert len({int(lengths[owner][row]) for owner, rows in parts for row in rows}) == 1
-    drawn = [(owner, int(row)) for parts in found for owner, rows in parts for row in rows]
+        assert len({int(lengths[owner][row]) for owner, rows, _ in parts for row in rows}) == 1
+    drawn = [(owner, int(row)) for parts in found for owner, rows, _ in parts for row in rows]
     assert sorted(drawn) == sorted((owner, row) for owner, rows in enumerate(batches) for row in rows.tolist())
     assert len(found) == 2, "and of one size together"

@@ -5,7 +5,7 @@ Zhao et al. 2023, arXiv:2304.11277.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ class ShardedReader:
         section: The stage, and what is offloaded to the host.
         compute: Precision of matrix products; None: that of the stored weights.
         auxiliary: A module that trains with the model.
+        apart: Parameters that stay whole in each process.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class ShardedReader:
         *,
         compute: torch.dtype | None = None,
         auxiliary: nn.Module | None = None,
+        apart: Collection[nn.Parameter] = (),
     ) -> None:
         device = backbones.device()
         _connect()
@@ -59,19 +61,24 @@ class ShardedReader:
             ),
             "offload_policy": _offloading(section, device),
         }
-        self.module = _Called(model, auxiliary)
+        self.module, stay = _Called(model, auxiliary), set(apart)
         for part in place_model(self.module):  # masters are never here for more than one block
-            whole = [parameter for parameter in part.parameters() if not isinstance(parameter, DTensor)]
+            whole = [each for each in part.parameters() if not isinstance(each, DTensor) and each not in stay]
             for parameter in whole:
                 if parameter.requires_grad:
                     parameter.data = parameter.data.float()
-            fully_shard(part, **options)
+            fully_shard(part, **options, ignored_params=stay)
             for parameter in whole:  # others stand in their places, and somebody may know them still
                 parameter.data = parameter.data.new_empty(0)
 
+    def forward(self, work: Callable[[], T]) -> T:
+        """Call `work`, a forward pass, in all processes together; the backward pass comes after it."""
+        result: T = self.module(work)
+        return result
+
     def __call__(self, work: Callable[[], T]) -> T:
         """Call `work`, which reads the model, in all processes together; the model's shares are released afterwards."""
-        result: T = self.module(work)
+        result = self.forward(work)
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -94,8 +101,7 @@ class FullySharded(Sharded):
     def forward(self, batch: MicroBatch, scale: float) -> Tensor:
         """The loss, with a graph."""
         # FSDP2 takes the mean over processes.
-        loss: Tensor = self._shared.module(lambda: self._loss(batch, scale * self._ranks.world))
-        return loss
+        return self._shared.forward(lambda: self._loss(batch, scale * self._ranks.world))
 
     def backward(self, loss: Tensor) -> None:
         """Add to the gradients, and send them to where they belong."""

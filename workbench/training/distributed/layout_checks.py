@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from workbench.adapters import Full
 from workbench.adapters.method import Method
-from workbench.config import RunConfig
+from workbench.config import RunConfig, sweep_expansion
 from workbench.config.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
@@ -14,7 +15,7 @@ from workbench.training.distributed import compression_checks, layout_settings
 
 RECIPES = ("sft", "mlm", "prefer", "classify", "embed", "rerank", "reward", "distill")
 SPREAD = ("crossval", "sweep")
-"""Recipes of many trainings, which devices share."""
+"""Recipes of many trainings, which are dealt to devices where these do not share each of them."""
 OVER_CUT = ("lora", "rslora", "lora+")
 """Methods that start without reading the weights below them, which are packed once they are cut."""
 OPTIMIZERS = ("adamw", "sgd", "lion")
@@ -28,7 +29,7 @@ def require(config: RunConfig, ranks: Ranks) -> None:
         *_grouped(config.distributed, ranks),
         *([] if ranks.alone else _together(config)),
         *compression_checks.refusals(config, ranks),
-        *(_sharded(config) if config.distributed.sharded else []),
+        *(_sharded_members(config) if config.distributed.sharded else []),
     ]
     if refusals:
         raise ConfigError("\n  ".join(["This run cannot be shared as it is:", *refusals]))
@@ -78,13 +79,18 @@ def _together(config: RunConfig) -> Iterator[str]:
         )
 
 
+def _sharded_members(config: RunConfig) -> Iterator[str]:
+    """Refuse what keeps a run, or a member of a sweep, from being trained in shares."""
+    if config.recipe != "sweep":
+        yield from _sharded(config)
+        return
+    if config.sweep.folds is not None:
+        yield "sweep.folds scores each member over a whole backbone. Leave section distributed out."
+    yield from dict.fromkeys(chain.from_iterable(_sharded(each.config) for each in sweep_expansion.trials(config)))
+
+
 def _sharded(config: RunConfig) -> Iterator[str]:
     optimizer, section = config.optimizer, config.distributed
-    if config.recipe in SPREAD:
-        yield (
-            f"recipe {config.recipe} spreads whole trainings over devices, and ZeRO cuts each of them. "
-            "Leave section distributed out."
-        )
     if optimizer.name not in OPTIMIZERS:
         yield f"optimizer.name={optimizer.name} needs whole matrices, and ZeRO cuts them. Write optimizer.name=adamw."
     for name in ("sam", "noise_scale", "lookahead", "gradient_share", "l1", "l2", "l2_start"):
@@ -112,6 +118,11 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         yield "average needs all weights in one place, and ZeRO cuts them. Write average.method=none, or zero=0."
     whole = not layout_settings.cuts_weights(section)
     cure = "zero=2" if section.engine == "deepspeed" else "engine=deepspeed, zero=2"
+    if not whole and config.recipe == "crossval" and config.correction.is_on:
+        yield (
+            "correction reads rows by a backbone that is whole in each process, and ZeRO cuts it. Leave section "
+            "correction out, or section distributed."
+        )
     if config.freeze.policy != "none" and not (whole and config.freeze.fixed):
         yield (
             f"freeze.policy={config.freeze.policy} takes weights away from {section.engine} while it holds them. "

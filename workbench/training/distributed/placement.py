@@ -11,7 +11,8 @@ from torch import nn
 from workbench.config.distributed_config import DistributedConfig
 from workbench.data.arrangement import Arrangement
 from workbench.data.batching import MicroBatch
-from workbench.runs.ranks import Ranks
+from workbench.runs.ranks import ALONE, Ranks
+from workbench.runs.run_directory import Run
 from workbench.training.distributed import layout_settings, sequence, tensor
 from workbench.training.distributed.fsdp import FullySharded, ShardedReader
 from workbench.training.distributed.pipeline import Pipelined, PipelineReader
@@ -50,6 +51,15 @@ class Placement:
     def groups(self) -> Ranks:
         """The groups of processes that deal the rows of a step among them, each row to all processes of one."""
         return sequence.dealt(self.config, self.ranks)
+
+    @property
+    def dealt(self) -> Ranks:
+        """The processes that whole trainings are dealt to; none where all share each of them."""
+        return ALONE if self.config.sharded else self.ranks
+
+    def own(self, run: Run, name: str) -> Run:
+        """The directory inside a run of one of several trainings, which this process alone has, or all share."""
+        return run.child(name) if self.config.sharded else run.own(name)
 
     @property
     def waiting(self) -> bool:
@@ -115,6 +125,10 @@ class Placement:
         if not self.config.sharded:
             return None
         return FullySharded(whole) if self.config.engine == "fsdp2" else ZeroParameters(whole, sample=sample)
+
+
+WHOLE = Placement(DistributedConfig(), ALONE)
+"""One process, which holds everything."""
 
 
 def _called(work: Callable[[], T]) -> T:

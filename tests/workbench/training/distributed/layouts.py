@@ -60,11 +60,14 @@ def in_processes(
 
 
 def halfway(finished: Path, folder: Path) -> None:
-    """The folder as a run leaves it that was killed after half of its steps."""
+    """The folder as a run leaves it that was killed after half of its steps, or those of all of its members."""
     shutil.copytree(finished, folder)
-    last = sorted((folder / "checkpoints").glob("step-*"))[-1]
-    shutil.rmtree(last)
-    shutil.rmtree(folder / "adapter")
+    for checkpoints in folder.rglob("checkpoints"):
+        shutil.rmtree(sorted(checkpoints.glob("step-*"))[-1])
+    for adapter in folder.rglob("adapter"):
+        shutil.rmtree(adapter)
+    for outputs in folder.rglob("outputs.safetensors"):
+        outputs.unlink()
 
 
 class _Counted(Exception):
