@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from torch import from_numpy, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -28,7 +27,7 @@ from workbench.data.labelled.mixed_labels import drawn
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.training_rows import training_rows
 from workbench.data.text import contamination
-from workbench.evaluation import frozen_probe, row_outputs, target_scores, thumbnails
+from workbench.evaluation import frozen_probe, row_outputs, target_scores
 from workbench.evaluation.frozen_probe import FrozenProbe
 from workbench.evaluation.result_store import ModelResults, ResultStore
 from workbench.losses.criterion import criterion
@@ -36,7 +35,7 @@ from workbench.losses.label_losses import LabelTap, class_losses
 from workbench.models import classifier, row_readers
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier
-from workbench.recipes import gradient_choice, row_choice, row_difficulty
+from workbench.recipes import row_difficulty
 from workbench.recipes.single_run import Scored, SingleRun
 from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
@@ -44,6 +43,9 @@ from workbench.training import preflight
 from workbench.training.callbacks import Callback
 from workbench.training.limits import total_steps
 from workbench.training.signal import TrainingSignal
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Scores = dict[str, Any]
 Choice = Callable[[RowReader, ClassSplits], ClassSplits]
@@ -58,11 +60,13 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     if data.train.cleaning is not None:
         callback.say(data.train.cleaning.sentence)
     data = data._replace(train=row_difficulty.probed(data.train, config, run, callback, reader))
-    # What the backbone knows already, in a small share of the time; nothing of it enters the training.
-    probed = probe(config, run, callback, reader, data)
-    classes = ClassRun(config, run, callback, reader, data, probed=probed)
+    # What the backbone knows already, in a small share of the time; nothing of it enters the training, which it follows
+    # unless a clock has to know first how long it takes.
+    look = partial(probe, config, run, callback, reader, data)
+    limited = run.deadline.limited
+    classes = ClassRun(config, run, callback, reader, data, probed=look() if limited else None)
     classes.train()
-    return classes.finish()
+    return (classes if limited else replace(classes, probed=look())).finish()
 
 
 def prepare(config: RunConfig, *, choose: Choice | None = None) -> tuple[RowReader, ClassSplits, list[str]]:
@@ -89,6 +93,8 @@ def prepare(config: RunConfig, *, choose: Choice | None = None) -> tuple[RowRead
 
 def _chosen(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: ClassSplits) -> ClassSplits:
     """The same data with the training rows that the backbone chooses."""
+    from workbench.recipes import gradient_choice, row_choice  # most runs take all rows
+
     target = labelled_data.target_rows(config, reader, data.labels)
     labelled_data.require_room(data.train, config, data.labels)
 
@@ -105,13 +111,10 @@ def _chosen(config: RunConfig, run: Run, callback: Callback, reader: RowReader, 
 
 
 def begin(run: Run, data: ClassSplits) -> None:
-    """Note the data, and what can be said without looking at a row: a fresh head says nothing to compare with."""
+    """Note the data."""
     sets = {"train": data.train, "held_out": data.held_out, "test": data.test}
     provenance.note_data(run, {name: None if split is None else split.facts() for name, split in sets.items()})
     contamination.write(data.train.contamination, run)
-    baseline = target_scores.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
-    before = target_scores.scores_of(data.labels, baseline, data.held_out)
-    files.write_json(run.path / "before.json", {"scores": before})
 
 
 def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: ClassSplits) -> FrozenProbe | None:
@@ -148,6 +151,15 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
     def text(self, row: int) -> str:
         return "" if self.config.reads_pictures else self.reader.describe(self.data.train.records[row])
 
+    def finish(self, more: Mapping[str, Any] | None = None) -> Scores:
+        """See `SingleRun`. The start is what can be said without looking at a row: a fresh head says nothing."""
+        data = self.data
+        if self.run.ranks.first:
+            baseline = target_scores.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
+            before = target_scores.scores_of(data.labels, baseline, data.held_out)
+            files.write_json(self.run.path / "before.json", {"scores": before})
+        return super().finish(more)
+
     def assemble(self, model: nn.Module, backbone: Backbone) -> Classifier:
         return classifier.classification_model(model, backbone.model, self.reader, self.data.labels)
 
@@ -177,6 +189,8 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
             return Scored(*score(model, rows, scoring))
 
     def write_predictions(self, model: Classifier, outputs: Floats, before: Mapping[str, Any]) -> None:
+        from workbench.evaluation import thumbnails  # with pandas, 0.2 s that the first step need not wait for
+
         buffer = io.BytesIO()
         table = predictions(model, self.data.held_out, outputs, labelled=True)
         table.to_parquet(buffer)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.config import RunConfig, plugins
 from workbench.config.distill_config import TEACHER
-from workbench.distillation import teacher_sources
-from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import WorkbenchError
-from workbench.evaluation import rewards, run_embedder
 from workbench.models import model_files
-from workbench.recipes import preference_reference, token_reference
+from workbench.recipes import token_reference
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 
+if TYPE_CHECKING:
+    from workbench.distillation.teacher_sources import TeacherSource
+
 
 def require_same(config: RunConfig, run: Run) -> None:
-    """Note what the run reads; raises ResumeError where it goes on with other files than it began with."""
+    """Note what the run reads; raises ResumeError where it goes on with other files than it began with.
+
+    What few recipes read is imported for them alone: each import takes a part of the time to the first step.
+    """
     own = [*config.plugins, *filter(None, (config.tta.function, config.data.curriculum.function))]
     provenance.note_files(run, "your code", plugins.fingerprints(own))
     if config.model.id != TEACHER:
@@ -29,17 +33,26 @@ def require_same(config: RunConfig, run: Run) -> None:
         wanted = token_reference.of_tokens(config)
         provenance.note_files(run, "reference", token_reference.named(wanted, config).files)
     if config.recipe == "prefer":
+        from workbench.recipes import preference_reference
+
         provenance.note_files(run, "reference", preference_reference.files(config))
     if config.reinforce.start is not None:
         adapter = Path(config.reinforce.start).expanduser() / "adapter"
         start_digests = provenance.digests(adapter, title=config.reinforce.start) if adapter.is_dir() else {}
         provenance.note_files(run, "start", start_digests)
-    if config.recipe in ("crossval", "rerank") and (embedders := run_embedder.files(config)):
-        provenance.note_files(run, "embedder", embedders)
+    if config.recipe in ("crossval", "rerank"):
+        from workbench.evaluation import run_embedder
+
+        if embedders := run_embedder.files(config):
+            provenance.note_files(run, "embedder", embedders)
     if config.rewards:
+        from workbench.evaluation import rewards
+
         failed = run.before.get("status") == "failed" and str(run.before.get("reason")).startswith("rewards")
         provenance.note_files(run, "rewards", rewards.digests(config.rewards), corrected=failed)
     if config.recipe == "distill" and config.distill.teacher.id is not None:
+        from workbench.distillation import teacher_sources
+
         try:
             taught_by = _teacher(teacher_sources.find(config.distill.teacher, config.model))
         except WorkbenchError:

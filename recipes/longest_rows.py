@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from datasets import Dataset
+import pyarrow
 
 from workbench.config import RunConfig
+from workbench.data.text.token_table import TokenTable
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.errors import ConfigError
 from workbench.models import backbones
@@ -123,5 +124,5 @@ def _row(rows: TokenizedSet, tokens: int) -> TokenizedSet:
     first = row["input_ids"][0]
     row |= {"input_ids": [first] * tokens, "supervised": [True] * tokens, "length": tokens, "source": 0}
     row |= {"targets": tokens - 1, "digest": 0}
-    table = Dataset.from_dict({name: [value] for name, value in row.items()}, features=like.table.features)
+    table = TokenTable(pyarrow.Table.from_pylist([row], schema=like.table.data.schema))
     return replace(like, table=table, rows=np.arange(1), sources={}, prefixes=())

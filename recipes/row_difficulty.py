@@ -5,25 +5,24 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
 from workbench.data import difficulty
-from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.labelled.row_reader import RowReader
 from workbench.data.text.tokenized import raw_rows
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.evaluation.features import probe_losses
-from workbench.evaluation.frozen_features import frozen_features
 from workbench.evaluation.result_store import ResultStore
 from workbench.evaluation.row_scores import Floats
-from workbench.recipes import row_choice
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
+
+if TYPE_CHECKING:
+    from workbench.data.labelled.labelled_data import LabelledSet
+    from workbench.data.labelled.row_reader import RowReader
 
 FILE = "difficulty.parquet"
 """In a run directory: place and loss of every training row by the backbone before training."""
@@ -56,6 +55,8 @@ def measured(
     """Loss (N,) of each row by the backbone before training, the same in all processes; a resumed run reads `FILE`."""
     if (known_N := _known(run)) is not None:
         return known_N
+    from workbench.recipes import row_choice  # most curricula ask no backbone
+
     callback.say(f"Reading {len(rows):,} rows with the backbone, to order them by their loss ...")
     store = ResultStore(run.path if run.ranks.alone else None, callback.stop_requested, run.deadline)
     loss_N = row_choice.backbone_scores("perplexity", rows, config, run, tokenizer, store)
@@ -74,6 +75,9 @@ def probed(rows: LabelledSet, config: RunConfig, run: Run, callback: Callback, r
     if config.data.curriculum.by != "loss":
         return rows
     if _known(run) is None:
+        from workbench.evaluation.features import probe_losses  # most curricula ask no backbone
+        from workbench.evaluation.frozen_features import frozen_features
+
         callback.say(f"Linear probes of the frozen backbone order {len(rows):,} rows by their loss ...")
         if run.ranks.first:
             (features_ND,) = frozen_features(config.model, reader, [rows.inputs])
@@ -88,11 +92,15 @@ def _known(run: Run) -> Floats | None:
     run.ranks.wait()
     if not known:
         return None
+    import pandas as pd  # 0.2 s, and most runs come without these losses
+
     read_N: Floats = pd.read_parquet(run.home / FILE)["loss"].to_numpy(dtype=np.float64)
     return read_N
 
 
 def _write(run: Run, places: list[str], loss_N: Floats) -> None:
+    import pandas as pd
+
     buffer = io.BytesIO()
     pd.DataFrame({"place": places, "loss": loss_N}).to_parquet(buffer)
     files.write_bytes(run.path / FILE, buffer.getvalue())

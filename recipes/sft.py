@@ -33,7 +33,7 @@ from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.errors import ConfigError
-from workbench.evaluation import GeneratedAnswer, held_out_losses
+from workbench.evaluation import GeneratedAnswer
 from workbench.evaluation.result_store import ModelResults, ResultStore
 from workbench.evaluation.row_scores import Floats
 from workbench.evaluation.scores import SummedLosses
@@ -44,7 +44,7 @@ from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
-from workbench.recipes import gradient_choice, invocation, row_choice, row_difficulty, token_reference
+from workbench.recipes import invocation, row_difficulty, token_reference
 from workbench.recipes.single_run import Scored, SingleRun
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
@@ -116,6 +116,7 @@ def _chosen(
     template: ChatEncoder | MlmEncoder,
 ) -> TokenizedSet:
     """The training rows that the backbone chooses."""
+    from workbench.recipes import gradient_choice, row_choice  # most runs take all rows
 
     def begin(config: RunConfig, run: Run, callback: Callback, train: TokenizedSet, held_out: TokenizedSet) -> TextRun:
         return TextRun(config, run, callback, tokenizer, template, Splits(train, held_out, None))
@@ -247,6 +248,8 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         path = self.run.path / "predictions.parquet"
         evaluation.write_predictions(path, outputs.answers, before=before["answers"])
         if outputs.losses is not None:
+            from workbench.evaluation import held_out_losses  # with pandas, 0.2 s that the first step need not wait for
+
             held_out_losses.write(self.run.path, self.data.held_out, outputs.losses)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -15,8 +15,6 @@ from workbench.config import RunConfig
 from workbench.config.distill_config import TeacherConfig
 from workbench.config.tasks import TEXT, WRITING
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.distillation import teacher_sources, teachers
-from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.evaluation import reference_reading
 from workbench.evaluation.reference_reading import Answerer
@@ -26,6 +24,9 @@ from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.placement import Placement
 from workbench.training.reference_losses import ReferenceLosses
+
+if TYPE_CHECKING:
+    from workbench.distillation.teacher_sources import TeacherSource
 
 
 class Wanted(NamedTuple):
@@ -84,6 +85,8 @@ def find(wanted: Wanted, config: RunConfig, tokenizer: PreTrainedTokenizerBase) 
 
 def named(wanted: Wanted, config: RunConfig) -> Reference:
     """The reference of that name, whatever it is; raises WorkbenchError where there is none."""
+    from workbench.distillation import teacher_sources  # most runs have no reference
+
     with _named_in_errors(wanted):
         source = teacher_sources.find(TeacherConfig(id=wanted.name, trust=wanted.trust), config.model)
     if source.run is None:  # which says nothing of how it is stored and computed
@@ -159,6 +162,8 @@ def ask(
         if run.ranks.any(bool(reference_reading.missing(folder, rows)))
     ]
     if missing:
+        from workbench.distillation import teachers
+
         count = sum(len(rows) for _, rows in missing)
         callback.say(f"The reference, {reference.source.name}, reads {count:,} rows ...")
         placement = Placement(config.distributed, run.ranks)

@@ -62,7 +62,8 @@ def _share(field: JsonSchemaValue, text: str) -> str | None:
 class Section(BaseModel):
     """Base of every section: unknown keys are errors, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # Validators are built where they are first used: at the import each would be built twice, once in what holds it.
+    model_config = ConfigDict(defer_build=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     def differs(self, key: str) -> bool:
         """Whether the value of a key is not its default."""

@@ -29,11 +29,11 @@ POLL_S = 0.005
 class Start(NamedTuple):
     """Seconds from the command on: processor time, and by the wall clock."""
 
-    training_s: float
-    """Until `Training:` is shown: rows are read, and the model is there."""
+    training_s: float | None
+    """Until `Training:` is shown: rows are read, and the model is there. None where it is not, as of folds."""
     step_s: float
-    """Until the first step is written."""
-    training_wall_s: float
+    """Until the first step is written, of a run or of one of its members."""
+    training_wall_s: float | None
     step_wall_s: float
 
 
@@ -48,8 +48,9 @@ def main() -> None:
         ("training begins", "training_s", "training_wall_s"),
         ("first step", "step_s", "step_wall_s"),
     ):
-        print(f"| {words} | {_spread([getattr(each, own) for each in starts])} | ", end="")
-        print(f"{_spread([getattr(each, wall) for each in starts])} |")
+        if getattr(starts[0], own) is not None:
+            print(f"| {words} | {_spread([getattr(each, own) for each in starts])} | ", end="")
+            print(f"{_spread([getattr(each, wall) for each in starts])} |")
     measuring.write_report(arguments, machine=machine, starts=[each._asdict() for each in starts])
 
 
@@ -73,21 +74,22 @@ def _started(arguments: argparse.Namespace, folder: Path, number: int) -> Start:
             [sys.executable, "-m", "workbench.cli", *words], stdout=file, stderr=subprocess.STDOUT, env=environment
         )
         try:
-            training = _when(process, began, log, b"Training:")
-            return Start(
-                training[0], (step := _when(process, began, out / "metrics.jsonl", b"\n"))[0], training[1], step[1]
-            )
+            training: tuple[float | None, float | None] = None, None
+            while not any(b"\n" in metrics.read_bytes() for metrics in out.rglob("metrics.jsonl")):
+                if process.poll() is not None:
+                    sys.exit(f"the command ended with status {process.returncode} before a step was written")
+                if training[0] is None and b"Training:" in log.read_bytes():
+                    training = _so_far(process, began)
+                time.sleep(POLL_S)
+            step = _so_far(process, began)
+            return Start(training[0], step[0], training[1], step[1])
         finally:
             process.kill()
             process.wait()
 
 
-def _when(process: subprocess.Popen[bytes], began: float, file: Path, sign: bytes) -> tuple[float, float]:
-    """Processor time of a process and seconds of the wall clock, once `sign` stands in a file."""
-    while not (file.exists() and sign in file.read_bytes()):
-        if process.poll() is not None:
-            sys.exit(f"the command ended with status {process.returncode} before {sign!r} was in {file.name}")
-        time.sleep(POLL_S)
+def _so_far(process: subprocess.Popen[bytes], began: float) -> tuple[float, float]:
+    """Processor time of a process, and seconds of the wall clock."""
     # From `utime` on, behind the name in brackets (proc_pid_stat(5)).
     user, system = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / TICKS, time.perf_counter() - began

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import special
 
 from workbench.config.classes_config import Kind
 from workbench.crossval import gains
@@ -82,6 +82,8 @@ def _geometric(kind: Kind, p_MNC: Floats, weights_MN: Floats) -> Floats:
 
 def _ranks(values_NC: Floats, present_N: Mask) -> Floats:
     """Ranks of one member's rows in each class, from 1 / rows to 1; ties share theirs."""
+    from scipy import stats  # 0.3 s, which the first step need not wait for
+
     ranks_NC = np.zeros_like(values_NC)
     ranks_NC[present_N] = stats.rankdata(values_NC[present_N], axis=0) / present_N.sum()
     return ranks_NC

@@ -27,7 +27,7 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.row_reader import RowReader
 from workbench.errors import TrainingError
-from workbench.evaluation import dynamics, row_outputs, target_scores
+from workbench.evaluation import row_outputs, target_scores
 from workbench.evaluation.result_store import ResultStore
 from workbench.losses.criterion import Objective, criterion
 from workbench.losses.label_losses import LabelTap, class_losses
@@ -285,6 +285,8 @@ def _together(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], ca
         fit.work()
     finally:
         progress.flush()
+    from workbench.evaluation import dynamics  # with pandas, 0.2 s that the first step need not wait for
+
     for task, error in zip(train_tasks, (each.error for each in fit.members.values()), strict=True):
         if error is not None:
             raise TrainingError(f"{task.run.path.name}: {error}")
@@ -329,6 +331,8 @@ def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callb
         )
         fit.work()
         if fit.visits is not None:
+            from workbench.evaluation import dynamics
+
             dynamics.write(own.path, fit.visits.visits(), task.train)
         with fit.final_values():
             if own.ranks.first:

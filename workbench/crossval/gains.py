@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import target_scores
@@ -137,6 +136,8 @@ def _interval(change_G: Floats, *, sure: float = SURE) -> tuple[float, float]:
 
     Losses are skewed: many rows a little better, few much worse. Student's interval would accept five times too often.
     """
+    from scipy import stats  # 0.3 s, which the first step need not wait for
+
     mean, spread, groups = float(change_G.mean()), float(change_G.std()), len(change_G)
     if spread == 0:
         return mean, mean
@@ -166,6 +167,8 @@ def _right(labels: Labels, values_NC: Floats, targets_NC: OneHot) -> NDArray[np.
 
 def _fewer(before_N: NDArray[np.bool_], after_N: NDArray[np.bool_], group_N: NDArray[np.intp]) -> bool:
     """Groups with fewer right rows outnumber those with more by what a fair coin shows in less than 2.5 %."""
+    from scipy import stats
+
     net_G = np.bincount(group_N, after_N.astype(np.float64) - before_N)
     lost, changed = int((net_G < 0).sum()), int((net_G != 0).sum())
     return changed > 0 and float(stats.binomtest(lost, changed, alternative="greater").pvalue) < (1 - SURE) / 2
@@ -197,6 +200,8 @@ def fold_summary(
     Raises:
         ValueError: Of one fold no spread is known.
     """
+    from scipy import stats
+
     folds = len(per_fold)
     if folds < 2:
         raise ValueError("a summary takes two folds or more")

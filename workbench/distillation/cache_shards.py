@@ -112,14 +112,11 @@ def intact(folder: Path, wanted: CacheIdentity) -> dict[Path, Shard]:
 
 def rows(train: TokenizedSet) -> tuple[Keys, Indices]:
     """Digest and supervised positions of each row: its tokens, which of them carry loss, and what an encoder reads."""
-    table = train.table.select_columns(["input_ids", "supervised", "source"]).with_format("numpy")
     keys, counts = [], []
-    for start in range(0, len(train), 1000):
-        part = table[train.rows[start : start + 1000]]
-        for ids, supervised, source in zip(part["input_ids"], part["supervised"], part["source"], strict=True):
-            read = np.append(ids, source).astype(np.int32).tobytes() + supervised.tobytes()
-            keys.append(int.from_bytes(blake2b(read, digest_size=8).digest(), "little"))
-            counts.append(np.count_nonzero(supervised[source + 1 :]))
+    for row in map(train.__getitem__, range(len(train))):
+        read = np.append(row.input_ids, row.source).astype(np.int32).tobytes() + row.supervised.tobytes()
+        keys.append(int.from_bytes(blake2b(read, digest_size=8).digest(), "little"))
+        counts.append(np.count_nonzero(row.supervised[row.source + 1 :]))
     return np.asarray(keys, dtype=np.uint64), np.asarray(counts, dtype=np.int64)
 
 

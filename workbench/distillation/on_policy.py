@@ -198,8 +198,8 @@ def longest(train: TokenizedSet, prompts: Indices, config: OnPolicyConfig) -> In
 
 def prompt_lengths(train: TokenizedSet) -> Indices:
     """Tokens before the last run of supervised ones, of each example; 0: there is no prompt."""
-    column: Any = train.table.select_columns("supervised").with_format("arrow")[:]
-    rows = column.column(0).combine_chunks()  # one array of all rows: reading them one by one takes ten times as long
+    # One array of all rows: reading them one by one takes ten times as long.
+    rows = train.table.data.column("supervised").combine_chunks()
     stops = np.cumsum(rows.value_lengths().to_numpy())
     marks = np.split(rows.flatten().to_numpy(zero_copy_only=False), stops[:-1])
     return np.asarray([_last_start(marks[row]) for row in train.rows], dtype=np.int64)

@@ -6,10 +6,10 @@ Legend: U texts, Q queries, N passages, D numbers of an embedding.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -23,6 +23,9 @@ from workbench.evaluation.row_passes import over_rows
 from workbench.losses.embedding_losses import leading
 from workbench.models.embedder import Embedder
 from workbench.models.embedding_objective import EmbeddingLoss
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -165,6 +168,8 @@ def _searched(
     embedder: Embedder, rows: PairSet, among: PairSet, search: Search, own_UD: Tensor, there_UD: Tensor, size: int
 ) -> tuple[dict[str, float], pd.DataFrame]:
     """Scores of the queries, and a line for each with what it finds first."""
+    import pandas as pd  # 0.2 s, which the first step need not wait for
+
     normalise = embedder.config.normalise
     passage_ND = leading(there_UD[torch.from_numpy(search.passage_N)], size, normalise=normalise)
     query_scores: list[dict[str, float]] = []
@@ -216,6 +221,8 @@ def _similarity(embedder: Embedder, own_UD: Tensor, rows: PairSet, size: int) ->
 
 
 def _scored_table(rows: PairSet, similarity_N: Floats) -> pd.DataFrame:
+    import pandas as pd
+
     return pd.DataFrame(
         {
             "row": [record.place for record in rows.records],

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import torch
 
 from workbench.config import ModelConfig, RunConfig
@@ -26,11 +25,13 @@ from workbench.errors import WorkbenchError
 from workbench.evaluation.features import Floats, Probe, probe
 from workbench.evaluation.frozen_features import are_known, frozen_features
 from workbench.evaluation.prediction_table import ranked, suspects
-from workbench.evaluation.thumbnails import label_in_words
 from workbench.models import backbones, model_files
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.distributed.placement import Placement
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FILE, NEIGHBOURS_FILE = "probe.json", "neighbours.parquet"
 """In a run directory: scores of the frozen backbone; training rows that are nearest to rows worth looking at."""
@@ -131,6 +132,10 @@ class FrozenProbe:
             table: Predictions of `others`, in their order.
             out_of_fold: Whether adapters made them that did not train on the rows, so that labels may be suspected.
         """
+        import pandas as pd  # 0.2 s, which the first step need not wait for
+
+        from workbench.evaluation.thumbnails import label_in_words
+
         wanted = [*ranked(table).mistakes[:EXPLAINED], *(list(suspects(table))[:EXPLAINED] if out_of_fold else [])]
         matches: list[tuple[int, int, float]] = []
         if wanted:
@@ -182,7 +187,7 @@ def of_folds(config: RunConfig, reader: RowReader, rows: LabelledSet, fold_N: In
 
 
 def rows_before_run(config: RunConfig, task: Task, *, visits: int | None) -> int:
-    """How many rows a run looks at before it trains; 0 for none.
+    """How many rows a run looks at besides its training; 0 for none.
 
     Args:
         visits: Rows that all of its steps read; None where a budget alone limits it.

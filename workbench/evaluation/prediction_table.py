@@ -6,12 +6,15 @@ Legend: N rows, C classes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from workbench.evaluation import label_issues
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -77,6 +80,8 @@ def suspect_table(table: pd.DataFrame) -> pd.DataFrame:
     """
     suggestions, names = suspects(table), class_names(table)
     if not suggestions:
+        import pandas as pd  # 0.2 s, which the first step need not wait for
+
         return pd.DataFrame(columns=["row", "label", "suggested", "self_confidence", "score"])
     p_NC = table[[f"p_{name}" for name in names]].to_numpy(np.float64)
     label_N = hot(table["label"], names).argmax(1).astype(np.int64)

@@ -6,9 +6,9 @@ Legend: N rows, C outputs (classes, or 1 for a number).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from torch import Tensor, nn
 
 from workbench.data.batching import Indices, MicroBatch
@@ -17,6 +17,9 @@ from workbench.data.labelled.labels import Floats, Label, Labels
 from workbench.data.labelled.row_reader import RowReader
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def outputs(
@@ -54,6 +57,8 @@ def table(labels: Labels, rows: LabelledSet, values_NC: Floats, reader: RowReade
     columns["predicted"] = [_cell(label) for label in labels.predicted(values_NC)]
     if labels.kind != "number":
         columns |= {f"p_{name}": values_NC[:, number] for number, name in enumerate(labels.names)}
+    import pandas as pd  # 0.2 s, which the first step need not wait for
+
     return pd.DataFrame(columns)
 
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special, stats
-from sklearn import metrics
+from scipy import special
 
 from workbench.config.classes_config import Kind
 from workbench.data import named_sets
@@ -120,6 +119,8 @@ def single_label_scores(p_NC: Floats, label_N: NDArray[np.int64]) -> dict[str, f
 
 def multi_label_scores(p_NC: Floats, targets_NC: OneHot) -> dict[str, float]:
     """F1 at a threshold of 0.5, share of rows right in every class, mean ROC-AUC of classes with both labels."""
+    from sklearn import metrics  # half a second, with scipy.stats, which the first step need not wait for
+
     true_NC, predicted_NC = targets_NC > 0.5, p_NC >= 0.5
     scorable = [c for c in range(p_NC.shape[1]) if 0 < true_NC[:, c].sum() < len(true_NC)]
     score_by_name = {
@@ -140,6 +141,9 @@ def regression_scores(predicted_N: Floats, true_N: Floats) -> dict[str, float]:
         "mae": float(np.abs(predicted_N - true_N).mean()),
     }
     if np.ptp(true_N) > 0:
+        from scipy import stats
+        from sklearn import metrics
+
         score_by_name["r2"] = float(metrics.r2_score(true_N, predicted_N))
         if np.ptp(predicted_N) > 0:
             score_by_name["spearman"] = float(stats.spearmanr(true_N, predicted_N).statistic)

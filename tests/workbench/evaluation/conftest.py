@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow
 import pytest
-from datasets import Dataset
 
+from workbench.data.text.token_table import TokenTable
 from workbench.data.text.tokenized_set import TokenizedSet
 
 
@@ -22,4 +23,4 @@ def rows() -> TokenizedSet:
         "source": [0] * len(masks),
         "targets": [mask[1:].count("1") for mask in masks],
     }
-    return TokenizedSet(Dataset.from_dict(columns), np.arange(len(masks)), "rows.jsonl", "0" * 64)
+    return TokenizedSet(TokenTable(pyarrow.table(columns)), np.arange(len(masks)), "rows.jsonl", "0" * 64)

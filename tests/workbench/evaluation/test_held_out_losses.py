@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 
 import workbench
 from workbench import evaluation, report
+from workbench.data.text.token_table import TokenTable
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import held_out_losses
 from workbench.evaluation.held_out_losses import KeptLosses
@@ -106,8 +108,9 @@ def test_rows_are_paired_in_any_order_and_refused_where_they_differ(rows: Tokeni
     assert held_out_losses.compare(first, first) == replace(found, second=found.first, interval=None, p=None)
     fewer = _kept(tmp_path, rows.subset(np.arange(4)), losses[:4], "fewer")
     assert "not the same (5 and 4)" in str(held_out_losses.compare(first, fewer))
-    ids = [[(each + 1) % 64 for each in row] for row in rows.table["input_ids"]]
-    other = replace(rows, table=rows.table.remove_columns("input_ids").add_column("input_ids", ids))
+    written = rows.table.data.to_pylist()
+    others = [row | {"input_ids": [(each + 1) % 64 for each in row["input_ids"]]} for row in written]
+    other = replace(rows, table=TokenTable(pyarrow.Table.from_pylist(others)))
     assert "other tokens" in str(held_out_losses.compare(first, _kept(tmp_path, other, losses, "other")))
     assert held_out_losses.read(tmp_path / "nothing") is None
 

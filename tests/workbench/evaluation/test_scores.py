@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import evaluation
+from workbench.data.text.token_table import TokenTable
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import GeneratedAnswer, Likelihood
 from workbench.models import output_heads
@@ -102,8 +105,8 @@ def test_an_end_of_turn_that_was_added_as_a_special_token_stops_generation(
     tokenizer.add_tokens(["<|end|>"], special_tokens=True)
     number = tokenizer.get_vocab()["<|end|>"]
     assert number not in tokenizer.all_special_ids
-    table = rows.table.map(lambda row: {"input_ids": [*row["input_ids"][:-1], number]})
-    ended = TokenizedSet(table, rows.rows, rows.source, rows.fingerprint)
+    written = [row | {"input_ids": [*row["input_ids"][:-1], number]} for row in rows.table.data.to_pylist()]
+    ended = replace(rows, table=TokenTable(pyarrow.Table.from_pylist(written)))
     assert evaluation.stop_tokens(tokenizer, ended) == [2, number]
 
 

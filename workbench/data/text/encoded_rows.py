@@ -20,32 +20,30 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow
-from datasets import Features, Value
-from datasets import Sequence as ListOf
 
 from workbench.config import DataConfig
 from workbench.data.batching import MicroBatch, Row
 from workbench.data.text import chat, formats, judged_encoder
 from workbench.errors import DataError, FileError, WorkbenchError
 
-FEATURES = Features(
+SCHEMA = pyarrow.schema(
     {
-        "input_ids": ListOf(Value("int32")),
-        "supervised": ListOf(Value("bool")),
-        "place": Value("string"),
-        "digest": Value("uint64"),
-        "length": Value("int32"),
-        "source": Value("int32"),
-        "targets": Value("int32"),
-        "ends": Value("int32"),
-        "truncated": Value("bool"),
-        "chat": Value("bool"),
-        "weight": Value("float64"),
-        "desired": Value("int8"),
-        "margin": Value("float64"),
-        "tie": Value("bool"),
-        "step_labels": ListOf(Value("float64")),
-        "cut_steps": Value("int32"),
+        "input_ids": pyarrow.list_(pyarrow.int32()),
+        "supervised": pyarrow.list_(pyarrow.bool_()),
+        "place": pyarrow.string(),
+        "digest": pyarrow.uint64(),
+        "length": pyarrow.int32(),
+        "source": pyarrow.int32(),
+        "targets": pyarrow.int32(),
+        "ends": pyarrow.int32(),
+        "truncated": pyarrow.bool_(),
+        "chat": pyarrow.bool_(),
+        "weight": pyarrow.float64(),
+        "desired": pyarrow.int8(),
+        "margin": pyarrow.float64(),
+        "tie": pyarrow.bool_(),
+        "step_labels": pyarrow.list_(pyarrow.float64()),
+        "cut_steps": pyarrow.int32(),
     }
 )
 
@@ -170,7 +168,7 @@ def encode(items: Sequence[Item], *, config: DataConfig, encoder: RowEncoder) ->
     parts = [part for each in expansions if not isinstance(each, str | WorkbenchError) for part in each]
     with _no_collection():
         encoded = encoder.encode_many(parts, loss_on=config.loss_on)
-    columns: dict[str, list[Any]] = {name: [] for name in FEATURES}
+    columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
     skipped: list[str] = []
     emptied, position = Emptied(), 0
     for item in expansions:
@@ -193,7 +191,7 @@ def encode(items: Sequence[Item], *, config: DataConfig, encoder: RowEncoder) ->
             skipped.append(str(error))
         else:
             _append(columns, rows, encoder)
-    return EncodedChunk(pyarrow.RecordBatch.from_pydict(columns, schema=FEATURES.arrow_schema), skipped, emptied)
+    return EncodedChunk(pyarrow.RecordBatch.from_pydict(columns, schema=SCHEMA), skipped, emptied)
 
 
 def write(path: Path, encoded: Iterator[EncodedChunk], config: DataConfig) -> list[str]:
@@ -209,7 +207,7 @@ def write(path: Path, encoded: Iterator[EncodedChunk], config: DataConfig) -> li
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as aside:
             unfinished = Path(aside) / path.name
-            with pyarrow.ipc.new_stream(str(unfinished), FEATURES.arrow_schema) as writer:
+            with pyarrow.ipc.new_stream(str(unfinished), SCHEMA) as writer:
                 for chunk in encoded:
                     writer.write_batch(chunk.rows)
                     skipped += chunk.skipped

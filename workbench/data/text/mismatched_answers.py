@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pyarrow
-from datasets import Dataset
 
 from workbench.config import DataConfig
 from workbench.data import named_sets
 from workbench.data.batching import Indices, Row
 from workbench.data.text import encoded_rows
-from workbench.data.text.encoded_rows import FEATURES, Emptied, EncodedChunk
+from workbench.data.text.encoded_rows import SCHEMA, Emptied, EncodedChunk
+from workbench.data.text.token_table import TokenTable
 from workbench.data.text.tokenized import cache_folder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
@@ -40,11 +40,11 @@ def mismatched(answers: TokenizedSet, config: DataConfig, *, bos: int | None = N
     digest = hashlib.sha256(f"2 {config.max_tokens} {bos}".encode())
     for part in (answers.digests, answers.lengths, answers.supervised, partner):
         digest.update(np.ascontiguousarray(part).tobytes())
-    digest.update(str(answers.fingerprint).encode() + answers.rows.tobytes() + answers.table._fingerprint.encode())
+    digest.update(str(answers.fingerprint).encode() + answers.rows.tobytes() + answers.table.identity.encode())
     path = cache_folder() / "tokens" / f"{digest.hexdigest()[:32]}-mismatched.arrow"
     if not path.exists():
         encoded_rows.write(path, _chunks(answers, partner, config.max_tokens, bos), config)
-    table = Dataset.from_file(str(path))
+    table = TokenTable.from_file(path)
     return TokenizedSet(
         table, np.arange(len(table)), answers.source, answers.fingerprint, chat=answers.chat, collate=answers.collate
     )
@@ -77,8 +77,8 @@ def _chunks(answers: TokenizedSet, partner: Indices, max_tokens: int, bos: int |
     for start in range(0, len(answers), _AT_ONCE):
         numbers = range(start, min(start + _AT_ONCE, len(answers)))
         columns = [_columns(answers, number, int(partner[number]), max_tokens, bos) for number in numbers]
-        rows = {name: [each[name] for each in columns] for name in FEATURES}
-        yield EncodedChunk(pyarrow.RecordBatch.from_pydict(rows, schema=FEATURES.arrow_schema), [], Emptied())
+        rows = {name: [each[name] for each in columns] for name in SCHEMA.names}
+        yield EncodedChunk(pyarrow.RecordBatch.from_pydict(rows, schema=SCHEMA), [], Emptied())
 
 
 def _columns(answers: TokenizedSet, number: int, partner: int, max_tokens: int, bos: int | None) -> dict[str, object]:

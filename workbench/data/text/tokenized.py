@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
@@ -25,6 +24,7 @@ from workbench.data.text.decontamination import TextRow
 from workbench.data.text.encoded_rows import RowEncoder
 from workbench.data.text.formats import Example
 from workbench.data.text.quality import cleaning
+from workbench.data.text.token_table import TokenTable
 from workbench.data.text.tokenized_set import Splits, TokenizedSet, joined
 from workbench.errors import DataError
 from workbench.runs import files
@@ -116,7 +116,7 @@ def read(
     settings = config.model_dump(mode="json", include=used)
     # The name is part of what is cached (places), and which token is eos is not part of the backend.
     tokens_of = [template.identity, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
-    key = [CODE_VERSION, sorted(encoded_rows.FEATURES), Path(path).name, fingerprint, settings, limit, *tokens_of]
+    key = [CODE_VERSION, sorted(encoded_rows.SCHEMA.names), Path(path).name, fingerprint, settings, limit, *tokens_of]
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_folder() / "tokens"
     arrow, notes = folder / f"{name}.arrow", folder / f"{name}.json"
@@ -135,7 +135,7 @@ def read(
         encode = partial(encoded_rows.encode, config=config, encoder=template)
         written = encoded_rows.write(arrow, ordered_processes.results(encode, chunks), config)
         files.write_bytes(notes, json.dumps(written).encode())
-    table = Dataset.from_file(str(arrow))
+    table = TokenTable.from_file(arrow)
     skipped = json.loads(notes.read_text())
     if len(table) == 0:
         raise DataError(f"{source}: no usable row" + (f"; the first was left out: {skipped[0]}" if skipped else "."))

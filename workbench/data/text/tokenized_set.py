@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow
-from datasets import Dataset, concatenate_datasets
 
 from workbench.data import dataset_facts, named_sets
 from workbench.data.batching import Collate, Floats, Indices, MicroBatch, Row, collate
@@ -20,6 +19,7 @@ from workbench.data.text import contamination
 from workbench.data.text.contamination import Contamination
 from workbench.data.text.quality import cleaning
 from workbench.data.text.quality.cleaning import Cleaning
+from workbench.data.text.token_table import TokenTable, values
 
 _AT_ONCE = 2**16
 """Places that are read at a time."""
@@ -29,7 +29,7 @@ _AT_ONCE = 2**16
 class TokenizedSet:
     """A tokenised set of examples, read from disk row by row."""
 
-    table: Dataset
+    table: TokenTable
     rows: Indices
     """Which rows of the table belong to this set."""
     source: str
@@ -56,14 +56,9 @@ class TokenizedSet:
 
     def __getitem__(self, index: int) -> Row:
         number = int(self.rows[index])
-        row = self.table.data.fast_slice(number, 1)
-        ids, supervised = (row.column(name).chunk(0).flatten() for name in ("input_ids", "supervised"))
-        return Row(
-            ids.to_numpy().astype(np.int64),
-            supervised.to_numpy(zero_copy_only=False),
-            row.column("source")[0].as_py(),
-            number,
-        )
+        row = self.table.row(number)
+        ids, supervised = (values(row.column(name).flatten()) for name in ("input_ids", "supervised"))
+        return Row(ids.astype(np.int64), supervised, row.column("source")[0].as_py(), number)
 
     def place(self, index: int) -> str:
         """File and row that example `index` came from."""
@@ -142,7 +137,7 @@ class TokenizedSet:
     @cached_property
     def weights(self) -> npt.NDArray[np.float64]:
         """How often each example counts in the loss."""
-        weights: npt.NDArray[np.float64] = self.table.data.column("weight").to_numpy()[self.rows]
+        weights: npt.NDArray[np.float64] = self.table.numbers("weight")[self.rows]
         return weights
 
     @property
@@ -163,7 +158,7 @@ class TokenizedSet:
     @cached_property
     def digests(self) -> npt.NDArray[np.uint64]:
         """A hash of each example's tokens: equal for exact duplicates."""
-        digests: npt.NDArray[np.uint64] = self.table.data.column("digest").to_numpy()[self.rows]
+        digests: npt.NDArray[np.uint64] = self.table.numbers("digest")[self.rows]
         return digests
 
     def facts(self) -> dict[str, Any]:
@@ -178,7 +173,7 @@ class TokenizedSet:
         }
 
     def _column(self, name: str) -> Indices:
-        column: Indices = self.table.data.column(name).to_numpy()[self.rows].astype(np.int64)
+        column: Indices = self.table.numbers(name)[self.rows].astype(np.int64)
         return column
 
 
@@ -197,7 +192,7 @@ def joined(parts: Mapping[str, TokenizedSet]) -> TokenizedSet:
     starts = list(itertools.accumulate((len(each.table) for each in sets[:-1]), initial=0))
     return replace(
         sets[0],
-        table=concatenate_datasets([each.table for each in sets]),
+        table=TokenTable.joined([each.table for each in sets]),
         rows=np.concatenate([start + each.rows for start, each in zip(starts, sets, strict=True)]),
         source=" + ".join(each.source for each in sets),
         fingerprint=hashlib.sha256("".join(each.fingerprint for each in sets).encode()).hexdigest(),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow
 import pytest
-from datasets import Dataset
 
 from workbench.data.text.text_checks import require_ends, require_teaching
+from workbench.data.text.token_table import TokenTable
 from workbench.data.text.tokenized_set import Splits, TokenizedSet
 from workbench.errors import DataError
 
 
 def _tokens(source: str, targets: list[int], ends: list[int]) -> TokenizedSet:
-    table = Dataset.from_dict({"targets": targets, "ends": ends})
+    table = TokenTable(pyarrow.table({"targets": targets, "ends": ends}))
     return TokenizedSet(table, np.arange(len(targets)), source, "0" * 64)
 
 

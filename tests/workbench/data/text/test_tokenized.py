@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import pyarrow
 import pytest
-from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -20,6 +20,7 @@ from workbench.config import DataConfig
 from workbench.data import ordered_processes
 from workbench.data.text import encoded_rows, formats, tokenized
 from workbench.data.text.chat import DEFAULT_TEMPLATE, ChatEncoder, LossOn
+from workbench.data.text.token_table import TokenTable
 from workbench.data.text.tokenized import hold_out
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
@@ -265,7 +266,7 @@ def test_truncation_is_counted(questions: Path, tokenizer: PreTrainedTokenizerBa
 
 def _tokens(values: list[int]) -> TokenizedSet:
     """A set whose rows are equal where the values are."""
-    table = Dataset.from_dict({"digest": np.array(values, dtype=np.uint64)})
+    table = TokenTable(pyarrow.table({"digest": np.array(values, dtype=np.uint64)}))
     return TokenizedSet(table, np.arange(len(values)), "rows.jsonl", "0" * 64)
 
 
