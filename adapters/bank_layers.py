@@ -25,6 +25,8 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from workbench.adapters.bank_routing import Routing
+from workbench.adapters.dequantised import dequantised, is_quantised
+from workbench.adapters.latest_weight import SharingLayer
 from workbench.adapters.mixed_precision import ShapedLoraConv2d
 from workbench.adapters.row_dropout import RowDropout, row_keys
 
@@ -248,7 +250,7 @@ class _RoutedProduct(torch.autograd.Function):
         x_NI, *saved = ctx.saved_tensors
         inner, weights = saved[: len(ctx.parts)], saved[len(ctx.parts) :]
         grad_NO = grad.reshape(-1, grad.shape[-1])
-        x_grad_NI = grad_NO @ _dense(ctx.base).to(grad.dtype) if ctx.needs_input_grad[0] else None
+        x_grad_NI = grad_NO @ _dense(ctx.base, grad.dtype) if ctx.needs_input_grad[0] else None
         grads: list[Tensor] = []
         for part, inner_KTR, down_KRI, up_KOR in zip(ctx.parts, inner, weights[::2], weights[1::2], strict=True):
             inner_grad_KTR = part.around(grad_NO) @ up_KOR
@@ -294,19 +296,11 @@ def _dropped(x: Tensor, drop: Callable[[Tensor], Tensor] | None) -> Tensor:
     return x if drop is None else drop(x)
 
 
-def _dense(base: Any) -> Tensor:
-    """The weight (O, I) of a linear layer as numbers, whatever it is stored in."""
-    # Weights that processes share lose it each time that they are gathered; their layer keeps it.
-    state = getattr(base.weight, "quant_state", None) or getattr(base, "quant_state", None)
-    if state is not None:
-        from bitsandbytes.functional import dequantize_4bit  # a second to import, and most runs need none of it
-
-        four: Tensor = dequantize_4bit(base.weight.data, state)
-        return four
-    if base.weight.dtype == torch.int8:
-        from bitsandbytes.functional import int8_vectorwise_dequant
-
-        eight: Tensor = int8_vectorwise_dequant(base.state.CB, base.state.SCB)
-        return eight
-    weight: Tensor = base.weight
+def _dense(base: Any, dtype: torch.dtype) -> Tensor:
+    """The weight (O, I) of a linear layer as numbers, whatever it is stored in; that of members beside where kept."""
+    if isinstance(base, SharingLayer):
+        return base.latest.of(base, dtype)
+    if is_quantised(base):
+        return dequantised(base, dtype)
+    weight: Tensor = base.weight.to(dtype)
     return weight.T if isinstance(base, Conv1D) else weight

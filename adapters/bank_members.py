@@ -27,6 +27,7 @@ from workbench.adapters import anatomy
 from workbench.adapters.bank_layers import Routed, joined
 from workbench.adapters.bank_routing import Routing
 from workbench.adapters.bottleneck_layers import CHILD, KINDS, BottleneckLayer, hidden_of, with_hidden
+from workbench.adapters.latest_weight import share
 
 ALONE = "default"
 """The name that PEFT knows the only adapter of a copy by."""
@@ -171,6 +172,7 @@ class BankMembers:
             if name in own._modules:
                 own._modules[name] = getattr(layer, name) if name in layer._modules else layer.base_layer
         layer.own[member] = own
+        share(own, self._routing.latest)
         layer.add_module(member, held)
         return held
 

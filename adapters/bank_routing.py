@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from workbench.adapters.latest_weight import LatestWeight
 from workbench.adapters.row_dropout import of_rows
 from workbench.errors import BackboneError
 
@@ -43,10 +44,13 @@ class Routing:
         self._rows: tuple[MemberRows, ...] = ()
         self._length: int | None = 1
         self._pictures = pictures
+        self.latest = LatestWeight()
+        """The quantised weight that several members multiply with, between one batch and the next."""
         """Whether rows are pictures: their patches stand together in any number, in windows, fewer in each stage."""
 
     def set(self, rows: Sequence[MemberRows], *, length: int | None) -> None:
         """The rows of the next batches, in their order, of `length` tokens each; None: packed into one sequence."""
+        self.latest.clear()
         self._rows, self._length = tuple(rows), length
 
     def set_all(self, member: str) -> None:

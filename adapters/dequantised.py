@@ -17,9 +17,7 @@ CHUNK = 2**18
 def is_quantised(layer: nn.Module) -> bool:
     """Whether bitsandbytes has packed the weight of a layer."""
     stored = getattr(layer, "weight", None)
-    return isinstance(stored, Tensor) and (
-        stored.dtype == torch.int8 or getattr(stored, "quant_state", None) is not None
-    )
+    return isinstance(stored, Tensor) and (stored.dtype == torch.int8 or _state(layer) is not None)
 
 
 def dequantised(layer: Any, dtype: torch.dtype) -> Tensor:
@@ -33,7 +31,7 @@ def dequantised(layer: Any, dtype: torch.dtype) -> Tensor:
     if stored.dtype != torch.int8:
         from bitsandbytes.functional import dequantize_4bit  # a second to import, and most runs need none of it
 
-        four: Tensor = dequantize_4bit(stored.data, stored.quant_state)
+        four: Tensor = dequantize_4bit(stored.data, _state(layer))
         return four.to(dtype)
     largest_O = layer.state.SCB if stored.SCB is None else stored.SCB  # the first forward pass moves them
     scale_O1 = largest_O[:, None] * (1.0 / 127.0)
@@ -44,3 +42,8 @@ def dequantised(layer: Any, dtype: torch.dtype) -> Tensor:
     ):
         chunk.copy_(values.to(torch.float32).mul_(scale))
     return eight
+
+
+def _state(layer: Any) -> Any:
+    """How a 4-bit weight was packed; one that processes share loses it whenever it is gathered, its layer does not."""
+    return getattr(layer.weight, "quant_state", None) or getattr(layer, "quant_state", None)

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from workbench.adapters.alora_layers import activate
 from workbench.adapters.anatomy import dense_weight
 from workbench.adapters.float_layers import replacement
+from workbench.adapters.latest_weight import SharingLayer
 
 
 class VeraLinear(vera.Linear):
@@ -119,7 +120,11 @@ _DEQUANTISE = _DORA.dequantize_module_weight
 
 def _dequantise(layer: Any) -> Tensor:
     """The dense weight whose norms DoRA takes; PEFT's own, on a CPU, loses the scales of an int8 layer once it ran."""
-    weight: Tensor = dense_weight(layer) if layer.weight.dtype == torch.int8 else _DEQUANTISE(layer)
+    if layer.weight.dtype == torch.int8:
+        return dense_weight(layer)
+    if isinstance(layer, SharingLayer):
+        return layer.latest.of(layer, layer.weight.quant_state.dtype)
+    weight: Tensor = _DEQUANTISE(layer)
     return weight
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from workbench.recipes.crossval_stages import CrossvalContext, KeptCorrection
 
 Scores = dict[str, Any]
-_BOUNDS = ("accuracy_low", "accuracy_high")
+_BOUNDS = ("_low", "_high")
+"""Ends of the names of bounds, of which a mean over folds says nothing."""
 
 
 def write(
@@ -162,7 +163,9 @@ def _folds(
             }
         )
     sizes = {key: float(np.mean([each[key] for each in records])) for key in ("train_rows", "rows")}
-    scores_of = [{name: value for name, value in each["scores"].items() if name not in _BOUNDS} for each in records]
+    scores_of = [
+        {name: value for name, value in each["scores"].items() if not name.endswith(_BOUNDS)} for each in records
+    ]
     summary = gains.fold_summary(scores_of, train_rows=sizes["train_rows"], test_rows=sizes["rows"])
     return records, summary
 

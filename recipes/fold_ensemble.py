@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from workbench import report
 from workbench.config import RunConfig
 from workbench.config.member_runs import Trial
 from workbench.config.yaml_text import dump_yaml
@@ -40,3 +41,18 @@ def finish(task: SweepTask, run: Run, members: Sequence[tuple[Trial[RunConfig], 
     gaps = (judged["chosen_reward"] - judged["rejected_reward"]).to_numpy()
     scores = {name: round(value, 6) for name, value in reward_scores.of_gaps(gaps).items()}
     return {"out_of_fold": {"pairs": float(len(every)), **scores}}
+
+
+def publish(run: Run, best: Run, more: dict[str, Any]) -> dict[str, Any]:
+    """Scores and predictions of the run are those of the member whose adapter it ships, which `finish` scored already.
+
+    Args:
+        best: Directory of the member.
+        more: Further scores to stand in scores.json.
+    """
+    files.write_bytes(run.path / "predictions.parquet", (best.path / "predictions.parquet").read_bytes())
+    scores = files.read_json(best.path / "scores.json") | more
+    files.write_json(run.path / "scores.json", scores)
+    run.note(status="done")
+    report.write(run.path)
+    return scores

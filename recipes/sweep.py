@@ -82,11 +82,12 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
         ship(run, _member(run, best))
     run.ranks.wait()
     callback.say(f"Shipping {best.name}, which has the lowest held-out loss of {len(trials)} members.")
-    more = {}
-    if config.sweep.folds is not None:
-        more = fold_ensemble.finish(task, run, [(trial, _member(run, trial)) for trial in trials])
-        callback.say(f"Each of {len(trials)} members is a reward model; together they rate as {run.path}.")
-    return task.single(best.config.model_copy(update={"seed": config.seed}), run).finish(more)
+    shipped = task.single(best.config.model_copy(update={"seed": config.seed}), run)
+    if config.sweep.folds is None:
+        return shipped.finish()
+    more = fold_ensemble.finish(task, run, [(trial, _member(run, trial)) for trial in trials])
+    callback.say(f"Each of {len(trials)} members is a reward model; together they rate as {run.path}.")
+    return fold_ensemble.publish(run, _member(run, best), more)
 
 
 def apart(config: RunConfig) -> str | None:

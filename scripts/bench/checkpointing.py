@@ -11,37 +11,29 @@ at its peak, weights and the optimizer left out; the gradients of every way must
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import intercepted
 import measuring
 import standing
 import torch
 from torch import Tensor, nn
 
-from workbench.cli.console import Terminal
 from workbench.config.basic_sections import Checkpointing
 from workbench.planning.live_bytes import LiveBytes
 from workbench.recipes.load import load
-from workbench.recipes.run import main_of
-from workbench.runs import files, run_directory
 from workbench.training import checkpointing
 from workbench.training.trainer import Trainer
 
 WAYS: tuple[Checkpointing, ...] = (False, "elementwise", 0.5, True)
 WEIGHTS = ("bfloat16", "nf4")
 SHORT = ["data.limit=80", "evaluate.answers=0", "evaluate.every=null", "batch={size: 4, tokens_per_device: 1024}"]
-
-
-class _Enough(Exception):
-    """Everything is measured."""
 
 
 class Found(NamedTuple):
@@ -75,20 +67,7 @@ def _measured(llama: str, weights: str, rounds: int) -> dict[str, Found]:
     config = load("sft/quickstart", [f"model={{id: {llama}, weights: {weights}}}", *SHORT])
     found: dict[str, Found] = {}
 
-    def measure(fit: Trainer) -> None:
-        found.update(_of_training(fit, rounds))
-        raise _Enough
-
-    work, Trainer.work = Trainer.work, measure  # type: ignore[method-assign, assignment]
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            run = run_directory.start(Path(folder) / "run", config, resume=False)
-            files.write_json(run.path / "before.json", {})  # nothing is scored before training
-            with suppress(_Enough):
-                main_of(config.recipe)(config, run, Terminal(quiet=True))
-            run.close()
-    finally:
-        Trainer.work = work  # type: ignore[method-assign]
+    intercepted.measured(config, lambda fit: found.update(_of_training(fit, rounds)))
     return found
 
 

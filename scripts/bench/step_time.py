@@ -11,24 +11,20 @@ OMP_NUM_THREADS=1 keeps threads from waiting for each other.
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
+import intercepted
 import measuring
 import standing
 
-from workbench.cli.console import Terminal
 from workbench.planning.step_time import Timed, timed
 from workbench.recipes.load import load
 from workbench.recipes.plan import plan
-from workbench.recipes.run import main_of
-from workbench.runs import files, run_directory
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.checkpoints import Progress
 from workbench.training.trainer import Trainer
@@ -37,10 +33,6 @@ ROUNDS = 3
 """So often some steps are measured, with a prediction before, between and after them."""
 SHORT = ["train.epochs=null", "evaluate.answers=0", "evaluate.every=null", "data.limit=400"]
 Clock = Callable[[], float]
-
-
-class _Enough(Exception):
-    """Everything is measured."""
 
 
 def main() -> None:
@@ -145,19 +137,8 @@ def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list
                 step()
                 steps.append(clock() - began)
             predict()
-        raise _Enough
 
-    own = Trainer.work, BankTrainer.work
-    Trainer.work = BankTrainer.work = measure  # type: ignore[method-assign, assignment]
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            run = run_directory.start(Path(folder) / "run", config, resume=False)
-            files.write_json(run.path / "before.json", {})  # nothing is scored before training
-            with suppress(_Enough):
-                main_of(config.recipe)(config, run, Terminal(quiet=True))
-            run.close()
-    finally:
-        Trainer.work, BankTrainer.work = own  # type: ignore[method-assign]
+    intercepted.measured(config, measure)
     return predictions, steps, took
 
 

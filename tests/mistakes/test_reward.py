@@ -89,6 +89,16 @@ CASES = {
         "Leave one of the two out",
         "recipe=sweep 'sweep={of: reward, folds: 3, over: {seed: [0, 1]}}' evaluate.every=1",
     ),
+    "folds that choose steps": Case(
+        "choose by the rows that the out-of-fold score is measured on",
+        "Write save.ship=last",
+        "recipe=sweep 'sweep={of: reward, folds: 3}' evaluate.every=1 save.ship=best data.held_out=0.05",
+    ),
+    "folds that choose an average": Case(
+        "choose by the rows that the out-of-fold score is measured on",
+        "leave average out",
+        "recipe=sweep 'sweep={of: reward, folds: 3}' evaluate.every=1 average.method=ema data.held_out=0.05",
+    ),
     "a share beside folds of a sweep": Case(
         "in place of data.held_out",
         "Leave one of them out",

@@ -18,7 +18,7 @@ import workbench
 from tests.conftest import MINILM, save_tiny
 from workbench import recipes
 from workbench.data.labelled import labelled_data
-from workbench.errors import ConfigError, Stopped
+from workbench.errors import BackboneError, ConfigError, Stopped
 from workbench.evaluation import row_outputs
 from workbench.models import classifier
 from workbench.recipes.check import check
@@ -303,3 +303,14 @@ def test_the_shipped_questions_are_whole_and_apart() -> None:
     counts = [split.facts()["classes"] for split in (found.data.train, found.data.held_out)]
     assert [set(each.values()) for each in counts] == [{80}, {20}] and len(counts[0]) == 20
     assert set(counts[0]) == set(counts[1])
+
+
+@pytest.mark.slow
+def test_eight_bits_that_depend_on_other_rows_are_refused_for_what_they_are(tmp_path: Path) -> None:
+    """MiniLM has outliers, which bitsandbytes multiplies apart: by the columns that any row of a pass has them in."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": f"row {n}", "label": "ab"[n % 2]}) + "\n" for n in range(40)))
+    words = [f"model.id={MINILM}", "model.weights=int8", f"data.train={path}", "data.held_out=0.2", "data.columns={}"]
+    words += ["train.steps=1", "train.epochs=null"]
+    with pytest.raises(BackboneError, match=r"^model\.weights=int8: .* outliers apart.*Write model\.weights=nf4"):
+        workbench.run("classify/quickstart", words, out=tmp_path / "run", quiet=True)

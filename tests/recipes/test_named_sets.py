@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:Futu
 FAST = ["model.weights=float32", "model.compute=float32", "train.epochs=null", "train.steps=2", "evaluate.every=2"]
 FAST += ["save.every=null", "batch.size=8", "adapter={method: lora, rank: 2}"]
 
-
+ANSWERED = ("f1", "f1_low", "f1_high", "rouge_l", "rouge_l_low", "rouge_l_high")
 ON_POLICY = "teacher: {id: backbone}, on_policy: {share: 0.5, max_new_tokens: 4}"
 
 
@@ -145,7 +145,7 @@ def test_each_set_of_judged_answers_has_the_scores_that_it_has_alone(
     known += ["evaluate.answers=3", "evaluate.max_new_tokens=4"] if recipe == "prefer" else []
     run = workbench.run(path, known, out=tmp_path / "run", quiet=True)
     # As many answers of each set are written, so that the whole has more of them.
-    written = ("f1", "rouge_l", "answer_tokens", "repetition")
+    written = (*ANSWERED, "answer_tokens", "repetition")
     # Answers to other prompts are of the same set, and so others than in one file.
     drawn = () if kind == "judged" else ("loss", "accuracy", "accuracy_low", "accuracy_high")
     assert_each_scores_as_alone(run, both(folder, kind), ignore=(*written, *drawn))
@@ -156,7 +156,7 @@ def test_each_set_of_prompts_has_its_own_answers(folder: Path, short_stories: st
     known += ["evaluate.max_new_tokens=4", "data.held_out=0.2"]
     run = workbench.run("sft/quickstart", known, out=tmp_path / "run", quiet=True)
     assert {"token_accuracy[a]", "perplexity[a]", "f1[a]", "rouge_l[b]"} <= scores(run)["test"].keys()
-    assert_each_scores_as_alone(run, both(folder, "asked"), ignore=("f1", "rouge_l"))
+    assert_each_scores_as_alone(run, both(folder, "asked"), ignore=ANSWERED)
 
 
 def test_sets_of_pictures_have_scores_of_their_own(vit: str, tmp_path: Path) -> None:

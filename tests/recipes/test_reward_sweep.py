@@ -111,6 +111,14 @@ def test_every_pair_is_scored_by_who_did_not_see_it(swept: Path) -> None:
     assert scores["accuracy_low"] < right <= scores["accuracy_high"]
 
 
+def test_the_member_that_is_shipped_is_scored_once(swept: Path) -> None:
+    best = swept / "members" / json.loads((swept / "sweep.json").read_text())["best"]
+    own, whole = (json.loads((run / "scores.json").read_text()) for run in (best, swept))
+    assert {name: whole[name] for name in own} == own and whole.keys() - own.keys() == {"out_of_fold"}
+    pd.testing.assert_frame_equal(*(pd.read_parquet(run / "predictions.parquet") for run in (best, swept)))
+    assert (swept / "log.txt").read_text().count("Scoring what was saved") == FOLDS
+
+
 def test_the_members_rate_together(swept: Path, folder: Path, tmp_path: Path) -> None:
     members = [swept / "members" / f"fold={number}" for number in range(FOLDS)]
     answers = [Answer(pair(n)["prompt"], pair(n)["chosen"]) for n in range(5)]

@@ -49,7 +49,7 @@ def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
     run = workbench.run(name, [*SHORT, f"data.held_out={held_out}", *words], out=tmp_path / "run", quiet=True)
     losses = _losses(run)
     assert len(losses) == 3 and all(3 < loss < (11 if masked else 8) for loss in losses)
-    answered = set() if masked else {"f1", "rouge_l"}
+    answered = set() if masked else {f"{name}{end}" for name in ("f1", "rouge_l") for end in ("", "_low", "_high")}
     assert {"loss", "perplexity", "token_accuracy"} | answered == set(_scores(run)["after"])
     assert json.loads((run / "manifest.json").read_text())["status"] == "done"
     assert "<path" in (run / "report.html").read_text() and (run / "predictions.parquet").exists()

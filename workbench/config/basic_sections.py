@@ -46,7 +46,8 @@ class ModelConfig(Section):
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] = "auto"
-    """How the backbone's weights are stored. `auto`: bfloat16; without bfloat16 units as the checkpoint stores them."""
+    """How the backbone's weights are stored. `auto`: bfloat16; without bfloat16 units as the checkpoint stores them.
+    Why: half of the memory of float32, with its range."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type that matrix products run in. `auto`: bfloat16 where the device has units for it, float32 otherwise. Why:
     products in bfloat16 are faster where there are units for them, and sums and the updates of weights stay in float32.
@@ -57,7 +58,8 @@ class ModelConfig(Section):
     and multiplied dense, which saves neither time nor memory: it is for an adapter to a backbone that is sparse where
     it will be served. Magnitudes are compared in bfloat16, so that float32 and bfloat16 lose the same weights."""
     attention: Literal["auto", "sdpa", "flash_attention_2", "flex_attention", "eager"] = "auto"
-    """Attention kernel. `auto`: flash-attention 2 where installed and usable, sdpa otherwise."""
+    """Attention kernel. `auto`: flash-attention 2 where installed and usable, sdpa otherwise. Why: kernels differ in
+    time and memory, and in results by rounding alone."""
     chat_template: Path | None = None
     """A Jinja file that replaces the tokenizer's chat template."""
     new_tokens: tuple[Annotated[str, Field(min_length=1)], ...] = ()
@@ -110,7 +112,8 @@ class DataConfig(Section):
     mix: MixConfig = MixConfig()
     held_out: Share | str | dict[str, str] = 0.05
     """Share of `train`, or of each source, that is held out (duplicates stay on one side), or a file of its own, or
-    several by name, each with scores of its own, such as `accuracy[NAME]`; all of them together decide what is best."""
+    several by name, each with scores of its own, such as `accuracy[NAME]`; all of them together decide what is best.
+    Why: without held-out rows nobody knows whether a run has learnt or memorised."""
     fold: HeldOutFold = HeldOutFold()
     test: str | dict[str, str] | None = None
     """A file that is scored once, at the end, or several by name, each with scores of its own."""
@@ -140,9 +143,11 @@ class DataConfig(Section):
     max_tokens: Annotated[int, Field(ge=8), Unit("tokens")] = 1024
     """Longest example in tokens; longer ones are cut."""
     truncate: Literal["left", "right"] = "left"
-    """Which side of a long example is cut. `left` keeps the last answer, `right` keeps the beginning."""
+    """Which side of a long example is cut. `left` keeps the last answer, `right` keeps the beginning. Why: the answer,
+    which carries the loss, stands at the end."""
     loss_on: Literal["assistant", "last", "all"] = "assistant"
-    """Which tokens carry loss: every assistant turn, only the last one, or every token."""
+    """Which tokens carry loss: every assistant turn, only the last one, or every token. Why: prompts are given when the
+    model is used, and need not be learnt."""
     on_bad_row: Literal["refuse", "skip"] = "refuse"
     """A malformed row ends the run, or is skipped and counted. Why: a row that is left out unseen changes what is
     learnt."""
@@ -269,12 +274,15 @@ class BatchConfig(Section):
     """Rows of an optimizer step, and how they are computed."""
 
     size: Annotated[PositiveInt, Unit("rows")] = 32
-    """Examples per optimizer step, summed over ranks and micro-batches."""
+    """Examples per optimizer step, summed over ranks and micro-batches. Why: gradients of fewer rows are noisy, and of
+    more rows each step costs more than it gains on small data (McCandlish et al. 2018); `optimizer.noise_scale`
+    measures it."""
     growth: Annotated[PositiveInt | None, Unit("rows")] = None
     """A step has twice as many rows, up to so many, once the measured noise scale (optimizer.noise_scale) is twice the
     batch (McCandlish et al. 2018). The learning rate stays. null: all steps have `size`."""
     tokens_per_device: Annotated[PositiveInt | Literal["auto"], Unit("tokens")] = "auto"
-    """Tokens in one forward pass on one device, padding included. Never changes the result."""
+    """Tokens in one forward pass on one device, padding included. Never changes the result. Why: it changes speed and
+    memory alone, which a machine finds out by itself."""
     packing: bool | Literal["auto"] = "auto"
     """Lay the rows of a forward pass one after another, without padding and without seeing each other: rows of text in
     every recipe but reinforce. `auto`: where it is faster on a CPU. Changes rounding, as micro-batches do. Why: padding
@@ -288,15 +296,19 @@ class TrainConfig(Section):
     """Length of the run, learning rate and what bounds a step."""
 
     epochs: Annotated[PositiveFloat | None, Unit("passes over the training rows")] = None
-    """Passes over the training rows; null: 1, or where `budget` limits the run, as many as it allows."""
+    """Passes over the training rows; null: 1, or where `budget` limits the run, as many as it allows. Why: what a
+    further pass gains depends on the rows, and the held-out loss of the first one tells."""
     steps: Annotated[PositiveInt | None, Unit("steps")] = None
     """Optimizer steps; wins over `epochs` where it is set."""
     learning_rate: PositiveFloat = 2.0e-4
-    """Peak learning rate."""
+    """Peak learning rate. Why: adapters bear, and need, rates some ten times as high as full fine-tuning (QLoRA trains
+    with 2e-4 up to 13 B parameters, Dettmers et al. 2023)."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled weight decay of matrices; vectors are never decayed."""
+    """Decoupled weight decay of matrices; vectors are never decayed. Why: an adapter starts at no change, and decay
+    draws its update back to it."""
     max_grad_norm: PositiveFloat = 1.0
-    """Gradients are scaled down to this norm."""
+    """Gradients are scaled down to this norm. Why: a single batch of unusual rows would else throw an adapter far off.
+    """
     checkpointing: Annotated[Checkpointing, Unit("share of the blocks")] = "auto"
     """Recompute activations in the backward pass, to the same bits. `elementwise`: norms, activation functions, casts
     and dropout of every block, so that its products and attention alone are kept. A share of the blocks between 0 and
@@ -314,21 +326,22 @@ class TrainConfig(Section):
     copied beside the computation. Never changes the result. `auto`: on an accelerator where one example would not
     fit otherwise."""
     compile: bool = False
-    """Compile each decoder layer with torch.compile: slower start, faster steps."""
+    """Compile each decoder layer with torch.compile: slower start, faster steps. Why: a short run ends before the
+    compiler has paid for itself."""
 
 
 class EvaluateConfig(Section):
     """When held-out rows are scored, and what is asked of them."""
 
     every: Annotated[Every | None, Unit("steps, or share of the run")] = 0.25
-    """Held-out loss while training: every so many steps, or share of the run; null: only before and after."""
+    """Held-out loss while training: every so many steps, or share of the run; null: only before and after. Why: four
+    points tell whether a run still learns or overfits, and cost little beside its steps."""
     answers: Annotated[int, Field(ge=0), Unit("rows")] = 64
     """Held-out rows that are answered (greedy decoding) and scored with token F1 and ROUGE-L, before and after;
     of several named sets or sources so many of each.
 
     Recipes sft and prefer, whose reference is the chosen answer. Recipe reinforce: held-out prompts whose answers are
-    rewarded; 0: all of them.
-    """
+    rewarded; 0: all of them. Why: writing an answer takes many forward passes, one for each token."""
     max_new_tokens: Annotated[PositiveInt, Unit("tokens")] = 64
     """Longest answer in tokens."""
     samples: Annotated[int, Field(ge=0), Unit("prompts")] = 3
@@ -337,7 +350,8 @@ class EvaluateConfig(Section):
     (of texts), where every device has all weights. At most as many as `answers` but in reinforce; never changes the
     training. 0: none."""
     patience: Annotated[PositiveInt | None, Unit("evaluations")] = None
-    """Stop after this many evaluations without a better held-out loss; null: never."""
+    """Stop after this many evaluations without a better held-out loss; null: never. Why: a schedule that is cut off
+    before its end never reaches its low rates, where much of the loss is gained."""
     probe: Annotated[NonNegativeInt | Literal["auto"], Unit("rows")] = "auto"
     """Rows, held-out ones among them, whose features by the frozen backbone are compared before recipes classify and
     crossval train: what it knows already, and neighbours of mistakes in the report. `auto`: as many as cost about a
@@ -351,8 +365,10 @@ class SaveConfig(Section):
     """Checkpoints, and which values ship."""
 
     every: Annotated[Every | None, Unit("steps, or share of the run")] = 0.25
-    """A checkpoint every so many steps, or share of the run; null: only at the end and on request."""
+    """A checkpoint every so many steps, or share of the run; null: only at the end and on request. Why: a run that is
+    killed loses a quarter of its steps at most."""
     keep: Annotated[PositiveInt, Unit("checkpoints")] = 2
     """How many of the latest checkpoints are kept, beside the best."""
     ship: Literal["last", "best"] = "last"
-    """Which adapter the run saves: that of the last step, or the one with the lowest held-out loss."""
+    """Which adapter the run saves: that of the last step, or the one with the lowest held-out loss. Why: held-out rows
+    that choose a step flatter its score."""

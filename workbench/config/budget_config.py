@@ -38,7 +38,8 @@ class BudgetConfig(Section):
     a run is repeated exactly only by the number of steps that it took.
     """
     tokens: Annotated[PositiveInt | None, Unit("tokens")] = None
-    """Tokens that are read in training, without padding."""
+    """Tokens that are read in training, without padding. Why: runs with as many tokens compare on any machine, which
+    those of one time do not."""
     energy: Annotated[PositiveFloat | None, Unit("watt-hours")] = None
     """Watt-hours, at `power`."""
     power: Annotated[PositiveFloat | None, Unit("watts")] = None

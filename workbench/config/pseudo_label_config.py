@@ -28,7 +28,8 @@ class PseudoLabelConfig(Section):
     rounds: Annotated[PositiveInt, Unit("rounds")] = 1
     """Rounds of labelling rows and training all folds again. The first round without a gain is undone and ends it."""
     threshold: Probability = 0.95
-    """Calibrated probability from which the likeliest class becomes a row's label."""
+    """Calibrated probability from which the likeliest class becomes a row's label. Why: labels of unsure rows are often
+    wrong, and what learns from them confirms them (FixMatch takes 0.95 too, Sohn et al. 2020)."""
     adaptive: bool = False
     """Lower `threshold` for classes in which few rows reach it, rare classes among them (FlexMatch, Zhang et al.
     2021)."""
@@ -43,7 +44,8 @@ class PseudoLabelConfig(Section):
     labels: Literal["hard", "soft"] = "hard"
     """The likeliest class, or the probabilities as they are."""
     cap: PositiveFloat | None = 5.0
-    """Most pseudo-labelled rows of a class, as a multiple of its labelled rows; the most certain stay. null: all."""
+    """Most pseudo-labelled rows of a class, as a multiple of its labelled rows; the most certain stay. null: all. Why:
+    frequent classes would else drown the labelled rows."""
     weight: PositiveFloat = 1.0
     """Weight of a pseudo-labelled row in the loss; a labelled one has 1."""
     ramp_up: Annotated[PositiveInt, Unit("rounds")] = 1

@@ -17,12 +17,13 @@ class ScheduleConfig(Section):
         "linear", "cosine", "polynomial", "rex", "inverse_sqrt", "one_cycle", "wsd", "constant", "plateau"
     ] = "linear"
     """Shape after warm-up; `wsd` is warm-up, stable, decay; `plateau` falls where the held-out loss no longer does.
-    `workbench check RECIPE --plot FILE.png` draws it."""
+    `workbench check RECIPE --plot FILE.png` draws it. Why: a rate that falls to 0 in a line is as good as other shapes
+    or better where the length of a run is known (Defazio et al. 2023, arXiv:2310.07831)."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the run in which the learning rate rises to its peak: linearly, in `one_cycle` by half a cosine.
 
-    `one_cycle` is usually given 0.3.
-    """
+    `one_cycle` is usually given 0.3. Why: the first steps of Adam
+    rest on few gradients, and vary most (Liu et al. 2020, arXiv:1908.03265)."""
     start: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Learning rate that the warm-up begins with, as a share of the peak; `one_cycle` is usually given 0.04."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.2

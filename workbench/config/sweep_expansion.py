@@ -73,6 +73,9 @@ def _of_folds(config: RunSections) -> list[tuple[str, str]]:
         mistakes.append(("sweep.folds", f"makes an ensemble of rewards of pairs, not with {what}; there {apart}."))
     if config.sweep.over:
         mistakes.append(("sweep.over", "sweep.folds has one member for each fold. Leave one of the two out."))
+    if config.save.ship == "best" or config.average.method != "none":
+        why = "save.ship=best and average would choose by the rows that the out-of-fold score is measured on"
+        mistakes.append(("sweep.folds", f"{why}. Write save.ship=last, evaluate.patience=null, and leave average out."))
     return [*mistakes, *_of_time(config), *misfits(config, "a sweep")]
 
 

@@ -71,7 +71,7 @@ class TtaConfig(Section):
     A view that changes less than 1 % of the rows is left out, and refused where no other one is named.
     """
     copies: Annotated[PositiveInt, Unit("views")] = 1
-    """Views of each kind of noise."""
+    """Views of each kind of noise. Why: each view costs another pass over the rows."""
     noise: Share = 0.05
     """Share of a column's letters and digits that get a typo, or of its words that are dropped; at least one."""
     templates: tuple[str, ...] = ()

@@ -39,8 +39,8 @@ class Row(NamedTuple):
     supervised: npt.NDArray[np.bool_]
     source: int = 0
     """Number of first tokens that an encoder reads; 0 without a separate decoder."""
-    number: int = 0
-    """Number of the row in its table."""
+    digest: int = 0
+    """Hash of the row's content, by which random masks know it wherever it stands."""
 
 
 ON_HOST = ("row_lengths", "row_owners", "prefix_tokens")

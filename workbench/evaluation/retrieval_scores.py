@@ -8,14 +8,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from workbench.evaluation import class_scores
+from workbench.evaluation import bootstrap, class_scores
+from workbench.evaluation.bootstrap import RESAMPLES
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 CUTOFF = 10
 """Results of a query that nDCG and recall look at."""
-RESAMPLES = 1000
-"""Samples of queries by which a 95 % interval is found."""
 
 
 def ranked(similarity_N: Floats, relevant_N: Mask) -> Mask:
@@ -47,10 +46,7 @@ def summary(score_by_query: list[dict[str, float]]) -> dict[str, float]:
     """The mean of each score over queries, with a 95 % interval (bootstrap over queries)."""
     names = list(score_by_query[0])
     value_QS = np.asarray([[each[name] for name in names] for each in score_by_query])
-    scores: dict[str, float] = {}
-    for name, mean, (low, high) in zip(names, value_QS.mean(0), _intervals(value_QS), strict=True):
-        scores |= {name: float(mean), f"{name}_low": low, f"{name}_high": high}
-    return scores
+    return bootstrap.means(names, value_QS)
 
 
 def accuracy(hits: int, queries: int) -> dict[str, float]:
@@ -79,13 +75,3 @@ def correlation(similarity_N: Floats, score_N: Floats) -> dict[str, float]:
         "spearman_high": float(high),
         "pearson": float(np.corrcoef(similarity_N, score_N)[0, 1]),
     }
-
-
-def _intervals(value_QS: Floats) -> list[tuple[float, float]]:
-    """Bounds of the mean of each column."""
-    generator = np.random.default_rng(0)
-    means = np.stack(
-        [value_QS[generator.integers(len(value_QS), size=len(value_QS))].mean(0) for _ in range(RESAMPLES)]
-    )
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
-    return list(zip(low.tolist(), high.tolist(), strict=True))

@@ -47,7 +47,7 @@ class AnswersAlone:
         supervised = row.supervised.copy()
         supervised[0] = False  # predicted from nothing in the whole row, and so not in its loss
         ids = np.append(self.start, row.input_ids[supervised])
-        return Row(ids, np.arange(len(ids)) > 0, number=row.number)
+        return Row(ids, np.arange(len(ids)) > 0, digest=row.digest)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The rows `indices`, padded."""

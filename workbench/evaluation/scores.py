@@ -23,7 +23,7 @@ from workbench import losses
 from workbench.data import named_sets
 from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.evaluation import text_overlap
+from workbench.evaluation import bootstrap, text_overlap
 from workbench.evaluation.generation import generate, padded_on_the_left
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
@@ -148,7 +148,11 @@ def row_likelihoods(
         return [(float(loss), int(hits), int(count)) for loss, hits, count in zip(*sums, strict=True)]
 
     rows = _first(tokens, len(tokens))
-    content = (each for row in rows for each in (row.input_ids, row.supervised, np.asarray([row.source, row.number])))
+    content = (
+        each
+        for row in rows
+        for each in (row.input_ids, row.supervised, np.asarray([row.source, row.digest], np.uint64))
+    )
     return over_rows(model, tokens.lengths, compute, scoring=scoring, content=content)
 
 
@@ -224,11 +228,11 @@ def summary(likelihood: Likelihood, answers: Sequence[GeneratedAnswer]) -> dict[
 
 
 def answer_scores(answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
-    """Mean F1 and ROUGE-L of answers; empty where there are none."""
+    """Mean F1 and ROUGE-L of answers with their 95 % intervals (bootstrap over answers); empty where there are none."""
     if not answers:
         return {}
-    f1, rouge_l = sum(each.f1 for each in answers), sum(each.rouge_l for each in answers)
-    return {"f1": round(f1 / len(answers), 6), "rouge_l": round(rouge_l / len(answers), 6)}
+    value_AS = np.asarray([(each.f1, each.rouge_l) for each in answers])
+    return {name: round(value, 6) for name, value in bootstrap.means(("f1", "rouge_l"), value_AS).items()}
 
 
 def write_predictions(path: Path, answers: Sequence[GeneratedAnswer], *, before: Mapping[str, str]) -> None:

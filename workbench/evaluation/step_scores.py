@@ -16,7 +16,7 @@ from workbench.config.reward_config import Aggregate
 from workbench.data import named_sets
 from workbench.data.batching import Indices
 from workbench.data.text.step_set import RIGHT, StepSet
-from workbench.evaluation import class_scores
+from workbench.evaluation import bootstrap, class_scores
 from workbench.evaluation.class_scores import Interval
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
@@ -66,8 +66,9 @@ def summary(rows: StepSet, logit_S: Floats) -> dict[str, float]:
     A step counts as right from a probability, or a soft label, of 0.5 on. accuracy is over steps, with Wilson's 95 %
     interval for as many steps as would be independent, since those of one answer are not (Kish 1965). error_found is
     the share of answers with a wrong step of which the first one is found, and all_right the share of answers without
-    one in which none is found; `f1` is their harmonic mean (Zheng et al. 2024, arXiv:2412.06559). `auc_min` and the
-    like tell how well the aggregate of an answer's steps parts answers without a wrong step from the others.
+    one in which none is found; `f1` is their harmonic mean (Zheng et al. 2024, arXiv:2412.06559), with an interval by
+    bootstrap over answers. `auc_min` and the like tell how well the aggregate of an answer's steps parts answers
+    without a wrong step from the others.
     """
     p_S, label_S = special.expit(logit_S), rows.labels
     hit_S = (p_S >= RIGHT) == (label_S >= RIGHT)
@@ -91,6 +92,8 @@ def summary(rows: StepSet, logit_S: Floats) -> dict[str, float]:
             shares.append(interval.mean)
     if len(shares) == 2:
         score_by_name["f1"] = 2 * shares[0] * shares[1] / sum(shares) if sum(shares) else 0.0
+        low, high = _f1_bounds(first_R >= 0, found_R == first_R)
+        score_by_name |= {"f1_low": low, "f1_high": high}
         for how in get_args(Aggregate):
             score_by_name[f"auc_{how}"] = _auc(aggregated(rows, p_S, how), first_R < 0)
     return {name: round(value, 6) for name, value in score_by_name.items()}
@@ -130,6 +133,20 @@ def clustered_interval(hit_S: Bools, row_of_step: Indices) -> Interval:
     effect = max(1.0, variance / independent) if independent else 1.0
     effective = max(1.0, count / effect)
     return class_scores.accuracy_interval(share * effective, effective)
+
+
+def _f1_bounds(wrong_R: Bools, right_R: Bools) -> tuple[float, float]:
+    """The interval of `f1` (bootstrap over answers); resamples without one of the two sorts have none."""
+    count_K = np.bincount(
+        2 * wrong_R + right_R, minlength=4
+    )  # all right missed, found; with a wrong step missed, found
+    drawn_RK = np.concatenate(list(bootstrap.resampled(count_K)))
+    with np.errstate(invalid="ignore"):
+        all_right_R, error_found_R = (drawn_RK[:, n + 1] / drawn_RK[:, n : n + 2].sum(1) for n in (0, 2))
+        f1_R = 2 * all_right_R * error_found_R / (all_right_R + error_found_R)
+    f1_R[all_right_R + error_found_R == 0] = 0.0
+    (interval,) = bootstrap.bounds(f1_R[:, None])
+    return interval
 
 
 def _auc(reward_R: Floats, right_R: Bools) -> float:

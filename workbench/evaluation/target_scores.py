@@ -15,7 +15,7 @@ from workbench.config.classes_config import Kind
 from workbench.data import named_sets
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import class_scores
+from workbench.evaluation import bootstrap, class_scores
 
 OneHot = NDArray[np.float32]
 """1 where a row has a class, 0 elsewhere; or standardised numbers."""
@@ -25,9 +25,10 @@ def scores(labels: Labels, outputs_NC: Floats, targets_NC: OneHot) -> dict[str, 
     """The scores by name, as scores.json holds them; `loss` first.
 
     One class: the mean negative log-likelihood in nats, accuracy with Wilson's 95 % interval, and the scores of
-    `classes.scores`. Several classes: the same loss summed over classes, micro- and macro-F1, the share of rows whose
-    every class is right, the mean ROC-AUC of the classes. A number: squared error in units of the training labels'
-    variance (the loss), root mean squared and mean absolute error, explained variance, rank correlation.
+    `classes.scores`, F1 with a 95 % interval (bootstrap over rows). Several classes: the same loss summed over classes,
+    micro- and macro-F1, the share of rows whose every class is right, the mean ROC-AUC of the classes. A number:
+    squared error in units of the training labels' variance (the loss), root mean squared and mean absolute error,
+    explained variance, rank correlation.
     """
     return _scores(labels, loss(labels, outputs_NC, targets_NC), labels.values(outputs_NC), targets_NC)
 
@@ -105,20 +106,17 @@ def logits(kind: Kind, p_NC: Floats) -> Floats:
 
 
 def single_label_scores(p_NC: Floats, label_N: NDArray[np.int64]) -> dict[str, float]:
-    """`class_scores.scores` with the interval of the accuracy, and without the log-loss, which is the loss."""
+    """`class_scores.scores` with intervals of accuracy and macro-F1, and without the log-loss, which is the loss."""
     score_by_name = class_scores.scores(p_NC, label_N)
     del score_by_name["log_loss"]
     interval = class_scores.accuracy_interval(int((p_NC.argmax(1) == label_N).sum()), len(label_N))
-    return {
-        "accuracy": score_by_name.pop("accuracy"),
-        "accuracy_low": interval.low,
-        "accuracy_high": interval.high,
-        **score_by_name,
-    }
+    classes = np.arange(p_NC.shape[1])
+    f1 = bootstrap.of_f1(label_N[:, None] == classes, p_NC.argmax(1)[:, None] == classes)
+    return bootstrap.with_bounds(score_by_name, {"accuracy": (interval.low, interval.high), **f1})
 
 
 def multi_label_scores(p_NC: Floats, targets_NC: OneHot) -> dict[str, float]:
-    """F1 at a threshold of 0.5, share of rows right in every class, mean ROC-AUC of classes with both labels."""
+    """F1 at a threshold of 0.5 with intervals, share of rows right in every class, mean ROC-AUC."""
     from sklearn import metrics  # half a second, with scipy.stats, which the first step need not wait for
 
     true_NC, predicted_NC = targets_NC > 0.5, p_NC >= 0.5
@@ -131,7 +129,7 @@ def multi_label_scores(p_NC: Floats, targets_NC: OneHot) -> dict[str, float]:
     }
     if scorable:
         score_by_name["roc_auc"] = float(np.mean([metrics.roc_auc_score(true_NC[:, c], p_NC[:, c]) for c in scorable]))
-    return score_by_name
+    return bootstrap.with_bounds(score_by_name, bootstrap.of_f1(true_NC, predicted_NC))
 
 
 def regression_scores(predicted_N: Floats, true_N: Floats) -> dict[str, float]:

@@ -124,8 +124,14 @@ def classification_model(model: nn.Module, backbone: PreTrainedModel, reader: Ro
         model.train(training)
     for other, what in ((own, "is not that of the last token"), (among, "depends on the rows beside it")):
         if not torch.allclose(alone, other, rtol=5e-2, atol=5e-2 * float(alone.abs().max())):
+            name = type(backbone).__name__
+            if any(each.dtype == torch.int8 for each in backbone.parameters()):
+                raise BackboneError(
+                    "model.weights=int8: bitsandbytes multiplies inputs with outliers apart, which depend on all rows "
+                    f"of a pass: what {name} says of a row {what}. Write model.weights=nf4, or bfloat16."
+                )
             raise BackboneError(
-                f"{type(backbone).__name__}: what its classification head says of a row {what}, so padding would "
+                f"{name}: what its classification head says of a row {what}, so padding would "
                 "change its classes. Take another backbone."
             )
     return classifier

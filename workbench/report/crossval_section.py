@@ -23,7 +23,8 @@ Tone = Literal["good", "warning", "plain"]
 """Tone of a `findings.Finding`."""
 CONFLICTS = 10
 """Contradictory clusters that are listed."""
-_BOUNDS = ("accuracy_low", "accuracy_high")
+_BOUNDS = ("_low", "_high")
+"""Ends of the names of bounds of 95 % intervals."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def verdict(run: RunRecord) -> str:
         return f"Out-of-fold loss {units.number(run.scores['after']['loss'])} {run.unit}."
     before, after = run.scores["before"], run.scores["after"]
     score_summary = (run.stages.get("summary") or {}).get(main)
-    sure = _interval(after) or (f" (95 %: {_bounds(score_summary)})" if score_summary else "")
+    sure = _interval(after, main) or (f" (95 %: {_bounds(score_summary)})" if score_summary else "")
     sentence = f"Out-of-fold {MAIN[main]} {units.number(after[main])}{sure} on {len(run.labelled):,} rows"
     if score_summary:
         sentence += f", spread {units.number(score_summary['spread'])} over {_count(run)}"
@@ -136,9 +137,8 @@ def verdict(run: RunRecord) -> str:
     if main in test:
         rows = (run.manifest.get("data", {}).get("test") or {}).get("rows")
         where = f"{rows:,} test rows" if rows else "the test rows"
-        sentence += (
-            f"; {units.number(test[main])}{_interval(test)} on {where}{_each(test, main)} by all adapters together"
-        )
+        sentence += f"; {units.number(test[main])}{_interval(test, main)} on {where}{_each(test, main)}"
+        sentence += " by all adapters together"
     if main in (refit := run.scores.get("refit") or {}):
         sentence += f" and {units.number(refit[main])} by one adapter that trained on all rows"
     if main not in before:
@@ -239,8 +239,8 @@ def _test(stage: Mapping[str, Any], main: str) -> tuple[str, str]:
     return _loss(test_scores.get("loss")), units.number(test_scores.get(main))
 
 
-def _interval(scores: Mapping[str, float]) -> str:
-    low, high = (scores.get(name) for name in _BOUNDS)
+def _interval(scores: Mapping[str, float], name: str) -> str:
+    low, high = (scores.get(f"{name}{end}") for end in _BOUNDS)
     return "" if low is None or high is None else f" (95 %: {units.number(low)} to {units.number(high)})"
 
 
@@ -256,7 +256,7 @@ def _folds(run: RunRecord) -> FoldTable | None:
     folds = run.stages.get("folds") or []
     if not folds:
         return None
-    measured = dict.fromkeys(name for fold in folds for name in fold["scores"] if name not in _BOUNDS)
+    measured = dict.fromkeys(name for fold in folds for name in fold["scores"] if not name.endswith(_BOUNDS))
     names = [name for name in ("loss", *SCORES) if name in measured]
     summary = run.stages.get("summary") or {}
     return FoldTable(

@@ -68,6 +68,7 @@ def findings(record: RunRecord) -> list[Finding]:
         _chance(record),
         _grown(record),
         best_step,
+        _chosen_by_score(record),
         _clipping(record),
         _cut(record),
         _left_out(record),
@@ -201,6 +202,26 @@ def _best_step(record: RunRecord) -> Finding | None:
     if record.manifest.get("status") == "done" and step == last_step and last < 0.99 * previous:
         return Finding("plain", "Held-out loss was still falling at the end: more steps may help.")
     return None
+
+
+def _chosen_by_score(record: RunRecord) -> Finding | None:
+    """Whether the held-out rows chose what ships: then their scores flatter it."""
+    after, save = record.scores.get("after", {}), record.config.get("save", {})
+    averages = record.config.get("average", {}).get("method", "none") != "none"
+    looks = len(record.judged)
+    if record.crossvalidates or "loss" not in after or not looks:
+        return None
+    among = [f"the best of {looks} evaluations"] if save.get("ship") == "best" and looks > 1 else []
+    among += ["the better of the values and their average"] if averages else []
+    if not among:
+        return None
+    text = f"The held-out rows also chose what ships, {' and '.join(among)}, so that their scores flatter it. "
+    text += (
+        f"On the test rows, scored once, its loss is {record.scores['test']['loss']:.4f}."
+        if "test" in record.scores
+        else "data.test=FILE names rows that choose nothing."
+    )
+    return Finding("plain", text)
 
 
 def _clipping(record: RunRecord) -> Finding | None:

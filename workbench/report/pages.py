@@ -178,7 +178,7 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
             row["difference"] = units.signed(difference)
             row["chance"] = f"± {units.number(chance)}" if chance is not None else ""
             row["judged"] = _judged(difference, better)
-        row["chance"] = run.interval(name) or row["chance"]
+        row["chance"] = "; ".join(each for each in (run.interval(name), row["chance"]) if each)
         rows.append(row)
     return rows
 

@@ -155,10 +155,15 @@ class RunRecord:
         return [rest.removesuffix("]") for first, bracket, rest in known if bracket and first == measure]
 
     @property
+    def judged(self) -> pd.DataFrame:
+        """The evaluations that decide something: without those that a person asked for."""
+        measurements = self.held_out
+        return measurements[measurements[ASKED].isna()] if ASKED in measurements else measurements
+
+    @property
     def best_step(self) -> tuple[int, float] | None:
         """Step and value of the lowest held-out loss measured while training, but where a person asked for it."""
-        measurements = self.held_out
-        measurements = measurements[measurements[ASKED].isna()] if ASKED in measurements else measurements
+        measurements = self.judged
         if measurements.empty:
             return None
         row = measurements.loc[measurements["held_out_loss"].idxmin()]

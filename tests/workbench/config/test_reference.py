@@ -206,6 +206,8 @@ def test_the_reason_for_a_default_stands_apart_from_the_meaning(
 ) -> None:
     reasons = {each.key: each.why for each in settings if each.why}
     assert {"batch.packing", "data.sampling.by", "data.overlap", "train.checkpointing"} <= reasons.keys()
+    met_first = {"train.learning_rate", "schedule.name", "batch.size", "model.weights", "data.held_out", "folds.k"}
+    assert met_first <= reasons.keys() and len(reasons) > 30
     assert not [key for key, why in reasons.items() if not why.endswith(".") or not why[0].islower()]
     assert not [each.key for each in settings if "Why:" in each.meaning]
     reference_table.show(reference.look_up("data.overlap"), "data.overlap")

@@ -18,6 +18,7 @@ def rows() -> TokenizedSet:
     columns = {
         "input_ids": [chance.integers(3, 64, len(mask)).tolist() for mask in masks],
         "supervised": [[each == "1" for each in mask] for mask in masks],
+        "digest": list(range(len(masks))),
         "place": [f"rows.jsonl, row {number + 1}" for number in range(len(masks))],
         "length": [len(mask) for mask in masks],
         "source": [0] * len(masks),

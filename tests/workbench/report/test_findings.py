@@ -89,6 +89,26 @@ def test_overfitting_and_stopping_early(losses: list[float], ship: str, words: s
     assert bool(text) == bool(words)
 
 
+AVERAGED = {"average": {"method": "ema"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "test", "words"),
+    [
+        ({}, {}, ""),
+        (AVERAGED, {}, "the better of the values and their average, so that their scores flatter it. data.test=FILE"),
+        (AVERAGED, {"test": {"loss": 3.75}}, "On the test rows, scored once, its loss is 3.7500."),
+        ({"save": {"ship": "best"}}, {}, "the best of 3 evaluations, so"),
+        ({"save": {"ship": "best"}} | AVERAGED, {}, "the best of 3 evaluations and the better of the values and"),
+        ({"recipe": "crossval"} | AVERAGED, {}, ""),
+    ],
+)
+def test_scores_of_rows_that_chose_are_told_to_flatter(config: dict[str, Any], test: Any, words: str) -> None:
+    scores = {"before": {"loss": 5.0}, "after": {"loss": 3.5}} | test
+    text = said(record(config=config, scores=scores, metrics={"held_out_loss": [4.0, 3.6, 3.6]}))
+    assert words in text and bool(words) == ("flatter" in text)
+
+
 def test_a_failed_run_is_not_told_to_go_on() -> None:
     assert said(record(manifest={"status": "failed"}, metrics={"held_out_loss": [5.0, 4.0]})) == ""
 

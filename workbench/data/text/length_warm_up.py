@@ -91,7 +91,7 @@ class GrowingRows(ResampledRows[TokenizedSet]):
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The rows `indices`, cut and padded."""
         rows = [self.rows[int(index)] for index in indices]
-        cut = [Row(row.input_ids[: self.limit], row.supervised[: self.limit], row.source, row.number) for row in rows]
+        cut = [Row(row.input_ids[: self.limit], row.supervised[: self.limit], row.source, row.digest) for row in rows]
         return replace(self.rows.collate(cut, epoch=epoch), rows_B=indices)
 
 

@@ -1,7 +1,7 @@
 """Masked language modelling: an encoder predicts masked tokens.
 
-The masks of a row depend only on seed, epoch and row: they are the same in any micro-batch and after a restart, and
-change from epoch to epoch. Held-out rows always have the masks of epoch 0.
+The masks of a row depend only on seed, epoch and the row's content: they are the same in any micro-batch, after a
+restart, and in any file, set or order, and change from epoch to epoch. Held-out rows always have the masks of epoch 0.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class MlmEncoder:
 
     def seen(self, row: Row, *, epoch: int) -> Row:
         """The row with its masks in pass `epoch`; only the predicted tokens are supervised."""
-        rng = np.random.default_rng([self._seed, 2, epoch, row.number])
+        rng = np.random.default_rng([self._seed, 2, epoch, row.digest])
         candidates = np.flatnonzero(row.supervised)
         positions = rng.choice(candidates, size=self._count(len(candidates)), replace=False)
         draw, ids, predicted = rng.random(len(positions)), row.input_ids.copy(), np.zeros_like(row.supervised)

@@ -58,7 +58,7 @@ class TokenizedSet:
         number = int(self.rows[index])
         row = self.table.row(number)
         ids, supervised = (values(row.column(name).flatten()) for name in ("input_ids", "supervised"))
-        return Row(ids.astype(np.int64), supervised, row.column("source")[0].as_py(), number)
+        return Row(ids.astype(np.int64), supervised, row.column("source")[0].as_py(), row.column("digest")[0].as_py())
 
     def place(self, index: int) -> str:
         """File and row that example `index` came from."""

@@ -112,7 +112,7 @@ def _read(rater: Rater, answers: Sequence[Answer]) -> list[float]:
     model, template = rater.model, rater.model.template
     wholes = [_encoded(rater, answer) for answer in answers]
     cut = [truncate(whole, max_tokens=rater.max_tokens, side="left") for whole in wholes]
-    rows = [Row(np.asarray(each.input_ids), np.asarray(each.supervised), 0, number) for number, each in enumerate(cut)]
+    rows = [Row(np.asarray(each.input_ids), np.asarray(each.supervised)) for each in cut]
     device, combine = next(model.model.parameters()).device, step_scores.AGGREGATES[rater.config.aggregate]
 
     def compute(numbers: Indices) -> list[float]:

@@ -18,7 +18,7 @@ from workbench.data.batching import Row
 from workbench.data.text import tokenized
 from workbench.data.text.formats import Example
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet, joined
 from workbench.errors import BackboneError, DataError
 
 TOKENIZER: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(MINILM)
@@ -26,14 +26,14 @@ CLS, SEP, MASK = 101, 102, 103
 masking = MlmEncoder(TOKENIZER, share=0.15, seed=0)
 
 
-def _row(size: int, number: int = 0) -> Row:
+def _row(size: int, digest: int = 0) -> Row:
     ids = np.asarray([CLS, *range(2000, 2000 + size), SEP])
-    return Row(ids, (ids != CLS) & (ids != SEP), 0, number)
+    return Row(ids, (ids != CLS) & (ids != SEP), 0, digest)
 
 
-@given(st.integers(1, 400), st.integers(0, 1000), st.integers(0, 5))
-def test_a_fixed_share_of_the_words_is_predicted(size: int, number: int, epoch: int) -> None:
-    row = _row(size, number)
+@given(st.integers(1, 400), st.integers(0, 2**64 - 1), st.integers(0, 5))
+def test_a_fixed_share_of_the_words_is_predicted(size: int, digest: int, epoch: int) -> None:
+    row = _row(size, digest)
     seen = masking.seen(row, epoch=epoch)
     assert seen.supervised.sum() == max(1, round(0.15 * size))
     assert not seen.supervised[[0, -1]].any(), "special tokens are not predicted"
@@ -51,6 +51,27 @@ def test_rows_epochs_and_seeds_have_masks_of_their_own() -> None:
         for epoch in range(5)
     }
     assert len(masks) == 50
+
+
+def test_a_row_has_its_masks_wherever_it_stands(tmp_path: Path) -> None:
+    """In another order, behind other rows, in a set of its own or joined with others."""
+    texts = [f"Once upon a time there were {n} cats, who sat on a mat and told each other stories." for n in range(6)]
+
+    def read(name: str, *numbers: int) -> TokenizedSet:
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({"text": texts[n]}) + "\n" for n in numbers))
+        return tokenized.read(str(path), DataConfig(train=str(path)), TOKENIZER, masking)
+
+    def masks(rows: TokenizedSet, epoch: int) -> dict[str, str]:
+        seen = [(rows[n], masking.seen(rows[n], epoch=epoch)) for n in range(len(rows))]
+        return {TOKENIZER.decode(row.input_ids): TOKENIZER.decode(each.input_ids) for row, each in seen}
+
+    whole, first, last = read("whole", *range(6)), read("first", 4, 1), read("last", 5, 0, 3, 2)
+    for epoch in (0, 3):
+        known = masks(whole, epoch)
+        assert masks(first, epoch) | masks(last, epoch) == known and len(set(known.values())) == 6
+        assert masks(joined({"last": last, "first": first}), epoch) == known
+    assert masks(whole, 0) != masks(whole, 3)
 
 
 def test_eighty_ten_ten() -> None:
