@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import forked
-
 ROOT = Path(__file__).parents[2]
 SIDES = ["workbench", "TRL tuned", "raw loop"]
 
@@ -23,7 +21,7 @@ def rehearsed(tmp_path: Path) -> Callable[..., Path]:
     """Runs prove.sh --rehearse with further words; gives the folder of its results."""
 
     def run(*words: str) -> Path:
-        environment = {**os.environ, "PYTHON": forked.python(), "OUT": str(tmp_path), "WHEELS": "none"}
+        environment = {**os.environ, "PYTHON": sys.executable, "OUT": str(tmp_path), "WHEELS": "none"}
         environment = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
         command = ["bash", str(ROOT / "scripts" / "gpu" / "prove.sh"), "--rehearse", *words]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
