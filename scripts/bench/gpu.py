@@ -132,7 +132,7 @@ def _write(out: Path, result: dict[str, Any]) -> None:
 def _row(result: dict[str, Any]) -> str:
     cells = [
         result["case"],
-        result["side"] + (" + Liger" if result["side"] == "TRL tuned" and result.get("liger") else ""),
+        result["side"] + (" + Liger" if result.get("liger") else ""),
     ]
     if "skipped" in result:
         return f"| {' | '.join([*cells, result['skipped']])} | | | | |"

@@ -34,6 +34,8 @@ class Clock:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self.liger = False
+        """Whether Liger's kernels ran."""
         self._marks: list[float] = []
 
     def mark(self) -> bool:
@@ -64,7 +66,7 @@ def _recipe(case: Case, *, packed: bool) -> dict[str, Any]:
         "adapter": {"method": "lora", "rank": RANK, "alpha": ALPHA, "targets": "all-linear"},
         "data": {"train": "random"},
         "batch": {"size": case.rows, "packing": packed},
-        "train": {"steps": STEPS, "learning_rate": RATE, "checkpointing": "auto"},
+        "train": {"steps": STEPS, "learning_rate": RATE, "checkpointing": "auto", "kernels": "auto"},
         "schedule": {"name": "constant", "warmup": 0.0},
         "evaluate": {"every": None},
         "save": {"every": None},
@@ -124,6 +126,7 @@ def ours(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool, *, pa
             pass
         finally:
             run.close()
+        clock.liger = run.manifest["kernels"] == "liger"
     return tokens
 
 
@@ -160,6 +163,7 @@ def raw(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool) -> lis
 
 def trl(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool, *, liger: bool = False) -> list[int]:
     """TRL's trainer; with Liger-Kernel where `liger`."""
+    clock.liger = liger
     from torch.utils.data import SequentialSampler
     from transformers import AutoTokenizer
     from trl.trainer.sft_config import SFTConfig
@@ -243,7 +247,7 @@ def main(side: str, name: str, seconds: str, rows_at_once: str, checkpointing: s
         gc.collect()
         print(json.dumps({"out_of_memory": str(error).splitlines()[0]}))
         return
-    print(json.dumps({"rates": clock.rates(tokens), "peak_bytes": peak_bytes(), "liger": HAS_LIGER}))
+    print(json.dumps({"rates": clock.rates(tokens), "peak_bytes": peak_bytes(), "liger": clock.liger}))
 
 
 if __name__ == "__main__":

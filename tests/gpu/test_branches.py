@@ -21,7 +21,7 @@ from workbench.errors import BackboneError, ConfigError
 from workbench.losses.chunked import CHUNK_ELEMENTS, MEMORY_SHARE, _chunk_elements
 from workbench.losses.next_token import next_token
 from workbench.losses.token_log_probs import token_log_probs
-from workbench.models import backbones, packed_attention, short_row_attention
+from workbench.models import backbones, liger_kernels, packed_attention, short_row_attention
 from workbench.planning import roofline
 from workbench.recipes import doctor
 from workbench.runs.run_directory import hardware
@@ -160,3 +160,21 @@ def test_other_branches() -> None:
     assert any(fact.subject == "cuda:0" for fact in doctor.accelerator()) == HERE
     layer = type("Layer", (InInputPrecision, torch.nn.Linear), {})(4, 4).to(DEVICE)
     assert layer(torch.ones(2, 4, device=DEVICE, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_ligers_kernels_and_torchs() -> None:
+    """One step's loss and gradients, where the kernels are there; a CPU says that it has none."""
+    assert "CPU" in str(liger_kernels.refusal(torch.device("cpu")))
+    if reason := liger_kernels.refusal(DEVICE):
+        pytest.skip(reason)
+    ids = torch.randint(3, 64, (2, 40), device=DEVICE)
+    found = []
+    for with_kernels in (False, True):
+        model = tiny("Qwen3").to(DEVICE)
+        if with_kernels:
+            liger_kernels.install(model)
+        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        found.append([loss.detach(), *(each.grad for each in model.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))

@@ -15,6 +15,7 @@ from workbench.config import (
     embed_checks,
     fold_checks,
     growth_checks,
+    kernel_checks,
     labelled_checks,
     length_checks,
     long_row_checks,
@@ -97,6 +98,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from augment_checks.mistakes(config)
     yield from length_checks.mistakes(config)
     yield from long_row_checks.mistakes(config)
+    yield from kernel_checks.mistakes(config)
     yield from sampling_checks.mistakes(config)
     yield from sequence_checks.mistakes(config)
     yield from tensor_checks.mistakes(config)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ ELEMENTWISE = {
     *(_ATEN.native_layer_norm, _ATEN._fused_rms_norm),
 }
 """Operations whose first result takes about as long to compute as to read and to write."""
+_NOTING = ContextVar("noting", default=False)
 
 
 class _Operand(NamedTuple):
@@ -165,12 +167,18 @@ def recomputing_elementwise(forward: Callable[..., Any], *inputs: Any) -> Any:
     """Result of `forward(*inputs)`, whose backward pass computes elementwise operations again."""
     if not torch.is_grad_enabled():
         return forward(*inputs)
-    notes = _Notes()
+    notes, token = _Notes(), _NOTING.set(True)
     try:
         with saved_tensors_hooks(notes.pack, _unpack), notes:
             return forward(*inputs)
     finally:
+        _NOTING.reset(token)
         notes.close()
+
+
+def is_noting() -> bool:
+    """Whether operations are noted now: then none may overwrite a tensor behind torch's back."""
+    return _NOTING.get()
 
 
 def is_whole(block: Any) -> bool:

@@ -26,7 +26,7 @@ from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.losses.label_losses import LabelScorer
 from workbench.models import forward_noise
-from workbench.training import capacity, epoch_rows, packing, row_losses, thread_choice
+from workbench.training import capacity, epoch_rows, kernels, packing, row_losses, thread_choice
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.checkpointing import ActivationKeeping
@@ -121,7 +121,8 @@ class BankTrainer:
         self.objectives = dict(zip(bank.members, objectives, strict=True))
         self.config = train_tasks[0].config
         """Settings that all members share."""
-        self.ranks = train_tasks[0].run.ranks
+        self.run = train_tasks[0].run
+        self.ranks = self.run.ranks
         """The processes that train all members together."""
         self.shares = BankShares(bank.model, self.config.distributed, self.ranks)
         self.tokens, self.device = tokens, next(bank.model.parameters()).device
@@ -146,7 +147,7 @@ class BankTrainer:
             PrefixForward(read_rows, passes=partial(_passes, self.members.values()), tokens=lambda: self.tokens),
             self.config,
             compute=compute,
-            folder=train_tasks[0].run.path / "prefix",
+            folder=self.run.path / "prefix",
             say=callback.say,
             trial_context=partial(bank.only, bank.members[0]),
             kept=kept,
@@ -201,6 +202,7 @@ class BankTrainer:
         self.masters.refresh()
         self.keeping.begin(self.keeping.now)  # a bank that goes on keeps its way
         self.bank.train()
+        kernels.install(self.freezer.backbone, self.config, self.device, self.run)
         forward_noise.install(self.freezer.backbone, self.freezer.blocks, self.config.regularise)
 
     @contextmanager

@@ -22,6 +22,7 @@ from workbench.training import (
     activation_offload,
     capacity,
     checkpointing,
+    kernels,
     layer_drop,
     packing,
     prefix_sharing,
@@ -86,6 +87,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     tensor.require(config, model.config)
     adapters.require_fit(model, config.adapter)
     checkpointing.require(config, model)
+    kernels.require(config, model, backbones.device())
     _require_savings(config, model)
     _require_layers(config, model)
     modules = config.adapter.modules(model)

@@ -23,7 +23,7 @@ from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.models import backbones, fused_lora
 from workbench.runs.run_directory import Run
-from workbench.training import capacity, failures, long_rows, packing, row_losses, step_figures, thread_choice
+from workbench.training import capacity, failures, kernels, long_rows, packing, row_losses, step_figures, thread_choice
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
 from workbench.training.checkpointing import ActivationKeeping
@@ -363,6 +363,7 @@ class Trainer:
                 layer.compile(dynamic=True)
         tokens = capacity.tokens_per_device(self.config, self.train, self.device, width=self.width)
         begun = self.run.manifest.get("batch", {}) if self.run.resumed else {}
+        kernels.install(self.model, self.config, self.device, self.run)
         remembered = begun.get("tokens_per_device")
         self.keeping.begin(begun.get("checkpointing"), offloads=begun.get("offload_activations", False))
         long_rows.tile(self.model, self.config)

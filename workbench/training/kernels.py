@@ -1,0 +1,41 @@
+"""Kernels that compute the elementwise operations of a training: PyTorch's, or Liger's."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from workbench.config import TrainingSections, kernel_checks
+from workbench.errors import ConfigError, ResumeError
+from workbench.models import liger_kernels
+from workbench.runs.run_directory import Run
+
+
+def require(config: TrainingSections, model: nn.Module, device: torch.device) -> None:
+    """Raise ConfigError where Liger's kernels are asked for, and this device or backbone cannot have them."""
+    if config.train.kernels != "liger":
+        return
+    reason = liger_kernels.refusal(device)
+    if reason is None and not liger_kernels.known(model):
+        reason = f"model.id={config.model.id} has no norm, gate or rotation that they compute"
+    if reason is not None:
+        raise ConfigError(f"train.kernels=liger: {reason}. Write train.kernels=auto.")
+
+
+def install(model: nn.Module, config: TrainingSections, device: torch.device, run: Run) -> None:
+    """Let a model compute by the kernels of `train.kernels`, which the run notes; one that goes on ends with the same.
+
+    Raises:
+        ConfigError: They are asked for and cannot run.
+        ResumeError: The run began with kernels that cannot run here.
+    """
+    require(config, model, device)
+    begun, reason = run.manifest.get("kernels"), liger_kernels.refusal(device)
+    if begun == "liger" and reason is not None:
+        raise ResumeError(f"{run.home} began with Liger's kernels: {reason}. Go on where they run, or begin a new run.")
+    asked = config.train.kernels == "liger" or (config.train.kernels == "auto" and begun != "torch")
+    if asked and reason is None and not any(kernel_checks.unable(config)) and liger_kernels.known(model):
+        liger_kernels.install(model)
+        run.note(kernels="liger")
+    else:
+        run.note(kernels="torch")
