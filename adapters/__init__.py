@@ -12,38 +12,39 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from workbench.adapters import anatomy, stock, virtual_tokens
-from workbench.adapters.adalora import AdaLora
+from workbench.adapters import anatomy, stock
 from workbench.adapters.after_import import after_import
-from workbench.adapters.alora import ALora
-from workbench.adapters.beft import Beft
-from workbench.adapters.block_expansion import BlockExpansion
-from workbench.adapters.bottleneck import Bottleneck
-from workbench.adapters.chosen_weights import SparseTuning
 from workbench.adapters.export_form import as_shipped
-from workbench.adapters.full import Full
-from workbench.adapters.ia3 import Ia3
-from workbench.adapters.layernorm import LayerNorm
-from workbench.adapters.lora import Lora, LoraPlus
-from workbench.adapters.lora_relatives import DeLora, GraLora, RandLora
-from workbench.adapters.lora_starts import Corda, Eva, Loftq, LoraGa, Olora, Pissa
-from workbench.adapters.lycoris import LoHa, LoKr
+from workbench.adapters.inserted.block_expansion import BlockExpansion
+from workbench.adapters.inserted.bottleneck import Bottleneck
 from workbench.adapters.method import METHODS, ExtraParameters, Method, MethodInfo, Sample, register
-from workbench.adapters.miss import Miss
-from workbench.adapters.oft import Boft, Oft
-from workbench.adapters.partial import BitFit, LastLayers, LinearProbe
+from workbench.adapters.multiplicative.ia3 import Ia3
+from workbench.adapters.multiplicative.oft import Boft, Oft
+from workbench.adapters.multiplicative.rotations import Hra, Road
 from workbench.adapters.peft_methods import NOT_OFFERED
-from workbench.adapters.prefix import DeepPrompt, Prefix
-from workbench.adapters.prompt import Prompt, PTuning
-from workbench.adapters.pvera import Pvera
-from workbench.adapters.rotations import Hra, Road
-from workbench.adapters.shared_vectors import UniLora, VbLora
-from workbench.adapters.singular_subspaces import Osf, Psoft, TinyLora
-from workbench.adapters.sparse_updates import Shira, SuperTuning
-from workbench.adapters.spectral import C3a, FourierFt, WaveFt
-from workbench.adapters.trainable_tokens import TrainableTokens, compute_as_stored
-from workbench.adapters.vera import Vera
-from workbench.adapters.weight_products import Deft, Glora, Hira, Peanut
+from workbench.adapters.prompts import virtual_tokens
+from workbench.adapters.prompts.prefix import DeepPrompt, Prefix
+from workbench.adapters.prompts.prompt import Prompt, PTuning
+from workbench.adapters.updates.adalora import AdaLora
+from workbench.adapters.updates.alora import ALora
+from workbench.adapters.updates.lora import Lora, LoraPlus
+from workbench.adapters.updates.lora_relatives import DeLora, GraLora, RandLora
+from workbench.adapters.updates.lora_starts import Corda, Eva, Loftq, LoraGa, Olora, Pissa
+from workbench.adapters.updates.lycoris import LoHa, LoKr
+from workbench.adapters.updates.miss import Miss
+from workbench.adapters.updates.pvera import Pvera
+from workbench.adapters.updates.shared_vectors import UniLora, VbLora
+from workbench.adapters.updates.singular_subspaces import Osf, Psoft, TinyLora
+from workbench.adapters.updates.spectral import C3a, FourierFt, WaveFt
+from workbench.adapters.updates.vera import Vera
+from workbench.adapters.updates.weight_products import Deft, Glora, Hira, Peanut
+from workbench.adapters.weights.beft import Beft
+from workbench.adapters.weights.chosen_weights import SparseTuning
+from workbench.adapters.weights.full import Full
+from workbench.adapters.weights.layernorm import LayerNorm
+from workbench.adapters.weights.partial import BitFit, LastLayers, LinearProbe
+from workbench.adapters.weights.sparse_updates import Shira, SuperTuning
+from workbench.adapters.weights.trainable_tokens import TrainableTokens, compute_as_stored
 from workbench.errors import BackboneError, ConfigError, FileError, out_of_memory
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def attach(
     import torch
     from peft import get_peft_model
 
-    from workbench.adapters.mixed_precision import compute_in_any_precision
+    from workbench.adapters.precision.mixed_precision import compute_in_any_precision
     from workbench.adapters.row_dropout import drop_by_row
 
     require_fit(model, config)
@@ -216,7 +217,7 @@ def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "defau
     """
     from safetensors import SafetensorError
 
-    from workbench.adapters.mixed_precision import compute_in_any_precision
+    from workbench.adapters.precision.mixed_precision import compute_in_any_precision
 
     config = saved_config(folder)
     if getattr(config, "trainable_token_indices", None):

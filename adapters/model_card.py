@@ -12,7 +12,8 @@ from peft import PeftModel, PeftType
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 from torch import nn
 
-from workbench.adapters import anatomy, semi_structured
+from workbench.adapters import anatomy
+from workbench.adapters.weights import semi_structured
 
 OURS = "import workbench.adapters  # makes {kind} known to PEFT; pip install peft-workbench"
 """The line that loading one of our tuners needs."""

@@ -9,12 +9,12 @@ from peft.tuners.tuners_utils import BaseTuner
 from peft.utils import register_peft_method
 
 OURS = (
-    "workbench.adapters.block_expansion_tuner",
-    "workbench.adapters.bottleneck_tuner",
-    "workbench.adapters.boft_kernels",
-    "workbench.adapters.partial_tuner",
-    "workbench.adapters.prefix_tuner",
-    "workbench.adapters.visual_prompt_tuner",
+    "workbench.adapters.inserted.block_expansion_tuner",
+    "workbench.adapters.inserted.bottleneck_tuner",
+    "workbench.adapters.multiplicative.boft_kernels",
+    "workbench.adapters.weights.partial_tuner",
+    "workbench.adapters.prompts.prefix_tuner",
+    "workbench.adapters.prompts.visual_prompt_tuner",
 )
 """Modules that register a tuner, or complete one of PEFT's, when they are imported."""
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 from transformers import PretrainedConfig
 
-from workbench.adapters import anatomy, semi_structured
+from workbench.adapters import anatomy
 from workbench.adapters.target_modules import about_experts
-from workbench.config import RunConfig, search_expansion, sweep_expansion, tasks
-from workbench.config.curriculum_config import CurriculumConfig
+from workbench.adapters.weights import semi_structured
+from workbench.config import RunConfig, tasks
+from workbench.config.expansions import search_expansion, sweep_expansion
+from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data import mixture, row_weights
 from workbench.data.batching import Examples
 from workbench.data.labelled.fold_data import FoldData
@@ -22,29 +24,21 @@ from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.models import backbones, classifier
-from workbench.recipes import (
-    classify_verbs,
-    crossval_verbs,
-    distill_verbs,
-    embed_verbs,
-    fleet_training,
-    prefer_verbs,
-    reinforce_verbs,
-    rerank_verbs,
-    reward_verbs,
-    row_difficulty,
-    search_checks,
-    start_checks,
-    streamed_rows,
-    sweep,
-    token_reference,
-)
-from workbench.recipes.classify_verbs import ClassInspection
-from workbench.recipes.crossval_verbs import CrossvalInspection
-from workbench.recipes.embed_verbs import EmbedInspection
+from workbench.recipes import start_checks
+from workbench.recipes.banks import fleet_training, search_checks, sweep
+from workbench.recipes.banks.sweep_tasks import require_members
+from workbench.recipes.distillation import distill_verbs
+from workbench.recipes.embeddings import embed_verbs, rerank_verbs
+from workbench.recipes.embeddings.embed_verbs import EmbedInspection
+from workbench.recipes.folds import crossval_verbs
+from workbench.recipes.folds.crossval_verbs import CrossvalInspection
 from workbench.recipes.inspection import SHOWN, Inspection, pieces
-from workbench.recipes.sft import read_template
-from workbench.recipes.sweep_tasks import require_members
+from workbench.recipes.labels import classify_verbs
+from workbench.recipes.labels.classify_verbs import ClassInspection
+from workbench.recipes.preferences import prefer_verbs, reward_verbs
+from workbench.recipes.reinforcement import reinforce_verbs
+from workbench.recipes.single import row_difficulty, streamed_rows, token_reference
+from workbench.recipes.text.sft import read_template
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.training import layer_drop, packing, prefix_sharing, preflight
 from workbench.training.freezing.layer_map import stack

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from workbench.config import DataConfig, RunConfig, distill_expansion, search_expansion, sweep_expansion
-from workbench.config.distill_config import TEACHER
+from workbench.config import DataConfig, RunConfig
+from workbench.config.expansions import distill_expansion, search_expansion, sweep_expansion
+from workbench.config.sections.distill_config import TEACHER
 from workbench.data import starter
 from workbench.data.batching import Indices
 from workbench.data.embedding import pair_records
@@ -34,9 +35,11 @@ from workbench.data.text.step_encoder import StepEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import ConfigError, DataError
 from workbench.models import backbones, row_readers
-from workbench.recipes import distill, row_perplexities, streamed_rows
+from workbench.recipes import row_perplexities
+from workbench.recipes.distillation import distill
 from workbench.recipes.row_perplexities import SampleSize
-from workbench.recipes.sft import read_template
+from workbench.recipes.single import streamed_rows
+from workbench.recipes.text.sft import read_template
 from workbench.report import data_page
 from workbench.runs import files
 

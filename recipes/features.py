@@ -21,7 +21,9 @@ from workbench.evaluation import label_preservation
 from workbench.evaluation.features import Floats, Probe, linear_probe, probe
 from workbench.evaluation.frozen_features import frozen_features
 from workbench.evaluation.label_preservation import LabelPreservation, Rewriting
-from workbench.recipes import classify, crossval, streamed_rows
+from workbench.recipes.folds import crossval
+from workbench.recipes.labels import classify
+from workbench.recipes.single import streamed_rows
 from workbench.runs import files
 
 

@@ -17,7 +17,7 @@ from workbench.recipes import editor_line
 from workbench.recipes.check import check
 from workbench.recipes.inspection import Inspection
 from workbench.recipes.load import load
-from workbench.recipes.plan import solve
+from workbench.recipes.plans.plan import solve
 from workbench.runs import files, units
 
 

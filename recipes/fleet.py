@@ -7,15 +7,17 @@ from datetime import datetime, timezone
 
 from workbench import report
 from workbench.config import RunConfig
-from workbench.config.member_runs import Trial
+from workbench.config.expansions.member_runs import Trial
 from workbench.config.yaml_text import dump_yaml
 from workbench.errors import ResumeError, WorkbenchError
 from workbench.models import backbones
-from workbench.recipes import fleet_board, fleet_size, streamed_rows
-from workbench.recipes.fleet_bank import FleetMember, prepared
-from workbench.recipes.fleet_board import FleetBoard
-from workbench.recipes.fleet_training import FleetTraining, trials
-from workbench.recipes.single_run import Scores
+from workbench.recipes import fleet_size
+from workbench.recipes.banks import fleet_board
+from workbench.recipes.banks.fleet_bank import FleetMember, prepared
+from workbench.recipes.banks.fleet_board import FleetBoard
+from workbench.recipes.banks.fleet_training import FleetTraining, trials
+from workbench.recipes.single import streamed_rows
+from workbench.recipes.single.single_run import Scores
 from workbench.runs import files, run_directory
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.config import RunConfig
-from workbench.config.member_runs import Trial
+from workbench.config.expansions.member_runs import Trial
 from workbench.models import backbones
-from workbench.recipes.fleet_training import adapters
-from workbench.recipes.memory_check import PLAIN
+from workbench.recipes.banks.fleet_training import adapters
+from workbench.recipes.plans.memory_check import PLAIN
 from workbench.runs import units
 from workbench.training.callbacks import Callback
 from workbench.training.capacity import available
@@ -24,7 +24,7 @@ def at_once(config: RunConfig, trials: Sequence[Trial[RunConfig]], callback: Cal
     room = available(backbones.device())
     if _state(config, trials) <= PLAIN * room:
         return len(trials)
-    from workbench.recipes import plan, plan_fleet  # few runs need it
+    from workbench.recipes.plans import plan, plan_fleet  # few runs need it
 
     members = {trial.name: config.fleet.members[trial.name] for trial in trials}
     left = config.model_copy(update={"fleet": config.fleet.model_copy(update={"members": members})})

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.config import RunConfig, plugins
-from workbench.config.distill_config import TEACHER
+from workbench.config.sections.distill_config import TEACHER
 from workbench.errors import WorkbenchError
 from workbench.models import model_files
-from workbench.recipes import token_reference
+from workbench.recipes.single import token_reference
 from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 
@@ -33,7 +33,7 @@ def require_same(config: RunConfig, run: Run) -> None:
         wanted = token_reference.of_tokens(config)
         provenance.note_files(run, "reference", token_reference.named(wanted, config).files)
     if config.recipe == "prefer":
-        from workbench.recipes import preference_reference
+        from workbench.recipes.preferences import preference_reference
 
         provenance.note_files(run, "reference", preference_reference.files(config))
     if config.reinforce.start is not None:

@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workbench.config import RunConfig, curriculum_checks, length_checks
-from workbench.config.member_runs import Trial
-from workbench.config.sweep_config import shown
+from workbench.config import RunConfig
+from workbench.config.checks import curriculum_checks, length_checks
+from workbench.config.expansions.member_runs import Trial
+from workbench.config.sections.sweep_config import shown
 from workbench.errors import ConfigError, TrainingError
-from workbench.recipes import start_checks, streamed_rows, sweep, sweep_tasks
-from workbench.recipes.sweep import SweepMember
-from workbench.recipes.sweep_tasks import SweepTask
+from workbench.recipes import start_checks
+from workbench.recipes.banks import sweep, sweep_tasks
+from workbench.recipes.banks.sweep import SweepMember
+from workbench.recipes.banks.sweep_tasks import SweepTask
+from workbench.recipes.single import streamed_rows
 from workbench.report import rate_plot
 from workbench.runs import files
 from workbench.runs.ranks import ALONE

@@ -12,7 +12,8 @@ from typing import Any
 from workbench import report
 from workbench.config import RunConfig
 from workbench.errors import ResumeError, Stopped, WorkbenchError
-from workbench.recipes import inputs, start_checks, streamed_rows
+from workbench.recipes import inputs, start_checks
+from workbench.recipes.single import streamed_rows
 from workbench.runs import deadline, files, process_memory, run_directory
 from workbench.runs.ranks import Ranks, joined, launched, require_same, restarted
 from workbench.runs.run_directory import Run
@@ -22,10 +23,27 @@ from workbench.training.callbacks import Callback
 
 Main = Callable[[RunConfig, Run, Callback], Mapping[str, Any]]
 
+MODULES = {
+    "classify": "labels.classify",
+    "crossval": "folds.crossval",
+    "distill": "distillation.distill",
+    "embed": "embeddings.embed",
+    "fleet": "fleet",
+    "mlm": "text.sft",
+    "prefer": "preferences.prefer",
+    "reinforce": "reinforcement.reinforce",
+    "rerank": "embeddings.rerank",
+    "reward": "preferences.reward",
+    "search": "banks.search",
+    "sft": "text.sft",
+    "sweep": "banks.sweep",
+}
+"""The module of this package whose `main` carries each recipe out."""
+
 
 def main_of(recipe: str) -> Main:
     """The function that carries a recipe out. Only its own file is imported, and what that needs."""
-    main: Main = import_module(f"workbench.recipes.{'sft' if recipe == 'mlm' else recipe}").main
+    main: Main = import_module(f"workbench.recipes.{MODULES[recipe]}").main
     return main
 
 
@@ -94,7 +112,7 @@ def run(
 
 def _solved(config: RunConfig, ranks: Ranks) -> RunConfig:
     """The fastest way to carry out the run that fits into the devices at hand."""
-    from workbench.recipes.plan import solve
+    from workbench.recipes.plans.plan import solve
 
     return solve(config, devices=ranks.world).require().config
 

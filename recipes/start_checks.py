@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.config import RunConfig
-from workbench.recipes import memory_check
+from workbench.recipes.plans import memory_check
 from workbench.runs import deadline
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_checks

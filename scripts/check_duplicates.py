@@ -17,7 +17,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from sklearn.feature_extraction.text import CountVectorizer
 
-from workbench.config.folds_config import DuplicatesConfig
+from workbench.config.sections.folds_config import DuplicatesConfig
 from workbench.data.folds.duplicates import DuplicateClusters, find, leaking, overlap, report
 from workbench.data.folds.row_split import assign
 from workbench.data.folds.similarity import Ints, components, normalised, shingles

@@ -3,7 +3,7 @@
     python scripts/teach_student.py [FOLDER]
 
 Both runs stand in FOLDER. Change the sections to your own model and data; workbench/config/run_config.py and
-workbench/config/distill_config.py explain every field.
+workbench/config/sections/distill_config.py explain every field.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import workbench
 from workbench.adapters import Full
 from workbench.config import BatchConfig, DataConfig, EvaluateConfig, ModelConfig, RunConfig, TrainConfig
-from workbench.config.distill_config import DistillConfig, StudentConfig, TeacherConfig
+from workbench.config.sections.distill_config import DistillConfig, StudentConfig, TeacherConfig
 
 shared = RunConfig(
     recipe="sft",

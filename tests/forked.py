@@ -28,7 +28,7 @@ PRELOADED = (
     "workbench.cli.console",
     "workbench.cli.render",
     "workbench.recipes.run",
-    "workbench.recipes.sft",
+    "workbench.recipes.text.sft",
     "workbench.report.pages",
 )
 """Modules with what they import. None of them is started by `python -m`, which would import it a second time."""

@@ -20,9 +20,9 @@ import pytest
 
 import workbench
 from workbench.errors import ConfigError, ResumeError, Stopped
+from workbench.recipes.answers.serve import evaluate
 from workbench.recipes.load import load
 from workbench.recipes.run import run
-from workbench.recipes.serve import evaluate
 from workbench.runs import deadline
 from workbench.training.callbacks import Callback, Silent
 

@@ -19,7 +19,7 @@ import pytest
 
 from workbench import recipes
 from workbench.config import load_config
-from workbench.config.basic_sections import DataConfig
+from workbench.config.sections.basic_sections import DataConfig
 from workbench.data import rows
 from workbench.data.text import formats
 from workbench.errors import WorkbenchError

@@ -123,7 +123,7 @@ def test_the_wheel_has_one_top_level_name_and_the_files_that_are_needed(tmp_path
         "workbench/report/templates/search.html",
         "workbench/recipes/configs/sft/quickstart.yaml",
         "workbench/recipes/configs/recipe.schema.json",
-        "workbench/adapters/lora.py",
+        "workbench/adapters/updates/lora.py",
     ):
         assert needed in names
 

@@ -25,7 +25,7 @@ import standing
 import torch
 from torch import Tensor, nn
 
-from workbench.config.basic_sections import Checkpointing
+from workbench.config.sections.basic_sections import Checkpointing
 from workbench.planning.live_bytes import LiveBytes
 from workbench.recipes.load import load
 from workbench.training import checkpointing

@@ -16,7 +16,7 @@ from itertools import islice
 from measuring import machine
 
 from workbench.config import DataConfig
-from workbench.config.clean_rules import CLEAN_RULES
+from workbench.config.sections.clean_rules import CLEAN_RULES
 from workbench.data.text import formats
 from workbench.data.text.quality import flagging, row_texts
 from workbench.data.text.quality.row_texts import Exchange, RowText

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import workbench
-from workbench.config.distill_config import DistillConfig
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.distillation.teachers import LiveTeacher

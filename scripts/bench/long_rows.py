@@ -29,9 +29,9 @@ from workbench.models import backbones, output_heads
 from workbench.models.exported import ExportedModel
 from workbench.planning.dry_run import hold
 from workbench.planning.memory_ledger import MemoryLedger
-from workbench.recipes import longest_rows, plan_blocks, plan_parts, plan_texts
-from workbench.recipes import plan as planning
 from workbench.recipes.load import load
+from workbench.recipes.plans import longest_rows, plan_blocks, plan_parts, plan_texts
+from workbench.recipes.plans import plan as planning
 from workbench.training.trainer import Trainer
 
 SHAPE = _shape(2, 192, 3072, 6, 2, 8192, tied=True)

@@ -22,7 +22,7 @@ from torch import from_numpy
 from workbench import adapters
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
-from workbench.config.folds_config import FoldsConfig
+from workbench.config.sections.folds_config import FoldsConfig
 from workbench.data.folds import stratification
 from workbench.data.labelled import labelled_data, labels
 from workbench.data.labelled.labelled_data import LabelledSet

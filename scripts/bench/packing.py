@@ -28,10 +28,11 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
-from workbench.adapters import Lora, bank
+from workbench.adapters import Lora
+from workbench.adapters.banks import bank
 from workbench.config import ModelConfig
-from workbench.config.distill_config import DistillConfig
-from workbench.config.embed_config import EmbedConfig
+from workbench.config.sections.distill_config import DistillConfig
+from workbench.config.sections.embed_config import EmbedConfig
 from workbench.data.arrangement import PACKED, PADDED, Arrangement
 from workbench.data.batching import Indices, MicroBatch, Row, collate
 from workbench.data.embedding.text_units import TextUnits

@@ -20,7 +20,7 @@ import numpy as np
 from measuring import machine
 from PIL import Image, ImageEnhance
 
-from workbench.config.folds_config import DuplicatesConfig
+from workbench.config.sections.folds_config import DuplicatesConfig
 from workbench.data.images import picture_duplicates
 from workbench.data.images.decoding import Pixels
 from workbench.data.images.picture_sources import read_rows

@@ -29,7 +29,7 @@ import workbench
 from workbench.planning.dry_run import hold
 from workbench.planning.memory_ledger import MemoryLedger
 from workbench.recipes.load import load
-from workbench.recipes.plan import plan
+from workbench.recipes.plans.plan import plan
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.trainer import Trainer
 

@@ -20,7 +20,7 @@ import numpy as np
 
 import workbench
 from workbench.config import RunConfig
-from workbench.config.embed_config import EmbedConfig
+from workbench.config.sections.embed_config import EmbedConfig
 from workbench.config.tasks import HIDDEN
 from workbench.data.embedding import candidate_data, candidate_set, text_units
 from workbench.evaluation import embeddings, rerank_scores, retrieval_scores

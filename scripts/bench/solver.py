@@ -30,7 +30,7 @@ import numpy as np
 import standing
 
 import workbench
-from workbench.config.basic_sections import Checkpointing
+from workbench.config.sections.basic_sections import Checkpointing
 from workbench.data.batching import Indices
 from workbench.planning.dry_run import hold
 from workbench.planning.memory_ledger import MemoryLedger
@@ -38,7 +38,7 @@ from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice, choose
 from workbench.planning.step_time import timed
 from workbench.recipes.load import load
-from workbench.recipes.plan import plan
+from workbench.recipes.plans.plan import plan
 from workbench.training import capacity
 from workbench.training.trainer import Trainer
 

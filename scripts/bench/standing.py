@@ -196,7 +196,7 @@ def _process(recipe: Path, words: Sequence[str], out: Path, *, device: str) -> N
 def _inside(recipe: Path, words: Sequence[str], out: Path) -> None:
     """A run in this process, from the start: of one that was cut off, the time is not known."""
     import workbench
-    from workbench.recipes import classify, sft  # noqa: F401 - imports take longer than short runs, and count for none
+    from workbench.recipes.labels import classify  # noqa: F401 - imports take longer than short runs, and count for none
 
     shutil.rmtree(out, ignore_errors=True)
     began = time.process_time()

@@ -24,7 +24,7 @@ import standing
 
 from workbench.planning.step_time import Timed, timed
 from workbench.recipes.load import load
-from workbench.recipes.plan import plan
+from workbench.recipes.plans.plan import plan
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.checkpoints import Progress
 from workbench.training.trainer import Trainer

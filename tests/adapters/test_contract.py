@@ -38,8 +38,8 @@ from tests.adapters.contract import (
 from tests.conftest import Records, record_cell, tiny
 from workbench import adapters
 from workbench.adapters import Full
-from workbench.adapters.lora_starts import QUANTISED
 from workbench.adapters.method import HALF_OR_FULL, WEIGHTS
+from workbench.adapters.updates.lora_starts import QUANTISED
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones

@@ -16,13 +16,14 @@ import workbench
 from tests.conftest import GROUPED, save_tiny, tiny
 from tests.stopping import stop_after
 from workbench import adapters
-from workbench.adapters import METHODS, bank
+from workbench.adapters import METHODS
 from workbench.adapters.anatomy import fused_experts
-from workbench.adapters.lora import Lora
+from workbench.adapters.banks import bank
 from workbench.adapters.target_modules import about_experts
+from workbench.adapters.updates.lora import Lora
 from workbench.errors import ConfigError, Stopped
 from workbench.evaluation.agreement import Agreement
-from workbench.recipes.merge import merge
+from workbench.recipes.shipping.merge import merge
 
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -14,7 +14,8 @@ from peft import PeftModel
 from tests.conftest import tiny
 from tests.vision_backbones import pixels, save_vision
 from workbench import adapters
-from workbench.adapters import BitFit, Boft, Bottleneck, DeepPrompt, Lora, Method, Pissa, Prompt, bank
+from workbench.adapters import BitFit, Boft, Bottleneck, DeepPrompt, Lora, Method, Pissa, Prompt
+from workbench.adapters.banks import bank
 from workbench.config import ModelConfig, tasks
 from workbench.models import backbones
 

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import METHODS
-from workbench.adapters import bank as banks
-from workbench.adapters.bank_routing import MemberRows
+from workbench.adapters.banks import bank as banks
+from workbench.adapters.banks.bank_routing import MemberRows
 from workbench.adapters.row_dropout import RowDraw, RowDropout, drawing
 
 ALIKE = {
-    "alora": "computes as lora, at the tokens of an invocation: tests/adapters/test_alora.py",
+    "alora": "computes as lora, at the tokens of an invocation: tests/adapters/updates/test_alora.py",
     "oft": "drops nothing",
     "eva": "computes as lora",
     "loftq": "computes as pissa, and needs quantised weights",

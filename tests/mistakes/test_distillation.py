@@ -19,7 +19,7 @@ from tests.mistakes.teachers import ASKING, FOUND, WRITTEN, Case, matched
 from workbench.cli.console import Terminal
 from workbench.cli.verbs import main
 from workbench.errors import Stopped
-from workbench.recipes import distill_verbs
+from workbench.recipes.distillation import distill_verbs
 from workbench.recipes.load import load
 from workbench.runs import run_directory
 

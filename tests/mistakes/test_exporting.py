@@ -105,7 +105,8 @@ def test_a_mistake_is_told(
 def test_a_package_that_is_missing_is_told(
     package: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("workbench.recipes.export.find_spec", lambda name: None if name == package else object())
+    target = "workbench.recipes.shipping.export.find_spec"
+    monkeypatch.setattr(target, lambda name: None if name == package else object())
     to = "gguf --merge" if package == "gguf" else "onnx"
     case = Case(f"export one --to {to} --out x", f"needs {package}", "pip install 'peft-workbench[export]'")
     assert_refused(case, folder, monkeypatch, capsys)

@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from workbench.recipes.serve import evaluate, predict
+from workbench.recipes.answers.serve import evaluate, predict
 from workbench.runs.ranks import joined
 
 

@@ -17,8 +17,8 @@ from workbench.data.labelled.labels import Labels
 from workbench.errors import BackboneError, ConfigError, DataError, WorkbenchError
 from workbench.models import backbones
 from workbench.recipes.check import check
-from workbench.recipes.classify_verbs import unequal
 from workbench.recipes.inspection import SHOWN, pieces
+from workbench.recipes.labels.classify_verbs import unequal
 
 Inspect = Callable[..., Any]
 

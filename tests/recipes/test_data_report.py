@@ -23,7 +23,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.models import backbones
 from workbench.recipes import row_perplexities
 from workbench.recipes.check import check
-from workbench.recipes.embed_verbs import EmbedInspection
+from workbench.recipes.embeddings.embed_verbs import EmbedInspection
 from workbench.recipes.load import load
 
 FINE = [{"question": f"How many are {n} and {n}?", "answer": f"They are {2 * n}."} for n in range(12)]

@@ -13,14 +13,14 @@ import pytest
 import workbench
 from tests.conftest import MINILM, save_tiny
 from tests.recipes.drawings import draw
-from tests.recipes.test_classify import weather
-from tests.recipes.test_embed import classes, pairs, scored
-from tests.recipes.test_prefer import pair, single
+from tests.recipes.embeddings.test_embed import classes, pairs, scored
+from tests.recipes.labels.test_classify import weather
+from tests.recipes.preferences.test_prefer import pair, single
 from tests.stopping import stop_after
 from workbench.errors import Stopped
+from workbench.recipes.answers.serve import evaluate
 from workbench.recipes.check import check
 from workbench.recipes.load import load
-from workbench.recipes.serve import evaluate
 from workbench.report import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

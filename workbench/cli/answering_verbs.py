@@ -54,7 +54,7 @@ def evaluate(
         return
     with importing():
         from workbench.cli import render
-        from workbench.recipes.serve import evaluate as evaluated
+        from workbench.recipes.answers.serve import evaluate as evaluated
         from workbench.runs.ranks import joined
 
     if against is None:
@@ -62,7 +62,7 @@ def evaluate(
         if joined().first:
             render.scores(scores)
         return
-    from workbench.recipes.win_rate import Contest, win_rate
+    from workbench.recipes.answers.win_rate import Contest, win_rate
 
     contest = Contest(tuple(score or ()), judge, max_new_tokens, judge_timeout, out)
     render.scores(win_rate(run, against, overrides or (), contest, trust=trust))
@@ -86,7 +86,7 @@ def _ask_tasks(
     """Print the scores of tasks before and after, or of two runs."""
     from workbench.cli import render
     from workbench.evaluation.benchmarks import Benchmark
-    from workbench.recipes.benchmark import benchmark
+    from workbench.recipes.answers.benchmark import benchmark
     from workbench.report import tasks_section
 
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
@@ -109,7 +109,7 @@ def predict(
     if _done_together(devices):
         return
     with importing():
-        from workbench.recipes.serve import predict as answer
+        from workbench.recipes.answers.serve import predict as answer
         from workbench.runs.ranks import joined
 
     summary = answer(run, input, overrides or (), out=out, max_new_tokens=max_new_tokens, trust=trust)
@@ -130,7 +130,7 @@ def generate(
 ) -> None:
     """Stream one greedy answer."""
     with importing():
-        from workbench.recipes.serve import generate as stream
+        from workbench.recipes.answers.serve import generate as stream
 
     stream(run, prompt, max_new_tokens=max_new_tokens, trust=trust)
 
@@ -158,8 +158,8 @@ def sample(
     """Sample answers, score them, and write rows. For SFT (best, accepted) or preferences (pairs); repeat to resume."""
     with importing():
         from workbench.cli import sample_table
-        from workbench.recipes.sample import SampleSettings
-        from workbench.recipes.sample import sample as write
+        from workbench.recipes.answers.sample import SampleSettings
+        from workbench.recipes.answers.sample import sample as write
 
     settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin)
     sample_table.show(write(run, prompts, overrides or (), score, settings, out=out, trust=trust), out)
@@ -197,7 +197,7 @@ def serve(
     from workbench.evaluation.serving.app import ServerLimits
 
     with importing():
-        from workbench.recipes.serving import ServeSettings, serve_runs
+        from workbench.recipes.serving.serving import ServeSettings, serve_runs
     from workbench.runs.http_server import Address
 
     limits = ServerLimits(api_key=api_key or None, seconds=timeout, body_bytes=size, loads_adapters=load_adapters)

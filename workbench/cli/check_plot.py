@@ -9,7 +9,7 @@ from PIL import Image
 
 from workbench.config import RunConfig
 from workbench.recipes.check import AnyInspection
-from workbench.recipes.embed_verbs import EmbedInspection
+from workbench.recipes.embeddings.embed_verbs import EmbedInspection
 from workbench.recipes.inspection import Inspection
 from workbench.report import schedule_plot
 from workbench.runs import files

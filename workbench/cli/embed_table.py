@@ -13,7 +13,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from workbench.recipes.embed_verbs import EmbedInspection
+    from workbench.recipes.embeddings.embed_verbs import EmbedInspection
 
 
 PREDICTS = {

@@ -11,7 +11,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from workbench.data.labelled.labelled_data import LabelledSet
-    from workbench.recipes.picture_checks import PictureFindings
+    from workbench.recipes.labels.picture_checks import PictureFindings
 
 
 def parts(findings: PictureFindings, splits: Mapping[str, LabelledSet]) -> list[RenderableType]:

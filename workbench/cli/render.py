@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from workbench.data.text.tokenized_set import TokenizedSet
     from workbench.planning.plan import Plan
     from workbench.recipes.check import AnyInspection
-    from workbench.recipes.classify_verbs import ClassInspection
-    from workbench.recipes.combine import Combined
-    from workbench.recipes.crossval_verbs import CrossvalInspection
-    from workbench.recipes.export import Exported
+    from workbench.recipes.folds.crossval_verbs import CrossvalInspection
     from workbench.recipes.inspection import Inspection
-    from workbench.recipes.longest_rows import LongestRow
-    from workbench.recipes.merge import Merged
-    from workbench.recipes.picture_checks import PictureFindings
+    from workbench.recipes.labels.classify_verbs import ClassInspection
+    from workbench.recipes.labels.picture_checks import PictureFindings
+    from workbench.recipes.plans.longest_rows import LongestRow
+    from workbench.recipes.shipping.combine import Combined
+    from workbench.recipes.shipping.export import Exported
+    from workbench.recipes.shipping.merge import Merged
     from workbench.report import Comparison
 
 _out = Console(highlight=False, soft_wrap=False)
@@ -192,9 +192,9 @@ def _classified(predictions: pd.DataFrame) -> None:
 
 def inspection(inspection: AnyInspection) -> None:
     """Rendered examples with the supervised tokens marked, lengths, and what a run would do."""
-    from workbench.recipes.classify_verbs import ClassInspection
-    from workbench.recipes.crossval_verbs import CrossvalInspection
-    from workbench.recipes.embed_verbs import EmbedInspection
+    from workbench.recipes.embeddings.embed_verbs import EmbedInspection
+    from workbench.recipes.folds.crossval_verbs import CrossvalInspection
+    from workbench.recipes.labels.classify_verbs import ClassInspection
 
     if isinstance(inspection, EmbedInspection):
         for part in embed_table.inspection(inspection):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from workbench.recipes.sample import SampledRows
+from workbench.recipes.answers.sample import SampledRows
 
 
 def show(sampled: SampledRows, out: Path) -> None:

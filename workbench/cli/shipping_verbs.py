@@ -30,7 +30,7 @@ def export(
     """Write a run as another program loads it. Checked against the run's own outputs, with a model card."""
     with importing():
         from workbench.cli import render
-        from workbench.recipes.export import export as export_run
+        from workbench.recipes.shipping.export import export as export_run
 
     command = shlex.join(["workbench", *sys.argv[1:]])
     exported_run = export_run(

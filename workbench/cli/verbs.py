@@ -174,7 +174,7 @@ def plan(
 
     with importing():
         from workbench.cli import render
-        from workbench.recipes import plan as planning
+        from workbench.recipes.plans import plan as planning
 
     elsewhere = devices is not None and memory is not None
     size = None if memory is None else byte_size(memory, option="--memory")
@@ -190,7 +190,7 @@ def plan(
 def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
     """Ask a teacher about every training row, once. What it says is kept in distill.cache.folder."""
     from workbench.cli.console import Terminal
-    from workbench.recipes.distill_verbs import cache
+    from workbench.recipes.distillation.distill_verbs import cache
     from workbench.recipes.load import load
 
     config = load(recipe, overrides or ())
@@ -218,7 +218,7 @@ def merge(
     """Write a stock Hugging Face model. Its error against the unmerged one is measured."""
     with importing():
         from workbench.cli import render
-        from workbench.recipes.merge import merge as merge_run
+        from workbench.recipes.shipping.merge import merge as merge_run
 
     render.merged(merge_run(run, out=out, weights=weights, trust=trust), out)
 
@@ -237,7 +237,7 @@ def combine(
     """Add the adapters of several runs up to one. Its error is measured."""
     with importing():
         from workbench.cli import render
-        from workbench.recipes.combine import combine_runs
+        from workbench.recipes.shipping.combine import combine_runs
 
     render.combined(combine_runs(runs, weights=weights_of(weights), rank=rank, out=out, trust=trust), out)
 

@@ -1,6 +1,7 @@
 """A run's configuration: typed sections, cross-checks, and loading from YAML."""
 
-from workbench.config.basic_sections import (
+from workbench.config.run_config import RunConfig, load_config
+from workbench.config.sections.basic_sections import (
     BatchConfig,
     DataConfig,
     EvaluateConfig,
@@ -11,8 +12,7 @@ from workbench.config.basic_sections import (
     Share,
     TrainConfig,
 )
-from workbench.config.run_config import RunConfig, load_config
-from workbench.config.run_sections import TrainingSections
+from workbench.config.sections.run_sections import TrainingSections
 
 __all__ = [
     "BatchConfig",

@@ -8,7 +8,7 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
-from workbench.config.rewards_config import KINDS, RewardSource
+from workbench.config.sections.rewards_config import KINDS, RewardSource
 from workbench.config.yaml_text import load_yaml
 from workbench.errors import ConfigError
 from workbench.schema import did_you_mean, parse

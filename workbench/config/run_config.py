@@ -8,11 +8,13 @@ from typing import Any
 from pydantic import model_validator
 
 from workbench.adapters import Method
-from workbench.config import cross_checks, fleet_expansion, packing_checks, plugins, search_expansion, streaming_checks
-from workbench.config.distill_expansion import as_plain_run
+from workbench.config import plugins
+from workbench.config.checks import cross_checks, packing_checks, streaming_checks
+from workbench.config.expansions import fleet_expansion, search_expansion
+from workbench.config.expansions.distill_expansion import as_plain_run
+from workbench.config.expansions.sweep_expansion import trials
 from workbench.config.freeze_config import FreezeConfig
-from workbench.config.run_sections import RunSections
-from workbench.config.sweep_expansion import trials
+from workbench.config.sections.run_sections import RunSections
 from workbench.config.yaml_text import override, read_yaml
 from workbench.schema import parse
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from workbench.config.classes_config import Kind
+from workbench.config.sections.classes_config import Kind
 from workbench.crossval import gains
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import from_numpy
 
 from workbench import adapters
-from workbench.adapters import Full, anatomy, bank
-from workbench.adapters.bank import Bank
+from workbench.adapters import Full, anatomy
+from workbench.adapters.banks import bank
+from workbench.adapters.banks.bank import Bank
 from workbench.config import RunConfig
 from workbench.data.batching import first_rows
 from workbench.data.folds.row_split import FoldAssignment, Split

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import numpy as safetensors
 from safetensors import safe_open
 
-from workbench.config.correction_config import Ask
+from workbench.config.sections.correction_config import Ask
 from workbench.crossval import neighbour_correction
 from workbench.crossval.fold_adapters import FoldContext
 from workbench.crossval.neighbour_correction import AnsweringRows, Correction, Features, Ints

@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from workbench.config.correction_config import Ask, CorrectionConfig
+from workbench.config.sections.correction_config import Ask, CorrectionConfig
 from workbench.crossval import calibration, gains
 from workbench.crossval.ensembles import Mask
 from workbench.crossval.gains import Gain

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.config.pseudo_label_config import PseudoLabelConfig
+from workbench.config.sections.pseudo_label_config import PseudoLabelConfig
 from workbench.crossval import ensembles
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation.target_scores import OneHot

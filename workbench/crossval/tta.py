@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from workbench.config.classes_config import Kind
-from workbench.config.tta_config import TtaConfig
+from workbench.config.sections.classes_config import Kind
+from workbench.config.sections.tta_config import TtaConfig
 from workbench.crossval import calibration, ensembles, gains
 from workbench.crossval.ensembles import Mask
 from workbench.crossval.gains import Gain

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from scipy import optimize
 
-from workbench.config.classes_config import Kind
+from workbench.config.sections.classes_config import Kind
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation.target_scores import OneHot
 

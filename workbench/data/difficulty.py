@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.config import plugins
-from workbench.config.curriculum_config import CurriculumConfig
+from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data.rows import RawRow, excerpt
 from workbench.errors import ConfigError, DataError
 from workbench.schema import did_you_mean

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.config import TrainingSections
-from workbench.config.sources_config import MixConfig, SourceConfig
+from workbench.config.sections.sources_config import MixConfig, SourceConfig
 from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
 from workbench.data.named_sets import RowsOfSets
 from workbench.data.resampling import ResampledRows, endless

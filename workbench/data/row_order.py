@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.config import TrainingSections
-from workbench.config.curriculum_config import CurriculumConfig
+from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data.batching import Examples, Indices, Weights, global_batch, steps_per_epoch
 from workbench.errors import DataError
 

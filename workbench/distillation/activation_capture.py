@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
-from workbench.adapters import anatomy, picture_tower, visual_prompt_tuner
+from workbench.adapters import anatomy, picture_tower
+from workbench.adapters.prompts import visual_prompt_tuner
 from workbench.errors import ConfigError
 from workbench.losses.chunked import wide
 from workbench.models import first_token

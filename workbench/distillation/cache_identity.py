@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import ModelConfig
-from workbench.config.distill_config import DistillConfig
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.data import starter
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from workbench.config.distill_config import DistillConfig
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.batching import Indices
 from workbench.distillation.teacher_signals import divergence
 from workbench.losses.divergences import log_probs, sampled_forward_kl, top_k_and_rest

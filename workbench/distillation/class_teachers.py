@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.config import RunConfig
-from workbench.config.classes_config import Kind
-from workbench.config.distill_config import BACKBONE
+from workbench.config.sections.classes_config import Kind
+from workbench.config.sections.distill_config import BACKBONE
 from workbench.crossval import tta_predict
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet

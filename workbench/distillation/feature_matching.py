@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from workbench.config.distill_config import MatchConfig
+from workbench.config.sections.distill_config import MatchConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.mixed_batches import padded_length
 from workbench.distillation.activation_capture import (

@@ -20,7 +20,7 @@ from transformers.utils.generic import ModelOutput
 
 from workbench import evaluation
 from workbench.config import RunConfig
-from workbench.config.distill_config import OnPolicyConfig
+from workbench.config.sections.distill_config import OnPolicyConfig
 from workbench.data.batching import Examples, Indices, MicroBatch, Row, micro_batches
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from workbench import losses
-from workbench.adapters.bank import Bank
-from workbench.adapters.bank_routing import MemberRows
+from workbench.adapters.banks.bank import Bank
+from workbench.adapters.banks.bank_routing import MemberRows
 from workbench.config import RunConfig
-from workbench.config.distill_config import DistillConfig, at
+from workbench.config.sections.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
 from workbench.data.mixed_batches import in_sequence, join, padded_length
 from workbench.distillation.student_loss import arrays, mixed

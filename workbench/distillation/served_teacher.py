@@ -19,7 +19,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.config.distill_config import DistillConfig, TeacherConfig
+from workbench.config.sections.distill_config import DistillConfig, TeacherConfig
 from workbench.data.batching import Indices, micro_batches
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from workbench.config import RunConfig
-from workbench.config.classes_config import Kind
-from workbench.config.distill_config import DistillConfig, at
+from workbench.config.sections.classes_config import Kind
+from workbench.config.sections.distill_config import DistillConfig, at
 from workbench.data.batching import Examples, Indices
 from workbench.data.labelled.class_sampling import ClassBalancedRows
 from workbench.data.labelled.labelled_data import LabelledSet

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from torch import Tensor, nn
 
 from workbench import losses
-from workbench.config.distill_config import DistillConfig, at
+from workbench.config.sections.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
 from workbench.distillation.feature_matching import FeatureMatching
 from workbench.distillation.teacher_signals import Teacher, TeacherSignal

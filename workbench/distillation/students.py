@@ -15,8 +15,8 @@ from transformers.backbone_utils import BackboneConfigMixin
 from workbench import adapters
 from workbench.adapters import Method, anatomy, stock
 from workbench.config import ModelConfig, RunConfig, tasks
-from workbench.config.distill_config import TEACHER, StudentConfig
-from workbench.config.distill_expansion import makes_student
+from workbench.config.expansions.distill_expansion import makes_student
+from workbench.config.sections.distill_config import TEACHER, StudentConfig
 from workbench.config.tasks import Task
 from workbench.data.images.picture_reader import PROCESSOR
 from workbench.distillation.teacher_sources import TeacherSource

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from workbench.config.distill_config import DistillConfig
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.batching import Indices, MicroBatch, micro_batches
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import cache_packing, cache_shards

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from workbench import adapters
 from workbench.adapters import Full, anatomy, multi_adapter
 from workbench.config import ModelConfig, RunConfig, tasks
-from workbench.config.distill_config import DistillConfig
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.data import starter
 from workbench.data.batching import Indices, MicroBatch, micro_batches
 from workbench.data.text.tokenized_set import TokenizedSet

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from workbench.config.distill_config import DistillConfig
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.arrangement import PACKED, PADDED, Arrangement
 from workbench.data.batching import Indices, MicroBatch, Row
 from workbench.data.text.tokenized_set import TokenizedSet

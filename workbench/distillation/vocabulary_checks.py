@@ -8,7 +8,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig, RunConfig
-from workbench.config.distill_config import DistillConfig
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder

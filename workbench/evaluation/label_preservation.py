@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from workbench.config.text_augment_config import NOISY, OperatorName
+from workbench.config.sections.text_augment_config import NOISY, OperatorName
 from workbench.data.batching import Indices
 from workbench.data.labelled.augmented_texts import AugmentedTexts
 from workbench.data.labelled.token_rows import TokenRows

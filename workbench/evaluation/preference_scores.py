@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from workbench.config.prefer_config import PreferConfig
+from workbench.config.sections.prefer_config import PreferConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text.judged_set import JudgedSet, labelled
 from workbench.data.text.tokenized_set import TokenizedSet

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from workbench.config.reward_config import Aggregate
+from workbench.config.sections.reward_config import Aggregate
 from workbench.data import named_sets
 from workbench.data.batching import Indices
 from workbench.data.text.step_set import RIGHT, StepSet

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.config.prefer_config import WITH_TIES, PreferConfig
+from workbench.config.sections.prefer_config import WITH_TIES, PreferConfig
 from workbench.losses import preferences
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from workbench.config.classes_config import ClassesConfig
+from workbench.config.sections.classes_config import ClassesConfig
 from workbench.losses import class_losses as losses
 
 Objective = Callable[[Tensor, Tensor, float], Tensor]

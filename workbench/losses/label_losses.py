@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.config.classes_config import Kind
+from workbench.config.sections.classes_config import Kind
 
 
 class LabelLosses(NamedTuple):

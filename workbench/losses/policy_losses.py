@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from workbench.config.reinforce_config import Normalise
+from workbench.config.sections.reinforce_config import Normalise
 
 
 class Clipped(NamedTuple):

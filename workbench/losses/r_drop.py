@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workbench.config.classes_config import Kind
+from workbench.config.sections.classes_config import Kind
 from workbench.losses.chunked import Project, wide
 from workbench.losses.criterion import Objective
 

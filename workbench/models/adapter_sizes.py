@@ -25,7 +25,7 @@ from workbench import adapters
 from workbench.adapters import METHODS, Full, Lora, Method
 from workbench.adapters.export_form import as_shipped
 from workbench.config import ModelConfig, plugins, tasks
-from workbench.config.cross_checks import unable
+from workbench.config.checks.cross_checks import unable
 from workbench.config.tasks import TEXT, Task
 from workbench.config.yaml_text import override
 from workbench.errors import ConfigError, WorkbenchError

@@ -22,8 +22,10 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from workbench.adapters import anatomy, semi_structured
-from workbench.config import ModelConfig, sparsity_checks
+from workbench.adapters import anatomy
+from workbench.adapters.weights import semi_structured
+from workbench.config import ModelConfig
+from workbench.config.checks import sparsity_checks
 from workbench.config.tasks import TEXT, Task
 from workbench.errors import BackboneError
 from workbench.models import origins, packed_attention, pictures, quantisation, weight_storage

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from workbench import adapters
 from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig
-from workbench.config.embed_config import EmbedConfig
+from workbench.config.sections.embed_config import EmbedConfig
 from workbench.config.tasks import HIDDEN
 from workbench.data.batching import MicroBatch
 from workbench.errors import BackboneError, ConfigError

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.config.embed_config import EmbedConfig
+from workbench.config.sections.embed_config import EmbedConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.embedding.pair_set import BatchTexts, PairSet
 from workbench.data.embedding.text_units import TextUnits

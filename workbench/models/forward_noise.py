@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from workbench.adapters.row_dropout import row_hash, row_keys, row_lengths
-from workbench.config.regularise_config import RegulariseConfig
+from workbench.config.sections.regularise_config import RegulariseConfig
 from workbench.errors import ConfigError
 
 _EMBEDDINGS, _BLOCKS = 1, 2

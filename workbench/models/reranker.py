@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig, tasks
-from workbench.config.rerank_config import RerankConfig
+from workbench.config.sections.rerank_config import RerankConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.embedding.candidate_set import CandidateSet
 from workbench.data.embedding.paired_texts import PairTokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench.config.embed_config import EmbedConfig
+from workbench.config.sections.embed_config import EmbedConfig
 from workbench.runs import files
 
 MODULES = "modules.json"

@@ -24,7 +24,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from workbench.adapters import anatomy, row_dropout
-from workbench.adapters.bank_layers import Routed
+from workbench.adapters.banks.bank_layers import Routed
 from workbench.adapters.row_dropout import RowDropout
 from workbench.losses.chunked import wide
 from workbench.models.recomputation import is_whole

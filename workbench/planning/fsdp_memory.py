@@ -7,7 +7,7 @@ what was gathered last is kept until the next block has copied its own.
 
 from __future__ import annotations
 
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.planning.zero_memory import (
     BUCKETS,
     GATHERED,

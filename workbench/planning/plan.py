@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.config.basic_sections import Checkpointing
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config.sections.basic_sections import Checkpointing
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.models.adapter_sizes import AdapterSize
 from workbench.planning import fsdp_memory, zero_memory
 from workbench.planning.dry_run import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, DryRun

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workbench.config.distributed_config import DistributedConfig, Place
+from workbench.config.sections.distributed_config import DistributedConfig, Place
 from workbench.training.distributed.block_codes import BlockCode
 from workbench.training.distributed.layout_settings import KEPT_ELEMENTS
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.config import DataConfig
-from workbench.config.clean_rules import CLEAN_RULES
+from workbench.config.sections.clean_rules import CLEAN_RULES
 from workbench.data.text.quality import survey
 from workbench.data.text.quality.flagging import Flag
 from workbench.data.text.quality.survey import Findings

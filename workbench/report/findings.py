@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from workbench.config.classes_config import rarest
+from workbench.config.sections.classes_config import rarest
 from workbench.evaluation import frozen_probe
 from workbench.report import (
     class_section,

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import pandas as pd
 
-from workbench.config.sweep_config import flat
+from workbench.config.sections.sweep_config import flat
 from workbench.report import (
     class_section,
     crossval_section,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.config.sweep_config import shown
+from workbench.config.sections.sweep_config import shown
 from workbench.report.plots import Axis, Plot, Series, Style, draw
 from workbench.report.run_record import RunRecord
 from workbench.runs import files, units

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from workbench.config import RunConfig
-from workbench.config.budget_config import BudgetConfig
+from workbench.config.sections.budget_config import BudgetConfig
 from workbench.errors import ConfigError, Stopped
 from workbench.runs import files
 

@@ -21,7 +21,8 @@ from typing import IO, Any
 import psutil
 import torch
 
-from workbench.config import RunConfig, fleet_expansion, sweep_expansion
+from workbench.config import RunConfig
+from workbench.config.expansions import fleet_expansion, sweep_expansion
 from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
 from workbench.runs import evaluation_request, files, run_log, trust

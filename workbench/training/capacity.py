@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from workbench.config import TrainingSections
-from workbench.config.basic_sections import Checkpointing
+from workbench.config.sections.basic_sections import Checkpointing
 from workbench.data.batching import Examples, Indices
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError, TrainingError

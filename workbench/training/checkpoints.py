@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from workbench.config.schedule_config import ScheduleConfig
+from workbench.config.sections.schedule_config import ScheduleConfig
 from workbench.errors import ResumeError, out_of_memory
 from workbench.runs import files
 from workbench.training.optim import schedules

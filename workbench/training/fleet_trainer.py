@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from workbench.adapters.bank import Bank
+from workbench.adapters.banks.bank import Bank
 from workbench.training import packing
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_trainer import BankTrainer, Objective

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from workbench.config import TrainingSections, kernel_checks
+from workbench.config import TrainingSections
+from workbench.config.checks import kernel_checks
 from workbench.errors import ConfigError, ResumeError
 from workbench.models import liger_kernels
 from workbench.runs.run_directory import Run

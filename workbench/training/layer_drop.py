@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from workbench.config import TrainingSections
-from workbench.config.layer_drop_config import LayerDropConfig
+from workbench.config.sections.layer_drop_config import LayerDropConfig
 from workbench.errors import BackboneError
 from workbench.models import rerouting
 from workbench.training import block_calls

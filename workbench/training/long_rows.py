@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from workbench.config import TrainingSections, long_row_checks
+from workbench.config import TrainingSections
+from workbench.config.checks import long_row_checks
 from workbench.models import tiled_mlp
 from workbench.training.distributed import layout_settings
 

@@ -10,7 +10,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from workbench.config import TrainingSections
-from workbench.config.packing_checks import unpackable
+from workbench.config.checks.packing_checks import unpackable
 from workbench.data.arrangement import PACKED, PADDED, Arrangement
 from workbench.data.batching import Indices, global_batch, steps_per_epoch
 from workbench.errors import ConfigError

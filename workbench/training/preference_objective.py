@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench import losses
-from workbench.config.prefer_config import PreferConfig
+from workbench.config.sections.prefer_config import PreferConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.text.judged_set import ANSWER, PLACE, ROW, TOKEN, JudgedSet, MismatchedRows
 from workbench.losses import answer_losses, preferences

@@ -7,7 +7,7 @@ import math
 import torch
 
 from workbench.config import TrainingSections
-from workbench.config.packing_checks import unsharable
+from workbench.config.checks.packing_checks import unsharable
 from workbench.data import shared_prefix
 from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch

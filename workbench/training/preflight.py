@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from workbench import adapters
 from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig, TrainingSections, tasks
-from workbench.config.optimizer_config import OF_INNER_MATRICES
+from workbench.config.sections.optimizer_config import OF_INNER_MATRICES
 from workbench.config.tasks import TEXT, Task
 from workbench.data.batching import Examples, Indices
 from workbench.data.text import text_checks

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from workbench.config.grow_config import GrowConfig
+from workbench.config.sections.grow_config import GrowConfig
 from workbench.errors import BackboneError, ConfigError, TrainingError
 from workbench.models import first_token, rerouting
 from workbench.training import block_calls

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
 from workbench.adapters.row_dropout import row_hash, row_keys
-from workbench.config.token_drop_config import TokenDropConfig
+from workbench.config.sections.token_drop_config import TokenDropConfig
 from workbench.data.batching import Indices
 from workbench.errors import BackboneError
 from workbench.models import rerouting

@@ -21,7 +21,7 @@ from workbench.evaluation.agreement import Agreement
 from workbench.models.adapter_sizes import AdapterSize, SizeTable
 from workbench.recipes import shipped
 from workbench.recipes.check import check
-from workbench.recipes.merge import Merged
+from workbench.recipes.shipping.merge import Merged
 
 
 @pytest.fixture(autouse=True)

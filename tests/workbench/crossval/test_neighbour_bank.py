@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workbench.config.correction_config import Ask
+from workbench.config.sections.correction_config import Ask
 from workbench.crossval import neighbour_bank
 from workbench.crossval.neighbour_bank import NeighbourBank
 from workbench.crossval.neighbour_correction import Correction

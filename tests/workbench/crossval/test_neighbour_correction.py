@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.workbench.crossval.seeing import NUMBER, ONE, ROWS, SEVERAL, said
-from workbench.config.correction_config import Ask, CorrectionConfig
+from workbench.config.sections.correction_config import Ask, CorrectionConfig
 from workbench.crossval import gains, neighbour_correction
 from workbench.crossval.gains import Gain
 from workbench.crossval.neighbour_correction import AnsweringRows, Correction

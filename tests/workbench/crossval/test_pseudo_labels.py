@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from workbench.config.classes_config import Kind
-from workbench.config.pseudo_label_config import PseudoLabelConfig
+from workbench.config.sections.classes_config import Kind
+from workbench.config.sections.pseudo_label_config import PseudoLabelConfig
 from workbench.crossval import calibration, gains, pseudo_labels
 from workbench.crossval.pseudo_labels import PseudoLabels
 from workbench.data.labelled.labels import Floats, Labels

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.workbench.crossval.seeing import NUMBER, ONE, ROWS, SEVERAL, said
-from workbench.config.tta_config import TtaConfig
+from workbench.config.sections.tta_config import TtaConfig
 from workbench.crossval import gains, tta
 from workbench.data.labelled.labels import Labels
 from workbench.data.views.user_views import user_merge

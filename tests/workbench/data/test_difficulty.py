@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workbench.config.curriculum_config import CurriculumConfig
+from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data import difficulty
 from workbench.data.rows import RawRow, read_rows
 from workbench.errors import ConfigError, DataError

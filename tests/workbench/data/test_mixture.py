@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.config import ModelConfig, RunConfig
-from workbench.config.sources_config import MixConfig, SourceConfig
+from workbench.config.sections.sources_config import MixConfig, SourceConfig
 from workbench.data import mixture, selection
 from workbench.data.batching import Examples, global_batch
 from workbench.data.mixture import MixedRows, OneSourceBatches, counts, mixed, shares

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.config import RunConfig
-from workbench.config.curriculum_config import CurriculumConfig
+from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data.batching import Indices, MicroBatch, global_batch
 from workbench.data.row_order import RowOrder, paced
 from workbench.errors import DataError

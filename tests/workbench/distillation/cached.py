@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from workbench.config import DataConfig, ModelConfig, RunConfig
-from workbench.config.distill_config import DistillConfig
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder

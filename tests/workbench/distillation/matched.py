@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from tests.conftest import tiny
 from tests.vision_backbones import SIZE, pixels, tiny_vision
-from workbench.config.distill_config import MatchConfig
+from workbench.config.sections.distill_config import MatchConfig
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
 from workbench.distillation.feature_matching import FeatureMatching
 

@@ -14,7 +14,7 @@ from tests.conftest import STORIES
 from workbench import adapters
 from workbench.adapters import Method
 from workbench.config import RunConfig, tasks
-from workbench.config.distill_config import DistillConfig
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import teachers
 from workbench.distillation.teacher_sources import TeacherSource

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from workbench.config.distill_config import DistillConfig
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.distillation import cache_packing
 from workbench.distillation.cache_packing import SampledTokens, TopTokens
 from workbench.losses.divergences import forward_kl, log_probs

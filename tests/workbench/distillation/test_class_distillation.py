@@ -15,7 +15,8 @@ from scipy import special
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.conftest import MINILM, save_tiny
-from workbench.config import RunConfig, distill_expansion
+from workbench.config import RunConfig
+from workbench.config.expansions import distill_expansion
 from workbench.data.folds.similarity import normalised
 from workbench.data.labelled import labelled_data as rows_of
 from workbench.data.labelled.labelled_data import LabelledSet
@@ -25,7 +26,9 @@ from workbench.distillation.class_distillation import TeacherOutputs
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.evaluation import row_outputs, target_scores
 from workbench.models import classifier, row_readers
-from workbench.recipes import classify, crossval, crossval_verbs, distill_classes
+from workbench.recipes.distillation import distill_classes
+from workbench.recipes.folds import crossval, crossval_verbs
+from workbench.recipes.labels import classify
 from workbench.runs import files, run_directory
 
 # Stock PEFT uses what transformers calls deprecated.

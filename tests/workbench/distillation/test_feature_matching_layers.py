@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import tiny
 from tests.workbench.distillation.matched import LARGER, term
-from workbench.config.distill_config import MatchConfig
+from workbench.config.sections.distill_config import MatchConfig
 from workbench.distillation.feature_matching import FeatureMatching, require_layers
 from workbench.errors import ConfigError
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from tests.vision_backbones import VISION, pixels, tiny_vision
 from tests.workbench.distillation.matched import WHATS, pair, picture_pair, pictured, run, term
 from workbench.adapters import Lora, Prompt, attach
-from workbench.config.distill_config import MatchConfig
+from workbench.config.sections.distill_config import MatchConfig
 from workbench.distillation.feature_matching import FeatureMatching
 from workbench.errors import ConfigError
 

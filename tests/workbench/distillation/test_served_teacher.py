@@ -17,7 +17,7 @@ from tests.workbench.distillation.cached import SMALL, Desk, Watching, batch, se
 from tests.workbench.evaluation.serving.conftest import load, save_runs
 from tests.workbench.evaluation.serving.test_openai_client import Process
 from workbench.config import RunConfig
-from workbench.config.distill_config import DistillConfig
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.distillation import served_teacher, teacher_cache

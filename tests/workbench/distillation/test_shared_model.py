@@ -11,7 +11,7 @@ import torch
 
 from tests.workbench.distillation.staged import SWITCHED, Student, assert_same, log_probs, moved, run, said
 from workbench import adapters
-from workbench.config.distill_config import BACKBONE, TeacherConfig
+from workbench.config.sections.distill_config import BACKBONE, TeacherConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import teacher_sources, teachers
 from workbench.distillation.teacher_sources import TeacherSource

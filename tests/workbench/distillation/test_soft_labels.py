@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.config import RunConfig
-from workbench.config.classes_config import ClassesConfig, Kind
-from workbench.config.distill_config import DistillConfig
+from workbench.config.sections.classes_config import ClassesConfig, Kind
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.labelled.encoded_texts import EncodedTexts, FieldTokens
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.record_table import LabelledRecord

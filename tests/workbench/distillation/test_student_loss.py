@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.workbench.distillation.staged import Student, run
-from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
+from workbench.config.sections.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import student_loss, teacher_sources
 from workbench.distillation.student_loss import distillation_loss, mixed
@@ -19,7 +19,7 @@ from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.losses.next_token import NO_LABEL
 from workbench.models import fused_lora
 from workbench.planning.live_bytes import LiveBytes
-from workbench.recipes.sft import next_token_loss
+from workbench.recipes.text.sft import next_token_loss
 from workbench.training.signal import Loss
 
 N, D, V, T = 6, 4, 11, 2.0

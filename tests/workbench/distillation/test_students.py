@@ -20,7 +20,7 @@ import workbench
 from tests.conftest import MINILM, T5_SIZES, save_tiny, tiny
 from workbench.adapters import Prompt, anatomy
 from workbench.config import ModelConfig, RunConfig, tasks
-from workbench.config.distill_config import TeacherConfig
+from workbench.config.sections.distill_config import TeacherConfig
 from workbench.config.tasks import Task
 from workbench.data.starter import FOLDER
 from workbench.distillation import students, teacher_sources

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.workbench.distillation.cached import SMALL, Desk, batch, settings, taught, write
-from workbench.config.distill_config import DistillConfig
+from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.distillation import teacher_cache
 from workbench.distillation.teacher_cache import CachedTeacher, CacheIdentity

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import CHAT_TEMPLATE, STORIES
 from workbench.config import ModelConfig, RunConfig
-from workbench.config.distill_config import BACKBONE, STUDENT, TEACHER, TeacherConfig
+from workbench.config.sections.distill_config import BACKBONE, STUDENT, TEACHER, TeacherConfig
 from workbench.data import starter
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder

@@ -17,7 +17,7 @@ from tests.conftest import STORIES, save_tiny, tiny
 from tests.workbench.distillation.staged import PLAIN, Student, assert_same, log_probs, moved, run, said
 from workbench import adapters, evaluation
 from workbench.config import ModelConfig, RunConfig, tasks
-from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
+from workbench.config.sections.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data import starter
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.text import tokenized

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from tests.conftest import CHAT_TEMPLATE, MINILM, STORIES, write_questions
 from workbench.config import ModelConfig, RunConfig
-from workbench.config.distill_config import BACKBONE, DistillConfig, TeacherConfig
+from workbench.config.sections.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
 from workbench.distillation.teacher_sources import TeacherSource, find

@@ -10,9 +10,9 @@ from PIL.Image import Resampling
 
 from tests.workbench.data.images.pictures import photograph
 from workbench.config import DataConfig
-from workbench.config.classes_config import ClassesConfig
-from workbench.config.folds_config import DuplicatesConfig
-from workbench.config.image_config import ImageConfig
+from workbench.config.sections.classes_config import ClassesConfig
+from workbench.config.sections.folds_config import DuplicatesConfig
+from workbench.config.sections.image_config import ImageConfig
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_reader import PictureReader
 from workbench.data.labelled import labelled_data, labels

@@ -16,8 +16,8 @@ from tests.conftest import trains
 from workbench import evaluation
 from workbench.errors import Stopped
 from workbench.evaluation.answer_samples import AnswerSamples
-from workbench.recipes import sft
 from workbench.recipes.run import run as run_config
+from workbench.recipes.text import sft
 from workbench.runs import evaluation_request, run_directory
 from workbench.training.callbacks import Silent
 

@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 
 from tests.conftest import MINILM, write_animals
 from workbench.config import RunConfig
-from workbench.config.classes_config import ClassesConfig
-from workbench.config.text_augment_config import TextAugmentConfig
+from workbench.config.sections.classes_config import ClassesConfig
+from workbench.config.sections.text_augment_config import TextAugmentConfig
 from workbench.data.labelled.augmented_texts import AugmentedTexts
 from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.data.labelled.token_rows import TokenRows

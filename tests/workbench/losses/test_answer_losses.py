@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.config.prefer_config import WITH_TIES, PreferConfig
+from workbench.config.sections.prefer_config import WITH_TIES, PreferConfig
 from workbench.losses import answer_losses, preferences
 from workbench.losses.answer_losses import Answers
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.config.classes_config import ClassesConfig
+from workbench.config.sections.classes_config import ClassesConfig
 from workbench.losses.criterion import criterion
 
 torch.manual_seed(0)

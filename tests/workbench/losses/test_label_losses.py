@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from workbench.config.classes_config import ClassesConfig
+from workbench.config.sections.classes_config import ClassesConfig
 from workbench.losses.criterion import criterion
 from workbench.losses.label_losses import LabelTap, class_losses, token_losses
 from workbench.losses.next_token import NO_LABEL, next_token

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.config.reinforce_config import Normalise
+from workbench.config.sections.reinforce_config import Normalise
 from workbench.losses import policy_losses
 from workbench.losses.policy_losses import policy_loss
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.config.classes_config import ClassesConfig, Kind
+from workbench.config.sections.classes_config import ClassesConfig, Kind
 from workbench.losses import r_drop
 from workbench.losses.criterion import criterion
 from workbench.losses.next_token import NO_LABEL, next_token

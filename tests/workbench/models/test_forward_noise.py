@@ -14,7 +14,7 @@ from workbench import adapters
 from workbench.adapters import Full
 from workbench.adapters.anatomy import decoder_layers
 from workbench.adapters.row_dropout import RowDraw, drawing, row_keys
-from workbench.config.regularise_config import RegulariseConfig
+from workbench.config.sections.regularise_config import RegulariseConfig
 from workbench.errors import ConfigError
 from workbench.models import forward_noise
 

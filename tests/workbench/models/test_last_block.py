@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 from tests.conftest import tiny
 from tests.workbench.models.test_packed_attention import SHAPES
 from workbench import losses
-from workbench.adapters import Lora, attach, bank
-from workbench.adapters.bank_routing import MemberRows
+from workbench.adapters import Lora, attach
+from workbench.adapters.banks import bank
+from workbench.adapters.banks.bank_routing import MemberRows
 from workbench.data.arrangement import PACKED
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.shared_prefix import SharedPrefix

@@ -17,7 +17,7 @@ from tests.conftest import tiny
 from tests.workbench.models.test_packed_attention import SHAPES, STILL
 from workbench.adapters import METHODS, Lora, anatomy, attach, row_dropout
 from workbench.adapters.row_dropout import RowDraw
-from workbench.config.basic_sections import ModelConfig
+from workbench.config.sections.basic_sections import ModelConfig
 from workbench.models import backbones, fused_lora, tiled_mlp
 from workbench.models.tiled_mlp import Tiled, Tiling
 from workbench.planning.live_bytes import LiveBytes

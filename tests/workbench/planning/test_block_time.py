@@ -24,7 +24,7 @@ from workbench.planning.block_time import Measured, Small, Subject, smaller
 from workbench.planning.roofline import Roofline, roofline
 from workbench.planning.step_time import StepWork
 from workbench.recipes.load import load
-from workbench.recipes.plan import plan
+from workbench.recipes.plans.plan import plan
 
 SHORT = ["data.limit=60", "data.max_tokens=64", "batch.size=8", "model.weights=float32"]
 REST, BLOCK, NEW_SHAPE = 1e-3, 2e-3, 0.5

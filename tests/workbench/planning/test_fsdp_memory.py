@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.planning import fsdp_memory
 from workbench.planning.zero_memory import GATHERED, GRADIENTS, MASTERS, MOMENTS, OPTIMIZER, Contents
 

@@ -11,7 +11,7 @@ import pytest
 from tests.workbench.planning.test_solver import COUNT, DryRuns
 from workbench.cli import render
 from workbench.config import RunConfig
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.planning.plan import Candidate, Plan
 
 

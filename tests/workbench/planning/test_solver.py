@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from workbench.config import RunConfig
-from workbench.config.basic_sections import Checkpointing
+from workbench.config.sections.basic_sections import Checkpointing
 from workbench.errors import ConfigError
 from workbench.models.adapter_sizes import AdapterSize
 from workbench.planning import solver

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from workbench import report
-from workbench.config.classes_config import ClassesConfig
+from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.yaml_text import dump_yaml
 from workbench.report.class_section import WIDEST, classified, never_predicted
 from workbench.report.findings import findings

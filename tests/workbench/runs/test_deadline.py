@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.workbench.runs.simulated_run import Job, Machine, begun, go
 from workbench.config import RunConfig
-from workbench.config.basic_sections import EvaluateConfig
-from workbench.config.budget_config import BudgetConfig
+from workbench.config.sections.basic_sections import EvaluateConfig
+from workbench.config.sections.budget_config import BudgetConfig
 from workbench.errors import ConfigError, FileError, Stopped
 from workbench.runs import deadline
 from workbench.runs.deadline import Deadline, TimePlan

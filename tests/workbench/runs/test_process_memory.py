@@ -73,7 +73,7 @@ def test_a_command_imports_no_compiler() -> None:
         import sys
         from workbench.runs.process_memory import importing
         with importing():
-            import workbench.recipes.run, workbench.recipes.sft
+            import workbench.recipes.run, workbench.recipes.text.sft
         assert "bitsandbytes" in sys.modules and "torch._inductor.compile_fx" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", code], check=True)

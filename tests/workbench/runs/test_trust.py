@@ -15,14 +15,14 @@ import pytest
 from workbench import report
 from workbench.adapters import METHODS
 from workbench.config import RunConfig
-from workbench.config.distill_config import TeacherConfig
+from workbench.config.sections.distill_config import TeacherConfig
 from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.distillation import teacher_sources
 from workbench.errors import ConfigError, ResumeError
-from workbench.recipes import serve
-from workbench.recipes.combine import combine_runs
-from workbench.recipes.export import export
-from workbench.recipes.merge import merge
+from workbench.recipes.answers import serve
+from workbench.recipes.shipping.combine import combine_runs
+from workbench.recipes.shipping.export import export
+from workbench.recipes.shipping.merge import merge
 from workbench.runs import run_directory
 from workbench.runs.trust import Trust
 

@@ -18,7 +18,7 @@ from tests.conftest import tiny
 from tests.workbench.training.together import LabelledSet, Texts, Together, Trained, bert, class_outputs, section
 from workbench import adapters, losses
 from workbench.adapters import anatomy
-from workbench.adapters import bank as banks
+from workbench.adapters.banks import bank as banks
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.batching import MicroBatch, global_batch
 from workbench.errors import TrainingError

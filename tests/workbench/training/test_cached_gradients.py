@@ -19,7 +19,7 @@ from workbench import adapters
 from workbench.adapters import Lora
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import DataConfig, ModelConfig, RunConfig
-from workbench.config.embed_config import EmbedConfig
+from workbench.config.sections.embed_config import EmbedConfig
 from workbench.data.arrangement import PACKED, PADDED
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.embedding import pair_records, pair_set

@@ -18,7 +18,7 @@ from tests.stopping import stop_after
 from tests.workbench.training.test_bank_trainer import head_outputs
 from tests.workbench.training.together import Texts, Together, section
 from workbench.config import RunConfig
-from workbench.config.basic_sections import Checkpointing
+from workbench.config.sections.basic_sections import Checkpointing
 from workbench.errors import ConfigError, Stopped
 from workbench.training import activation_offload, checkpointing
 from workbench.training.bank_trainer import BankTrainer

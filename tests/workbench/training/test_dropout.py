@@ -14,7 +14,7 @@ from tests.conftest import save_tiny, trains
 from tests.stopping import stop_after
 from tests.workbench.training.together import LabelledSet, Together, Trained, bert, class_outputs, section
 from workbench.config import RunConfig
-from workbench.config.regularise_config import RegulariseConfig
+from workbench.config.sections.regularise_config import RegulariseConfig
 from workbench.errors import Stopped
 
 RECIPE = """

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from workbench.config import DataConfig
-from workbench.config.prefer_config import PreferConfig
+from workbench.config.sections.prefer_config import PreferConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import tiny
-from workbench.config.grow_config import GrowConfig
-from workbench.config.stacking_checks import OPTIMIZERS
+from workbench.config.checks.stacking_checks import OPTIMIZERS
+from workbench.config.sections.grow_config import GrowConfig
 from workbench.errors import BackboneError, ConfigError, TrainingError
 from workbench.planning.flop_counter import Operations
 from workbench.training import progressive_stacking

@@ -29,8 +29,8 @@ from workbench.models import output_heads
 from workbench.models.exported import ExportedModel
 from workbench.planning.fake_loading import BlueprintLoader
 from workbench.planning.fake_tensors import real_tensors, to_fake
-from workbench.recipes import plan_blocks, plan_parts, plan_texts
 from workbench.recipes.load import load
+from workbench.recipes.plans import plan_blocks, plan_parts, plan_texts
 from workbench.runs import run_directory
 from workbench.training import failures
 from workbench.training.adapter_trainer import TrainTask

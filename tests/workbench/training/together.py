@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
-from workbench.adapters import bank as banks
+from workbench.adapters.banks import bank as banks
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_inputs
 from workbench.models import packed_attention

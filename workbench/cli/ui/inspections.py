@@ -20,7 +20,7 @@ Part = dict[str, Any]
 Ask = Callable[[str, Sequence[str]], list[Part]]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["workbench.cli.render", "workbench.recipes.check", "workbench.recipes.plan"])
+_context.set_forkserver_preload(["workbench.cli.render", "workbench.recipes.check", "workbench.recipes.plans.plan"])
 
 
 def inspect(recipe: str, words: Sequence[str]) -> list[Part]:
@@ -41,7 +41,7 @@ def plan(recipe: str, words: Sequence[str]) -> list[Part]:
     """Show what `workbench plan` does."""
     from workbench.cli import plan_table
     from workbench.recipes.load import load
-    from workbench.recipes.plan import solve
+    from workbench.recipes.plans.plan import solve
 
     return list(_parts(plan_table.parts(solve(load(recipe, words)).plan)))
 

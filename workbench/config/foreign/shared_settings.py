@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, get_args
 
 from workbench.config.foreign.translation import Translation
-from workbench.config.run_sections import Tracker
+from workbench.config.sections.run_sections import Tracker
 
 OPTIMIZERS: Mapping[str, str] = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "adamw"),

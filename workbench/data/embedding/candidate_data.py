@@ -8,8 +8,8 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
-from workbench.config.embed_config import EmbedConfig
-from workbench.config.rerank_config import RERANK_LOSSES
+from workbench.config.sections.embed_config import EmbedConfig
+from workbench.config.sections.rerank_config import RERANK_LOSSES
 from workbench.data.embedding import pair_data, pair_set, text_units
 from workbench.data.embedding.candidate_set import CandidateSet
 from workbench.data.embedding.pair_data import PairSplits

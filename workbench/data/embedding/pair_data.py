@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import connected_components
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig, RunConfig
-from workbench.config.embed_config import LOSSES, Form
+from workbench.config.sections.embed_config import LOSSES, Form
 from workbench.data import named_sets
 from workbench.data.embedding import pair_records, pair_set, text_units
 from workbench.data.embedding.pair_records import PairSource

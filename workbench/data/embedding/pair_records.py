@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.config import DataConfig
-from workbench.config.embed_config import COLUMNS, NEGATIVE, NEGATIVES, Form
+from workbench.config.sections.embed_config import COLUMNS, NEGATIVE, NEGATIVES, Form
 from workbench.data import named_sets
 from workbench.data.batching import Indices
 from workbench.data.folds.similarity import normalised

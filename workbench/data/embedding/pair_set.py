@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from workbench.config.embed_config import EmbedConfig, Form
+from workbench.config.sections.embed_config import EmbedConfig, Form
 from workbench.data import dataset_facts
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.embedding import text_units

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from workbench.config.folds_config import FoldsConfig
+from workbench.config.sections.folds_config import FoldsConfig
 from workbench.data.folds.duplicates import DuplicateClusters, leaking
 from workbench.data.folds.row_split import (
     Class,

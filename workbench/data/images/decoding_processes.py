@@ -31,7 +31,7 @@ from workbench.data.images.preparation import PictureStatistics
 from workbench.errors import DataError
 
 if TYPE_CHECKING:  # other processes start four times as fast without the configuration
-    from workbench.config.picture_prepare_config import PrepareConfig
+    from workbench.config.sections.picture_prepare_config import PrepareConfig
 
 Mistakes = dict[int, str]
 """Why pictures cannot be read, by their index, without the pictures' names."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from workbench.config.picture_augment_config import AugmentConfig, Growth
-from workbench.config.picture_prepare_config import PrepareConfig
+from workbench.config.sections.picture_augment_config import AugmentConfig, Growth
+from workbench.config.sections.picture_prepare_config import PrepareConfig
 from workbench.data.images.picture_format import PictureFormat
 from workbench.runs.units import percent
 

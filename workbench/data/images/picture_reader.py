@@ -18,10 +18,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.config.classes_config import ClassesConfig
-from workbench.config.folds_config import DuplicatesConfig
-from workbench.config.image_config import Depth, ImageConfig
-from workbench.config.picture_prepare_config import PrepareConfig
+from workbench.config.sections.classes_config import ClassesConfig
+from workbench.config.sections.folds_config import DuplicatesConfig
+from workbench.config.sections.image_config import Depth, ImageConfig
+from workbench.config.sections.picture_prepare_config import PrepareConfig
 from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.images import (
     picture_duplicates,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workbench.config.picture_augment_config import AugmentConfig
+from workbench.config.sections.picture_augment_config import AugmentConfig
 from workbench.data.batching import Indices
 from workbench.data.images import augmentation, mixing, threads
 from workbench.data.images.decoding import Pixels

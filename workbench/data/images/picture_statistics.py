@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from workbench.config.picture_prepare_config import PrepareConfig
+from workbench.config.sections.picture_prepare_config import PrepareConfig
 from workbench.data.images import preparation
 from workbench.data.images.deep_pictures import NO_RANGES, ValueRanges
 from workbench.data.images.picture_files import PictureFile

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL
 
-from workbench.config.picture_prepare_config import PrepareConfig
+from workbench.config.sections.picture_prepare_config import PrepareConfig
 from workbench.data.images import decoding_processes, store_eviction, threads
 from workbench.data.images.decoding_processes import Mistakes, Work
 from workbench.data.images.deep_pictures import NO_RANGES, ValueRanges

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from workbench.config.picture_augment_config import AugmentConfig
-from workbench.config.tta_config import TtaConfig
+from workbench.config.sections.picture_augment_config import AugmentConfig
+from workbench.config.sections.tta_config import TtaConfig
 
 _SIDES = {"left": "right", "east": "west"}
 _HEIGHTS = {"up": "down", "top": "bottom", "upper": "lower", "above": "below", "north": "south", "upward": "downward"}

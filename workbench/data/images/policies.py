@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.config.picture_augment_config import AugmentConfig
+from workbench.config.sections.picture_augment_config import AugmentConfig
 from workbench.data.images import colour, warping
 from workbench.data.images.warping import Border
 

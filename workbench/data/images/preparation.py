@@ -17,7 +17,7 @@ from workbench.data.images.decoding import Pixels
 from workbench.data.images.picture_format import PictureFormat
 
 if TYPE_CHECKING:  # decoding processes start four times as fast without the configuration
-    from workbench.config.picture_prepare_config import PrepareConfig
+    from workbench.config.sections.picture_prepare_config import PrepareConfig
 
 
 class PictureStatistics(NamedTuple):

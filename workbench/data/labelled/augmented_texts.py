@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from workbench.config.text_augment_config import NOISY, OperatorName, TextAugmentConfig
+from workbench.config.sections.text_augment_config import NOISY, OperatorName, TextAugmentConfig
 from workbench.data.batching import Indices
 from workbench.data.labelled.encoded_texts import EncodedTexts
 from workbench.data.labelled.text_fields import FieldTokenizer

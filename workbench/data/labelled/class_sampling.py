@@ -14,7 +14,7 @@ import torch
 from typing_extensions import Self
 
 from workbench.config import RunConfig
-from workbench.config.classes_config import rarest
+from workbench.config.sections.classes_config import rarest
 from workbench.data.batching import Indices
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.repeated_rows import RepeatedRows

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from workbench.config import DataConfig, RunConfig
-from workbench.config.curriculum_config import CurriculumConfig
+from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data import dataset_facts, difficulty, named_sets, selection
 from workbench.data.batching import Indices, MicroBatch, Weights
 from workbench.data.labelled import held_out_rows, labels, record_table, records

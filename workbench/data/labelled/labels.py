@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from workbench.config.classes_config import ClassesConfig, Kind
+from workbench.config.sections.classes_config import ClassesConfig, Kind
 from workbench.config.tasks import Problem
 from workbench.data.rows import excerpt
 from workbench.errors import DataError

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.config import DataConfig
-from workbench.config.basic_sections import WEIGHT
-from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
+from workbench.config.sections.basic_sections import WEIGHT
+from workbench.config.sections.classes_config import PAIR_FIELDS, ClassesConfig
 from workbench.data import named_sets, row_weights
 from workbench.data.batching import Indices
 from workbench.data.labelled import labels, record_table

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from workbench.config.classes_config import ClassesConfig
+from workbench.config.sections.classes_config import ClassesConfig
 from workbench.data.batching import Indices
 from workbench.data.labelled.encoded_texts import EncodedTexts, FieldTokens
 from workbench.errors import BackboneError, DataError

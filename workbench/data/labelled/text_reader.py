@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.config.classes_config import ClassesConfig
-from workbench.config.folds_config import DuplicatesConfig
+from workbench.config.sections.classes_config import ClassesConfig
+from workbench.config.sections.folds_config import DuplicatesConfig
 from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.labelled import records

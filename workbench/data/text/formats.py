@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from workbench.config import DataConfig
-from workbench.config.basic_sections import MARGIN, WEIGHT
+from workbench.config.sections.basic_sections import MARGIN, WEIGHT
 from workbench.data import row_weights
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint, read_rows
 from workbench.data.text.column_values import number_of, optional_string, string_of

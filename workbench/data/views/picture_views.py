@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.config import plugins
-from workbench.config.classes_config import ClassesConfig
-from workbench.config.tta_config import TtaConfig, ViewName
+from workbench.config.sections.classes_config import ClassesConfig
+from workbench.config.sections.tta_config import TtaConfig, ViewName
 from workbench.data.images import warping
 from workbench.data.images.picture_rows import PictureRows
 from workbench.data.images.warping import Box, Warp

@@ -11,8 +11,8 @@ from functools import partial
 from operator import attrgetter
 from typing import TypeAlias
 
-from workbench.config.classes_config import PAIR_FIELDS, ClassesConfig
-from workbench.config.tta_config import MIN_CHANGED_SHARE, NOISY, WINDOWS, TtaConfig, ViewName
+from workbench.config.sections.classes_config import PAIR_FIELDS, ClassesConfig
+from workbench.config.sections.tta_config import MIN_CHANGED_SHARE, NOISY, WINDOWS, TtaConfig, ViewName
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.record_table import LabelledRecord

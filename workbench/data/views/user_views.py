@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from workbench.config import plugins
-from workbench.config.tta_config import TtaConfig
+from workbench.config.sections.tta_config import TtaConfig
 from workbench.data.labelled.labels import Floats
 from workbench.data.rows import excerpt
 from workbench.errors import ConfigError

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from workbench.config.reward_config import RewardConfig
-from workbench.config.rewards_config import ModelReward
+from workbench.config.sections.reward_config import RewardConfig
+from workbench.config.sections.rewards_config import ModelReward
 from workbench.data.batching import Indices, Row
 from workbench.data.text import stepwise
 from workbench.data.text.answer import Answer

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from workbench.config.rewards_config import (
+from workbench.config.sections.rewards_config import (
     FunctionReward,
     JsonReward,
     ModelReward,

@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
-from workbench.config.rewards_config import RewardSource
+from workbench.config.sections.rewards_config import RewardSource
 from workbench.data.batching import Indices
 from workbench.data.rows import RawRow
 from workbench.data.text import prompts, tokenized

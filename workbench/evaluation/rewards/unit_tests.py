@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from workbench.config.rewards_config import UnitTestReward
+from workbench.config.sections.rewards_config import UnitTestReward
 from workbench.data.rows import excerpt
 from workbench.data.text.answer import Answer
 from workbench.errors import DataError

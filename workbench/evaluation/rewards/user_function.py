@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbench.config import plugins
-from workbench.config.rewards_config import FunctionReward
+from workbench.config.sections.rewards_config import FunctionReward
 from workbench.data.rows import excerpt
 from workbench.data.text.answer import Answer
 from workbench.data.time_limit import time_limit

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from workbench.config.rewards_config import JsonReward, NumberReward, PatternReward
+from workbench.config.sections.rewards_config import JsonReward, NumberReward, PatternReward
 from workbench.data.rows import excerpt
 from workbench.data.text.answer import Answer
 from workbench.data.time_limit import time_limit

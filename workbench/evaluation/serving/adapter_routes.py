@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from workbench.adapters.bank import Bank
-from workbench.adapters.bank_routing import MemberRows
+from workbench.adapters.banks.bank import Bank
+from workbench.adapters.banks.bank_routing import MemberRows
 from workbench.adapters.multi_adapter import BARE
 from workbench.models.shared_model import SharedModel
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.adapters import anatomy, attention_cache
-from workbench.adapters.bank_routing import MemberRows
+from workbench.adapters import anatomy
+from workbench.adapters.banks.bank_routing import MemberRows
+from workbench.adapters.prompts import attention_cache
 from workbench.errors import BackboneError
 from workbench.evaluation.serving.adapter_routes import AdapterRoutes
 from workbench.evaluation.serving.passes import Chunk, Pass, Sharing, Sizes, laid_out, least

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config import RunConfig
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Indices
 from workbench.runs.ranks import Ranks

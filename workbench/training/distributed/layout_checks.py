@@ -7,8 +7,9 @@ from itertools import chain
 
 from workbench.adapters import Full
 from workbench.adapters.method import Method
-from workbench.config import RunConfig, sweep_expansion
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config import RunConfig
+from workbench.config.expansions import sweep_expansion
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import compression_checks, layout_settings

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from workbench.config import TrainingSections
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 
 Settings = dict[str, Any]

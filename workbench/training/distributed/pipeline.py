@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
 from workbench.models import backbones
 from workbench.runs.ranks import Ranks

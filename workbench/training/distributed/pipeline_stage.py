@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
 from workbench.config import TrainingSections
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.models import backbones, packed_attention, quantisation, rerouting
 from workbench.runs.ranks import Ranks

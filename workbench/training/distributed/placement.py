@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from torch import nn
 
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.arrangement import Arrangement
 from workbench.data.batching import MicroBatch
 from workbench.runs.ranks import ALONE, Ranks

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
-from workbench.config.compression_config import CompressionConfig
+from workbench.config.sections.compression_config import CompressionConfig
 from workbench.errors import TrainingError
 from workbench.training.distributed.block_codes import BlockCode
 from workbench.training.distributed.wire import Wire

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig
 
 from workbench.config import TrainingSections
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.arrangement import MASK, NO_MASK, Arrangement
 from workbench.data.batching import Indices, MicroBatch
 from workbench.errors import ConfigError

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from workbench.config import TrainingSections
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import ConfigError
 from workbench.models import tensor_parallel

@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from workbench import adapters
 from workbench.adapters import anatomy
-from workbench.adapters.bank_layers import Routed
-from workbench.adapters.bank_members import MemberParts
+from workbench.adapters.banks.bank_layers import Routed
+from workbench.adapters.banks.bank_members import MemberParts
 from workbench.data.batching import Examples
 from workbench.errors import ConfigError
 from workbench.models import first_token

@@ -9,8 +9,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from workbench import adapters
-from workbench.adapters import Method, anatomy, bank
-from workbench.adapters.bank import Bank
+from workbench.adapters import Method, anatomy
+from workbench.adapters.banks import bank
+from workbench.adapters.banks.bank import Bank
 from workbench.adapters.method import Sample
 from workbench.config import TrainingSections
 from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, Observation

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from workbench.adapters import Full
 from workbench.config import TrainingSections
-from workbench.config.picture_augment_config import AugmentConfig
+from workbench.config.sections.picture_augment_config import AugmentConfig
 from workbench.data.batching import Examples
 from workbench.data.text.tokenized import cache_folder
 from workbench.runs import run_directory

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from workbench.config import TrainingSections
-from workbench.config.optimizer_config import OF_INNER_MATRICES
+from workbench.config.sections.optimizer_config import OF_INNER_MATRICES
 from workbench.errors import ConfigError
 from workbench.training.optim.adam_mini import AdamMini
 from workbench.training.optim.gradient_sparsity import apply_largest

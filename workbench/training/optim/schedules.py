@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from workbench.config.schedule_config import ScheduleConfig
+from workbench.config.sections.schedule_config import ScheduleConfig
 
 
 def factor(progress: float, config: ScheduleConfig, *, drops: int = 0) -> float:

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from workbench.config.optimizer_config import OptimizerConfig
+from workbench.config.sections.optimizer_config import OptimizerConfig
 from workbench.training.optim.sam_lookahead import ascended
 
 

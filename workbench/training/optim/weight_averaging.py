@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import swa_utils
 
-from workbench.config.average_config import AverageConfig
+from workbench.config.sections.average_config import AverageConfig
 from workbench.training.optim import rna, schedules
 
 Values = dict[str, Tensor]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workbench.config.reinforce_config import ReinforceConfig
+from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.data.text.judged_set import ANSWER, ROW
 from workbench.losses import policy_losses, preferences
 from workbench.training.preference_objective import dense

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from workbench.config.reinforce_config import ReinforceConfig
+from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch, Row, micro_batches
 from workbench.data.text import answer_draws
 from workbench.data.text.answer_draws import Floats, SampledAnswer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from workbench.config.search_config import SearchConfig
+from workbench.config.sections.search_config import SearchConfig
 from workbench.training.search.halving import Standing
 from workbench.training.search.proposals import Settings, studied
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.config.search_config import Range, SearchConfig
+from workbench.config.sections.search_config import Range, SearchConfig
 from workbench.training.search.halving import Standing
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import STORIES
 from workbench.config import DataConfig, ModelConfig, RunConfig
-from workbench.config.embed_config import EmbedConfig
+from workbench.config.sections.embed_config import EmbedConfig
 from workbench.data.embedding import pair_data, pair_records, pair_set
 from workbench.data.embedding.pair_data import PairSplits
 from workbench.data.embedding.pair_set import PairSet

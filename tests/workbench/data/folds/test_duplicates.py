@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from workbench.config.folds_config import DuplicatesConfig
+from workbench.config.sections.folds_config import DuplicatesConfig
 from workbench.data.folds import similarity
 from workbench.data.folds.duplicates import (
     DuplicateClusters,

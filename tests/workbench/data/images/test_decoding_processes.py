@@ -15,7 +15,7 @@ from PIL import Image
 from PIL.Image import Resampling
 
 from tests.workbench.data.images.pictures import photograph
-from workbench.config.picture_prepare_config import PrepareConfig
+from workbench.config.sections.picture_prepare_config import PrepareConfig
 from workbench.data.images.decoding import Pixels
 from workbench.data.images.decoding_processes import Work, fill_by_several
 from workbench.data.images.deep_pictures import NO_RANGES, ValueRanges

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from PIL.Image import Resampling
 
-from workbench.config.picture_augment_config import PRESETS, AugmentConfig
-from workbench.config.picture_prepare_config import PrepareConfig
+from workbench.config.sections.picture_augment_config import PRESETS, AugmentConfig
+from workbench.config.sections.picture_prepare_config import PrepareConfig
 from workbench.data.images import descriptions
 from workbench.data.images.picture_format import PictureFormat
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from workbench.config.picture_augment_config import AugmentConfig
+from workbench.config.sections.picture_augment_config import AugmentConfig
 from workbench.data.images.mixing import MixPlan, PixelBox, mix, partners, plan
 
 SIZE = (20, 30)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.workbench.evaluation.picture_sets import picture_reader, write_pictures
-from workbench.config.image_config import ImageConfig
+from workbench.config.sections.image_config import ImageConfig
 from workbench.data.images import picture_reader as readers
 from workbench.data.images.picture_reader import PictureReader, saved_format
 from workbench.errors import DataError

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from workbench.config.picture_augment_config import AugmentConfig
-from workbench.config.tta_config import TtaConfig
+from workbench.config.sections.picture_augment_config import AugmentConfig
+from workbench.config.sections.tta_config import TtaConfig
 from workbench.data.images.pitfalls import pitfalls
 
 DIGITS = [str(number) for number in range(10)]

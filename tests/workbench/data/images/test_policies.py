@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from workbench.config.picture_augment_config import AugmentConfig
+from workbench.config.sections.picture_augment_config import AugmentConfig
 from workbench.data.images.policies import OPERATIONS, Operation, apply, randaugment, trivialaugment
 
 SMALL = np.random.default_rng(0).integers(20, 220, (6, 6, 3), dtype=np.uint8)

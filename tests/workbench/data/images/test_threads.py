@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from workbench.config.picture_augment_config import AugmentConfig
+from workbench.config.sections.picture_augment_config import AugmentConfig
 from workbench.data.images import threads
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_rows import Augmenter, PictureRows

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tests.conftest import MINILM
-from workbench.config.classes_config import ClassesConfig
-from workbench.config.text_augment_config import NOISY, TextAugmentConfig
+from workbench.config.sections.classes_config import ClassesConfig
+from workbench.config.sections.text_augment_config import NOISY, TextAugmentConfig
 from workbench.data.labelled.augmented_texts import AugmentedTexts, rewritten
 from workbench.data.labelled.text_fields import FieldTokenizer
 from workbench.data.labelled.token_rows import TokenRows

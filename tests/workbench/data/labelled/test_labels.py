@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workbench.config.classes_config import ClassesConfig
+from workbench.config.sections.classes_config import ClassesConfig
 from workbench.data.labelled import labels
 from workbench.data.labelled.labels import Label
 

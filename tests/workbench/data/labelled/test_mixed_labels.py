@@ -19,7 +19,7 @@ from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.mixed_labels import MixedLabelledRows, drawn
 from workbench.errors import ConfigError, DataError
 from workbench.models import row_readers
-from workbench.recipes import classify
+from workbench.recipes.labels import classify
 
 SIZES = {"news": 30, "mail": 12, "web": 7}
 

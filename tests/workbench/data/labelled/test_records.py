@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from workbench.config import DataConfig
-from workbench.config.classes_config import ClassesConfig
+from workbench.config.sections.classes_config import ClassesConfig
 from workbench.data.labelled.records import read
 from workbench.errors import DataError
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from tests.conftest import MINILM, STORIES
-from workbench.config.classes_config import ClassesConfig
+from workbench.config.sections.classes_config import ClassesConfig
 from workbench.data.labelled.text_fields import ROWS, FieldTokenizer, allocate
 from workbench.data.starter import FOLDER
 from workbench.errors import DataError

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from workbench.config.decontaminate_config import DecontaminateConfig
+from workbench.config.sections.decontaminate_config import DecontaminateConfig
 from workbench.data.text import contamination
 from workbench.data.text.contamination import LISTED
 from workbench.data.text.decontamination import TextRow

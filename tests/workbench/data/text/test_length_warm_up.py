@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workbench.config import RunConfig
-from workbench.config.length_warm_up_config import LengthWarmUpConfig
+from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
 from workbench.data.batching import collate
 from workbench.data.text import length_warm_up, tokenized
 from workbench.data.text.length_warm_up import GrowingRows

@@ -10,8 +10,8 @@ import cv2
 import numpy as np
 import pytest
 
-from workbench.config.classes_config import ClassesConfig
-from workbench.config.tta_config import PICTURES, TtaConfig
+from workbench.config.sections.classes_config import ClassesConfig
+from workbench.config.sections.tta_config import PICTURES, TtaConfig
 from workbench.data.views import picture_views
 from workbench.data.views.picture_views import Picture, PictureView
 from workbench.errors import ConfigError

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tests.conftest import MINILM, STORIES
 from workbench.config import RunConfig
-from workbench.config.classes_config import ClassesConfig
-from workbench.config.tta_config import TtaConfig
+from workbench.config.sections.classes_config import ClassesConfig
+from workbench.config.sections.tta_config import TtaConfig
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.encoded_texts import EncodedTexts
 from workbench.data.labelled.labelled_data import LabelledSet

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from workbench.config import plugins
-from workbench.config.rewards_config import RewardSource
+from workbench.config.sections.rewards_config import RewardSource
 from workbench.data.text.answer import Answer, answer_to
 from workbench.data.text.formats import Example
 from workbench.errors import ConfigError

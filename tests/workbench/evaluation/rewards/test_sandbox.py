@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from workbench.config.rewards_config import UnitTestReward
+from workbench.config.sections.rewards_config import UnitTestReward
 from workbench.data.text.answer import Answer
 from workbench.errors import ConfigError
 from workbench.evaluation.rewards import confinement, sandbox, unit_tests

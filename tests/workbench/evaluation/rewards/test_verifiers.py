@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.config.rewards_config import JsonReward, NumberReward, PatternReward
+from workbench.config.sections.rewards_config import JsonReward, NumberReward, PatternReward
 from workbench.data.text.answer import Answer
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation.rewards.verifiers import (

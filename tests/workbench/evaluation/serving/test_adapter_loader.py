@@ -17,7 +17,7 @@ from tests.workbench.evaluation.serving.conftest import SETTINGS, save_runs
 from workbench.evaluation.serving.adapter_loader import AdapterLoader
 from workbench.evaluation.serving.app import Server, ServerLimits
 from workbench.evaluation.serving.served_models import TextModel
-from workbench.recipes import serving
+from workbench.recipes.serving import serving
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from tests.conftest import FAMILIES, tiny
 from workbench import evaluation
-from workbench.adapters import bank
+from workbench.adapters.banks import bank
 from workbench.adapters.multi_adapter import BARE
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.workbench.training.together import section
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.arrangement import PACKED, PADDED, Arrangement
 from workbench.data.mixed_batches import mixed_batches
 from workbench.runs.ranks import Ranks

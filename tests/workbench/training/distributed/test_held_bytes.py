@@ -12,7 +12,7 @@ from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
 from workbench.config.yaml_text import dump_yaml
 from workbench.recipes.load import load
-from workbench.recipes.plan import plan
+from workbench.recipes.plans.plan import plan
 
 BF16 = ["model.weights=bfloat16", "model.compute=bfloat16"]
 CASES: dict[str, list[str]] = {

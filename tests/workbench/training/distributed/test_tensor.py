@@ -6,7 +6,7 @@ import pytest
 from transformers import BertConfig, LlamaConfig, PretrainedConfig, Qwen3Config
 
 from workbench.config import RunConfig
-from workbench.config.distributed_config import DistributedConfig
+from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.training.distributed import tensor

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from tests.conftest import FAMILIES, tiny
 from tests.workbench.training.freezing.prefixes import ENCODERS, OTHERS, build, installed, prefix_of, stack
-from workbench.adapters import Lora, attach, bank
+from workbench.adapters import Lora, attach
+from workbench.adapters.banks import bank
 from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_inputs
 from workbench.errors import ConfigError
 from workbench.training.freezing import cache_estimate

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from workbench.config import RunConfig
 from workbench.config.freeze_config import FreezeConfig
-from workbench.config.optimizer_config import OF_WHOLE_MATRICES, Name
+from workbench.config.sections.optimizer_config import OF_WHOLE_MATRICES, Name
 from workbench.training.optim import optimizers
 from workbench.training.optim.optimizer_states import evaluating, load_state, state_tensors
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from tests.workbench.training.optim import formulas
 from workbench.config import RunConfig
 from workbench.config.freeze_config import FreezeConfig
-from workbench.config.optimizer_config import OF_WHOLE_MATRICES, Name
+from workbench.config.sections.optimizer_config import OF_WHOLE_MATRICES, Name
 from workbench.errors import ConfigError
 from workbench.training.optim import optimizers
 

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import (
 from transformers import optimization
 
 from workbench.config import RunConfig
-from workbench.config.schedule_config import ScheduleConfig
+from workbench.config.sections.schedule_config import ScheduleConfig
 from workbench.config.yaml_text import override
 from workbench.errors import ConfigError
 from workbench.schema import parse

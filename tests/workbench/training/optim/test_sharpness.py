@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.workbench.training.freezing.fits import assert_same_bits, build, configured, interrupted, train
-from workbench.config.optimizer_config import OptimizerConfig
+from workbench.config.sections.optimizer_config import OptimizerConfig
 from workbench.training.master_weights import MasterWeights
 from workbench.training.optim.sharpness import Sharpness
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from workbench import adapters
 from workbench.adapters import Lora
-from workbench.config.average_config import AverageConfig
+from workbench.config.sections.average_config import AverageConfig
 from workbench.training import checkpoints
 from workbench.training.checkpoints import Progress
 from workbench.training.master_weights import MasterWeights

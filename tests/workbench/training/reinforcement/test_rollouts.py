@@ -14,7 +14,7 @@ import torch
 from transformers import AutoTokenizer
 
 from workbench.config import DataConfig
-from workbench.config.reinforce_config import ReinforceConfig
+from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import tokenized
 from workbench.data.text.answer_draws import Floats, SampledAnswer

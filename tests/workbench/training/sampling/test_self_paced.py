@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.workbench.training.sampling.samplers import Tokens, followed, of
 from tests.workbench.training.sampling.test_infobatch import Two
 from workbench.config import RunConfig
-from workbench.config.curriculum_config import CurriculumConfig
+from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data.batching import global_batch
 from workbench.errors import ConfigError
 from workbench.runs.ranks import ALONE

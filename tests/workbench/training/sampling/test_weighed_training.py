@@ -180,7 +180,7 @@ def test_weights_of_rows_and_the_choice_of_tokens_go_together(
 
 
 def test_check_says_what_happens_and_a_plan_counts_it(train: Run, ways: dict[str, list[str]], tmp_path: Path) -> None:
-    from workbench.recipes.plan import plan
+    from workbench.recipes.plans.plan import plan
 
     notes = check(load(tmp_path / "recipe.yaml", ways["tokens"])).notes
     assert any("it reads the training rows once, before the first step" in note for note in notes)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from workbench.config.search_config import SearchConfig
+from workbench.config.sections.search_config import SearchConfig
 from workbench.training.search import proposals
 from workbench.training.search.importance import importances
 from workbench.training.search.proposals import Settings, propose

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.config import DataConfig
-from workbench.config.clean_rules import ANSWER_RULES, DUPLICATE_RULES
+from workbench.config.sections.clean_rules import ANSWER_RULES, DUPLICATE_RULES
 from workbench.data import starter
 from workbench.data.text import formats
 from workbench.data.text.formats import Conversion

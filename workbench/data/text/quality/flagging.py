@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from workbench.config.clean_rules import DUPLICATE_RULES
+from workbench.config.sections.clean_rules import DUPLICATE_RULES
 from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.folds.similarity import normalised

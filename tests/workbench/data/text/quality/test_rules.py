@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.config.clean_rules import ANSWER_RULES, CLEAN_RULES, DUPLICATE_RULES
+from workbench.config.sections.clean_rules import ANSWER_RULES, CLEAN_RULES, DUPLICATE_RULES
 from workbench.data.text.quality.row_texts import Exchange, RowText
 from workbench.data.text.quality.rules import RULES, SET_RULES
 

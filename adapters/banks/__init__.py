@@ -1,0 +1,1 @@
+"""Many adapters over one frozen backbone, whose rows go through it together."""

@@ -1,0 +1,129 @@
+"""Block expansion: new blocks between those of the backbone train, and the backbone stays as it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import PositiveInt
+
+from workbench.adapters import anatomy, picture_tower
+from workbench.adapters.inserted import bottleneck_places
+from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, Method, MethodInfo, Sample, register
+from workbench.errors import ConfigError
+from workbench.schema import Unit
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+    from transformers import PreTrainedModel
+
+_CURE = "Write adapter.method=lora, or adapter.method=last-layers, which trains blocks that there are."
+
+
+@register
+class BlockExpansion(Method):
+    """LLaMA Pro: after every few blocks a copy of the last of them, whose outputs begin at zero: it adds nothing yet.
+
+    A copy is whole: attention, MLP and norms train. Merged, it is a plain backbone with more blocks.
+    """
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "block-expansion": MethodInfo(
+            trains="new blocks, copies of some, that add nothing at first",
+            paper="Wu et al. 2024, arXiv:2401.02415",
+            weights=HALF_OR_FULL,
+            why_weights="copies of quantised weights have no gradient",
+            no_freezing="it freezes the backbone's own blocks itself",
+            token_rows=True,
+        )
+    }
+    method: Literal["block-expansion"] = "block-expansion"
+    every: Annotated[PositiveInt, Unit("blocks")] = 4
+    """Blocks of the backbone before each new one; the last few have one, too, where fewer are left."""
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse a backbone on which a copy cannot begin as nothing, or that says of each block what it is."""
+        stacks, name = anatomy.blocks(model), type(model).__name__
+        if len(stacks) != 1:
+            return f"{name} has {len(stacks)} stacks of blocks, and block-expansion deepens one. {_CURE}"
+        try:
+            if anatomy.convolves(model) or bottleneck_places.find(model, "pfeiffer").within:
+                return (
+                    f"the blocks of {name} normalise what they have added, or change its shape, so that no block can "
+                    f"add nothing. {_CURE}"
+                )
+            outputs = self.outputs(model)
+        except ConfigError as error:
+            return str(error)
+        if any(not anatomy.is_linear(model.get_submodule(path)) for path in outputs):
+            return f"the experts of {name} are no linear layers, whose outputs could begin at zero. {_CURE}"
+        if lists := _per_block(model, len(stacks[0])):
+            return f"the configuration of {name} has {', '.join(lists)} for each of its blocks. {_CURE}"
+        return None
+
+    def outputs(self, model: PreTrainedModel) -> list[str]:
+        """Paths of the linear layers that give what the expanded blocks add: of attention, and of the MLP."""
+        inside = tuple(f"{path}." for path in self.modules(model))
+        return [path for path in bottleneck_places.find(model, "houlsby").after if path.startswith(inside)]
+
+    def modules(self, model: PreTrainedModel) -> list[str]:
+        """Paths of the blocks that a new one follows."""
+        (stack,) = anatomy.blocks(model)
+        ends = [*range(self.every - 1, len(stack), self.every), len(stack) - 1]
+        return [stack[end] for end in dict.fromkeys(ends)]
+
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
+        """The configuration of our tuner for this backbone."""
+        from workbench.adapters.inserted.block_expansion_tuner import BlockExpansionConfig
+
+        return BlockExpansionConfig(
+            task_type=anatomy.task(model),
+            blocks=self.modules(model),
+            outputs=self.outputs(model),
+            modules_to_save=beside.heads or None,
+            trainable_token_indices=beside.token_rows,
+        )
+
+    def initialise(self, model: PeftModel, sample: Sample | None) -> None:
+        """See that the new blocks add nothing, which not every family's blocks would.
+
+        Raises:
+            ConfigError: They do.
+        """
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        backbone: Any = model.get_base_model()
+        weight = next(backbone.parameters())
+        if weight.device.type == "meta" or isinstance(weight, FakeTensor):
+            return
+        inputs = _trial(backbone)
+        training = model.training
+        model.eval()
+        with torch.no_grad():
+            output = model(**inputs)[0]  # logits, or hidden states of a body without a head
+            with model.disable_adapter():
+                same = torch.equal(model(**inputs)[0], output)
+        model.train(training)
+        if not same:
+            raise ConfigError(
+                f"adapter.method={self.method}: the blocks of {type(backbone).__name__} add something even where the "
+                f"outputs of attention and MLP are zero. {_CURE}"
+            )
+
+
+def _trial(backbone: PreTrainedModel) -> dict[str, Any]:
+    """A short row, or a picture."""
+    import torch
+
+    if anatomy.reads_pictures(backbone):
+        return {"pixel_values": picture_tower.blank(backbone)}
+    return {
+        "input_ids": torch.arange(2, 9, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
+    }
+
+
+def _per_block(model: PreTrainedModel, blocks: int) -> list[str]:
+    """Settings of each block in a backbone's configuration, which a deeper one would lack."""
+    settings = anatomy.body_config(model.config).to_dict()
+    listed = [key for key, each in settings.items() if isinstance(each, list) and len(each) == blocks > 1]
+    return [key for key in listed if key not in ("layer_types", "architectures")]

@@ -1,0 +1,180 @@
+"""The PEFT tuner of block expansion: new blocks behind those of a backbone, each as a child of the one before it.
+
+The backbone's list of blocks stays as it is, so that paths, layers and switching off need no account of the new ones; a
+merge makes one list of all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from peft import PeftConfig
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from workbench.adapters import anatomy
+from workbench.adapters.module_tuner import ModuleTuner
+from workbench.adapters.peft_registration import register_tuner
+from workbench.adapters.weights.partial_tuner import computed
+
+CHILD = "expansion"
+"""Name of the child of a block that holds what follows it."""
+
+
+@dataclass
+class BlockExpansionConfig(PeftConfig):
+    """Paths of the blocks that new ones follow, and of what in them gives what they add."""
+
+    blocks: list[str] = field(default_factory=list)
+    """Blocks that are copied; a copy follows each."""
+    outputs: list[str] = field(default_factory=list)
+    """Linear layers inside of them that begin at zero in the copies."""
+    modules_to_save: list[str] | None = None
+    """Modules that train whole, such as a fresh classification head."""
+    trainable_token_indices: dict[str, list[int]] | None = None
+    """Rows of embeddings that train beside."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[no-untyped-call]
+        self.peft_type = EXPANSION
+
+    @property
+    def target_modules(self) -> tuple[str, ...]:
+        """The blocks. PEFT shortens a long list of names to their ends, but no tuple."""
+        return tuple(self.blocks)
+
+
+class ExpansionLayer(nn.Module, BaseTunerLayer):
+    """The new blocks behind one block, of all named adapters; active ones compute in their order.
+
+    Args:
+        block: This stands as its child.
+        index: Place of the new blocks in a cache of keys and values.
+    """
+
+    adapter_layer_names = ("expansion_blocks",)
+
+    def __init__(self, block: nn.Module, index: int) -> None:
+        super().__init__()
+        self.expansion_blocks = nn.ModuleDict()
+        self.index = index
+        self.merged_adapters = []
+        self.handle = block.register_forward_hook(self._follow, with_kwargs=True)
+
+    def add(self, name: str, block: nn.Module, zeros: list[str], dtype: torch.dtype) -> None:
+        """A copy of the block for one more adapter, in which the layers of these paths give zero."""
+        hooks, own = block._forward_hooks.copy(), block._modules.pop(CHILD, None)
+        del block._forward_hooks[self.handle.id]
+        new = copy.deepcopy(block)
+        block._forward_hooks.update({self.handle.id: hooks[self.handle.id]})
+        if own is not None:
+            block._modules[CHILD] = own
+        for parameter in new.parameters():
+            if parameter.dtype != torch.float32:  # where half a backbone keeps one in float32, so does the copy
+                parameter.data = parameter.data.to(dtype)
+        for path in zeros:
+            for parameter in new.get_submodule(path).parameters():
+                nn.init.zeros_(parameter)
+        _number(new, self.index)
+        self.expansion_blocks[name] = new
+
+    def working(self) -> list[nn.Module]:
+        """The new blocks that compute now."""
+        active = [] if self.disable_adapters else self.active_adapters
+        return [self.expansion_blocks[name] for name in active if name in self.expansion_blocks]
+
+    def _follow(self, _: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any], output: Any) -> Any:
+        rest = {name: each for name, each in named.items() if name != "hidden_states"}
+        for block in self.working():
+            output = block(output[0] if isinstance(output, tuple) else output, *arguments[1:], **rest)
+        return output
+
+    def remove(self, block: nn.Module) -> None:
+        """Leave the block without new ones behind it."""
+        self.handle.remove()
+        delattr(block, CHILD)
+
+
+class ExpansionModel(ModuleTuner):
+    """Puts new blocks behind those of a backbone, and takes them off."""
+
+    prefix = "expansion_"
+    tuner_layer_cls = ExpansionLayer
+
+    @classmethod
+    def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
+        """Take the name out of the middle, where PEFT does not look for it."""
+        around = key.split(f".expansion_blocks.{adapter_name}.", 1)
+        return (
+            ".expansion_blocks.".join(around)
+            if around[1:]
+            else super()._remove_adapter_name_from_key(key, adapter_name)
+        )
+
+    def _create_and_replace(
+        self,
+        peft_config: PeftConfig,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        parameter_name: str | None = None,
+    ) -> None:
+        assert isinstance(peft_config, BlockExpansionConfig)
+        layer = target._modules.get(CHILD)
+        if not isinstance(layer, ExpansionLayer):
+            config: Any = anatomy.body_config(self.model.config)
+            (stack,) = anatomy.blocks(self.model)
+            layer = ExpansionLayer(target, config.num_hidden_layers)
+            config.num_hidden_layers += 1  # by which caches are made; the model walks through its list of blocks
+            if getattr(config, "layer_types", None) is not None:
+                config.layer_types = [*config.layer_types, config.layer_types[stack.index(current_key)]]
+            target.add_module(CHILD, layer)
+        inside = f"{current_key}."
+        zeros = [path.removeprefix(inside) for path in peft_config.outputs if path.startswith(inside)]
+        layer.add(adapter_name, target, zeros, computed(self.model))
+        layer.set_adapter(self.active_adapters)
+
+    def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
+        """Leave new blocks in the precision of the computation."""
+
+    def _check_tied_modules(self, model: nn.Module, peft_config: PeftConfig) -> None:
+        """Skip PEFT's warning about tied heads, which no block is."""
+
+    def take_off(self, *, merge: bool) -> None:
+        (stack,) = anatomy.blocks(self.model)
+        config: Any = anatomy.body_config(self.model.config)
+        types = getattr(config, "layer_types", None)
+        whole: list[nn.Module] = []
+        kinds: list[Any] = []
+        for number, path in enumerate(stack):
+            block = self.model.get_submodule(path)
+            layer = block._modules.get(CHILD)
+            new: list[nn.Module] = []
+            if isinstance(layer, ExpansionLayer):
+                new = layer.working() if merge else []
+                layer.remove(block)
+            whole += [block, *new]
+            kinds += [] if types is None else [types[number]] * (1 + len(new))
+        config.num_hidden_layers = len(whole)
+        if types is not None:
+            config.layer_types = kinds
+        if len(whole) > len(stack):
+            for number, block in enumerate(whole):
+                _number(block, number)
+            self.model.set_submodule(stack[0].rpartition(".")[0], nn.ModuleList(whole))
+
+
+def _number(block: nn.Module, number: int) -> None:
+    """Tell the modules of a block which one it is: by that they find their keys and values in a cache."""
+    for module in block.modules():
+        if isinstance(getattr(module, "layer_idx", None), int):
+            module.layer_idx = number  # type: ignore[assignment]
+
+
+EXPANSION = register_tuner("expansion", BlockExpansionConfig, ExpansionModel)

@@ -1,0 +1,1 @@
+"""Methods that scale or rotate what frozen weights compute."""

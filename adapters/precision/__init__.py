@@ -1,0 +1,1 @@
+"""Adapter layers over quantised and half-precision weights."""

@@ -1,0 +1,1 @@
+"""Methods that put trainable tokens, keys or values before each row."""

@@ -1,0 +1,245 @@
+"""LoRA with other initial values: parts of weights or gradients, leading directions of inputs, quantisation errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from workbench.adapters.anatomy import features
+from workbench.adapters.method import (
+    HALF_OR_FULL,
+    WEIGHTS,
+    ExtraParameters,
+    MethodInfo,
+    RowLosses,
+    Sample,
+    register,
+)
+from workbench.adapters.target_modules import linear_layers
+from workbench.adapters.updates.lora import Decomposition, LowRank
+from workbench.errors import ConfigError
+from workbench.schema import Unit
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+QUANTISED = tuple(name for name in WEIGHTS if name not in HALF_OR_FULL)
+
+
+class Decomposed(LowRank):
+    """LoRA whose start is a decomposition of matrices as large as the weights."""
+
+    parts: ClassVar[int] = 1
+    """Singular parts of a matrix that a rank takes."""
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse convolutions, and a rank above the shorter side of a matrix, which has no more singular parts."""
+        if reason := super().refusal(model):
+            return reason
+        for path, layer in linear_layers(model, self.targets).items():
+            short = min(features(layer))
+            if short < self.parts * self.rank:
+                most = f"adapter.rank={short // self.parts} or less, or " if short >= self.parts else ""
+                return f"{path} is only {short} wide. Write {most}other adapter.targets."
+        return None
+
+
+class FromWeights(Decomposed):
+    """W + scale * (B A - B0 A0), where training starts at B0 A0, a part of W: the identity at the start."""
+
+    def initialise(self, model: PeftModel, sample: Sample | None) -> None:
+        """Set A and B to parts of the weights, and remember them."""
+        from workbench.adapters.updates.shifted_lora import shift
+
+        shift(model, self.start)  # on the meta device too: what is shipped is known from shapes
+
+    def start(self, weight_OI: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
+        """A0 (rank, I) and B0 (O, rank) for one weight."""
+        raise NotImplementedError
+
+
+@register
+class Pissa(FromWeights):
+    """LoRA from the largest singular values and vectors of each weight."""
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "pissa": MethodInfo(
+            "lora, from the largest singular parts", "Meng et al. 2024, arXiv:2404.02948", token_rows=True
+        ),
+    }
+    method: Literal["pissa"] = "pissa"
+    decomposition: Decomposition = "auto"
+    """Singular value decomposition: exact, randomised, or auto, which is exact where a side is at most 1,024 wide."""
+
+    def start(self, weight_OI: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
+        """scale * B0 A0 is the nearest matrix of that rank to the weight (paper, eq. 2 and 3)."""
+        from workbench.adapters.updates.svd import leading_parts
+
+        return leading_parts(weight_OI / scale, rank, decomposition=self.decomposition)
+
+
+@register
+class Olora(FromWeights):
+    """LoRA from the first orthonormal directions of each weight."""
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "olora": MethodInfo("lora, from an orthonormal basis", "Büyükakyüz 2024, arXiv:2406.01775", token_rows=True),
+    }
+    method: Literal["olora"] = "olora"
+
+    def start(self, weight_OI: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
+        """B0 and A0 are the first columns of Q and rows of R in the weight's QR decomposition (paper, section 3).
+
+        The first columns of Q depend on as many columns of the weight, and R is Q^T W: nothing else is decomposed.
+        """
+        import torch
+
+        Q_OR, _ = torch.linalg.qr(weight_OI[:, :rank])
+        return Q_OR.T @ weight_OI, Q_OR
+
+
+@register
+class Corda(FromWeights):
+    """LoRA from the parts of each weight that the task's inputs excite most, or least."""
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "corda": MethodInfo(
+            "lora, from what data excite of the weights", "Yang et al. 2024, arXiv:2406.05223", token_rows=True
+        ),
+    }
+    method: Literal["corda"] = "corda"
+    mode: Literal["ipm", "kpm"] = "ipm"
+    """`ipm` trains the parts that the training rows excite most, for the task; `kpm` those that they excite least."""
+
+    def initialise(self, model: PeftModel, sample: Sample | None) -> None:
+        """Set A and B from one pass over the sample, and remember them."""
+        from workbench.adapters.updates.corda import covariances, oriented_parts
+        from workbench.adapters.updates.shifted_lora import shift
+        from workbench.adapters.updates.svd import leading_parts
+
+        if model.device.type == "meta":  # what is shipped is known from shapes
+            shift(model, lambda weight_OI, rank, _: leading_parts(weight_OI, rank))
+            return
+        if sample is None:
+            raise ConfigError("adapter.method=corda starts from training rows: give adapters.attach a sample.")
+        seen = iter(covariances(model, sample()))
+        shift(model, lambda weight_OI, rank, scale: oriented_parts(weight_OI / scale, next(seen), rank, mode=self.mode))
+
+
+@register
+class LoraGa(Decomposed):
+    """LoRA whose first step moves W as the full gradient would: along its 2 * rank largest singular parts.
+
+    A starts at the right singular vectors of the first half of these and B at the left ones of the second half, of the
+    gradient of each whole weight, which need not be stored unquantised. Until `choose` has seen it: plain LoRA.
+    """
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "lora-ga": MethodInfo(
+            "lora, along the full gradient's largest parts", "Wang et al. 2024, arXiv:2407.05000", token_rows=True
+        ),
+    }
+    parts: ClassVar[int] = 2
+    method: Literal["lora-ga"] = "lora-ga"
+    rows: Annotated[PositiveInt, Unit("rows")] = 64
+    """Training rows whose summed gradient is decomposed before the first step, or all there are. The sums take four
+    bytes for each weight of a layer that is changed, while this goes on."""
+    gamma: float = Field(default=64.0, gt=0)
+    """A and B start with rows and columns of length (outputs / gamma^2)^(1/4): the higher, the nearer to zero. The
+    authors' own runs of Llama 2 have 64."""
+    decomposition: Decomposition = "auto"
+    """Singular value decomposition: exact, randomised, or auto, which is exact where a side is at most 1,024 wide."""
+
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> LoraConfig:
+        """PEFT's LoraConfig for this backbone, of the paper's scale alpha / sqrt(rank)."""
+        config = super().to_peft(model, beside)
+        config.use_rslora = True
+        return config
+
+    def initialise(self, model: PeftModel, sample: Sample | None) -> None:
+        """Remember a start of zero, in whose place `choose` puts the one along the gradient."""
+        from workbench.adapters.updates.shifted_lora import shift_later
+
+        shift_later(model)
+
+    @property
+    def looks(self) -> int:
+        """Training rows that are looked at before the first step."""
+        return self.rows
+
+    def choose(self, model: PeftModel, losses: RowLosses) -> None:
+        """Set A and B from the gradients of training rows, and remember them."""
+        from workbench.adapters.updates.lora_ga import start_along_gradients
+
+        start_along_gradients(model, losses, gamma=self.gamma, decomposition=self.decomposition)
+
+    def chosen(self, model: PeftModel) -> dict[str, Tensor]:
+        """Where A and B of each layer begin."""
+        from workbench.adapters.updates.shifted_lora import starts
+
+        return starts(model)
+
+
+@register
+class Eva(LowRank):
+    """LoRA whose A, and whose rank in each layer, come from principal components of the layers' inputs; B is zero."""
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "eva": MethodInfo("lora, along what data excite", "Paischer et al. 2024, arXiv:2410.07170", token_rows=True),
+    }
+    method: Literal["eva"] = "eva"
+    rho: float = Field(default=1.0, ge=1)
+    """Times `rank` that a layer may have where its inputs vary in more directions than others'; the sum over layers
+    stays. At 1 every layer has `rank`; the paper takes 2, and the number of parameters then depends on the data."""
+
+    def initialise(self, model: PeftModel, sample: Sample | None) -> None:
+        """Set A from one pass over the sample."""
+        if model.device.type == "meta":
+            return
+        if sample is None:
+            raise ConfigError("adapter.method=eva starts from training rows: give adapters.attach a sample.")
+        from workbench.adapters.updates.eva import start_there
+
+        start_there(model, sample(), rank=self.rank, rho=self.rho)
+
+
+@register
+class Loftq(Decomposed):
+    """LoRA that starts at the low-rank update nearest to each weight's quantisation error.
+
+    This is the first of the alternating steps in the paper (algorithm 1 with T = 1): later ones would change the
+    quantised weights, and what is shipped would not fit a backbone that anybody else quantises.
+    """
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "loftq": MethodInfo(
+            "lora, from what quantisation took away",
+            "Li et al. 2023, arXiv:2310.08659",
+            token_rows=True,
+            weights=QUANTISED,
+            why_weights="it starts from what quantisation took away",
+            starts_elsewhere="it starts nearer to the unquantised backbone",
+        ),
+    }
+    method: Literal["loftq"] = "loftq"
+    decomposition: Decomposition = "auto"
+    """Singular value decomposition: exact, randomised, or auto, which is exact where a side is at most 1,024 wide."""
+
+    def refusal(self, model: PreTrainedModel) -> str | None:
+        """Refuse weights that are not quantised, which have no quantisation error to start from."""
+        weights = [layer.get_parameter("weight") for layer in linear_layers(model, self.targets).values()]
+        if not weights:
+            return super().refusal(model)
+        if model.device.type != "meta" and all(weight.is_floating_point() for weight in weights):
+            return f"{self.facts.why_weights}, and these weights are not quantised. Write model.weights=nf4."
+        return super().refusal(model)
+
+    def initialise(self, model: PeftModel, sample: Sample | None) -> None:
+        """Set A and B from the unquantised weights, which are read one after the other."""
+        from workbench.adapters.updates.svd import start_from_rounding
+
+        if model.device.type != "meta":
+            start_from_rounding(model, decomposition=self.decomposition)

@@ -1,0 +1,1 @@
+"""Methods that train some or all of the backbone's own weights."""

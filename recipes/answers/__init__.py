@@ -1,0 +1,1 @@
+"""`evaluate`, `predict`, `generate` and `sample`: answers of a finished run."""

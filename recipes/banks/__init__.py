@@ -1,0 +1,1 @@
+"""Trainings of many adapters in one bank: sweeps, searches, and the members of fleets."""

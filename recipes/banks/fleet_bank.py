@@ -1,0 +1,224 @@
+"""The bank of a fleet: members with rows, labels and heads of their own over one loaded backbone, which come and go."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, from_numpy
+
+from workbench import evaluation
+from workbench.adapters import anatomy
+from workbench.adapters.banks import bank
+from workbench.adapters.banks.bank import Bank
+from workbench.config import RunConfig
+from workbench.config.expansions.member_runs import Trial
+from workbench.data.batching import Examples, MicroBatch
+from workbench.data.labelled.mixed_labels import drawn
+from workbench.losses.criterion import criterion
+from workbench.models import backbones, classifier, exported, model_summary
+from workbench.models.backbones import Loader
+from workbench.models.classifier import Classifier
+from workbench.models.exported import ExportedModel
+from workbench.recipes.labels import classify
+from workbench.recipes.labels.classify import ClassRun
+from workbench.recipes.text import sft
+from workbench.recipes.text.sft import TextRun
+from workbench.runs.run_directory import Run
+from workbench.training.bank_trainer import Objective
+from workbench.training.callbacks import Callback
+from workbench.training.freezing import freezer as freezing
+from workbench.training.freezing.freezer import Freezer
+
+Single = TextRun | ClassRun
+"""A member as a run of its own."""
+Live = ExportedModel | Classifier
+
+
+@dataclass(frozen=True)
+class FleetMember:
+    """A member with its rows, and the run directory of its own."""
+
+    trial: Trial[RunConfig]
+    single: Single
+
+    @property
+    def run(self) -> Run:
+        """Where its metrics, checkpoints, adapter and scores are."""
+        return self.single.run
+
+    @property
+    def train(self) -> Examples:
+        """The training rows as its objective wants them."""
+        if isinstance(self.single, TextRun):
+            return sft.drawn(self.single.data.train, self.single.config)
+        return drawn(self.single.data.train, self.single.config)
+
+
+def prepared(trial: Trial[RunConfig], run: Run, callback: Callback, *, loader: Loader = backbones.load) -> FleetMember:
+    """A member with its data, which is refused where its run would be."""
+    config = trial.config
+    if config.recipe == "classify":
+        reader, labelled, _ = classify.prepare(config)
+        classify.begin(run, labelled)
+        return FleetMember(trial, ClassRun(config, run, callback, reader, labelled, loader=loader))
+    tokenizer, template, texts = sft.prepare(config, run)
+    return FleetMember(trial, TextRun(config, run, callback, tokenizer, template, texts, loader=loader))
+
+
+class FleetBank(ABC):
+    """A loaded backbone under the adapters of those members that train now.
+
+    Args:
+        members: All that will ever train here, by name.
+        now: Names of those that do from the beginning.
+    """
+
+    def __init__(self, config: RunConfig, members: Mapping[str, FleetMember], now: Sequence[str]) -> None:
+        self.config, self.members = config, members
+        first = members[now[0]].single
+        self.backbone = first.backbone()
+        for each in members.values():
+            each.single.score_before(self.backbone)
+        model = self.backbone.model
+        self._layers = freezing.layers_of(model, config)
+        self.bank: Bank = bank.attach(
+            model,
+            [members[name].trial.config.adapter for name in now],
+            seeds=[members[name].trial.config.seed for name in now],
+            numbers=[members[name].trial.number for name in now],
+            later=[each.trial.config.adapter for each in members.values()],
+        )
+        self.names = dict(zip(now, self.bank.members, strict=True))
+        """Name in the bank of each that trains now."""
+        for name in now:
+            self.give_head(name)
+        with self.bank.only(self.names[now[0]]):
+            self.live: Live = first.assemble(self.bank.model, self.backbone)
+            self.width = first.width(self.live)  # type: ignore[arg-type]
+
+    def begin(self, name: str) -> str:
+        """Give a member its fresh adapter; returns its name in the bank."""
+        trial = self.members[name].trial
+        self.names[name] = self.bank.begin(trial.config.adapter, seed=trial.config.seed, number=trial.number)
+        self.give_head(name)
+        return self.names[name]
+
+    def leave(self, name: str) -> None:
+        """Forget a member, one of several."""
+        self.bank.leave(self.names.pop(name))
+
+    def freezer(self) -> Freezer:
+        """The freezer of the model as it is now."""
+        return Freezer(self.bank.model, self.backbone.model, self._layers, self.config.freeze, seed=self.config.seed)
+
+    def held_out_loss(self, name: str, parts: dict[str, float]) -> float:
+        """Mean loss of a member's present values on its own held-out rows; `parts` takes further figures."""
+        single: Any = self.members[name].single
+        with self.bank.only(self.names[name]):
+            loss, figures = single.held_out_loss(self.model_of(name))
+        parts.update(figures)
+        return float(loss)
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """The facts of a run with this member alone."""
+        own = sum(each.numel() for each in self.bank.parameters_of(self.names[name]).values())
+        return model_summary.model(self.members[name].trial.config, self.backbone, self.bank.model, own=own)
+
+    @abstractmethod
+    def give_head(self, name: str) -> None:
+        """Give a member the head that it has alone, where the backbone has a fresh one."""
+
+    @abstractmethod
+    def model_of(self, name: str) -> Live:
+        """The model with what scoring a member needs, inside the bank's `only`."""
+
+    @abstractmethod
+    def predict(self, batch: MicroBatch) -> Tensor:
+        """Outputs for each label, inside the bank's `route`."""
+
+    @abstractmethod
+    def reads_packed(self) -> bool:
+        """Whether `predict` finds them in rows that are packed into one sequence."""
+
+    @abstractmethod
+    def objective(self, name: str) -> Objective:
+        """The loss of a member."""
+
+    @abstractmethod
+    def save(self, name: str, folder: Path) -> None:
+        """Write the folder that a member ships."""
+
+
+class TextBank(FleetBank):
+    """Next or hidden tokens."""
+
+    live: ExportedModel
+
+    def give_head(self, name: str) -> None:
+        """Do nothing: the head for tokens is the backbone's."""
+
+    def model_of(self, name: str) -> ExportedModel:
+        single = self.members[name].single
+        assert isinstance(single, TextRun)
+        stop = evaluation.stop_tokens(single.tokenizer, single.data.train)
+        return replace(self.live, tokenizer=single.tokenizer, template=single.template, stop=stop)
+
+    def predict(self, batch: MicroBatch) -> Tensor:
+        return self.live.head.supervised(self.bank.model, batch.inputs, batch.positions_N)
+
+    def reads_packed(self) -> bool:
+        return True
+
+    def objective(self, name: str) -> Objective:
+        return sft.next_token_objective(self.live.head, self.config.regularise)
+
+    def save(self, name: str, folder: Path) -> None:
+        live, adapter = self.model_of(name), partial(self.bank.save, self.names[name])
+        exported.save(live.model, folder, live.tokenizer, live.template, live.stop, adapter=adapter)
+
+
+class ClassBank(FleetBank):
+    """Labels of rows, of as many classes as each member has."""
+
+    live: Classifier
+
+    def model_of(self, name: str) -> Classifier:
+        single = self.members[name].single
+        assert isinstance(single, ClassRun)
+        return replace(self.live, reader=single.reader, labels=single.data.labels)
+
+    def give_head(self, name: str) -> None:
+        single = self.members[name].single
+        fresh = single.loader(single.config.model, single.vocabulary, task=single.task).model
+        for head in anatomy.fresh_heads(fresh):
+            self.bank.give_head(self.names[name], head, copy.deepcopy(fresh.get_submodule(head)))
+
+    def predict(self, batch: MicroBatch) -> Tensor:
+        return self.live.outputs(batch)
+
+    def reads_packed(self) -> bool:
+        return all(self.live.reads_packed(each.trial.config.adapter) for each in self.members.values())
+
+    def objective(self, name: str) -> Objective:
+        single = self.members[name].single
+        assert isinstance(single, ClassRun)
+        own, classes = (
+            criterion(single.config.classes, from_numpy(single.data.train.targets_NC)),
+            len(single.task.labels),
+        )
+        columns = self.members[name].train.batch(np.arange(1)).labels_N.shape[1]
+
+        def loss(outputs_NC: Tensor, labels_N: Tensor, scale: float) -> Tensor:
+            return own(outputs_NC[:, :classes], labels_N[:, :columns], scale)  # others may have more of both
+
+        return loss
+
+    def save(self, name: str, folder: Path) -> None:
+        classifier.save(self.model_of(name), folder, adapter=partial(self.bank.save, self.names[name]))

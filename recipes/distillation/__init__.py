@@ -1,0 +1,1 @@
+"""Runs whose student learns from a teacher."""

@@ -1,0 +1,1 @@
+"""Runs of sentence embeddings and rerankers, and their verbs."""

@@ -1,0 +1,87 @@
+"""A run of recipe embed: what scores, trains and saves an embedder."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from workbench.config.tasks import HIDDEN, Task
+from workbench.data import mixture, named_sets
+from workbench.data.batching import MicroBatch
+from workbench.data.embedding.pair_data import PairSplits
+from workbench.data.embedding.pair_set import PairSet
+from workbench.evaluation import embeddings
+from workbench.evaluation.result_store import ModelResults
+from workbench.models import embedder
+from workbench.models.backbones import Backbone
+from workbench.models.embedder import Embedder
+from workbench.models.embedding_objective import EmbeddingLoss
+from workbench.recipes.single.single_run import Scored, SingleRun
+from workbench.runs import files
+from workbench.training.signal import TrainingSignal
+
+
+@dataclass(frozen=True)
+class EmbedRun(SingleRun[Embedder, PairSet]):
+    """A run that learns which texts belong together."""
+
+    tokenizer: PreTrainedTokenizerBase
+    data: PairSplits
+
+    @property
+    def rows(self) -> Mapping[str, PairSet]:
+        return {name: split for name, split in self.data._asdict().items() if split is not None}
+
+    @property
+    def vocabulary(self) -> PreTrainedTokenizerBase:
+        return self.tokenizer
+
+    @property
+    def task(self) -> Task:
+        return HIDDEN
+
+    def untrained(self, backbone: Backbone) -> Embedder:
+        return self.assemble(backbone.model, backbone)
+
+    def assemble(self, model: nn.Module, backbone: Backbone) -> Embedder:
+        return embedder.make(model, backbone.model, self.tokenizer, self.config)
+
+    def supervise(self, live: Embedder, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        def passes(batch: MicroBatch, scale: float) -> Tensor:
+            return live.pooled(batch).sum() * scale
+
+        train = mixture.mixed(self.data.train, self.config)
+        return TrainingSignal(train, passes, whole=EmbeddingLoss(live), reads_packed=True)
+
+    def width(self, live: Embedder) -> int:
+        return live.width
+
+    def held_out_loss(self, live: Embedder) -> tuple[float, Mapping[str, float]]:
+        loss_values = embeddings.losses(live, self.data.held_out, batch=self.config.batch.size)
+        return loss_values["loss"], named_sets.held_out_losses(loss_values)
+
+    def save(self, live: Embedder, folder: Path) -> None:
+        embedder.save(live, folder, self.config)
+
+    def load(self) -> Embedder:
+        return embedder.load(self.run.home, self.config, waiting=self.placement.waiting)
+
+    def load_over(self, backbone: Backbone) -> Embedder:
+        return embedder.load(self.run.home, self.config, backbone=backbone)
+
+    def score(self, model: Embedder, rows: PairSet, scoring: ModelResults | None = None) -> Scored:
+        with self.scoring_time(rows):
+            scored = embeddings.score(model, rows, self.data.train, batch=self.config.batch.size, scoring=scoring)
+        return Scored(scored.scores, scored.table)
+
+    def write_predictions(self, model: Embedder, outputs: pd.DataFrame, before: Mapping[str, Any]) -> None:
+        buffer = io.BytesIO()
+        outputs.to_parquet(buffer)
+        files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())

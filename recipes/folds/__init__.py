@@ -1,0 +1,1 @@
+"""Cross-validation and its verbs."""

@@ -1,0 +1,1 @@
+"""Runs that classify texts and pictures, and their verbs."""

@@ -1,0 +1,1 @@
+"""`workbench plan`: memory and time of each recipe before it runs."""

@@ -1,0 +1,128 @@
+"""The longest row that a device could train on: steps on a row that nobody has, as long as it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow
+
+from workbench.config import RunConfig
+from workbench.data.text.token_table import TokenTable
+from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.errors import ConfigError
+from workbench.models import backbones
+from workbench.planning.plan import Plan
+from workbench.recipes.plans.plan_texts import PlannedText
+from workbench.runs import units
+from workbench.training import preflight
+
+FIRST, LONGER, SHORTER = 16384, 65536, 2048
+"""Tokens of the first row that is tried, from which on bytes grow evenly with tokens; of the second where it fits, and
+where it does not."""
+TRIALS, CLOSE = 6, 0.005
+"""Rows that are tried at most, and the share of the memory that may be left."""
+
+PlanOfRow = Callable[[RunConfig, int], Plan]
+"""From a configuration and the tokens of the only row to the plan."""
+
+
+class LongestRow(NamedTuple):
+    """The longest row of which a step was carried out, on tensors without values, that fits."""
+
+    tokens: int
+    """0: not even the first row that was tried fits."""
+    needed: int
+    """Bytes of the device."""
+    host: int
+    """Bytes of the host's memory."""
+    limit: int | None
+    """Tokens that the backbone was made for; None where it names no limit."""
+
+    @property
+    def sentence(self) -> str:
+        """All of it for a person."""
+        if not self.tokens:
+            return f"Longest row: none; a row of {SHORTER:,} tokens takes {units.size(self.needed)}."
+        host = f", {units.size(self.host)} in the host's memory" if self.host else ""
+        beyond = self.limit is not None and self.limit < self.tokens
+        made = f"; the backbone was made for at most {self.limit:,}" if beyond else ""
+        return (
+            f"Longest row: {self.tokens:,} tokens, all with loss ({units.size(self.needed)} on the device{host}{made})."
+        )
+
+
+def find(config: RunConfig, plan: PlanOfRow, *, accelerated: bool) -> LongestRow:
+    """The longest row that fits, with every saving that is left to choose.
+
+    Args:
+        accelerated: Whether the device has a memory of its own, beside the host's.
+
+    Raises:
+        ConfigError: The recipe learns from more than rows of text as they are.
+    """
+    if config.recipe not in ("sft", "mlm"):
+        raise ConfigError(f"--longest-row: recipe={config.recipe} compares or writes rows. Ask of recipe sft or mlm.")
+    config = _saving(config, accelerated=accelerated)
+    limit = preflight.longest_sequence(backbones.hub_config(config.model))
+
+    def tried(tokens: int) -> Plan:
+        batch = config.batch.model_copy(update={"size": 1, "growth": None, "tokens_per_device": tokens})
+        data = config.data.model_copy(update={"max_tokens": min(tokens, config.data.max_tokens)})
+        return plan(config.model_copy(update={"batch": batch, "data": data}), tokens)
+
+    fitting, tokens = None, FIRST
+    known: list[tuple[int, Plan]] = []
+    for _ in range(TRIALS):
+        known.append((tokens, tried(tokens)))
+        if known[-1][1].fits:
+            fitting = max(fitting or known[-1], known[-1], key=lambda each: each[0])
+        if (tokens := _next(known)) in (0, *(each for each, _ in known)):
+            break
+    if fitting is None:
+        return LongestRow(0, known[-1][1].needed, known[-1][1].host, limit)
+    return LongestRow(fitting[0], fitting[1].needed, fitting[1].host, limit)
+
+
+def _next(known: list[tuple[int, Plan]]) -> int:
+    """Tokens to try after these, where the last two say that the memory ends; 0: none."""
+    tokens, plan = known[-1]
+    if len(known) == 1:
+        return LONGER if plan.fits else SHORTER
+    if tokens == SHORTER and not plan.fits:
+        return 0
+    (first, low), (second, high) = sorted(known, key=lambda each: abs(each[1].needed - each[1].memory))[:2]
+    spare = plan.memory - plan.needed
+    if 0 <= spare < CLOSE * plan.memory:
+        return 0
+    slope = (high.needed - low.needed) / (second - first)
+    return max(1, tokens + int((spare - CLOSE / 4 * plan.memory) / slope)) if slope > 0 else 0
+
+
+def _saving(config: RunConfig, *, accelerated: bool) -> RunConfig:
+    """The run with every saving that was left to choose."""
+    train = config.train
+    again = True if train.checkpointing == "auto" else train.checkpointing
+    away = accelerated and again is True if train.offload_activations == "auto" else train.offload_activations
+    chosen = {"checkpointing": again, "offload_activations": away or "auto"}
+    return config.model_copy(update={"train": train.model_copy(update=chosen)})
+
+
+def with_row(planned: PlannedText, tokens: int) -> PlannedText:
+    """The same run with a row of so many tokens in place of all its rows, in training and held out."""
+    rows = _row(planned.data.train, tokens)
+    data, make = Splits(rows, rows, None), planned.make
+    return planned._replace(data=data, make=lambda own, run: replace(make(own, run), data=data))
+
+
+def _row(rows: TokenizedSet, tokens: int) -> TokenizedSet:
+    """A row like the first of these, of so many tokens, each of which has loss."""
+    like = rows.subset(np.arange(1))
+    row = like.table[int(like.rows[0])]
+    first = row["input_ids"][0]
+    row |= {"input_ids": [first] * tokens, "supervised": [True] * tokens, "length": tokens, "source": 0}
+    row |= {"targets": tokens - 1, "digest": 0}
+    table = TokenTable(pyarrow.Table.from_pylist([row], schema=like.table.data.schema))
+    return replace(like, table=table, rows=np.arange(1), sources={}, prefixes=())

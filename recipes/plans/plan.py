@@ -1,0 +1,387 @@
+"""`workbench plan`: memory and time of a run, found by a step on tensors without values and by timing blocks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+from transformers import PreTrainedTokenizerBase
+
+from workbench import evaluation
+from workbench.adapters import Full
+from workbench.config import RunConfig, tasks
+from workbench.config.expansions import distill_expansion
+from workbench.config.sections.distill_config import STUDENT, OnPolicyConfig
+from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
+from workbench.config.tasks import HIDDEN
+from workbench.data.batching import micro_batches
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.token_masking import MlmEncoder
+from workbench.data.text.tokenized_set import Splits
+from workbench.errors import ConfigError
+from workbench.losses.chunked import planned_for
+from workbench.models import backbones, classifier, embedder, last_block, output_heads, tiled_mlp
+from workbench.models.backbones import Loader
+from workbench.models.exported import ExportedModel
+from workbench.planning import scaling_law, stage_training, step_time
+from workbench.planning.dry_run import dry_run, largest_rows
+from workbench.planning.dry_trainings import SingleTraining, Training, UnitTraining
+from workbench.planning.fake_loading import BlueprintLoader
+from workbench.planning.fake_quantised import packed_bytes
+from workbench.planning.fake_tensors import fake_tensors
+from workbench.planning.plan import Plan
+from workbench.planning.solver import SolverChoice, choose, formats
+from workbench.planning.step_time import Timed
+from workbench.recipes.plans import (
+    longest_rows,
+    plan_bank,
+    plan_blocks,
+    plan_fleet,
+    plan_parts,
+    plan_scorers,
+    plan_settings,
+    plan_stages,
+    plan_texts,
+)
+from workbench.recipes.plans.longest_rows import LongestRow
+from workbench.recipes.plans.plan_parts import DryRunParts
+from workbench.recipes.single import streamed_rows, token_reference
+from workbench.recipes.single.single_run import Supervise
+from workbench.runs import units
+from workbench.runs.run_directory import Run
+from workbench.training import activation_offload, capacity, checkpointing, limits
+from workbench.training.callbacks import Silent
+from workbench.training.distributed import bank_shares, layout_checks, layout_settings
+
+Teaching = Callable[[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits, Loader], Supervise[ExportedModel]]
+
+
+def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> SolverChoice:
+    """The fastest way to carry out a run that fits; every `auto` of its settings decided. Arguments as of `plan`."""
+
+    config = streamed_rows.local(config)
+
+    def timing(plan: Plan) -> Timed:
+        flops = plan.dry_run.flops_per_token
+        return step_time.assumed(plan.work, flops) if elsewhere else step_time.timed(plan.work, flops)
+
+    if not elsewhere and backbones.device().type == "cpu" and config.recipe in ("sft", "mlm"):
+        config = _with_possible_weights(config, devices=devices, memory=memory)
+    make = partial(plan, devices=devices, memory=memory, elsewhere=elsewhere)
+    config = plan_fleet.decided(config, make)
+    choice = choose(config, make, timing)
+    if not choice.plan.fits or not plan_fleet.can_grow(config):
+        return choice
+    own = choice.config
+    if choice.plan.device == "cpu":  # where micro-batches do not grow with the members
+        own = own.model_copy(update={"batch": config.batch})
+    members = plan_fleet.fitting(own, choice.plan, make, timing)
+    return replace(choice, plan=replace(choice.plan, members=members))
+
+
+def _with_possible_weights(config: RunConfig, *, devices: int, memory: int | None) -> RunConfig:
+    """The same run without the formats of weights that are larger than the memory of all devices.
+
+    Raises:
+        ConfigError: those of every format are.
+    """
+    there = (memory or capacity.available(backbones.device())) * devices
+    if config.distributed.nvme is not None:
+        return config
+    for weights in formats(config):
+        fewer = config.model_copy(update={"model": config.model.model_copy(update={"weights": weights})})
+        trainable = isinstance(fewer.adapter, Full)
+        blueprint = backbones.blueprint(fewer.model, vocabulary=0, task=tasks.of(config), trainable=trainable)
+        size = packed_bytes(blueprint.model, blueprint.weights)
+        if size <= there:
+            return fewer
+    raise ConfigError(
+        f"The run does not fit into {units.size(there)}: its weights alone take {units.size(size)} "
+        f"({blueprint.weights}), {size - there:,} bytes more.\n"
+        "  Take a smaller model.id, or devices with that much more memory."
+    )
+
+
+def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> Plan:
+    """Memory and work of a run, without reading a weight: with the rows of one of so many devices.
+
+    Args:
+        memory: Bytes of the device; None: what is available here.
+        elsewhere: The devices are accelerators of another machine.
+
+    Raises:
+        WorkbenchError: the run would be refused, or its recipe cannot be planned.
+    """
+    config = streamed_rows.local(config)
+    _require_known(config, devices)
+    make = partial(_of_device, memory=memory, elsewhere=elsewhere)
+    if config.distributed.pipeline > 1:
+        return plan_stages.fullest(config, make, devices=devices)
+    return make(config, devices=devices)
+
+
+def _of_device(
+    config: RunConfig,
+    *,
+    devices: int,
+    memory: int | None,
+    elsewhere: bool,
+    way: Callable[[RunConfig, Run], DryRunParts] | None = None,
+) -> Plan:
+    """The plan of one device, or of the stage that `pipeline_stage.planning` names.
+
+    Args:
+        way: In place of that of the recipe.
+    """
+    accelerated = elsewhere or backbones.device().type != "cpu"
+    process = 0 if accelerated else psutil.Process().memory_info().rss
+    notes = list(plan_settings.clock(config))
+    # Weights of rows change neither.
+    config = plan_settings.untimed(config.model_copy(update={"data": config.data.unweighted}))
+    own = plan_settings.of_one_device(config, devices, accelerated=accelerated)
+    whole = last_block.left_as_it_is(_cuts(config))
+    with ExitStack() as inside:
+        copies = inside.enter_context(activation_offload.planned(accelerated))
+        inside.enter_context(planned_for(memory if elsewhere else None))
+        inside.enter_context(whole)
+        folder = Path(inside.enter_context(tempfile.TemporaryDirectory()))
+        parts = (way or WAYS[config.recipe])(own, inside.enter_context(plan_blocks.planned_run(own, folder)))
+    notes += [*plan_settings.notes(config), *plan_texts.notes(config)]
+    notes += [*_of_reference(config, parts), *_of_scaling(config, parts, devices)]
+    fit, longest = parts.training, capacity.longest_part(own, parts.training.train.lengths)
+    auto = config.batch.tokens_per_device == "auto"
+    return Plan(
+        device="accelerator" if elsewhere else str(backbones.device()),
+        weights=parts.backbone.weights,
+        checkpointing=config.train.checkpointing != "auto" and config.train.checkpointing,
+        size=parts.size,
+        steps=plan_settings.steps_worth(config, _total_steps(config, fit)),
+        tokens_per_device=min(fit.tokens, longest * own.batch.size) if auto else fit.tokens,
+        longest=longest,
+        dry_run=parts.dry_run,
+        work=replace(parts.work, once=parts.work.once / (1 if _cuts(config) else devices)),
+        contents=parts.contents,
+        process=process,
+        offloaded=copies.most,
+        memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
+        notes=tuple(notes),
+        recomputable=not checkpointing.refusal(config, parts.backbone.model),
+        by_block=checkpointing.by_block(config, parts.backbone.model),
+        devices=devices,
+        distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
+    )
+
+
+def _total_steps(config: RunConfig, fit: Training) -> int:
+    """Steps of a run; of a fleet those of the longest of the members that train at once."""
+    return fit.steps if config.recipe == "fleet" else limits.total_steps(config, fit.rows) or fit.steps
+
+
+def _require_known(config: RunConfig, devices: int) -> None:
+    """Refuse what `plan` knows nothing of.
+
+    Raises:
+        ConfigError: as it says.
+    """
+    if config.recipe not in WAYS:
+        raise ConfigError(
+            f"recipe={config.recipe}: `plan` knows the recipes {', '.join(WAYS)}. Plan one of its members as such."
+        )
+    if config.recipe == "sweep" and config.sweep.of == "reward":
+        raise ConfigError("sweep.of=reward: `plan` knows no bank of rewards. Plan one member: write recipe=reward.")
+    if config.recipe == "sweep" and config.sweep.of == "prefer":
+        raise ConfigError("sweep.of=prefer: `plan` knows no bank of preferences. Plan one member: write recipe=prefer.")
+    if devices > 1 and config.recipe == "fleet":
+        raise ConfigError("recipe=fleet trains on one device. Leave --devices out, or write --devices 1.")
+    if config.recipe not in layout_checks.SPREAD:
+        return
+    if devices > 1 and config.distributed.zero in ("auto", 0):
+        raise ConfigError(
+            f"recipe={config.recipe}: each device trains a share of the members by itself. Plan that share: leave "
+            "--devices out, and write as many folds or values as one device gets. Or share weights: write "
+            "distributed.engine=fsdp2 distributed.zero=3."
+        )
+    for key, (is_on, why) in bank_shares.refusals(config).items() if config.distributed.zero != "auto" else ():
+        if is_on:
+            raise ConfigError(
+                f"recipe={config.recipe}: its members train one after another ({key}: {why}). Plan one of them."
+            )
+
+
+def _cuts(config: RunConfig) -> bool:
+    """Whether devices read the same rows together, each with a share of the weights."""
+    return config.distributed.zero != "auto" and layout_settings.cuts_weights(config.distributed)
+
+
+def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:
+    if token_reference.wanted(config):
+        flops = parts.dry_run.flops_per_token * parts.work.tokens
+        yield token_reference.cost(config, tokens=int(parts.training.train.lengths.sum()), flops=flops)
+
+
+def _of_scaling(config: RunConfig, parts: DryRunParts, devices: int) -> Iterator[str]:
+    """Advice of a law of pretraining, for a run that trains a whole language model on text."""
+    if config.recipe in ("sft", "mlm") and isinstance(config.adapter, Full):
+        steps = limits.total_steps(config, parts.training.rows) or parts.training.steps
+        tokens = steps * parts.work.tokens * devices / config.distributed.tensor
+        flops = parts.dry_run.flops_per_token * config.distributed.tensor * tokens
+        yield scaling_law.advice(operations=flops, parameters=parts.size.total, tokens=tokens)
+
+
+def longest_row(config: RunConfig, *, memory: int | None = None, elsewhere: bool = False) -> LongestRow:
+    """The longest row that one device could train on; arguments as of `plan`.
+
+    Raises:
+        WorkbenchError: the run would be refused, or its recipe reads no rows of text as they are.
+    """
+    config = streamed_rows.local(config)
+    _require_known(config, 1)
+    accelerated = elsewhere or backbones.device().type != "cpu"
+    with tiled_mlp.few_tiles():
+        return longest_rows.find(config, partial(of_row, memory=memory, elsewhere=elsewhere), accelerated=accelerated)
+
+
+def of_row(config: RunConfig, tokens: int, *, memory: int | None = None, elsewhere: bool = False) -> Plan:
+    """The plan of one device for a run of recipe sft or mlm with one row of so many tokens, all of which have loss."""
+    return _of_device(config, devices=1, memory=memory, elsewhere=elsewhere, way=partial(_text, row_tokens=tokens))
+
+
+def _text(
+    config: RunConfig, run: Run, teaching: Teaching | None = None, *, row_tokens: int | None = None
+) -> DryRunParts:
+    """A model of tokens.
+
+    Args:
+        teaching: From tokenizer, form, rows and what loads the teacher to what the model learns from.
+        row_tokens: Take a row of so many tokens, all of which have loss, in place of all rows.
+    """
+    planned = plan_texts.prepare(config, run)
+    planned = planned if row_tokens is None else longest_rows.with_row(planned, row_tokens)
+    tokenizer, template, data, make, *_ = planned
+    whole = config.data.model_copy(update={"length_warm_up": LengthWarmUpConfig()})
+    config = config.model_copy(update={"data": whole})  # the longest rows decide about memory
+    loader, task = BlueprintLoader(), tasks.of(config)
+    supervise = None if teaching is None else teaching(tokenizer, template, data, loader)
+    new_token_ids = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
+    worst = [data.held_out.subset(rows) for rows in largest_rows(data.held_out, tokens=capacity.FORWARD_TOKENS)]
+
+    def training(
+        own: RunConfig, run: Run, load: Loader, supervise: Supervise[ExportedModel] | None = None
+    ) -> SingleTraining:
+        backbone = load(own.model, tokenizer, task=task, trainable=isinstance(own.adapter, Full))
+        freezer = plan_parts.attached(backbone, own, data.train, new_token_ids)
+        live = ExportedModel(freezer.model, output_heads.known(backbone.model), tokenizer, template, [])
+        return stage_training.of(make(own, run).trainer(backbone, freezer, live, supervise))
+
+    with fake_tensors():
+        fit = training(config, run, loader, supervise)
+        backbone, *teachers = loader.loaded
+        head = output_heads.known(backbone.model)
+        usage = dry_run(
+            fit,
+            lambda: [evaluation.likelihood(fit.model, head, rows) for rows in worst],
+            others=[each.model for each in teachers],
+        )
+        work = replace(step_time.work(fit), teacher=supervise is not None)
+        work = plan_texts.with_reading(work, planned, fit.model, head, worst[0])
+    return plan_parts.parts(config, task, backbone, fit, usage, work, training)
+
+
+def _classes(config: RunConfig, run: Run) -> DryRunParts:
+    from workbench.recipes.labels import classify  # with scikit-learn, which takes a second to import
+
+    reader, data, _ = classify.prepare(config)
+    loader, task = BlueprintLoader(), classifier.task(data.labels, seed=config.seed)
+    largest = largest_rows(data.held_out, tokens=capacity.FORWARD_TOKENS)
+    worst = [data.held_out.batch(rows).to(backbones.device()) for rows in largest]
+
+    def training(own: RunConfig, run: Run, load: Loader) -> SingleTraining:
+        backbone = load(own.model, reader.tokenizer, task=task, trainable=isinstance(own.adapter, Full))
+        freezer = plan_parts.attached(backbone, own, data.train)
+        model = classifier.classification_model(freezer.model, backbone.model, reader, data.labels)
+        classes = classify.ClassRun(own, run, Silent(), reader, data)
+        return SingleTraining(classes.trainer(backbone, freezer, model))
+
+    with fake_tensors():
+        fit = training(config, run, loader)
+        (backbone,) = loader.loaded
+        model = classifier.classification_model(fit.model, backbone.model, reader, data.labels)
+        usage = dry_run(fit, lambda: [model.outputs(batch) for batch in worst])
+        work = step_time.work(fit)
+    return plan_parts.parts(config, task, backbone, fit, usage, work, training)
+
+
+def _embeddings(config: RunConfig, run: Run) -> DryRunParts:
+    from workbench.recipes.embeddings import embed, embed_run, negative_mining
+
+    tokenizer, data, _ = embed.prepare(config)
+    drawn = negative_mining.by_chance(data.train, config.embed.mine)
+    data = data._replace(train=data.train.with_negatives(drawn))
+    loader = BlueprintLoader()
+    texts = data.held_out.units
+    longest = next(micro_batches(np.arange(len(texts.texts)), texts.lengths, tokens=capacity.FORWARD_TOKENS))
+    worst = texts.batch(longest).to(backbones.device())
+
+    def training(own: RunConfig, run: Run, load: Loader) -> UnitTraining:
+        backbone = load(own.model, tokenizer, task=HIDDEN, trainable=isinstance(own.adapter, Full))
+        freezer = plan_parts.attached(backbone, own, data.train)
+        live = embedder.make(freezer.model, backbone.model, tokenizer, own)
+        return UnitTraining(embed_run.EmbedRun(own, run, Silent(), tokenizer, data).trainer(backbone, freezer, live))
+
+    with fake_tensors():
+        fit = training(config, run, loader)
+        (backbone,) = loader.loaded
+        model = embedder.make(fit.model, backbone.model, tokenizer, config)
+        usage = dry_run(fit, lambda: model.pooled(worst))
+        work = step_time.work(fit)
+    return plan_parts.parts(config, HIDDEN, backbone, fit, usage, work, training)
+
+
+def _student(config: RunConfig, run: Run) -> DryRunParts:
+    """A student with its teacher beside it."""
+    from workbench.distillation import students
+    from workbench.recipes.distillation import distill
+
+    section = config.distill
+    base = distill_expansion.student_config(config, run.path)
+    source = distill.find_teacher(config)
+    if base.recipe == "classify" or section.peers is not None or source is None:
+        raise ConfigError(
+            "recipe=distill: `plan` knows students of tokens with a live teacher. Plan the student as a run of its own."
+        )
+    students.make(config, source, run.path / STUDENT, weights=False)
+    run.note(distill={"teacher": source.name})  # whom the run would score first
+
+    def teaching(
+        tokenizer: PreTrainedTokenizerBase, template: ChatEncoder | MlmEncoder, data: Splits, loader: Loader
+    ) -> Supervise[ExportedModel]:
+        distill.require_teachable(config, base, source, tokenizer, template, data)
+        # The rows as they are: what the student will write is not known.
+        alone = config.model_copy(update={"distill": section.model_copy(update={"on_policy": OnPolicyConfig()})})
+        return distill.supervise(alone, base, source, run, data, tokenizer, Silent(), loader)
+
+    return _text(base, run, teaching)
+
+
+WAYS: dict[str, Callable[[RunConfig, Run], DryRunParts]] = {
+    "sft": _text,
+    "mlm": _text,
+    "prefer": _text,
+    "reinforce": _text,
+    "classify": _classes,
+    "distill": _student,
+    "crossval": plan_bank.members,
+    "sweep": plan_bank.members,
+    "search": plan_bank.members,
+    "fleet": plan_bank.members,
+    "embed": _embeddings,
+    "rerank": plan_scorers.rerankers,
+    "reward": plan_scorers.rewards,
+}
+"""From a configuration and its run to what is dry-run, by the recipes that can be planned."""

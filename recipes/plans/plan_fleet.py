@@ -1,0 +1,138 @@
+"""Plans of fleets: members with rows and settings of their own in one bank, and how many fit into a memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from workbench.config import RunConfig
+from workbench.config.expansions import fleet_expansion, sweep_expansion
+from workbench.config.expansions.member_runs import Trial
+from workbench.config.tasks import Task
+from workbench.models.backbones import Loader
+from workbench.planning.dry_trainings import BankTraining
+from workbench.planning.members_that_fit import MOST, MembersThatFit, that_fit
+from workbench.planning.plan import Plan
+from workbench.planning.step_time import Timed
+from workbench.recipes.banks import fleet_training
+from workbench.recipes.banks.fleet_bank import FleetMember, Single, prepared
+from workbench.recipes.banks.fleet_board import FleetBoard
+from workbench.runs import files
+from workbench.runs.run_directory import Run
+from workbench.training.callbacks import Silent
+
+MakePlan = Callable[[RunConfig], Plan]
+"""`recipes.plan.plan` with devices and memory given."""
+FEW = 2
+"""Members of the first dry run, of the second twice as many."""
+_ROWS = {"recipe", "seed", "data", "model", "masking", "classes", "image"}
+"""Sections on which the rows of a member depend."""
+
+
+def training(config: RunConfig) -> tuple[Task, Callable[[RunConfig, Run, Loader], BankTraining]]:
+    """The members of a fleet that train at once: the largest, as any may come together."""
+    trials = largest_first(config)[: _at_once(config)]
+    singles: dict[str, Single] = {}
+
+    def member(trial: Trial[RunConfig], own: RunConfig, run: Run, load: Loader) -> FleetMember:
+        key = trial.config.model_dump_json(include=_ROWS)
+        directory = run.own(f"members/{trial.name}")
+        files.write_json(directory.path / "before.json", {})
+        if key not in singles:
+            singles[key] = prepared(trial, directory, Silent()).single
+        evaluate = trial.config.evaluate.model_copy(
+            update={"samples": 0}
+        )  # nothing is written by tensors without values
+        changes: dict[str, Any] = {"model": own.model, "evaluate": evaluate}
+        mine = trial.config.model_copy(update=changes)
+        single = replace(singles[key], config=mine, run=directory, callback=Silent(), loader=load)
+        return FleetMember(Trial(trial.name, trial.settings, mine, trial.number), single)
+
+    def make(own: RunConfig, run: Run, load: Loader) -> BankTraining:
+        members = {trial.name: member(trial, own, run, load) for trial in trials}
+        board = FleetBoard(run, trials, len(trials), dict.fromkeys(members, 0))
+        return BankTraining(fleet_training.FleetTraining(own, board, members, Silent()).trainer)
+
+    return fleet_training.TASKS[config.fleet.of], make
+
+
+def largest_first(config: RunConfig) -> list[Trial[RunConfig]]:
+    """The members of a fleet by the values that they train, the most first."""
+    trials = fleet_training.trials(config)
+    sizes = fleet_training.adapters(config, trials)
+    return [trials[number] for number in sorted(range(len(trials)), key=lambda number: -sizes[number].trainable)]
+
+
+def can_grow(config: RunConfig) -> bool:
+    """Whether a plan says how many members of a run fit."""
+    return config.recipe == "fleet" or (config.recipe == "sweep" and config.sweep.of in fleet_training.TASKS)
+
+
+def fitting(config: RunConfig, plan: Plan, make: MakePlan, timing: Callable[[Plan], Timed]) -> MembersThatFit:
+    """How many members like those of a fleet or sweep fit, and the time of a step with one, half and all of these.
+
+    Args:
+        plan: Of the run, whose seconds are known.
+    """
+    here = _at_once(config) if config.recipe == "fleet" else len(sweep_expansion.trials(config))
+    plans = {here: plan} if config.recipe == "fleet" else {}
+
+    def of(many: int) -> Plan:
+        if many not in plans:
+            plans[many] = make(with_members(config, many))
+        return plans[many]
+
+    members = that_fit(
+        lambda many: _bytes(of(many)), few=min(max(here, FEW), 2 * FEW), memory=plan.memory - plan.process
+    )
+    seconds = {many: timing(of(many)).seconds for many in {1, here // 2} - {0, here}}
+    return replace(members, seconds={**seconds, here: plan.seconds or 0.0})
+
+
+def decided(config: RunConfig, make: MakePlan) -> RunConfig:
+    """A fleet with `at_once` decided: as many as fit, or one where none does."""
+    members = len(config.fleet.members)
+    if config.recipe != "fleet" or config.fleet.at_once != "auto":
+        return config
+
+    def at_once(many: int) -> RunConfig:
+        return config.model_copy(update={"fleet": config.fleet.model_copy(update={"at_once": many})})
+
+    if members <= MOST and make(at_once(members)).fits:
+        return at_once(members)
+    if members < 2 * FEW:
+        return at_once(1)
+    room = make(at_once(1))
+    largest = that_fit(
+        lambda many: _bytes(make(at_once(min(many, members)))), few=FEW, memory=room.memory - room.process
+    )
+    return at_once(max(1, min(members, largest.count)))
+
+
+def _bytes(plan: Plan) -> int:
+    return plan.needed - plan.process
+
+
+def with_members(config: RunConfig, many: int) -> RunConfig:
+    """A fleet of so many members that train at once: those of a fleet or sweep, over and over."""
+    trials: Sequence[Trial[RunConfig]]
+    trials = sweep_expansion.trials(config) if config.recipe == "sweep" else largest_first(config)
+    own = config if config.recipe == "fleet" else None
+    settings = []
+    for trial in trials:
+        rows = {} if own else {"data.train": config.data.train, "data.sources": config.data.model_dump()["sources"]}
+        given = dict(trial.settings) if own is None else own.fleet.members[trial.name]
+        settings.append((trial.name, {**{key: value for key, value in rows.items() if value}, **given}))
+    members = {}
+    for number in range(many):
+        name, given = settings[number % len(settings)]
+        members[fleet_expansion.plain(f"{name}+{number}")] = given
+    of = config.fleet.of if own else config.sweep.of
+    values = {**config.model_dump(mode="json"), "recipe": "fleet", "sweep": {}}
+    return RunConfig.model_validate({**values, "fleet": {"of": of, "at_once": many, "members": members}})
+
+
+def _at_once(config: RunConfig) -> int:
+    limit = config.fleet.at_once
+    return len(config.fleet.members) if limit == "auto" else limit

@@ -1,0 +1,93 @@
+"""Memory and time of a pipeline: its fullest stage and its slowest, by dry runs of the first, the second and the last.
+
+Stages between the second and the last have at most as many blocks as the second, and keep fewer micro-batches alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from workbench.config import RunConfig
+from workbench.config.sections.distributed_config import DistributedConfig
+from workbench.models import last_block
+from workbench.planning.block_time import Measured
+from workbench.planning.plan import Plan
+from workbench.planning.step_time import Measure, StepWork
+from workbench.training.distributed import pipeline_stage
+
+NOTE = "The time in which hidden states travel between stages (distributed.pipeline) is not counted."
+
+
+class MakePlan(Protocol):
+    """Makes the plan of one of so many devices."""
+
+    def __call__(self, config: RunConfig, *, devices: int) -> Plan:
+        """The plan of a run."""
+
+
+def fullest(config: RunConfig, make: MakePlan, *, devices: int) -> Plan:
+    """Plan of the stage that takes most memory, with the time of the slowest.
+
+    Args:
+        make: Plans a device's work: of a whole model, or of the stage that `pipeline_stage.planning` names.
+    """
+    stages = config.distributed.pipeline
+    planned = []
+    for stage in sorted({0, 1, stages - 1}):
+        with pipeline_stage.planning(stage):
+            planned.append(make(config, devices=devices))
+    batch = config.batch.model_copy(update={"tokens_per_device": planned[0].tokens_per_device})
+    alone = config.model_copy(update={"batch": batch, "distributed": DistributedConfig()})
+    with last_block.left_as_it_is(True):
+        whole = make(alone, devices=max(1, devices // stages))
+    most = max(planned, key=lambda each: each.peak)
+    slowest = max(each.dry_run.flops_per_token for each in planned)
+    micro_batches, padded = whole.dry_run.micro_batches, whole.dry_run.padded_tokens
+    return replace(
+        most,
+        dry_run=replace(most.dry_run, micro_batches=micro_batches, padded_tokens=padded, flops_per_token=slowest),
+        work=_work(
+            whole.work,
+            stages=stages,
+            weight_bytes=max(each.work.weight_bytes for each in planned),
+            computing=slowest / whole.dry_run.flops_per_token,
+            training=max(each.contents.trainable for each in planned) / max(1, whole.contents.trainable),
+        ),
+        notes=(*whole.notes, NOTE),
+    )
+
+
+def _work(whole: StepWork, *, stages: int, weight_bytes: int, computing: float, training: float) -> StepWork:
+    """Work of the slowest stage, with as much more as it could do while it stands still: M + S - 1 turns for M.
+
+    Args:
+        computing: Its share of the operations.
+        training: Its share of the values that train.
+    """
+    turns = (whole.passes + stages - 1) / whole.passes
+    return replace(
+        whole,
+        padded=whole.padded * turns,
+        tokens=whole.tokens * turns,
+        passes=whole.passes * turns,
+        weight_bytes=weight_bytes,
+        measure=None if whole.measure is None else _shared(whole.measure, computing, training),
+    )
+
+
+def _shared(measure: Measure, computing: float, training: float) -> Measure:
+    """Times a stage as a share of what is measured of a whole model."""
+
+    def measured(clock: Callable[[], float], seconds: float) -> Measured:
+        whole = measure(clock, seconds)
+        return replace(
+            whole,
+            token=whole.token * computing,
+            error=whole.error * computing,
+            update=whole.update * training,
+            flops=whole.flops * computing,
+        )
+
+    return measured

@@ -1,0 +1,1 @@
+"""Runs that learn from judged answers, and reward models."""

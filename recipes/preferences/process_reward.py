@@ -1,0 +1,124 @@
+"""Process reward models: answers whose steps are rated in, the probability that each step is right out."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import special
+from transformers import PreTrainedTokenizerBase
+
+from workbench.config import RunConfig, tasks
+from workbench.data import mixture, named_sets
+from workbench.data.batching import Indices
+from workbench.data.text import tokenized
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.step_encoder import StepEncoder
+from workbench.data.text.step_set import StepSet, StepSplits
+from workbench.evaluation import step_scores
+from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation.step_scores import Floats
+from workbench.models import backbones, reward_model
+from workbench.models.backbones import Backbone
+from workbench.models.reward_model import RewardModel
+from workbench.recipes.preferences.reward_run import RatingRun, chat_encoder
+from workbench.recipes.single.single_run import Scored
+from workbench.runs import files
+from workbench.runs.run_directory import Run
+from workbench.training import preflight
+from workbench.training.callbacks import Callback
+from workbench.training.limits import total_steps
+from workbench.training.signal import TrainingSignal
+
+
+def main(config: RunConfig, run: Run, callback: Callback) -> dict[str, Any]:
+    """Train as `config` says; returns scores of a baseline and of what was trained, as they stand in scores.json."""
+    rating = ProcessRun(config, run, callback, *prepare(config)[:3])
+    rating.note_rows()
+    rating.train()
+    return rating.finish()
+
+
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, StepSplits, list[str]]:
+    """Tokenizer, form of the rows, data, and the names of the modules that get an adapter; refuses what would fail."""
+    backbones.of_one_sequence(config.model, recipe="reward")
+    tokenizer = backbones.tokenizer(config.model)
+    reward_model.settle_padding(tokenizer)
+    template = chat_encoder(config, tokenizer)
+    read = tokenized.load(config.data, tokenizer, encoder(template, config), seed=config.seed)
+    answers = StepSplits(*(None if split is None else StepSet(split) for split in read))  # type: ignore[arg-type]
+    train = mixture.mixed(answers.train, config)
+    mixture.require_passes(train, config, total_steps(config, len(train)))
+    splits = [answers.train, answers.held_out, *([answers.test] if answers.test else [])]
+    return tokenizer, template, answers, preflight.require_backbone(config, splits, tasks.of(config))
+
+
+def encoder(template: ChatEncoder, config: RunConfig, *, labelled: bool = True) -> StepEncoder:
+    """How rows are written; without labels where steps are to be rated."""
+    return StepEncoder(template, config.reward.separator, labelled)
+
+
+@dataclass(frozen=True)
+class ProcessRun(RatingRun[StepSet]):
+    """A run that learns which steps of answers are right."""
+
+    answers: StepSplits
+
+    @property
+    def rows(self) -> Mapping[str, StepSet]:
+        return {name: split for name, split in self.answers._asdict().items() if split is not None}
+
+    def baseline(self) -> dict[str, float]:
+        return step_scores.baseline(self.answers.train, self.answers.held_out)
+
+    def on_held_out(self, answers: Indices) -> ProcessRun:
+        """The same run with these held-out answers alone."""
+        return replace(self, answers=self.answers._replace(held_out=self.answers.held_out.subset(answers)))
+
+    def supervise(self, live: RewardModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        packed = live.classifier.reads_packed(self.config.adapter)
+        return TrainingSignal(mixture.mixed(self.answers.train, self.config), live.step_loss, reads_packed=packed)
+
+    def held_out_loss(self, live: RewardModel) -> tuple[float, Mapping[str, float]]:
+        scores, _ = score(live, self.answers.held_out)
+        metrics = {f"held_out_steps[{name}]": scores[name] for name in ("accuracy", "f1") if name in scores}
+        return scores["loss"], metrics | named_sets.held_out_losses(scores)
+
+    def score(self, model: RewardModel, rows: StepSet, scoring: ModelResults | None = None) -> Scored:
+        with self.scoring_time(rows):
+            return Scored(*score(model, rows, scoring))
+
+    def write_predictions(self, model: RewardModel, outputs: Floats, before: Mapping[str, Any]) -> None:
+        buffer = io.BytesIO()
+        held_out = self.answers.held_out
+        table(model, held_out, outputs).assign(label=held_out.labels).to_parquet(buffer)
+        files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
+
+
+def score(model: RewardModel, rows: StepSet, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:
+    """Scores of a reward model on answers, and the logit of each of their steps (S,)."""
+    logit_S = step_scores.read(model, rows, scoring=scoring)
+    return step_scores.of_sets(rows, logit_S), logit_S
+
+
+def table(model: RewardModel, rows: StepSet, logit_S: Floats) -> pd.DataFrame:
+    """One line a step: its number from 1, its text, the first one behind its prompt, and how sure it is right."""
+    texts: list[str] = []
+    for row in range(len(rows)):
+        each = rows.answers[row]
+        stops = (np.flatnonzero(each.supervised) + 1).tolist()
+        spans = zip([0, *stops[:-1]], stops, strict=True)
+        texts += [str(model.tokenizer.decode(each.input_ids[start:stop])) for start, stop in spans]
+    row_S = rows.row_of_step
+    return pd.DataFrame(
+        {
+            "row": [rows.place(int(row)) for row in row_S],
+            "step": np.concatenate([np.arange(1, 1 + count) for count in rows.steps]),
+            "text": texts,
+            "probability": special.expit(logit_S),
+        }
+    )

@@ -1,0 +1,86 @@
+"""`check`, `evaluate` and `predict` of process reward models; recipe reward's verbs hand over to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from workbench.config import RunConfig
+from workbench.data import mixture
+from workbench.data.text import tokenized
+from workbench.data.text.step_set import RIGHT, StepSet
+from workbench.data.text.tokenized_set import Splits
+from workbench.evaluation import step_scores
+from workbench.evaluation.result_store import ModelResults
+from workbench.models.reward_model import RewardModel
+from workbench.recipes.inspection import SHOWN, Inspection, pieces
+from workbench.recipes.preferences import process_reward
+from workbench.recipes.preferences.reward_run import load
+from workbench.runs import units
+from workbench.training.limits import total_steps
+
+
+def inspect(config: RunConfig) -> Inspection:
+    """Findings of `check`, for a run that is not refused."""
+    tokenizer, _, answers, targets = process_reward.prepare(config)
+    train, mixed = answers.train, mixture.mixed(answers.train, config)
+    steps = total_steps(config, len(mixed))
+    shown = np.unique(np.linspace(0, len(train) - 1, num=min(SHOWN, len(train)), dtype=np.int64)).tolist()
+    return Inspection(
+        config=config,
+        data=Splits(*(None if split is None else split.answers for split in answers)),  # type: ignore[arg-type]
+        examples=[(train.place(row), pieces(train.answers[row], tokenizer)) for row in shown],
+        targets=targets,
+        steps=steps,
+        notes=[
+            *mixture.in_words(mixed, config, steps),
+            _labels(train),
+            *_cut(answers.train, answers.held_out, most=config.data.max_tokens),
+            *(f"Left out: {reason}" for reason in train.answers.skipped[:5]),
+            *([train.answers.cleaning.sentence] if train.answers.cleaning else ()),
+        ],
+    )
+
+
+def _labels(rows: StepSet) -> str:
+    right_S = rows.labels >= RIGHT
+    flawless = float((step_scores.first_wrong(rows, ~right_S) < 0).mean())
+    sentence = (
+        f"{len(right_S):,} steps of {len(rows):,} answers: {units.percent(float(right_S.mean()))} are right, and "
+    )
+    return f"{sentence}{units.percent(flawless)} of the answers have no wrong one."
+
+
+def _cut(*splits: StepSet, most: int) -> list[str]:
+    """Sentence on steps that cutting leaves out."""
+    cut = sum(rows.cut_steps for rows in splits)
+    return [f"Cutting to data.max_tokens={most} leaves out {cut:,} steps, which nothing is learnt from."] if cut else []
+
+
+def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) -> dict[str, float]:
+    """Scores of the saved model on data.test where `config` names it, else on the held-out answers."""
+    model = load(run, config)
+    read_as = process_reward.encoder(model.template, config)
+    rows = tokenized.read_files(config.data.test_files, config.data, model.tokenizer, read_as)
+    return process_reward.score(model, held_out(model, config) if rows is None else StepSet(rows), scoring)[0]
+
+
+def held_out(model: RewardModel, config: RunConfig) -> StepSet:
+    """The held-out answers."""
+    read_as = process_reward.encoder(model.template, config)
+    return StepSet(tokenized.load(config.data, model.tokenizer, read_as, seed=config.seed).held_out)
+
+
+def predict(
+    run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None
+) -> tuple[pd.DataFrame, Sequence[str]]:
+    """How sure every step of a file is right, with its answer's `reward.aggregate`; labels are ignored."""
+    model = load(run, config)
+    read_as = process_reward.encoder(model.template, config, labelled=False)
+    rows = StepSet(tokenized.read(source, config.data, model.tokenizer, read_as))
+    outputs = process_reward.table(model, rows, step_scores.read(model, rows, scoring=scoring))
+    reward_R = step_scores.aggregated(rows, outputs["probability"].to_numpy(), config.reward.aggregate)
+    return outputs.assign(reward=reward_R[rows.row_of_step]), rows.answers.skipped

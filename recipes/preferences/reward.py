@@ -1,0 +1,145 @@
+"""Reward models: judged answers in, a number for how good an answer is, its scores and a report out."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+from transformers import PreTrainedTokenizerBase
+
+from workbench.config import DataConfig, RunConfig, tasks
+from workbench.config.sections.basic_sections import MARGIN
+from workbench.data import mixture, named_sets
+from workbench.data.batching import Indices
+from workbench.data.text import tokenized
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.judged_encoder import JudgedEncoder
+from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged, require_judgements
+from workbench.data.text.tokenized_set import Splits
+from workbench.evaluation import reward_scores
+from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation.reward_scores import Floats
+from workbench.models import backbones, reward_model
+from workbench.models.backbones import Backbone
+from workbench.models.reward_model import RewardModel
+from workbench.recipes.preferences import process_reward
+from workbench.recipes.preferences.process_reward import ProcessRun
+from workbench.recipes.preferences.reward_run import RatingRun, chat_encoder
+from workbench.recipes.single.single_run import Scored
+from workbench.runs import files
+from workbench.runs.run_directory import Run
+from workbench.training import preflight
+from workbench.training.callbacks import Callback
+from workbench.training.limits import total_steps
+from workbench.training.signal import TrainingSignal
+
+Scores = dict[str, Any]
+
+
+def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
+    """Train as `config` says; returns scores of a baseline and of what was trained, as they stand in scores.json."""
+    if config.reward.kind == "process":
+        return process_reward.main(config, run, callback)
+    # Data first: it is the cheapest thing to get wrong, and needs no weights.
+    rewards = RewardRun(config, run, callback, *prepare(config)[:3])
+    rewards.note_rows()
+    rewards.train()
+    return rewards.finish()
+
+
+def begin(config: RunConfig, run: Run, callback: Callback) -> RewardRun | ProcessRun:
+    """The run with its data, of either kind, before anything is trained."""
+    if config.reward.kind == "process":
+        return ProcessRun(config, run, callback, *process_reward.prepare(config)[:3])
+    return RewardRun(config, run, callback, *prepare(config)[:3])
+
+
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, JudgedSplits, list[str]]:
+    """Tokenizer, form of the rows, data, and the names of the modules that get an adapter; refuses what would fail."""
+    backbones.of_one_sequence(config.model, recipe="reward")
+    tokenizer = backbones.tokenizer(config.model)
+    reward_model.settle_padding(tokenizer)
+    template = chat_encoder(config, tokenizer)
+    data = read(config, tokenizer, template)
+    pairs = JudgedSplits(*(None if split is None else judged(split, pairs=True) for split in data))  # type: ignore[arg-type]
+    require_judgements(pairs)
+    train = mixture.mixed(pairs.train, config)
+    mixture.require_passes(train, config, total_steps(config, len(train)))
+    splits = [pairs.train, pairs.held_out, *([pairs.test] if pairs.test else [])]
+    return tokenizer, template, pairs, preflight.require_backbone(config, splits, tasks.of(config))
+
+
+def read(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder) -> Splits:
+    """All answers of each split."""
+    scored = without_margins(config.data)
+    return tokenized.load(config.data, tokenizer, JudgedEncoder(template), seed=config.seed, scored=scored)
+
+
+def without_margins(data: DataConfig) -> DataConfig:
+    """The same for rows that are scored, which no margin changes: their file needs none."""
+    return data.model_copy(update={"columns": {name: own for name, own in data.columns.items() if name != MARGIN}})
+
+
+@dataclass(frozen=True)
+class RewardRun(RatingRun[JudgedSet]):
+    """A run that learns how good answers are, from pairs of them."""
+
+    pairs: JudgedSplits
+
+    @property
+    def rows(self) -> Mapping[str, JudgedSet]:
+        return {name: split for name, split in self.pairs._asdict().items() if split is not None}
+
+    def baseline(self) -> dict[str, float]:
+        return reward_scores.baseline(self.pairs.held_out)
+
+    def on_held_out(self, examples: Indices) -> RewardRun:
+        """The same run with these held-out pairs alone."""
+        return replace(self, pairs=self.pairs._replace(held_out=self.pairs.held_out.subset(examples)))
+
+    def supervise(self, live: RewardModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        train = self.pairs.train
+        loss = live.pair_loss(train, centre=self.config.reward.centre)
+        packed = live.classifier.reads_packed(self.config.adapter)
+        return TrainingSignal(mixture.mixed(train, self.config), loss, reads_packed=packed)
+
+    def held_out_loss(self, live: RewardModel) -> tuple[float, Mapping[str, float]]:
+        scores, _ = score(live, self.pairs.held_out, self.config)
+        return scores["loss"], {"held_out_reward[accuracy]": scores["accuracy"]} | named_sets.held_out_losses(scores)
+
+    def score(self, model: RewardModel, rows: JudgedSet, scoring: ModelResults | None = None) -> Scored:
+        with self.scoring_time(rows):
+            return Scored(*score(model, rows, self.config, scoring))
+
+    def write_predictions(self, model: RewardModel, outputs: Floats, before: Mapping[str, Any]) -> None:
+        buffer = io.BytesIO()
+        table(model, self.pairs.held_out, outputs).to_parquet(buffer)
+        files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
+
+
+def score(
+    model: RewardModel, rows: JudgedSet, config: RunConfig, scoring: ModelResults | None = None
+) -> tuple[dict[str, float], Floats]:
+    """Scores of a reward model on pairs, and the reward of each answer (S,)."""
+    reward_S = reward_scores.read(model, rows.answers, scoring=scoring)
+    return reward_scores.of_sets(rows, reward_S, centre=config.reward.centre), reward_S
+
+
+def table(model: RewardModel, rows: JudgedSet, reward_S: Floats) -> pd.DataFrame:
+    """One line a pair: its two answers behind their prompt, their rewards, and the chosen answer's margin."""
+    texts = [str(model.tokenizer.decode(rows.answers[row].input_ids)) for row in range(len(rows.answers))]
+    chosen_P, rejected_P = reward_S.reshape(-1, 2).T
+    return pd.DataFrame(
+        {
+            "row": [rows.place(example) for example in range(len(rows))],
+            "text": texts[::2],
+            "rejected": texts[1::2],
+            "chosen_reward": chosen_P,
+            "rejected_reward": rejected_P,
+            "margin": chosen_P - rejected_P,
+            "tie": rows.ties,
+        }
+    )

@@ -1,0 +1,1 @@
+"""`workbench serve`: finished runs behind OpenAI's interface."""

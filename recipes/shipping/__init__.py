@@ -1,0 +1,1 @@
+"""`merge`, `combine` and `export`: a finished run for other programs."""

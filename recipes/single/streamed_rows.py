@@ -1,0 +1,36 @@
+"""Training rows that are streamed: the part of them that a run draws, as files of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workbench.config import RunConfig
+from workbench.config.checks import streaming_checks
+from workbench.config.sections.streaming_config import StreamingConfig
+from workbench.data import row_streams
+from workbench.data.row_streams import RowStream
+from workbench.runs.ranks import ALONE, Ranks
+
+
+def local(config: RunConfig, ranks: Ranks = ALONE, say: Callable[[str], None] = lambda _: None) -> RunConfig:
+    """The same configuration with the files of the streamed rows in place of their sources; itself where none are.
+
+    The first of the processes reads what is not here yet.
+    """
+    data = config.data
+    if not data.streaming.on:
+        return config
+    counts = streaming_checks.rows(config)
+    own = data.training_files
+    streams = {name: RowStream(own[name].train, counts[name], data.streaming.share, config.seed) for name in own}
+    here = {name: str(row_streams.take(stream, say)) for name, stream in streams.items()} if ranks.first else {}
+    paths = ranks.agreed(here)
+    changes: dict[str, object] = {"streaming": StreamingConfig()}
+    if data.sources:
+        named = data.sources.items()
+        changes["sources"] = {
+            name: source.model_copy(update={"path": paths[name], "limit": None}) for name, source in named
+        }
+    else:
+        changes["train"] = paths[""]
+    return config.model_copy(update={"data": data.model_copy(update={**changes, "limit": None})})

@@ -1,0 +1,1 @@
+"""Runs that train language models on the next or on hidden tokens."""

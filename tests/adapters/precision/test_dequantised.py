@@ -1,0 +1,92 @@
+"""Dequantised weights are, bit for bit, what bitsandbytes multiplies with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bitsandbytes import MatmulLtState, matmul, matmul_4bit
+from bitsandbytes.functional import dequantize_4bit
+from bitsandbytes.nn import Linear4bit, Linear8bitLt
+from torch import Tensor, nn
+
+from workbench.adapters.precision import dequantised as module
+from workbench.adapters.precision.dequantised import dequantised, is_quantised
+
+SHAPES = ((96, 64), (7, 33), (1, 200), (130, 1), (300, 1024))
+"""Outputs and inputs: odd ones, blocks of 64 that end within a row, one row, and several chunks of 8-bit rows."""
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def weights(outputs: int, inputs: int) -> Tensor:
+    """Of very different sizes, with a row of zeros and outliers."""
+    drawn = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(0))
+    drawn *= torch.logspace(-4, 1, outputs)[:, None]
+    drawn[0] = 0
+    drawn[-1, -1] = 60
+    return drawn.bfloat16()
+
+
+def packed(kind: str, weight: Tensor, compute: torch.dtype, *, nested: bool = True) -> nn.Module:
+    outputs, inputs = weight.shape
+    layer: nn.Module
+    if kind == "int8":
+        layer = Linear8bitLt(inputs, outputs, bias=False, has_fp16_weights=False)
+    else:
+        layer = Linear4bit(inputs, outputs, bias=False, compute_dtype=compute, quant_type=kind)
+        layer.weight.compress_statistics = nested
+    layer.weight.data = weight.to(compute)
+    layer.to("cpu")
+    if kind != "int8":
+        layer.weight.quant_state.dtype = compute  # as `quantisation.settle` does
+    return layer.train()
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kind", "nested"), [("nf4", True), ("nf4", False), ("fp4", True), ("fp4", False)])
+def test_four_bits(kind: str, nested: bool, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    layer = packed(kind, weights(*shape), dtype, nested=nested)
+    assert layer.weight.quant_state.nested == nested and is_quantised(layer)
+    found = dequantised(layer, dtype)
+    assert found.dtype == dtype and found.shape == shape
+    assert torch.equal(found, dequantize_4bit(layer.weight.data, layer.weight.quant_state))
+    eye = torch.eye(shape[1], dtype=dtype, requires_grad=True)
+    product = matmul_4bit(eye, layer.weight.t(), layer.weight.quant_state)
+    assert torch.equal(product.T, found)
+    product.backward(torch.eye(shape[1], shape[0], dtype=dtype))
+    rows = min(shape)
+    assert torch.equal(eye.grad[:rows], found[:rows])
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_eight_bits(shape: tuple[int, int], dtype: torch.dtype, used: bool) -> None:
+    layer = packed("int8", weights(*shape), dtype)
+    values, scales = layer.weight.CB, layer.weight.SCB
+    eye = torch.eye(shape[1], dtype=dtype, requires_grad=True)
+    if used:  # moves the scales to another place
+        layer(eye)
+        assert layer.weight.SCB is None
+    assert is_quantised(layer)
+    found = dequantised(layer, dtype)
+    assert found.dtype == dtype and found.shape == shape
+    state = MatmulLtState()
+    state.CB, state.SCB, state.is_training, state.has_fp16_weights = values, scales, True, False
+    product = matmul(eye, layer.weight, state=state)
+    assert torch.equal(product.T, found)
+    product.backward(torch.eye(shape[1], shape[0], dtype=dtype))
+    rows = min(shape)
+    assert torch.equal(eye.grad[:rows], found[:rows])
+
+
+def test_rows_wider_than_a_chunk() -> None:
+    layer = packed("int8", weights(3, module.CHUNK + 1), torch.bfloat16)
+    wanted = layer.weight.data.double() * layer.weight.SCB.double()[:, None] / 127
+    torch.testing.assert_close(dequantised(layer, torch.bfloat16).double(), wanted, rtol=2**-8, atol=0)
+
+
+def test_other_layers_are_not_quantised() -> None:
+    assert not is_quantised(nn.Linear(2, 3)) and not is_quantised(nn.LayerNorm(2)) and not is_quantised(nn.ReLU())

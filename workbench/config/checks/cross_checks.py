@@ -1,0 +1,381 @@
+"""Settings of a run that each are right and do not go together, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workbench.adapters import METHODS, Method
+from workbench.adapters.method import HALF_OR_FULL
+from workbench.config.checks import (
+    alora_checks,
+    augment_checks,
+    checkpointing_checks,
+    curriculum_checks,
+    curvature_checks,
+    embed_checks,
+    fold_checks,
+    growth_checks,
+    kernel_checks,
+    labelled_checks,
+    length_checks,
+    long_row_checks,
+    pipeline_checks,
+    prefer_checks,
+    regularise_checks,
+    reinforce_checks,
+    rerank_checks,
+    reward_checks,
+    sampling_checks,
+    sequence_checks,
+    sparsity_checks,
+    stacking_checks,
+    tensor_checks,
+    thinning_checks,
+)
+from workbench.config.sections.basic_sections import DataConfig, ModelConfig
+from workbench.config.sections.clean_rules import ANSWER_RULES, DUPLICATE_RULES
+from workbench.config.sections.optimizer_config import ADAMS
+from workbench.config.sections.run_sections import RunSections
+
+_ONLY_FOR = {
+    "masking": ("mlm",),
+    "prefer": ("prefer", "sweep", "search"),
+    "classes": ("classify", "crossval"),
+    "image": ("classify", "crossval"),
+    "duplicates": ("crossval",),
+    "folds": ("crossval",),
+    "pseudo_label": ("crossval",),
+    "tta": ("crossval",),
+    "correction": ("crossval",),
+    "ensemble": ("crossval",),
+    "sweep": ("sweep",),
+    "search": ("search",),
+    "fleet": ("fleet",),
+    "distill": ("distill",),
+    "embed": ("embed",),
+    "rerank": ("rerank",),
+    "reward": ("reward", "sweep"),
+    "rewards": ("reinforce",),
+    "reinforce": ("reinforce",),
+}
+"""Sections that only some recipes read."""
+_COMPARING = {
+    "prefer": "answers",
+    "reward": "answers",
+    "embed": "rows of a batch",
+    "rerank": "passages",
+    "reinforce": "rewards of answers",
+}
+"""Objects of the loss of a recipe, where it has none of single rows."""
+_TAKE_ALL_ROWS = ("crossval", "prefer", "reward", "embed", "rerank")
+"""Recipes that refuse every choice of rows, each in words of its own."""
+
+
+def mistakes(config: RunSections) -> Iterator[str]:
+    """Contradictions between the sections of a run, one sentence for each."""
+    if reason := unable(config.model, config.adapter):
+        yield reason
+    yield from _of_training(config)
+    yield from _of_budgets(config)
+    yield from _of_freezing(config)
+    yield from config.optimizer.misfits(
+        schedule=config.schedule, freeze=config.freeze, batch=config.batch.size, method=config.adapter.method
+    )
+    yield from config.schedule.misfits(
+        recipe=config.recipe,
+        evaluates=config.evaluate.every is not None,
+        timed=config.budget.timed,
+        patience=config.evaluate.patience,
+    )
+    yield from regularise_checks.mistakes(config)
+    yield from alora_checks.mistakes(config)
+    yield from thinning_checks.mistakes(config)
+    yield from stacking_checks.mistakes(config)
+    yield from _of_averages(config)
+    yield from _of_sources(config)
+    yield from _of_evaluation_sets(config)
+    yield from curriculum_checks.mistakes(config)
+    yield from augment_checks.mistakes(config)
+    yield from length_checks.mistakes(config)
+    yield from long_row_checks.mistakes(config)
+    yield from kernel_checks.mistakes(config)
+    yield from sampling_checks.mistakes(config)
+    yield from sequence_checks.mistakes(config)
+    yield from tensor_checks.mistakes(config)
+    yield from checkpointing_checks.mistakes(config)
+    yield from pipeline_checks.mistakes(config)
+    yield from sparsity_checks.mistakes(config)
+    yield from growth_checks.mistakes(config)
+    yield from curvature_checks.mistakes(config)
+    yield from prefer_checks.mistakes(config)
+    yield from fold_checks.mistakes(config)
+    yield from _of_recipe(config)
+    yield from labelled_checks.mistakes(config)
+    yield from embed_checks.mistakes(config) if config.recipe == "embed" else ()
+    yield from rerank_checks.mistakes(config) if config.recipe == "rerank" else ()
+    yield from reward_checks.mistakes(config) if config.recipe == "reward" else ()
+    yield from reinforce_checks.mistakes(config) if config.recipe == "reinforce" else ()
+
+
+def unable(model: ModelConfig, adapter: Method) -> str | None:
+    """Why a method does not go with how the backbone is loaded, and what to write instead; None where it does."""
+    facts, method = adapter.facts, adapter.method
+    possible = HALF_OR_FULL if model.weights == "auto" else (model.weights,)
+    if not set(possible) <= set(facts.weights):
+        return (
+            f"adapter.method={method} does not work over {model.weights} weights: {facts.why_weights}. "
+            f"Write model.weights={'|'.join(facts.weights)}, or adapter.method=lora."
+        )
+    if model.sparsity is not None and (reason := sparsity_checks.unable(model, adapter)):
+        return reason
+    if model.new_tokens and not facts.token_rows:
+        able = ", ".join(name for name, each in METHODS.items() if each.about[name].token_rows)
+        return f"model.new_tokens trains single rows; adapter.method={method} cannot. Able: {able}."
+    return None
+
+
+def _of_training(config: RunSections) -> Iterator[str]:
+    if config.save.ship == "best" and config.evaluate.every is None:
+        yield "save.ship=best needs held-out losses to choose by: write evaluate.every=0.1."
+    if config.evaluate.patience is not None and config.save.ship == "last":
+        yield "evaluate.patience stops some evaluations after the best one: write save.ship=best as well."
+    if config.model.batch_norm == "trained":
+        yield (
+            "model.batch_norm=trained would normalise each row by those of its micro-batch, so that results would "
+            "depend on batch.tokens_per_device and devices; those of the whole batch would have to be known of every "
+            "layer before the next one runs, in all of its micro-batches. Write model.batch_norm=frozen. Factors and "
+            "biases train with adapter.method=layernorm or full, and image.prepare.standardise=data brings pictures "
+            "that are lighter, darker or duller than those of pretraining to a mean and spread of their own."
+        )
+
+
+def _of_budgets(config: RunSections) -> Iterator[str]:
+    budget, method = config.budget, config.adapter.method
+    if not budget.unlimited and config.adapter.facts.plans_steps:
+        yield (
+            f"adapter.method={method} plans over a known number of steps, and budget ends a run earlier. "
+            "Leave budget out and write train.steps, or take adapter.method=lora."
+        )
+    if budget.timed and config.recipe == "crossval":
+        yield (
+            "recipe=crossval has stages whose time is not known beforehand, so budget.time, energy and money cannot "
+            "end it. Write train.steps or budget.tokens, which limit each of its adapters."
+        )
+
+
+def _of_freezing(config: RunSections) -> Iterator[str]:
+    freeze, method = config.freeze, config.adapter.method
+    if freeze.policy != "none" and (reason := config.adapter.facts.no_freezing):
+        yield (
+            f"freeze.policy={freeze.policy} does not go with adapter.method={method}: {reason}. "
+            "Leave freeze out, or take adapter.method=lora or full."
+        )
+    if freeze.policy != "none" and config.model.new_tokens:
+        yield (
+            f"model.new_tokens train rows of the embeddings, which freeze.policy={freeze.policy} freezes. "
+            "Leave one of them out."
+        )
+    if freeze.cache in ("memory", "disk"):
+        yield from _of_kept_outputs(config)
+
+
+def _of_kept_outputs(config: RunSections) -> Iterator[str]:
+    """Where outputs of frozen blocks are to be kept, and there are none, or they never come again."""
+    freeze = config.freeze
+    if freeze.policy == "none" and not config.adapter.facts.no_freezing:
+        yield (
+            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy=none freezes none. "
+            "Write freeze.policy=static, or leave freeze.cache out."
+        )
+    if config.model.dropout:
+        yield (
+            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and with model.dropout they give something "
+            "else each time. Write model.dropout=false, or freeze.cache=off."
+        )
+    if not freeze.fixed and config.adapter.noise:
+        yield (
+            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
+            "adapters with adapter.dropout among them. Write adapter.dropout=0, or freeze.cache=off."
+        )
+    if not freeze.fixed and config.adapter.facts.draws:
+        yield (
+            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
+            f"adapters of adapter.method={config.adapter.method}, which draw numbers each time. Write freeze.cache=off."
+        )
+    if config.recipe == "mlm":
+        yield (
+            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and recipe=mlm hides other tokens in each "
+            "epoch, so that no row comes twice. Write freeze.cache=off."
+        )
+
+
+def _of_sources(config: RunSections) -> Iterator[str]:
+    """Where rows of several sources cannot be mixed."""
+    data = config.data
+    if not data.sources:
+        return
+    if config.recipe == "crossval":
+        yield from _of_one_set(data)
+    if data.mix.by == "learned" and config.recipe in _COMPARING:
+        yield (
+            f"data.mix.by=learned compares sources by losses of single rows, and recipe={config.recipe} compares "
+            f"{_COMPARING[config.recipe]}. Write data.mix.by=size or weight."
+        )
+    if data.mix.batches == "one_source":
+        yield from _of_one_source_batches(config)
+    if data.curriculum.by != "none":
+        yield "data.curriculum orders the rows of one source; data.sources mixes several. Leave one of them out."
+    if config.classes.sampling not in ("auto", "none") and config.recipe != "crossval":
+        yield (
+            f"classes.sampling={config.classes.sampling} draws rows by their class, and data.sources by their source. "
+            "Leave classes.sampling out; classes.weights=balanced weighs rare classes in the loss."
+        )
+
+
+def _of_one_set(data: DataConfig) -> Iterator[str]:
+    """Where the sources of a cross-validation would not be one set of rows."""
+    uneven = [
+        f"data.sources.{name}.{key}"
+        for name, source in data.sources.items()
+        for key in ("weight", "passes")
+        if source.differs(key)
+    ]
+    if uneven := [*uneven, *(["data.mix"] if data.differs("mix") else [])]:
+        yield (
+            f"{', '.join(uneven)}: recipe=crossval deals the rows of all sources into folds as one set, and draws each "
+            "as often as any other. Leave it out; data.columns={weight: NAME} says how much single rows count."
+        )
+
+
+def _of_one_source_batches(config: RunSections) -> Iterator[str]:
+    """Where a batch of one source has no sense, or not the counts that are asked for."""
+    if config.recipe not in ("embed", "crossval"):  # which has a sentence of its own
+        yield (
+            "data.mix.batches=one_source is for recipe=embed, whose loss compares the rows of a batch; "
+            f"recipe={config.recipe} has losses of single rows. Leave it out."
+        )
+    limited = [name for name, source in config.data.sources.items() if source.passes is not None]
+    if limited:
+        yield (
+            f"data.sources.{limited[0]}.passes counts rows, and data.mix.batches=one_source draws whole batches. "
+            "Leave one of them out."
+        )
+
+
+def _of_evaluation_sets(config: RunSections) -> Iterator[str]:
+    """Where scores of one of several sets would have the name of other scores."""
+    data = config.data
+    shares = None if data.own_share is None else data.sources
+    for key, files in {"held_out": data.held_out, "test": data.test, "sources": shares}.items():
+        if not isinstance(files, dict):
+            continue
+        if config.recipe == "embed" and (sizes := {str(size) for size in config.embed.sizes} & files.keys()):
+            yield (
+                f"data.{key}.{min(sizes)}: scores of a set and of embeddings of embed.sizes would have one name. "
+                "Give the set another one."
+            )
+        rewards = {"mean", *(each.name for each in config.rewards)} if config.recipe == "reinforce" else set()
+        if same := rewards & files.keys():
+            kind = "source" if key == "sources" else "set"
+            yield (
+                f"data.{key}.{min(same)}: mean rewards of a {kind} and of a reward would have one name. "
+                f"Give the {kind} another one."
+            )
+
+
+def _of_averages(config: RunSections) -> Iterator[str]:
+    average = config.average.method
+    if average == "none":
+        return
+    if config.evaluate.every is None and config.recipe != "crossval":
+        yield (
+            f"average.method={average} ships the average where its held-out loss is the lower one, and "
+            "evaluate.every=null measures none. Write evaluate.every=0.25, or leave average out."
+        )
+    if config.recipe == "crossval":
+        yield (
+            f"average.method={average} would choose by the rows that the out-of-fold score is measured on. "
+            "Leave average out."
+        )
+    if config.optimizer.name == "schedule_free" or config.optimizer.lookahead is not None:
+        yield f"average.method={average} beside an optimizer that averages already. Leave one of them out."
+    if average == "ema" and config.adapter.method == "adalora":
+        yield (
+            "average.method=ema would keep traces of ranks that adapter.method=adalora took back. "
+            "Write average.method=lawa, or adapter.method=lora."
+        )
+
+
+def _of_recipe(config: RunSections) -> Iterator[str]:
+    for name, recipes in _ONLY_FOR.items():
+        if config.recipe not in recipes and config.differs(name):
+            yield f"{name} is for recipe={'|'.join(recipes)}; recipe={config.recipe} has none. Leave {name} out."
+    if config.recipe == "mlm" and (config.model.chat_template is not None or config.data.loss_on != "assistant"):
+        yield "recipe=mlm reads text as it is: leave model.chat_template and data.loss_on out."
+    answers = [rule for rule in config.data.clean if rule in ANSWER_RULES]
+    if config.recipe in ("mlm", "classify", "crossval", "embed", "rerank") and answers and not config.reads_pictures:
+        yield (
+            f"data.clean={', '.join(answers)} judges answers to prompts, and recipe={config.recipe} reads texts "
+            "without any. Leave it out of data.clean."
+        )
+    repeats = [rule for rule in config.data.clean if rule in DUPLICATE_RULES]
+    if config.recipe == "crossval" and repeats and not config.reads_pictures:
+        yield (
+            f"data.clean={', '.join(repeats)}: recipe=crossval looks for duplicates itself, and knows their labels. "
+            "Write duplicates.on_duplicate=keep_one instead."
+        )
+    trained = {own.train for own in config.data.training_files.values()}
+    if trained & set(config.data.held_out_files.values()):
+        yield "data.held_out names the training file. Write a share such as data.held_out=0.05."
+    if trained & set(config.data.decontaminate.against):
+        yield "data.decontaminate.against names the training file, which holds all of itself. Name evaluation files."
+    target = config.data.select.target
+    if target in {*config.data.held_out_files.values(), *config.data.test_files.values()}:
+        yield (
+            f"data.select.target={target} is scored too: rows that were chosen by it make its scores too good. "
+            "Name other rows of its kind."
+        )
+    if config.recipe == "crossval" and config.data.select.by != "all":
+        yield "recipe=crossval scores every row that it is given. Leave data.select out, and choose rows beforehand."
+    if config.data.select.by_backbone and config.recipe not in _TAKE_ALL_ROWS:
+        yield from _of_choosing_backbones(config)
+    if config.data.drop_suspects and config.recipe != "crossval":
+        yield (
+            f"data.drop_suspects needs predictions out of fold, and recipe={config.recipe} makes none. "
+            "Write recipe=crossval, or leave it out."
+        )
+    if config.evaluate.dynamics is True and config.recipe not in ("sft", "mlm", "classify", "crossval"):
+        yield (
+            f"evaluate.dynamics is for recipe=sft|mlm|classify|crossval; recipe={config.recipe} records no losses of "
+            "rows. Leave it out."
+        )
+    compared = config.data.test is not None or config.data.decontaminate.against
+    if config.recipe == "crossval" and config.data.decontaminate.action != "off" and not compared:
+        yield (
+            "data.decontaminate has nothing to compare: recipe crossval holds no rows out, and names no data.test. "
+            "Name evaluation files in data.decontaminate.against."
+        )
+
+
+def _of_choosing_backbones(config: RunSections) -> Iterator[str]:
+    """Where the backbone cannot choose rows before it trains."""
+    by, distributed, at_random = config.data.select.by, config.distributed, config.data.select.random_instead
+    if config.recipe not in (recipes := config.data.select.recipes):
+        yield (
+            f"data.select.by={by} is for recipe={'|'.join(recipes)}, not for recipe={config.recipe}. Write {at_random}."
+        )
+        return
+    if config.data.sources:
+        yield f"data.select.by={by} chooses from one source; data.sources mixes several. Leave one of them out."
+    if distributed.sharded:
+        yield (
+            f"data.select.by={by} asks the whole backbone on each device, and distributed cuts it. "
+            f"Write distributed.zero=0, or {at_random}."
+        )
+    if by == "gradient" and config.optimizer.name not in ADAMS:
+        yield (
+            f"data.select.by=gradient reads Adam's moments, and optimizer.name={config.optimizer.name} has others. "
+            "Write optimizer.name=adamw, or data.select.by=importance."
+        )
+    if by == "gradient" and config.adapter.method == "full":
+        yield "data.select.by=gradient compares gradients of an adapter, not of adapter.method=full. Write lora."

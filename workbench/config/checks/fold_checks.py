@@ -1,0 +1,29 @@
+"""Settings that `data.fold` does not go with, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workbench.config.sections.run_sections import RunSections
+
+_RECIPES = ("sft", "prefer", "reward")
+"""Recipes whose held-out rows may be a fold."""
+
+
+def mistakes(config: RunSections) -> Iterator[str]:
+    """Contradictions to `data.fold`, one sentence for each."""
+    data, fold = config.data, config.data.fold
+    if fold.of is None:
+        if fold.number:
+            yield "data.fold.number is one of data.fold.of folds, which is not given. Write data.fold.of=5 as well."
+        return
+    if config.recipe not in _RECIPES:
+        own = {"crossval": "folds.k says how many there are", "sweep": "sweep.folds makes members of all folds"}
+        why = own.get(config.recipe, f"recipe={config.recipe} does not read it")
+        yield f"data.fold is for recipe={'|'.join(_RECIPES)}: {why}. Leave data.fold out."
+    if fold.number >= fold.of:
+        yield f"data.fold.number={fold.number} is none of {fold.of} folds, which are numbered from 0 to {fold.of - 1}."
+    if data.differs("held_out"):
+        yield "data.fold holds out a fold of data.train in place of data.held_out. Leave one of them out."
+    if data.streaming.on:
+        yield "data.fold looks at all rows, and data.streaming reads a part of them. Leave one of them out."

@@ -1,0 +1,1 @@
+"""Members of sweeps, searches and fleets as runs of their own."""

@@ -1,0 +1,229 @@
+"""The section `distill`: teacher, student, and the tensors that are compared."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from workbench.config.sections.server_address import ServerAddress
+from workbench.schema import Section, Unit
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Divergence = Literal[
+    "forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation", "universal"
+]
+Match = Literal["hidden_mse", "hidden_cosine", "relation", "attention"]
+
+BACKBONE, TEACHER = "backbone", "teacher"
+"""As distill.teacher.id: the student's own backbone, adapter off. As model.id: a student with its teacher's weights."""
+STUDENT = "student"
+"""Where, in a run directory, a student's backbone stands that was made of another one."""
+
+_LAYERS = re.compile(r"(every|first|last)-([1-9]\d*)")
+
+
+class TeacherConfig(Section):
+    """The model, run or runs that teach."""
+
+    id: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """A run directory (a fine-tuned model; of a cross-validation all adapters together), several of them over one
+    backbone, a folder or hub id of a model, or `backbone`: the student's own, its adapter off. With `url`, the model's
+    name there."""
+    url: ServerAddress | None = None
+    """Address of a server that teaches, such as http://localhost:8000/v1: `workbench serve`, vLLM, or another that has
+    OpenAI's completions with echo and writes tokens as token_id:NUMBER. It is sent the training rows, and the key that
+    OPENAI_API_KEY in the environment holds."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    weights: Literal["auto", "float32", "bfloat16", "float16", "int8", "nf4", "fp4"] | None = None
+    """How its weights are stored; null: as it was trained, and `auto` for a model that no run trained."""
+    out_of_fold: bool = False
+    """With a cross-validation as teacher: label a training row by the adapters that did not train on it."""
+    trust: bool = False
+    """Execute the Python code that the teacher's run directory names. Only of those whom you trust."""
+
+
+class StudentConfig(Section):
+    """Blocks of the teacher's architecture that the student has."""
+
+    layers: Annotated[Literal["all"] | str | tuple[NonNegativeInt, ...], Unit("numbers of layers")] = "all"
+    """Which layers of the backbone the student has: every-N, first-N, last-N, or a list, the first layer being 0."""
+    weights: Literal["pretrained", "random"] = "pretrained"
+    """Initial weights: those of model.id, or random ones."""
+
+    @field_validator("layers")
+    @classmethod
+    def _known(cls, layers: str | tuple[int, ...]) -> str | tuple[int, ...]:
+        if isinstance(layers, str):
+            if layers != "all" and not _LAYERS.fullmatch(layers):
+                raise ValueError(f"{layers!r}: write all, every-2, first-4, last-4, or a list such as [0, 2, 4].")
+        elif not layers or sorted(set(layers)) != list(layers):
+            raise ValueError(f"{list(layers)}: name each layer once, in rising order, such as [0, 2, 4].")
+        return layers
+
+    def chosen(self, count: int) -> list[int]:
+        """Which of `count` layers stay; raises ValueError where there are not so many."""
+        if not isinstance(self.layers, str):
+            chosen = list(self.layers)
+        elif self.layers == "all":
+            chosen = list(range(count))
+        else:
+            how, _, number = self.layers.partition("-")
+            every = range(count)
+            wanted = int(number)
+            if wanted > count:
+                raise ValueError(
+                    f"distill.student.layers={self.layers}: the backbone has {count} layers. Write {how}-N with a "
+                    f"number up to {count}."
+                )
+            chosen = list({"every": every[::wanted], "first": every[:wanted], "last": every[-wanted:]}[how])
+        if chosen[-1] >= count:
+            raise ValueError(
+                f"distill.student.layers: there is no layer {chosen[-1]}; the backbone has {count}, the last one being "
+                f"{count - 1}."
+            )
+        return chosen
+
+
+class MatchConfig(Section):
+    """A part of the student that is to be like a part of the teacher."""
+
+    what: Match
+    """hidden_mse, hidden_cosine: hidden states, through a learned projection where widths differ. relation: how alike
+    the queries, keys and values of a row's tokens are to one another (MiniLM v2). attention: its scores (TinyBERT)."""
+    layers: Literal["last", "uniform"] | dict[NonNegativeInt, NonNegativeInt] = "last"
+    """Student's layers to the teacher's, the first layer being 1 and 0 what enters it (the embeddings): {0: 0, 3: 6}.
+    `uniform` spreads the student's layers evenly over the teacher's, embeddings included for hidden states."""
+    weight: PositiveFloat = 1.0
+    """Factor of this term in the loss."""
+    heads: Annotated[PositiveInt | None, Unit("heads")] = None
+    """Into how many heads `relation` cuts queries, keys and values; null: the teacher's attention heads."""
+
+
+class CacheConfig(Section):
+    """A teacher's logits on disk."""
+
+    folder: Path | None = None
+    """Folder of the teacher's outputs for the training rows; null: the teacher runs in every step."""
+    k: Annotated[PositiveInt, Unit("tokens")] = 64
+    """Likeliest tokens that are kept of each position, with the mass of all others; or draws, where `sampled`."""
+    dtype: Literal["float16", "float32"] = "float16"
+    """Type of the log-probabilities in the cache."""
+    sampled: bool = False
+    """Keep k draws instead of the k likeliest tokens: an unbiased estimate of forward_kl (Anshumann et al. 2025)."""
+
+
+class OnPolicyConfig(Section):
+    """Answers that the student writes and the teacher judges."""
+
+    share: Share = 0.0
+    """Share of the rows whose answer the student writes itself, for the teacher to judge (GKD, Agarwal et al. 2024)."""
+    max_new_tokens: Annotated[PositiveInt, Unit("tokens")] = 64
+    """Longest answer that the student writes."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature of the student."""
+
+
+class DistillConfig(Section):
+    """A student that learns from a teacher, beside or in place of labels."""
+
+    of: Literal["sft", "mlm", "classify"] = "sft"
+    """The recipe by which the student is trained and scored."""
+    teacher: TeacherConfig = TeacherConfig()
+    student: StudentConfig = StudentConfig()
+    loss: Divergence = "forward_kl"
+    """Divergence of the student's probabilities from the teacher's. `universal` compares across vocabularies."""
+    beta: Share = 0.5
+    """For `jsd`: 0 is forward_kl, 1 reverse_kl (GKD)."""
+    skew: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """For the skewed divergences: share of a distribution in the mixture that it is compared with (DistiLLM)."""
+    temperature: PositiveFloat | tuple[PositiveFloat, PositiveFloat] = 1.0
+    """Divides both models' logits; the divergence is multiplied by its square. Two numbers: from, to over the run."""
+    alpha: Share | tuple[Share, Share] = 0.5
+    """Share of the divergence in the loss; the labels have the rest. Two numbers: from, to over the run."""
+    match: tuple[MatchConfig, ...] = ()
+    """Hidden states and attention of the teacher that the student also learns; added to the loss."""
+    cache: CacheConfig = CacheConfig()
+    on_policy: OnPolicyConfig = OnPolicyConfig()
+    unlabelled: str | None = Field(default=None, min_length=1)
+    """Recipe classify: a file of rows without labels, for which the student learns the teacher's outputs alone."""
+    peers: Annotated[Annotated[int, Field(ge=2)] | None, Unit("adapters")] = None
+    """Adapters in one bank that teach each other instead of a teacher; the best is shipped (Zhang et al. 2018)."""
+
+    @field_validator("temperature", "alpha", mode="before")
+    @classmethod
+    def _one_or_two(cls, value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and len(value) != 2:
+            raise ValueError(f"{list(value)}: write one number, or two: from, to over the run.")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DistillConfig:
+        if reason := self._misfit():
+            raise ValueError(reason)
+        return self
+
+    def _served_misfit(self) -> str | None:
+        """Reason against a teacher that a server answers for."""
+        teacher = self.teacher
+        if not isinstance(teacher.id, str) or teacher.id == BACKBONE:
+            return "teacher.url: write the name of one model there as distill.teacher.id."
+        if teacher.model_fields_set - {"id", "url"}:
+            return "teacher.url: the teacher is loaded elsewhere. Leave all of distill.teacher but url and id out."
+        if self.of != "sft":
+            return "teacher.url: a server tells what follows in a text. Write distill.of=sft, or leave the url out."
+        if self.cache.folder is None:
+            return "teacher.url: the server is asked once, before training. Write distill.cache.folder=FOLDER."
+        if self.cache.sampled:
+            return "teacher.url: a server tells the likeliest tokens, and draws none. Leave distill.cache.sampled out."
+        if self.temperature != 1:
+            return "teacher.url: a server tells probabilities at temperature 1. Leave distill.temperature out."
+        return None
+
+    def _misfit(self) -> str | None:
+        if self.teacher.url is not None and (reason := self._served_misfit()):
+            return reason
+        cached, has_teacher = self.cache.folder is not None, self.teacher.id is not None
+        if self.peers is not None and has_teacher:
+            return "peers teach each other: leave distill.teacher.id out, or distill.peers."
+        if self.peers is not None and (cached or self.match or self.on_policy.share):
+            return "peers compare their outputs alone: leave distill.cache, match and on_policy out."
+        if cached and self.match:
+            return "a cache holds what the teacher says, not its layers: leave distill.cache.folder out, or match."
+        if cached and self.on_policy.share:
+            return "a cache knows nothing of answers still to be written: leave distill.cache.folder or on_policy out."
+        if cached and isinstance(self.temperature, tuple):
+            return "a cache is made at one temperature: write distill.temperature as one number."
+        if self.cache.sampled and self.loss != "forward_kl":
+            return "draws estimate forward_kl without bias, and no other divergence: write distill.loss=forward_kl."
+        if self.loss == "universal" and (cached or self.match or self.on_policy.share or self.peers):
+            return "loss=universal compares live models: leave distill.cache, match, on_policy and peers out."
+        if self.of == "classify" and (cached or self.on_policy.share or self.loss == "universal"):
+            return (
+                "of=classify asks the teacher once for each row and keeps that in the run: leave distill.cache and "
+                "on_policy out, and write another loss than universal."
+            )
+        if self.of == "classify" and self.peers:
+            return "peers compare what they say of tokens: leave distill.peers out, or write distill.of=sft."
+        if self.of != "classify" and (self.unlabelled or self.teacher.out_of_fold):
+            return "distill.unlabelled and teacher.out_of_fold are for distill.of=classify: leave them out."
+        if self.of == "mlm" and (cached or self.on_policy.share or self.loss == "universal"):
+            return "of=mlm hides other tokens in each epoch: leave cache and on_policy out, and loss=universal."
+        return None
+
+
+def at(value: float | tuple[float, float], progress: float) -> float:
+    """A setting at a share of the run between 0 and 1."""
+    if isinstance(value, tuple):
+        return value[0] + (value[1] - value[0]) * progress
+    return value

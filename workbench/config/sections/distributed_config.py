@@ -1,0 +1,168 @@
+"""Section `distributed`: what each of several devices holds of a model, and what waits outside of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import PositiveInt, model_validator
+
+from workbench.config.sections.compression_config import CompressionConfig
+from workbench.schema import Section, Unit
+
+Place = Literal["none", "cpu", "nvme"]
+_NOT_WITH_TENSOR = {
+    "zero": 0,
+    "engine": "deepspeed",
+    "replicas": 1,
+    "sequence": 1,
+    "offload_optimizer": "none",
+    "offload_parameters": "none",
+}
+"""Settings beside `tensor`, and what each has to be."""
+
+
+class DistributedConfig(Section):
+    """How devices share a run; how many there are is said by `--devices` or by who starts the processes."""
+
+    zero: Literal["auto", 0, 1, 2, 3] = 0
+    """DeepSpeed ZeRO stage: what each device holds a share of. 0: nothing, each holds all; 1: the optimizer's state;
+    2: gradients, too; 3: weights, too."""
+    engine: Literal["deepspeed", "fsdp2"] = "deepspeed"
+    """Sharding engine. fsdp2 is torch's, with stages 2 and 3: a device holds a share of every weight, and a block whole
+    while it computes (zero=3) or from its forward to its backward pass (zero=2)."""
+    replicas: Annotated[PositiveInt, Unit("copies")] = 1
+    """Copies of all weights, with engine=fsdp2: devices of a copy share them, such as those of one machine, and only
+    gradients travel between copies."""
+    sequence: Annotated[PositiveInt, Unit("devices")] = 1
+    """Devices that compute the same rows together, each a part of the tokens, and in attention a part of the heads
+    (Ulysses): for rows that are too long for one device. Others share the rows of a step."""
+    tensor: Annotated[PositiveInt, Unit("devices")] = 1
+    """Devices that compute the same rows together, each a part of the heads of attention and of the MLP's features, of
+    whose weights it holds that part (Megatron-LM): for a backbone that is too large for one device. Others share the
+    rows of a step."""
+    pipeline: Annotated[PositiveInt, Unit("devices")] = 1
+    """Devices of which each holds a stretch of the blocks, and its optimizer's state: micro-batches go through them one
+    after another (pipeline parallelism, 1F1B). Others share the rows of a step."""
+    offload_optimizer: Place = "none"
+    """Where the optimizer's state, and its step, wait: in the host's memory, or in files under `nvme`."""
+    offload_parameters: Place = "none"
+    """Where weights are kept until a block needs them, with zero=3."""
+    nvme: Path | None = None
+    """A folder on a fast disk."""
+    bucket_bytes: Annotated[PositiveInt, Unit("bytes")] = 100_000_000
+    """Bytes of gradients, or of weights with zero=3, that are communicated at once."""
+    overlap: bool = True
+    """Communicate while devices compute."""
+    compression: CompressionConfig = CompressionConfig()
+    """Codes of few bits for gradients and weights that travel."""
+    deepspeed: Path | None = None
+    """A DeepSpeed JSON of your own, instead of all above."""
+
+    @property
+    def rows_together(self) -> int:
+        """Devices that compute the same rows."""
+        return self.sequence * self.tensor * self.pipeline
+
+    @property
+    def together(self) -> int:
+        """The fewest devices that have as many copies, and parts of rows or blocks, as are asked for."""
+        copies = self.replicas * (2 if self.replicas > 1 else 1)
+        alone = self.rows_together * copies == 1
+        return math.lcm(self.rows_together, copies, 2 if self.compression.is_on and alone else 1)
+
+    @property
+    def together_only(self) -> DistributedConfig:
+        """The parts of rows or blocks that devices compute together, and nothing else."""
+        return DistributedConfig(sequence=self.sequence, tensor=self.tensor, pipeline=self.pipeline)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether devices hold shares of what trains."""
+        return self.zero != 0 or self.deepspeed is not None
+
+    @model_validator(mode="after")
+    def _compressible(self) -> DistributedConfig:
+        gradients, weights = self.compression.gradients, self.compression.weights
+        if self.engine == "deepspeed" and self.zero != 0 and self.compression.is_on:
+            raise ValueError(
+                f"compression is of zero=0 or engine=fsdp2, and this is zero={self.zero} of DeepSpeed, whose own codes "
+                "(zero_quantized_weights, zero_quantized_gradients) are for accelerators alone. Write engine=fsdp2."
+            )
+        if self.compression.is_on and self.rows_together > 1:
+            name = next(each for each in ("tensor", "pipeline", "sequence") if getattr(self, each) > 1)
+            raise ValueError(f"compression was not tried with {name}. Leave compression out, or write {name}=1.")
+        if weights != "none" and self.engine != "fsdp2":
+            raise ValueError(
+                f"compression.weights={weights} is of weights that devices share, and with zero=0 each holds all. "
+                "Write engine=fsdp2 and zero=3, or leave it out."
+            )
+        if gradients == "onebit" and self.engine == "fsdp2":
+            raise ValueError(
+                "compression.gradients=onebit keeps what a code leaves out of whole gradients, and engine=fsdp2 cuts "
+                "them. Write compression.gradients=int8, or zero=0 and engine=deepspeed."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fitting(self) -> DistributedConfig:
+        if self.tensor > 1:
+            others = {name: getattr(self, name) for name in _NOT_WITH_TENSOR}
+            changed = [f"{name}={value}" for name, value in others.items() if value != _NOT_WITH_TENSOR[name]]
+            if changed:
+                raise ValueError(
+                    f"tensor={self.tensor} cuts weights, too, and was not tried with {', '.join(changed)}. "
+                    f"Leave {' and '.join(each.split('=')[0] for each in changed)} out, or write tensor=1."
+                )
+        if self.zero == 0 and self.offload_optimizer != "none":
+            raise ValueError(f"offload_optimizer={self.offload_optimizer} is a part of ZeRO. Write zero=2 or zero=3.")
+        if self.zero not in ("auto", 3) and self.offload_parameters != "none":
+            raise ValueError(f"offload_parameters={self.offload_parameters} needs zero=3, and zero is {self.zero}.")
+        if self.zero not in ("auto", 3) and self.offload_optimizer == "nvme":
+            raise ValueError(f"offload_optimizer=nvme needs zero=3, and zero is {self.zero}.")
+        if "nvme" in (self.offload_optimizer, self.offload_parameters) and self.nvme is None:
+            raise ValueError("offloading to nvme needs a folder on a fast disk. Write nvme=FOLDER.")
+        if self.replicas > 1 and self.engine != "fsdp2":
+            raise ValueError(
+                f"replicas={self.replicas} copies weights that devices share by engine=fsdp2. "
+                "Write engine=fsdp2 and zero=3, or leave replicas out."
+            )
+        if self.pipeline > 1 and (others := self._beside_pipeline()):
+            beside = ", ".join(f"{name}={value}" for name, value in others.items())
+            raise ValueError(
+                f"pipeline={self.pipeline} gives each device whole blocks, and {beside} would cut or move them, or "
+                f"their rows. Leave out {', '.join(others)}, or pipeline."
+            )
+        if self.engine == "fsdp2":
+            if self.zero not in (2, 3):
+                raise ValueError(f"engine=fsdp2 shares what zero=2 or zero=3 does, and zero is {self.zero}.")
+            if "nvme" in (self.offload_optimizer, self.offload_parameters):
+                raise ValueError("engine=fsdp2 leaves things in the host's memory only. Write cpu for nvme.")
+            if self.offload_optimizer != self.offload_parameters:
+                raise ValueError(
+                    "engine=fsdp2 leaves weights and the optimizer in the host's memory together. "
+                    "Write offload_parameters=cpu and offload_optimizer=cpu, or neither."
+                )
+        if self.deepspeed is not None:
+            written = self.model_fields_set - {"deepspeed"}
+            if written:
+                raise ValueError(
+                    f"deepspeed={self.deepspeed} says everything itself. Leave out {', '.join(sorted(written))}."
+                )
+        return self
+
+    def _beside_pipeline(self) -> dict[str, object]:
+        """Settings that share or move weights or rows in another way."""
+        names = (
+            "zero",
+            "engine",
+            "replicas",
+            "sequence",
+            "tensor",
+            "offload_optimizer",
+            "offload_parameters",
+            "deepspeed",
+        )
+        without = DistributedConfig()
+        return {name: value for name in names if (value := getattr(self, name)) != getattr(without, name)}

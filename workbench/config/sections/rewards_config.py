@@ -1,0 +1,196 @@
+"""Section `rewards`: how good an answer is, by functions, verifiers and reward models. A kind is a class here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ByteSize, Field, FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+
+from workbench.config.sections.reward_config import Aggregate
+from workbench.schema import Section, Tagged, Unit
+
+KINDS: dict[str, type[RewardSource]] = {}
+"""Every `kind` and the section that configures it; `register` fills it."""
+
+
+class RewardSource(Tagged):
+    """Base of every kind of reward. A subclass has `kind: Literal[...]` and its settings."""
+
+    tag: ClassVar[str] = "kind"
+    untagged: ClassVar[str] = "function"
+    choices: ClassVar[Mapping[str, type[Section]]] = KINDS
+
+    kind: str = "function"
+    weight: FiniteFloat = 1.0
+    """Factor of this reward in the sum of all."""
+
+    @property
+    def name(self) -> str:
+        """Name in messages, metrics and reports."""
+        return self.kind
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of a row that are read beside its prompt, by their names in the file."""
+        return ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files, and folders of models, on which it depends."""
+        return ()
+
+    @classmethod
+    def misplaced(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        section = cls.section_for(values)
+        for key in values:
+            able = [name for name, other in KINDS.items() if key in other.model_fields]
+            if able and key not in section.model_fields:
+                kind = values.get(cls.tag, cls.untagged)
+                yield f"rewards.{key}", f"is for kind={'|'.join(able)}, not for {kind}. Leave it out."
+
+
+def register(section: type[RewardSource]) -> type[RewardSource]:
+    """Make the kind of `section` known by its name; use it as a decorator."""
+    KINDS[section.model_fields["kind"].default] = section
+    return section
+
+
+@register
+class FunctionReward(RewardSource):
+    """A function of a Python file: `def reward(answers: list[Answer]) -> list[float]`."""
+
+    kind: Literal["function"] = "function"
+    file: Path
+    """The Python file. Only one you trust: it runs in this process."""
+    function: str = "reward"
+    """Name of the function in it."""
+    timeout: Annotated[PositiveFloat, Unit("seconds")] = 300.0
+    """Seconds in which it must score the answers of one call."""
+
+    @property
+    def name(self) -> str:
+        return self.function
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.file,)
+
+
+class _Compared(RewardSource):
+    """Base of verifiers that compare an answer with a column of its row."""
+
+    answer: str = "answer"
+    """Column of the row that holds the right answer, by its name in the file."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.answer,)
+
+
+@register
+class NumberReward(_Compared):
+    """1 where the answer's number is that of the row, else 0: the one behind `####`, or else the last one."""
+
+    kind: Literal["number"] = "number"
+    tolerance: NonNegativeFloat = 0.0
+    """By how much the two may differ; 0: they are equal, as exact decimals."""
+
+
+@register
+class PatternReward(RewardSource):
+    """1 where a regular expression is found in the answer, else 0."""
+
+    kind: Literal["regex"] = "regex"
+    pattern: str
+    """As Python's module re reads it; flags stand in it, such as (?is)."""
+    whole: bool = False
+    """Whether all of the answer must match, not a part of it."""
+    answer: str | None = None
+    """Column of the row that the pattern's first group must be equal to, white space around it aside."""
+    timeout: Annotated[PositiveFloat, Unit("seconds")] = 60.0
+    """Seconds in which the answers of one call must be searched: some patterns take for ever on some texts."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}. Correct it.") from None
+        return pattern
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return () if self.answer is None else (self.answer,)
+
+
+@register
+class JsonReward(RewardSource):
+    """1 where the answer is JSON that fits a schema, else 0; in a fenced block, or all of the answer."""
+
+    kind: Literal["json"] = "json"
+    json_schema: Path | dict[str, Any]
+    """A JSON file with the schema, or the schema itself."""
+    timeout: Annotated[PositiveFloat, Unit("seconds")] = 60.0
+    """Seconds in which the answers of one call must be checked: a schema's patterns may take for ever on a text."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.json_schema,) if isinstance(self.json_schema, Path) else ()
+
+
+@register
+class UnitTestReward(RewardSource):
+    """The share of a row's tests that the code in the answer passes, or whether it passes all, in a sandbox.
+
+    The code is the last fenced block of the answer, or all of it. It runs in a process of its own that can write
+    nothing outside of a temporary folder, opens no socket and starts no program.
+    """
+
+    kind: Literal["unit_tests"] = "unit_tests"
+    tests: str = "tests"
+    """Column of the row with the tests, by its name in the file: Python code that raises where the answer is wrong,
+    or a list of such pieces, each of which is a test."""
+    score: Literal["all", "share"] = "all"
+    """1 where all tests pass and else 0; or the share of those that pass."""
+    seconds: Annotated[PositiveInt, Unit("seconds")] = 5
+    """Processor time of an answer, and half of what it may take by the clock."""
+    memory: Annotated[ByteSize, Unit("bytes")] = ByteSize(512 * 2**20)
+    """Address space of the process, such as 512MiB."""
+    output: Annotated[ByteSize, Unit("bytes")] = ByteSize(2**20)
+    """Bytes that it may write into its folder; what it prints is dropped."""
+    threads: Annotated[PositiveInt | Literal["auto"], Unit("threads")] = "auto"
+    """Answers that are tested at the same time; `auto`: as many as there are processors, 8 at most."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.tests,)
+
+
+@register
+class ModelReward(RewardSource):
+    """The reward of a reward model, or of several: their mean less `pessimism` times their standard deviation."""
+
+    kind: Literal["model"] = "model"
+    run: Path | Annotated[tuple[Path, ...], Field(min_length=1)]
+    """A finished run of recipe reward, or several of them: an ensemble, whose disagreement tells how sure it is. A
+    sweep over folds is such an ensemble."""
+    pessimism: NonNegativeFloat = 0.0
+    """How many standard deviations of the ensemble are taken off its mean (Coste et al. 2024)."""
+    aggregate: Aggregate | None = None
+    """The reward of an answer by a process reward model, which rates its steps: the lowest rating (min), their
+    product, mean, or the last. null: as `reward.aggregate` of the run says."""
+    trust: bool = False
+    """Execute the Python code that the configuration of `run` names."""
+
+    @property
+    def runs(self) -> tuple[Path, ...]:
+        """The run directories."""
+        return self.run if isinstance(self.run, tuple) else (self.run,)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(run / name for run in self.runs for name in ("adapter", "sweep.json"))
