@@ -31,10 +31,12 @@ def install(model: nn.Module, config: TrainingSections, device: torch.device, ru
         ResumeError: The run began with kernels that cannot run here.
     """
     require(config, model, device)
+    if config.train.kernels == "torch":
+        return
     begun, reason = run.manifest.get("kernels"), liger_kernels.refusal(device)
     if begun == "liger" and reason is not None:
         raise ResumeError(f"{run.home} began with Liger's kernels: {reason}. Go on where they run, or begin a new run.")
-    asked = config.train.kernels == "liger" or (config.train.kernels == "auto" and begun != "torch")
+    asked = config.train.kernels == "liger" or begun != "torch"
     if asked and reason is None and not any(kernel_checks.unable(config)) and liger_kernels.known(model):
         liger_kernels.install(model)
         run.note(kernels="liger")

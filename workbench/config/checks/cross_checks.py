@@ -129,7 +129,7 @@ def unable(model: ModelConfig, adapter: Method) -> str | None:
     if model.sparsity is not None and (reason := sparsity_checks.unable(model, adapter)):
         return reason
     if model.new_tokens and not facts.token_rows:
-        able = ", ".join(name for name, each in METHODS.items() if each.about[name].token_rows)
+        able = ", ".join(sorted(name for name, each in METHODS.items() if each.about[name].token_rows))
         return f"model.new_tokens trains single rows; adapter.method={method} cannot. Able: {able}."
     return None
 

@@ -333,8 +333,8 @@ class TrainConfig(Section):
     those of the package liger-kernel, which keep fewer activations, where a family computes their formula (Llama,
     Mistral, Qwen 2 and 3, Gemma 1 to 3 do). `torch`: PyTorch's. `auto`: `liger` on a GPU where it is installed, but in
     blocks whose elementwise operations are recomputed, with train.compile, and where devices share weights or rows.
-    Both round at the same places; the order of sums differs. Why: Liger's were tried through Triton's interpreter
-    alone, not on a GPU yet."""
+    Both round at the same places; the order of sums differs. Why: those of Liger were tried through Triton's
+    interpreter alone, not on a GPU yet."""
 
 
 class EvaluateConfig(Section):
