@@ -81,7 +81,8 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     run.note(elapsed_s=max(max(seconds) if reason is None else sum(seconds) for seconds in spent))
     if run.ranks.first:
         ship(run, _member(run, best))
-    run.ranks.wait()
+    if placement.cuts_weights:  # then all score
+        run.ranks.wait()
     callback.say(f"Shipping {best.name}, which has the lowest held-out loss of {len(trials)} members.")
     shipped = task.single(best.config.model_copy(update={"seed": config.seed}), run)
     if config.sweep.folds is None:
