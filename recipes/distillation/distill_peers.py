@@ -21,10 +21,8 @@ from workbench.training.trainer import Trainer
 
 def train(config: RunConfig, student: TextRun) -> None:
     """From a backbone to the adapter with the lowest held-out loss; while they train, their mean loss is watched."""
-    count, base, run, data = config.distill.peers, student.config, student.run, student.data
+    count, base, run, data = config.distill.peers, _recomputing_nothing(student.config), student.run, student.data
     assert count is not None
-    if base.train.checkpointing == "auto":  # blocks that are recomputed would not know whose rows they compute
-        base = base.model_copy(update={"train": base.train.model_copy(update={"checkpointing": False})})
     backbone = student.backbone()
     student.score_before(backbone)
 
@@ -82,6 +80,13 @@ def train(config: RunConfig, student: TextRun) -> None:
         if run.ranks.first:
             exported.save(together.model, run.adapter, student.tokenizer, student.template, live.stop, adapter=save)
     run.ranks.wait()
+
+
+def _recomputing_nothing(config: RunConfig) -> RunConfig:
+    """Where `auto` could choose to: blocks that are recomputed would not know whose rows they compute."""
+    if config.train.checkpointing != "auto":
+        return config
+    return config.model_copy(update={"train": config.train.model_copy(update={"checkpointing": False})})
 
 
 def _best(student: TextRun, losses: Mapping[str, float]) -> str:

@@ -23,7 +23,7 @@ from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Silent
 
 MakePlan = Callable[[RunConfig], Plan]
-"""`recipes.plan.plan` with devices and memory given."""
+"""`plan.plan` with devices and memory given."""
 FEW = 2
 """Members of the first dry run, of the second twice as many."""
 _ROWS = {"recipe", "seed", "data", "model", "masking", "classes", "image"}

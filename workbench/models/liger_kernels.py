@@ -75,28 +75,34 @@ class _ByKernel:
     by_kernel = True
 
 
-class LlamaNorm(_ByKernel):
+class _Norm(_ByKernel):
+    """A norm of root mean squares, of a kind that the kernel knows."""
+
+    kind: str
+    epsilon: str
+    """Name of the module's attribute."""
+    addend: float
+    """Added to the weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer: Any = self
+        if not _takes(x, layer.weight):
+            inner: Any = super()
+            plain: Tensor = inner.forward(x)
+            return plain
+        return _kernels(x).norm(x, layer.weight, getattr(layer, self.epsilon), self.addend, self.kind)
+
+
+class LlamaNorm(_Norm):
     """x / rms(x), rounded to the precision of x, times the weight."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        layer: Any = self
-        if not _takes(x, layer.weight):
-            inner: Any = super()
-            plain: Tensor = inner.forward(x)
-            return plain
-        return _kernels(x).norm(x, layer.weight, layer.variance_epsilon, 0.0, "llama")
+    kind, epsilon, addend = "llama", "variance_epsilon", 0.0
 
 
-class GemmaNorm(_ByKernel):
+class GemmaNorm(_Norm):
     """x / rms(x) times one more than the weight, rounded once."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        layer: Any = self
-        if not _takes(x, layer.weight):
-            inner: Any = super()
-            plain: Tensor = inner.forward(x)
-            return plain
-        return _kernels(x).norm(x, layer.weight, layer.eps, 1.0, "gemma")
+    kind, epsilon, addend = "gemma", "eps", 1.0
 
 
 class GatedMlp(_ByKernel):

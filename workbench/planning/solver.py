@@ -37,7 +37,7 @@ from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_checks
 
 PlanMaker = Callable[[RunConfig], Plan]
-"""From a configuration to its plan: recipes.plan.plan with devices and memory given."""
+"""From a configuration to its plan: that of recipes/plans/plan.py with devices and memory given."""
 Timing = Callable[[Plan], Timed]
 """From a plan to the seconds of a step on a device."""
 
@@ -156,7 +156,7 @@ class _Solver:
                 return candidates  # with fewer passes none is faster, and computing twice is none
             config = _with(self._config, "train", checkpointing=checkpointing, offload_activations=offload)
             for layout in _layouts(config, self._first):
-                laid_out = _with_layout(config, layout)
+                laid_out = config.model_copy(update={"distributed": layout})
                 if checkpointing not in (True, False) and any(unable_by_block(laid_out)):
                     continue
                 if isinstance(config.train.mlp_tile, int) and any(untiled_layout(laid_out)):
@@ -269,7 +269,7 @@ class _Solver:
         if key not in self._known:
             # Whatever is shared is arithmetic; parts of rows and of blocks are other work.
             layout = config.distributed.together_only
-            alone = _with_layout(_with(config, "batch", tokens_per_device=tokens), layout)
+            alone = _with(config, "batch", tokens_per_device=tokens).model_copy(update={"distributed": layout})
             plan = self._make_plan(alone)
             timed = self._timing(plan)
             self._known[key] = replace(plan, seconds=timed.seconds, timed=timed)
@@ -353,7 +353,7 @@ def _layouts(config: RunConfig, first: Plan) -> Iterator[DistributedConfig]:
             continue
         try:
             layout = DistributedConfig.model_validate({**written, **order})
-            layout_checks.require(_with_layout(config, layout), Ranks(0, first.devices))
+            layout_checks.require(config.model_copy(update={"distributed": layout}), Ranks(0, first.devices))
         except (ValidationError, ConfigError):
             continue
         yield layout
@@ -364,10 +364,6 @@ _PLACES = ("offload_optimizer", "offload_parameters")
 
 def _with(config: RunConfig, section: str, **values: object) -> RunConfig:
     return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
-
-
-def _with_layout(config: RunConfig, layout: DistributedConfig) -> RunConfig:
-    return config.model_copy(update={"distributed": layout})
 
 
 def _cure(config: RunConfig, least: SolverChoice, make_plan: PlanMaker, timing: Timing) -> str:

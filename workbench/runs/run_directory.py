@@ -123,9 +123,8 @@ class Run:
 
     def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Append lines to one of STEPPED; each has a `step`."""
-        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         with (self.path / name).open("a", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+            file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 
     def evaluation_asked(self) -> bool:
         """Whether a person has asked for an evaluation since the last call; the first process alone hears of it."""

@@ -97,24 +97,20 @@ def _sharded(config: RunConfig) -> Iterator[str]:
     for name in ("sam", "noise_scale", "lookahead", "gradient_share", "l1", "l2", "l2_start"):
         if getattr(optimizer, name):
             yield f"optimizer.{name} needs all gradients in one place, and ZeRO cuts them. Leave it out, or zero=0."
-    if config.layer_drop.is_on:
-        yield "layer_drop leaves out blocks, which ZeRO gathers in an order. Leave it out, or zero=0."
-    if config.token_drop.is_on:
-        yield "token_drop was not tried with weights that are cut. Leave it out, or zero=0."
-    if config.grow.is_on:
-        yield "grow copies the values of whole blocks, and ZeRO cuts them. Leave it out, or zero=0."
+    for name, why in (
+        ("layer_drop", "leaves out blocks, which ZeRO gathers in an order"),
+        ("token_drop", "was not tried with weights that are cut"),
+        ("grow", "copies the values of whole blocks, and ZeRO cuts them"),
+    ):
+        if getattr(config, name).is_on:
+            yield f"{name} {why}. Leave it out, or zero=0."
     if config.regularise.mixout:
         yield "regularise.mixout moves values in place, and ZeRO cuts them. Leave it out, or zero=0."
-    if type(config.adapter).train_hook is not Method.train_hook:
-        yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
-    if config.adapter.looks:
+    if config.adapter.looks or type(config.adapter).train_hook is not Method.train_hook:
         yield f"adapter.method={config.adapter.method} looks at gradients, and ZeRO cuts them. Write zero=0."
     if isinstance(config.adapter, Full) and config.adapter.sparsity is not None:
         yield "adapter.sparsity keeps single weights at zero, and ZeRO cuts them. Leave it out, or write zero=0."
-    if config.adapter.method == "alora":
-        yield "adapter.method=alora was not tried with ZeRO. Write adapter.method=lora, or zero=0."
-    if getattr(config.adapter, "experts", False):
-        yield "adapter.experts adds updates to whole parameters, and ZeRO cuts them. Leave it out, or zero=0."
+    yield from _unlike_in_shares(config.adapter)
     if config.average.method != "none":
         yield "average needs all weights in one place, and ZeRO cuts them. Write average.method=none, or zero=0."
     whole = not layout_settings.cuts_weights(section)
@@ -154,3 +150,10 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         )
     if section.nvme is not None and not section.nvme.is_dir():
         yield f"distributed.nvme={section.nvme}: no such folder. Make it, on a fast disk."
+
+
+def _unlike_in_shares(adapter: Method) -> Iterator[str]:
+    if adapter.method == "alora":
+        yield "adapter.method=alora was not tried with ZeRO. Write adapter.method=lora, or zero=0."
+    if getattr(adapter, "experts", False):
+        yield "adapter.experts adds updates to whole parameters, and ZeRO cuts them. Leave it out, or zero=0."

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import workbench
-from tests.conftest import Records, record_cell
+from tests.conftest import Records, cells, record_cell
 from tests.recipes.weather import weather, write
 from tests.workbench.training.distributed import layouts
 from workbench.config.yaml_text import dump_yaml
@@ -38,8 +38,8 @@ TWO = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
-    """The runs of one process and of two, in folders of their names."""
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
+    """The runs of one process and of two that are asked for, in folders of their names."""
     folder = tmp_path_factory.mktemp("banks")
     write(folder / "train.jsonl", weather(45, seed=0))
     write(folder / "test.jsonl", weather(7, seed=1))
@@ -57,7 +57,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
     words = {name: [word.replace("{}", str(folder)) for word in own] for name, own in ALONE.items()}
     for name, own in words.items():
         workbench.run(str(folder / "recipe.yaml"), own, out=folder / name, quiet=True)
-    jobs = [(name, [*words[like], *more], origin) for name, (like, more, origin) in TWO.items()]
+    asked = {cell["name"] for cell in cells(request, "test_every_member_is_that_of_one_process")}
+    asked |= {"folds shared", "folds again", "folds in turn"}
+    jobs = [(name, [*words[like], *more], origin) for name, (like, more, origin) in TWO.items() if name in asked]
     layouts.in_processes(folder, jobs)
     return folder
 
@@ -98,6 +100,7 @@ def predictions(run: Path) -> torch.Tensor:
     return torch.tensor(table[[name for name in table if name.startswith("p_")]].to_numpy())
 
 
+@pytest.mark.few("folds shared", "packed shared", "members shared", "folds in turn")
 @pytest.mark.parametrize("name", TWO)
 def test_every_member_is_that_of_one_process(runs: Path, name: str, record_property: Records) -> None:
     like, (layout, *_), _ = TWO[name]
