@@ -75,8 +75,7 @@ def run(
     start_checks.require(config, ranks, memory=not resume and not solved)
     if resume and config.budget.timed and files.read_json(out / "manifest.json").get("status") == "done":
         raise ResumeError(f"{out} is done, and its time is over. `workbench evaluate {out}` scores it again.")
-    written = config.model_copy(update={"data": asked})
-    directory = _entered(out, written, resume=resume, ranks=ranks)
+    directory = _entered(out, config.model_copy(update={"data": asked}), resume=resume, ranks=ranks)
     log = log or RunLog()
     if ranks.first:
         log.open(directory.path)

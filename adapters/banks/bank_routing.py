@@ -44,9 +44,9 @@ class Routing:
         self._rows: tuple[MemberRows, ...] = ()
         self._length: int | None = 1
         self._pictures = pictures
+        """Whether rows are pictures: their patches stand together in any number, in windows, fewer in each stage."""
         self.latest = LatestWeight()
         """The quantised weight that several members multiply with, between one batch and the next."""
-        """Whether rows are pictures: their patches stand together in any number, in windows, fewer in each stage."""
 
     def set(self, rows: Sequence[MemberRows], *, length: int | None) -> None:
         """The rows of the next batches, in their order, of `length` tokens each; None: packed into one sequence."""

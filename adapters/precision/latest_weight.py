@@ -53,10 +53,8 @@ def share(model: nn.Module, latest: LatestWeight) -> None:
 def _kinds() -> dict[type[nn.Module], type[nn.Module]]:
     """Layers that share by those of bitsandbytes, where it can be imported."""
     try:
-        from bitsandbytes.nn.modules import (  # a second to import, and most runs need none of it
-            Linear4bit,
-            Linear8bitLt,
-        )
+        # A second to import, and most runs need none of it.
+        from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
     except ImportError:
         return {}
     return {kind: type(f"Shared{kind.__name__}", (SharingLayer, kind), {}) for kind in (Linear4bit, Linear8bitLt)}

@@ -112,9 +112,8 @@ class FleetBoard:
         for when in ("before", "after"):
             each = {name: scores[when] for name, scores in scored.items()}
             shared = [key for key in next(iter(each.values()), {}) if all(key in own for own in each.values())]
-            shared = [
-                key for key in shared if not key.partition("[")[0].endswith(("_low", "_high"))
-            ]  # no interval of means
+            # Bounds of each member are none of a mean.
+            shared = [key for key in shared if not key.partition("[")[0].endswith(("_low", "_high"))]
             means = {key: sum(own[key] for own in each.values()) / len(each) for key in shared}
             together[when] = means | {f"loss[{name}]": own["loss"] for name, own in each.items() if "loss" in own}
         return together

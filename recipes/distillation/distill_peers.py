@@ -25,8 +25,6 @@ def train(config: RunConfig, student: TextRun) -> None:
     assert count is not None
     backbone = student.backbone()
     student.score_before(backbone)
-
-    # Frozen backbone, several adapters.
     layers = freezing.layers_of(backbone.model, base)
     seeds, below = [base.seed + number for number in range(count)], base.freeze.never(len(layers.blocks))
     together = bank.attach(backbone.model, [base.adapter] * count, seeds=seeds, below=below)

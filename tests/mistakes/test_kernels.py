@@ -15,7 +15,7 @@ CASES = {
     "no such kernels": Case("check my.yaml train.kernels=unsloth", "train.kernels", "liger"),
     "compiled": Case(f"{LIGER} train.compile=true", "train.compile writes its own", "train.compile=false"),
     "noted operations": Case(f"{LIGER} train.checkpointing=elementwise", "overwrites", "train.checkpointing=true"),
-    "weights in shares": Case(f"{LIGER} distributed.zero=3", "weights that devices share", "distributed.zero=2"),
+    "weights in shares": Case(f"{LIGER} distributed.zero=3", "weights that devices share", "distributed={zero: 2}"),
     "no accelerator": Case(LIGER, "computes on its CPU", "train.kernels=auto", ROWS),
 }
 

@@ -18,9 +18,9 @@ CASES = {
     "compiled": Case(f"{TILE} train.compile=true", "train.compile compiles them whole", "train.mlp_tile=auto"),
     "an invocation": Case(f"{TILE} 'adapter={{method: alora}}'", "begins at a place", "train.mlp_tile=auto"),
     "weights in shares": Case(f"{TILE} distributed.zero=3", "fetch a weight equally often", "distributed.engine=fsdp2"),
-    "tiles of stages": Case(f"{TILE} distributed.pipeline=2", "stretches of them", "distributed.zero=2"),
+    "tiles of stages": Case(f"{TILE} distributed.pipeline=2", "stretches of them", "distributed={zero: 2}"),
     "inputs that nobody keeps": Case(AWAY, "computed again", "train.checkpointing=true"),
-    "inputs of stages": Case(f"{AGAIN} distributed.pipeline=2", "stretches of them", "distributed.zero=2"),
+    "inputs of stages": Case(f"{AGAIN} distributed.pipeline=2", "stretches of them", "distributed={zero: 2}"),
     "no other memory": Case(AGAIN, "computes on a CPU", "train.offload_activations=auto", ROWS),
 }
 

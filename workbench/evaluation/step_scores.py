@@ -137,9 +137,8 @@ def clustered_interval(hit_S: Bools, row_of_step: Indices) -> Interval:
 
 def _f1_bounds(wrong_R: Bools, right_R: Bools) -> tuple[float, float]:
     """The interval of `f1` (bootstrap over answers); resamples without one of the two sorts have none."""
-    count_K = np.bincount(
-        2 * wrong_R + right_R, minlength=4
-    )  # all right missed, found; with a wrong step missed, found
+    # Kinds: without a wrong step and missed, found; with one and missed, found.
+    count_K = np.bincount(2 * wrong_R + right_R, minlength=4)
     drawn_RK = np.concatenate(list(bootstrap.resampled(count_K)))
     with np.errstate(invalid="ignore"):
         all_right_R, error_found_R = (drawn_RK[:, n + 1] / drawn_RK[:, n : n + 2].sum(1) for n in (0, 2))

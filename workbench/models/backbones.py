@@ -228,8 +228,7 @@ def load(
     if config.sparsity is not None:
         semi_structured.prune(model)
         notes.append(semi_structured.sentence(model))
-    if weights in QUANTISED:
-        notes += _packing(model, weights, compute, waiting=waiting)
+    notes += _packing(model, weights, compute, waiting=waiting) if weights in QUANTISED else []
     if stored != compute:
         _keep_precise(model, fresh, compute)
         weight_storage.compute_in(model, compute)

@@ -27,9 +27,9 @@ def unable(config: TrainingSections) -> Iterator[tuple[str, str]]:
     if config.train.compile:
         yield "brings kernels, and train.compile writes its own", "train.compile=false"
     if how.zero == 3 or how.engine == "fsdp2" or how.deepspeed is not None:
-        yield "was not tried with weights that devices share (distributed)", "distributed.zero=2"
+        yield "was not tried with weights that devices share (distributed)", "distributed={zero: 2}"
     if how.tensor * how.pipeline * how.sequence > 1:
         yield (
             "was not tried with blocks or rows that are cut (distributed.tensor, pipeline, sequence)",
-            "distributed.zero=2",
+            "distributed={zero: 2}",
         )

@@ -45,4 +45,4 @@ def untiled_layout(config: TrainingSections) -> Iterator[str]:
 def _dealt(config: TrainingSections) -> Iterator[str]:
     how = config.distributed
     if how.tensor * how.pipeline > 1:
-        yield "was not tried with parts of blocks or stretches of them (distributed). Write distributed.zero=2"
+        yield "was not tried with parts of blocks or stretches of them (distributed). Write distributed={zero: 2}"

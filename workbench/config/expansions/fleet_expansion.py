@@ -36,7 +36,7 @@ _OWN = {
 def with_rows(values: dict[str, Any]) -> dict[str, Any]:
     """The values of a fleet with training rows of its own, which a run must have: those of its first member.
 
-    Where no member has any, their place, for mistakes are those of members, and `trials` names them.
+    Where no member has any, a place of theirs stands for it: the mistake is a member's, and its own check tells it.
     """
     fleet, data = values.get("fleet"), values.get("data", {})
     if values.get("recipe") != "fleet" or not isinstance(data, Mapping) or data.get("train") or data.get("sources"):

@@ -22,8 +22,8 @@ class ScheduleConfig(Section):
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the run in which the learning rate rises to its peak: linearly, in `one_cycle` by half a cosine.
 
-    `one_cycle` is usually given 0.3. Why: the first steps of Adam
-    rest on few gradients, and vary most (Liu et al. 2020, arXiv:1908.03265)."""
+    `one_cycle` is usually given 0.3. Why: the first steps of Adam rest on few gradients, and vary most (Liu et al.
+    2020, arXiv:1908.03265)."""
     start: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Learning rate that the warm-up begins with, as a share of the peak; `one_cycle` is usually given 0.04."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.2

@@ -35,7 +35,7 @@ def refusals(config: RunConfig) -> dict[str, tuple[bool, str]]:
             section.sharded and not shared,
             "DeepSpeed steps one optimizer, and each member has its own; engine=fsdp2 trains them together",
         ),
-        "distributed.offload_parameters": (shared and section.offload_parameters != "none", "a bank keeps optimizers"),
+        "distributed.offload_parameters": (shared and section.offload_parameters != "none", "not tried with a bank"),
         "adapter.method": (shared and method not in METHODS, f"{method} in a bank needs weights that are whole"),
     }
 
