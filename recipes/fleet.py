@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 
 from workbench import report
@@ -37,7 +39,8 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
 
     # Data first, of every member: what is wrong with that of one is known before another has trained for hours.
     unscored = [trial for trial in all_ if not board.is_over(trial)]
-    members = {trial.name: read(trial, opened(board.run_of(trial), trial), callback) for trial in unscored}
+    with _new_ones_removed(board, unscored):
+        members = {trial.name: read(trial, opened(board.run_of(trial), trial), callback) for trial in unscored}
     if board.rest and not board.at_once:
         board.at_once = fleet_size.at_once(config, [members[trial.name].trial for trial in board.rest], callback)
     if board.rest:
@@ -50,6 +53,20 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
             member.single.finish()
             member.run.note(ended=True)
     return finish(board, callback)
+
+
+@contextmanager
+def _new_ones_removed(board: FleetBoard, trials: Sequence[Trial[RunConfig]]) -> Iterator[None]:
+    """Leave no directories of new members where the rows of one are refused: the fleet's says why."""
+    try:
+        yield
+    except WorkbenchError:
+        for own in map(board.run_of, trials):
+            if not own.resumed:
+                shutil.rmtree(own.path)
+        if not board.run.resumed:
+            shutil.rmtree(board.run.path / "members", ignore_errors=True)
+        raise
 
 
 def read(

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench import recipes
+from workbench.config.sections import fleet_config
 from workbench.config.yaml_text import override, read_yaml
 from workbench.errors import WorkbenchError
 
+_METHOD = "adapter.method"
 _MEASURED = "Measured "
 """How the comment of a shipped recipe begins that tells its time."""
 
@@ -32,7 +34,6 @@ def sentences(recipe: str, overrides: Sequence[str]) -> list[str]:
 
 def _work(values: Mapping[str, Any]) -> tuple[str, str]:
     """Recipe, method and model; data and length."""
-    method = _of(values, "adapter", "method", "lora")
     model = _of(values, "model", "id", "starter")
     size = _of(values, "batch", "size", 32)
     steps, epochs = _of(values, "train", "steps", None), _of(values, "train", "epochs", None)
@@ -47,14 +48,30 @@ def _work(values: Mapping[str, Any]) -> tuple[str, str]:
         length = f"{epochs or 1} {'epoch' if epochs in (None, 1) else 'epochs'} in steps of {size} rows"
     ends = f" (budget: {', '.join(limits)})" if limits else ""
     return (
-        f"recipe {values.get('recipe')} trains {method} over {model},",
+        f"recipe {values.get('recipe')} trains {', '.join(_methods(values))} over {model},",
         f"{length}{ends}, on {_rows(values)}.",
     )
 
 
+def _methods(values: Mapping[str, Any]) -> list[str]:
+    """The methods that train, each once: of a fleet its members', of a sweep or search those that it compares."""
+    own = _of(values, "adapter", "method", "lora")
+    methods: list[Any] = [own]
+    members = fleet_config.of_folder(_of(values, "fleet", "members", None))
+    if values.get("recipe") == "fleet" and isinstance(members, Mapping):
+        each = [given for given in members.values() if isinstance(given, Mapping)]
+        methods = [given.get(_METHOD, _of(given, "adapter", "method", own)) for given in each]
+    for recipe, section in (("sweep", "over"), ("search", "space")):
+        compared = _of(values, recipe, section, None)
+        listed = compared.get(_METHOD) if isinstance(compared, Mapping) else None
+        if values.get("recipe") == recipe and isinstance(listed, list):
+            methods = listed
+    return list(dict.fromkeys(map(str, methods or [own])))
+
+
 def _rows(values: Mapping[str, Any]) -> str:
     """The training rows by their path, those of several sources by their names, of a fleet by how many have some."""
-    members = _of(values, "fleet", "members", None)
+    members = fleet_config.of_folder(_of(values, "fleet", "members", None))
     if isinstance(members, Mapping):
         return f"rows of {len(members)} members"
     sources = _of(values, "data", "sources", None)

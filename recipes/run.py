@@ -90,7 +90,7 @@ def run(
     except Stopped as stopped:
         directory.note(status="stopped", reason=str(stopped))
         _report(directory)
-        ended = Stopped(f"{stopped}\nContinue with: --out {directory.path} --resume")
+        ended = Stopped(f"{stopped}\nContinue with: --out {directory.home} --resume")
         log.end(ended)
         raise ended from None
     except ResumeError as error:  # the run is as good as before

@@ -18,7 +18,7 @@ from torch import nn
 
 from workbench.adapters import anatomy
 from workbench.adapters.module_tuner import ModuleTuner
-from workbench.adapters.peft_registration import register_tuner
+from workbench.adapters.peft_registration import TunerConfig, register_tuner
 from workbench.adapters.weights.partial_tuner import computed
 
 CHILD = "expansion"
@@ -26,21 +26,15 @@ CHILD = "expansion"
 
 
 @dataclass
-class BlockExpansionConfig(PeftConfig):
+class BlockExpansionConfig(TunerConfig):
     """Paths of the blocks that new ones follow, and of what in them gives what they add."""
 
     blocks: list[str] = field(default_factory=list)
     """Blocks that are copied; a copy follows each."""
     outputs: list[str] = field(default_factory=list)
     """Linear layers inside of them that begin at zero in the copies."""
-    modules_to_save: list[str] | None = None
-    """Modules that train whole, such as a fresh classification head."""
     trainable_token_indices: dict[str, list[int]] | None = None
     """Rows of embeddings that train beside."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[no-untyped-call]
-        self.peft_type = EXPANSION
 
     @property
     def target_modules(self) -> tuple[str, ...]:
@@ -177,4 +171,4 @@ def _number(block: nn.Module, number: int) -> None:
             module.layer_idx = number  # type: ignore[assignment]
 
 
-EXPANSION = register_tuner("expansion", BlockExpansionConfig, ExpansionModel)
+register_tuner("expansion", BlockExpansionConfig, ExpansionModel)

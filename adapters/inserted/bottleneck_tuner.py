@@ -11,11 +11,11 @@ from torch import nn
 from workbench.adapters.inserted.bottleneck_layers import CHILD, KINDS, BottleneckLayer
 from workbench.adapters.inserted.bottleneck_places import width_at
 from workbench.adapters.module_tuner import UnmergeableTuner
-from workbench.adapters.peft_registration import register_tuner
+from workbench.adapters.peft_registration import TunerConfig, register_tuner
 
 
 @dataclass
-class BottleneckConfig(PeftConfig):
+class BottleneckConfig(TunerConfig):
     """Settings of a bottleneck adapter, and the paths of the modules that it changes."""
 
     width: int = 64
@@ -32,14 +32,8 @@ class BottleneckConfig(PeftConfig):
     """Normalisations N of a sum s: N(s) becomes N(s + A(N(s)))."""
     beside: dict[str, str] = field(default_factory=dict)
     """Modules whose output y becomes y + A(x), with the module whose input x is."""
-    modules_to_save: list[str] | None = None
-    """Modules that train whole, such as a fresh classification head."""
     trainable_token_indices: dict[str, list[int]] | None = None
     """Rows of embeddings that train beside."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[no-untyped-call]
-        self.peft_type = BOTTLENECK
 
     @property
     def target_modules(self) -> tuple[str, ...]:
@@ -99,4 +93,4 @@ class BottleneckModel(UnmergeableTuner):
                     delattr(module, kind + CHILD)
 
 
-BOTTLENECK = register_tuner("bottleneck", BottleneckConfig, BottleneckModel)
+register_tuner("bottleneck", BottleneckConfig, BottleneckModel)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from workbench.adapters.export_form import OwnForm
 from workbench.adapters.module_tuner import UnmergeableTuner
-from workbench.adapters.peft_registration import register_tuner
+from workbench.adapters.peft_registration import TunerConfig, register_tuner
 from workbench.adapters.prompts import attention_calls
 from workbench.adapters.prompts.attention_calls import Sizes
 
@@ -28,7 +28,7 @@ CHILD = "prefix"
 
 
 @dataclass
-class AttentionPrefixConfig(PeftConfig):
+class AttentionPrefixConfig(TunerConfig):
     """Number of virtual tokens, and the attention modules that see them."""
 
     virtual_tokens: int = 20
@@ -37,12 +37,6 @@ class AttentionPrefixConfig(PeftConfig):
     """Hidden width of the network that computes them in training; None: they are trained, or shipped, as they are."""
     sizes: dict[str, list[int]] = field(default_factory=dict)
     """Paths of the attention modules, with the number of heads and the widths of a key and of a value."""
-    modules_to_save: list[str] | None = None
-    """Modules that train whole, such as a fresh classification head."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[no-untyped-call]
-        self.peft_type = ATTENTION_PREFIX
 
     @property
     def target_modules(self) -> tuple[str, ...]:
@@ -176,4 +170,4 @@ class AttentionPrefixModel(OwnForm, UnmergeableTuner):
             layer.remove()
 
 
-ATTENTION_PREFIX = register_tuner("attention_prefix", AttentionPrefixConfig, AttentionPrefixModel)
+register_tuner("attention_prefix", AttentionPrefixConfig, AttentionPrefixModel)

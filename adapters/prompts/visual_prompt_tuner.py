@@ -22,14 +22,14 @@ from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy, picture_tower
 from workbench.adapters.module_tuner import UnmergeableTuner
-from workbench.adapters.peft_registration import register_tuner
+from workbench.adapters.peft_registration import TunerConfig, register_tuner
 
 CHILD = "visual_prompt"
 """The name of the layer inside its block."""
 
 
 @dataclass
-class VisualPromptConfig(PeftConfig):
+class VisualPromptConfig(TunerConfig):
     """Number and width of the virtual tokens, and the blocks that they pass."""
 
     virtual_tokens: int = 20
@@ -41,12 +41,6 @@ class VisualPromptConfig(PeftConfig):
     """Whether every block reads tokens of its own, in place of what the block before made of its."""
     blocks: list[str] = field(default_factory=list)
     """Paths of all blocks, in order."""
-    modules_to_save: list[str] | None = None
-    """Modules that train whole, such as a fresh classification head."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[no-untyped-call]
-        self.peft_type = VISUAL_PROMPT
 
     @property
     def target_modules(self) -> tuple[str, ...]:
@@ -216,4 +210,4 @@ def _one_more(first: nn.Module, last: nn.Module) -> Iterator[list[int]]:
             handle.remove()
 
 
-VISUAL_PROMPT = register_tuner("visual_prompt", VisualPromptConfig, VisualPromptModel)
+register_tuner("visual_prompt", VisualPromptConfig, VisualPromptModel)

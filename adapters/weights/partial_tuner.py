@@ -17,27 +17,21 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from workbench.adapters import anatomy
-from workbench.adapters.peft_registration import register_tuner
+from workbench.adapters.peft_registration import TunerConfig, register_tuner
 
 
 @dataclass
-class PartialConfig(PeftConfig):
+class PartialConfig(TunerConfig):
     """Names of the parameters that train, and of the modules that own them."""
 
     target_modules: list[str] | str | None = None
     """Paths of the modules, or ends of their paths, that own the parameters."""
     parameter_names: list[str] | None = None
     """Names of the parameters inside their module; a module may lack some."""
-    modules_to_save: list[str] | None = None
-    """Modules that train whole, such as a fresh classification head."""
     exclude_modules: list[str] | None = None
     """Modules to skip; PEFT reads this field of every configuration."""
     trainable_token_indices: dict[str, list[int]] | None = None
     """Rows of embeddings that train beside."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[no-untyped-call]
-        self.peft_type = PARTIAL
 
 
 class PartialLayer(nn.Module, BaseTunerLayer):
@@ -198,4 +192,4 @@ def _ties(model: nn.Module) -> int:
     return len(named) - len(set(named))
 
 
-PARTIAL = register_tuner("partial", PartialConfig, PartialModel)
+register_tuner("partial", PartialConfig, PartialModel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -22,8 +23,9 @@ from workbench.training import preflight
 FIRST, LONGER, SHORTER = 16384, 65536, 2048
 """Tokens of the first row that is tried, from which on bytes grow evenly with tokens; of the second where it fits, and
 where it does not."""
-TRIALS, CLOSE = 6, 0.005
-"""Rows that are tried at most, and the share of the memory that may be left."""
+TRIALS, SECONDS, CLOSE = 6, 60.0, 0.005
+"""Rows that are tried at most, seconds of the processor after which no other is once one fits, and the share of the
+memory that may be left."""
 
 PlanOfRow = Callable[[RunConfig, int], Plan]
 """From a configuration and the tokens of the only row to the plan."""
@@ -40,21 +42,29 @@ class LongestRow(NamedTuple):
     """Bytes of the host's memory."""
     limit: int | None
     """Tokens that the backbone was made for; None where it names no limit."""
+    tried: int
+    """Rows of which a step was carried out."""
+    seconds: float
+    """Seconds of the processor for all of these steps."""
 
     @property
     def sentence(self) -> str:
         """All of it for a person."""
+        how = f"{self.tried} dry run{'s' * (self.tried != 1)}, {self.seconds:.0f} s of the processor"
         if not self.tokens:
-            return f"Longest row: none; a row of {SHORTER:,} tokens takes {units.size(self.needed)}."
+            return f"Longest row: none; a row of {SHORTER:,} tokens takes {units.size(self.needed)} ({how})."
         host = f", {units.size(self.host)} in the host's memory" if self.host else ""
         beyond = self.limit is not None and self.limit < self.tokens
         made = f"; the backbone was made for at most {self.limit:,}" if beyond else ""
         return (
-            f"Longest row: {self.tokens:,} tokens, all with loss ({units.size(self.needed)} on the device{host}{made})."
+            f"Longest row: {self.tokens:,} tokens, all with loss ({units.size(self.needed)} on the device{host}{made}; "
+            f"{how})."
         )
 
 
-def find(config: RunConfig, plan: PlanOfRow, *, accelerated: bool) -> LongestRow:
+def find(
+    config: RunConfig, plan: PlanOfRow, *, accelerated: bool, clock: Callable[[], float] = time.process_time
+) -> LongestRow:
     """The longest row that fits, with every saving that is left to choose.
 
     Args:
@@ -73,17 +83,19 @@ def find(config: RunConfig, plan: PlanOfRow, *, accelerated: bool) -> LongestRow
         data = config.data.model_copy(update={"max_tokens": min(tokens, config.data.max_tokens)})
         return plan(config.model_copy(update={"batch": batch, "data": data}), tokens)
 
-    fitting, tokens = None, FIRST
+    tokens, began = FIRST, clock()
     known: list[tuple[int, Plan]] = []
     for _ in range(TRIALS):
-        known.append((tokens, tried(tokens)))
-        if known[-1][1].fits:
-            fitting = max(fitting or known[-1], known[-1], key=lambda each: each[0])
-        if (tokens := _next(known)) in (0, *(each for each, _ in known)):
+        each = tried(tokens)
+        first = known[0][1] if known else each
+        # What earlier dry runs left in this process is no part of a run.
+        known.append((tokens, replace(each, process=first.process, memory=first.memory)))
+        spent, fitting = clock() - began, [each for each in known if each[1].fits]
+        tokens = _next(known)
+        if tokens in (0, *(each for each, _ in known)) or (fitting and spent > SECONDS):
             break
-    if fitting is None:
-        return LongestRow(0, known[-1][1].needed, known[-1][1].host, limit)
-    return LongestRow(fitting[0], fitting[1].needed, fitting[1].host, limit)
+    tokens, best = max(fitting, key=lambda each: each[0]) if fitting else (0, known[-1][1])
+    return LongestRow(tokens, best.needed, best.host, limit, len(known), spent)
 
 
 def _next(known: list[tuple[int, Plan]]) -> int:

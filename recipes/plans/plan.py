@@ -25,8 +25,9 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import Splits
 from workbench.errors import ConfigError
+from workbench.losses import few_parts
 from workbench.losses.chunked import planned_for
-from workbench.models import backbones, classifier, embedder, last_block, output_heads, tiled_mlp
+from workbench.models import backbones, classifier, embedder, last_block, output_heads
 from workbench.models.backbones import Loader
 from workbench.models.exported import ExportedModel
 from workbench.planning import scaling_law, stage_training, step_time
@@ -73,7 +74,7 @@ def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, els
 
     if not elsewhere and backbones.device().type == "cpu" and config.recipe in ("sft", "mlm"):
         config = _with_possible_weights(config, devices=devices, memory=memory)
-    make = partial(plan, devices=devices, memory=memory, elsewhere=elsewhere)
+    make = plan_fleet.remembering(partial(plan, devices=devices, memory=memory, elsewhere=elsewhere))
     config = plan_fleet.decided(config, make)
     choice = choose(config, make, timing)
     if not choice.plan.fits or not plan_fleet.can_grow(config):
@@ -243,7 +244,7 @@ def longest_row(config: RunConfig, *, memory: int | None = None, elsewhere: bool
     config = streamed_rows.local(config)
     _require_known(config, 1)
     accelerated = elsewhere or backbones.device().type != "cpu"
-    with tiled_mlp.few_tiles():
+    with few_parts.few():
         return longest_rows.find(config, partial(of_row, memory=memory, elsewhere=elsewhere), accelerated=accelerated)
 
 

@@ -25,14 +25,14 @@ from workbench.training.callbacks import Silent
 MakePlan = Callable[[RunConfig], Plan]
 """`plan.plan` with devices and memory given."""
 FEW = 2
-"""Members of the first dry run, of the second twice as many."""
+"""Members of the first dry run but one, at least; it has at most twice as many."""
 _ROWS = {"recipe", "seed", "data", "model", "masking", "classes", "image"}
 """Sections on which the rows of a member depend."""
 
 
 def training(config: RunConfig) -> tuple[Task, Callable[[RunConfig, Run, Loader], BankTraining]]:
-    """The members of a fleet that train at once: the largest, as any may come together."""
-    trials = largest_first(config)[: _at_once(config)]
+    """The members of a fleet that train at once."""
+    trials = at_once(config)
     singles: dict[str, Single] = {}
 
     def member(trial: Trial[RunConfig], own: RunConfig, run: Run, load: Loader) -> FleetMember:
@@ -57,6 +57,14 @@ def training(config: RunConfig) -> tuple[Task, Callable[[RunConfig, Run, Loader]
     return fleet_training.TASKS[config.fleet.of], make
 
 
+def at_once(config: RunConfig) -> list[Trial[RunConfig]]:
+    """The members that a plan lets train at once: the largest, as any may come together, in the order of the fleet.
+
+    By their order the rows of a micro-batch share blocks of attention, and so bytes.
+    """
+    return sorted(largest_first(config)[: _at_once(config)], key=lambda trial: trial.number)
+
+
 def largest_first(config: RunConfig) -> list[Trial[RunConfig]]:
     """The members of a fleet by the values that they train, the most first."""
     trials = fleet_training.trials(config)
@@ -67,6 +75,21 @@ def largest_first(config: RunConfig) -> list[Trial[RunConfig]]:
 def can_grow(config: RunConfig) -> bool:
     """Whether a plan says how many members of a run fit."""
     return config.recipe == "fleet" or (config.recipe == "sweep" and config.sweep.of in fleet_training.TASKS)
+
+
+def remembering(make: MakePlan) -> MakePlan:
+    """The same, with one dry run for plans of the same steps; `train.checkpointing=auto` begins by keeping all."""
+    known: dict[str, Plan] = {}
+
+    def remembered(config: RunConfig) -> Plan:
+        if config.train.checkpointing == "auto":
+            kept = config.train.model_copy(update={"checkpointing": False})
+            config = config.model_copy(update={"train": kept})
+        if (key := config.model_dump_json()) not in known:
+            known[key] = make(config)
+        return known[key]
+
+    return remembered
 
 
 def fitting(config: RunConfig, plan: Plan, make: MakePlan, timing: Callable[[Plan], Timed]) -> MembersThatFit:
@@ -96,18 +119,18 @@ def decided(config: RunConfig, make: MakePlan) -> RunConfig:
     if config.recipe != "fleet" or config.fleet.at_once != "auto":
         return config
 
-    def at_once(many: int) -> RunConfig:
+    def with_room(many: int) -> RunConfig:
         return config.model_copy(update={"fleet": config.fleet.model_copy(update={"at_once": many})})
 
-    if members <= MOST and make(at_once(members)).fits:
-        return at_once(members)
+    if members <= MOST and make(with_room(members)).fits:
+        return with_room(members)
     if members < 2 * FEW:
-        return at_once(1)
-    room = make(at_once(1))
+        return with_room(1)
+    room = make(with_room(1))
     largest = that_fit(
-        lambda many: _bytes(make(at_once(min(many, members)))), few=FEW, memory=room.memory - room.process
+        lambda many: _bytes(make(with_room(min(many, members)))), few=FEW, memory=room.memory - room.process
     )
-    return at_once(max(1, min(members, largest.count)))
+    return with_room(max(1, min(members, largest.count)))
 
 
 def _bytes(plan: Plan) -> int:

@@ -43,6 +43,19 @@ def test_a_file_is_told_and_mistakes_are_left_to_who_reads_all_of_it(tmp_path: P
     assert opening.sentences("sft/quickstrat", []) == ["sft/quickstrat: reading the recipe ..."]
 
 
+def test_methods_of_members_are_told_each_once(tmp_path: Path) -> None:
+    members = "fleet.members={a: {adapter.method: dora}, b: {}, c: {adapter: {method: ia3}}, d: {adapter.rank: 4}}"
+    (tmp_path / "e.yaml").write_text("adapter: {method: houlsby}")
+    for recipe, override, methods in (
+        ("fleet/quickstart", members, "dora, lora, ia3"),
+        ("fleet/quickstart", f"fleet.members={tmp_path}", "houlsby"),
+        ("fleet/quickstart", "seed=1", "lora"),
+        ("sweep/quickstart", "sweep.over={adapter.method: [lora, ia3]}", "lora, ia3"),
+        ("search/quickstart", "search.space={adapter.method: [dora, lora]}", "dora, lora"),
+    ):
+        assert f" trains {methods} over " in opening.sentences(recipe, [override])[0]
+
+
 def test_nothing_of_it_needs_torch() -> None:
     code = (
         "import sys; from workbench.recipes.opening import sentences;"

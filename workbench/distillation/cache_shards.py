@@ -36,16 +36,17 @@ class Shard:
     """One file, memory-mapped: only what is asked for is read. Raises one of `_DAMAGED` where it is none."""
 
     def __init__(self, path: Path) -> None:
-        self._file = _mapped(path)
-        self.made_by: dict[str, str] = json.loads((self._file.metadata() or {}).get("made_by", "{}"))
-        self.keys: Keys = self._file.get_tensor("keys")
-        self.counts: Indices = self._file.get_tensor("counts").astype(np.int64)
+        file = _mapped(path)
+        self.made_by: dict[str, str] = json.loads((file.metadata() or {}).get("made_by", "{}"))
+        names = file.keys()
+        self._arrays: dict[str, npt.NDArray[Any]] = {name: file.get_tensor(name).numpy() for name in names}
+        self.keys: Keys = self._arrays.pop("keys")
+        self.counts: Indices = self._arrays.pop("counts").astype(np.int64)
         """Positions of each row; rows stand one after the other."""
-        self._names = sorted(set(self._file.keys()) - {"keys", "counts"})
 
     def read(self, start: int, stop: int) -> Packed:
-        """Packed distributions of some positions."""
-        return {name: self._file.get_slice(name)[start:stop] for name in self._names}
+        """Packed distributions of some positions, as views of the file."""
+        return {name: array[start:stop] for name, array in self._arrays.items()}
 
 
 class Index(NamedTuple):
@@ -126,8 +127,8 @@ def again(folder: Path) -> str:
 
 
 def _mapped(path: Path) -> Any:
-    """A safetensors file, whose methods have no types."""
-    return safe_open(path, framework="numpy")
+    """A safetensors file, whose methods have no types. Tensors of torch are views of it; arrays would be copies."""
+    return safe_open(path, framework="pt")
 
 
 def _named(path: Path, size: int) -> Shard:

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from workbench.losses import few_parts
+
 CHUNK_ELEMENTS = 2**24
 """Logits that exist at once on a CPU, and at least elsewhere; 64 MiB in float32."""
 MEMORY_SHARE = 1 / 256
@@ -115,7 +117,7 @@ class _Chunked(torch.autograd.Function):
         hidden_grad = torch.empty_like(hidden_ND)
         weight_grads = [torch.zeros_like(weight, dtype=wide(weight.dtype)) for weight in weights]
         start = 0
-        for hidden, *parts in chunks(vocabulary, hidden_ND, *targets):
+        for hidden, *parts in few_parts.wanted(chunks(vocabulary, hidden_ND, *targets)):
             with torch.enable_grad(), _GradientsInPlace(weights, weight_grads):
                 hidden = hidden.detach().requires_grad_()
                 output, gradient = project(hidden), None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from workbench.losses import few_parts
 from workbench.losses import r_drop as r_drops
 from workbench.losses.chunked import Project, chunked, chunks, wide
 from workbench.losses.label_losses import LabelTap
@@ -114,7 +115,8 @@ class CrossEntropy:
         gradient_NV, loss = torch.empty_like(logits_NV), factor_N.new_zeros(())
         rows = CACHED_ELEMENTS // logits_NV.shape[1] if logits_NV.device.type == "cpu" else len(logits_NV)
         tensors = (logits_NV, labels_N.clamp_min(0), factor_N, gradient_NV)
-        for part in zip(*(tensor.split(max(1, rows)) for tensor in tensors), strict=True):
+        parts = list(zip(*(tensor.split(max(1, rows)) for tensor in tensors), strict=True))
+        for part in few_parts.wanted(parts):
             loss += self._fill(*part)
         if self.tap is not None and self.tap.open:
             self.tap.see(F.log_softmax(logits_NV.to(factor_N.dtype), dim=-1), labels_N)
@@ -212,9 +214,10 @@ def cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
 @torch.no_grad()
 def token_scores(hidden_ND: Tensor, labels_N: Tensor, project: Project, *, vocabulary: int) -> tuple[Tensor, Tensor]:
     """Negative log-likelihood (N,) float32 in nats, and whether the label is the most likely token (N,) bool."""
-    losses, hits = [], []
-    for hidden, labels in chunks(vocabulary, hidden_ND, labels_N):
+    losses_N = torch.empty(len(labels_N), device=labels_N.device)
+    hits_N = torch.empty_like(labels_N, dtype=torch.bool)
+    for hidden, labels, losses, hits in few_parts.wanted(chunks(vocabulary, hidden_ND, labels_N, losses_N, hits_N)):
         logits = project(hidden).float()
-        losses.append(F.cross_entropy(logits, labels, reduction="none"))
-        hits.append(logits.argmax(-1) == labels)
-    return torch.cat(losses), torch.cat(hits)
+        losses.copy_(F.cross_entropy(logits, labels, reduction="none"))
+        torch.eq(logits.argmax(-1), labels, out=hits)
+    return losses_N, hits_N

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +24,7 @@ from torch import Tensor, nn
 from workbench.adapters import anatomy, row_dropout
 from workbench.adapters.banks.bank_layers import Routed
 from workbench.adapters.row_dropout import RowDropout
+from workbench.losses import few_parts
 from workbench.losses.chunked import wide
 from workbench.models.recomputation import is_whole
 
@@ -33,7 +32,6 @@ LEAST = 1024
 """Tokens of a tile that nobody asked for, at least; else as many as the hidden size: what a tile computes is then as
 large as the MLP's weights."""
 
-_FEW = ContextVar("few", default=False)
 Mlp = Callable[[Tensor], Tensor]
 """Hidden states (B, T, D) to outputs (B, T, D)."""
 
@@ -134,20 +132,7 @@ def _is_recomputed(block: nn.Module) -> bool:
 
 def _tiles(tokens: int, length: int) -> Iterator[tuple[int, int]]:
     """First token of each tile, and the one after its last."""
-    starts = range(0, length, tokens)
-    wanted = dict.fromkeys((*starts[:2], starts[-1])) if _FEW.get() else starts
-    return ((start, min(start + tokens, length)) for start in wanted)
-
-
-@contextmanager
-def few_tiles() -> Iterator[None]:
-    """Inside, the first two tiles of a row and its last one are computed alone: for tensors without values, of which
-    all between take the memory of the second."""
-    token = _FEW.set(True)
-    try:
-        yield
-    finally:
-        _FEW.reset(token)
+    return ((start, min(start + tokens, length)) for start in few_parts.wanted(range(0, length, tokens)))
 
 
 def _computed(whole: Mlp, tokens: int, hidden_BLD: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ from workbench.planning.flop_counter import Operations
 from workbench.planning.memory_ledger import ACTIVATIONS, ELSEWHERE, MemoryLedger
 from workbench.training.distributed.sharding import Sharded
 
+LOOKED = 256
+"""Steps of a policy that draws layers among which the one is looked for that trains the first block of all."""
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER, TEACHER = "weights", "masters", "gradients", "optimizer", "teacher"
 
 
@@ -74,8 +76,8 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         flops, tokens = 0.0, 0
         with peaks.seen():
             fit.choose()
-        for share in _moments(fit):
-            fit.freezer.follow(step=0, share=share)
+        for step, share in _moments(fit):
+            fit.freezer.follow(step=step, share=share)
             _hold_masters(ledger, fit)
             _give_gradients(fit, ledger)
             with ledger.making(OPTIMIZER, OPTIMIZER):
@@ -85,10 +87,10 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
                 if any(trial.takes_less(than, activations, _costs(fit)) for than, activations in done):
                     continue
                 count, activations = 0.0, 0
-                for step, part in fit.kinds.items():
+                for kind, part in fit.kinds.items():
                     (_give_gradients if trial.later else _drop_gradients)(fit, ledger)
                     with Operations() as operations, peaks.seen():
-                        fit.backward(trial.rows, step=step)
+                        fit.backward(trial.rows, step=kind)
                     count += part * operations.count
                     activations = max(activations, peaks.last[ACTIVATIONS])
                 done.append((trial, activations))
@@ -280,9 +282,17 @@ def largest_rows(rows: Examples, *, tokens: int) -> list[Indices]:
     return [trial.rows for trial in _trials(rows, every, PADDED)]
 
 
-def _moments(fit: Training) -> tuple[float, ...]:
-    """Shares of the run at which different layers train."""
-    return (0.0,) if fit.config.freeze.fixed else (0.0, 0.999)
+def _moments(fit: Training) -> tuple[tuple[int, float], ...]:
+    """Steps, and shares of the run, at which different layers train: the first, the deepest of the next, the last."""
+    if fit.config.freeze.fixed:
+        return ((0, 0.0),)
+
+    def depth(step: int) -> int:
+        fit.freezer.follow(step=step, share=0)
+        return fit.freezer.depth
+
+    deepest = min(range(max(1, min(fit.steps, LOOKED))), key=depth)
+    return tuple(dict.fromkeys([(0, 0.0), (deepest, 0.0), (0, 0.999)]))
 
 
 def _give_gradients(fit: Model, ledger: MemoryLedger) -> None:
@@ -312,4 +322,6 @@ def _tell_gradients(fit: Model, ledger: MemoryLedger, came: Callable[[], None]) 
         return hook
 
     for name, parameter in fit.masters.computing().items():
-        parameter.register_post_accumulate_grad_hook(tell(name))
+        trains = parameter.requires_grad  # it may be frozen at the first step, and train at others
+        parameter.requires_grad_().register_post_accumulate_grad_hook(tell(name))
+        parameter.requires_grad_(trains)

@@ -6,8 +6,11 @@ and rows, so that every column is taken for one: what is counted is the most tha
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from workbench.planning.fake_tensors import INSTEAD, real_tensors
 
@@ -61,9 +64,24 @@ def _four_bits(module: nn.Linear, weights: str, compute: torch.dtype) -> nn.Para
 
     whole = torch.zeros(module.out_features, module.in_features, dtype=compute, device=module.weight.device)
     packed, state = quantize_4bit(whole, compress_statistics=True, quant_type=weights)
-    weight = nn.Parameter(packed, requires_grad=False)
-    weight.quant_state = state  # type: ignore[attr-defined]
-    return weight
+    return Params4bit.of(packed, state)
+
+
+class Params4bit(FakeTensor):
+    """A packed weight, of the name by which PEFT knows bitsandbytes' and unpacks them, as for the norms of DoRA."""
+
+    quant_state: Any
+
+    @classmethod
+    def of(cls, packed: Tensor, state: Any) -> nn.Parameter:
+        """The fake values with how they are packed."""
+        weight = nn.Parameter(packed, requires_grad=False)
+        weight.__class__ = cls  # type: ignore[assignment]
+        weight.quant_state = state  # type: ignore[attr-defined]
+        return weight
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        return self.of(self.detach().clone(), self.quant_state)
 
 
 def _eight_bits(module: nn.Linear) -> nn.Parameter:

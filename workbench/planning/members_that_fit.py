@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.runs import units
 
-MOST = 32
+MOST = 16
 """Members of a dry run at most: it takes time for each, and between two that are known bytes grow by the member."""
 
 
@@ -20,7 +20,7 @@ class MembersThatFit:
     count: int
     """As many as fit; 0: not even one."""
     each: float
-    """Bytes that one more takes."""
+    """Bytes that one more takes, between the two dry runs with most."""
     known: Mapping[int, int]
     """Bytes by dry runs with so many members."""
     memory: int
@@ -51,13 +51,14 @@ class MembersThatFit:
 def that_fit(needed: Callable[[int], int], *, few: int, memory: int) -> MembersThatFit:
     """The most members whose bank takes no more than `memory` bytes.
 
-    Bytes of members that are alike grow about evenly: with `few` and with twice as many it is found how much. So many
-    are the answer as a dry run says fit where one more does not; beyond MOST members no dry run is made.
+    Bytes of members that are alike grow about evenly: with one and with `few` it is found how much. So many are the
+    answer as a dry run says fit where one more does not; beyond MOST members no dry run is made.
 
     Args:
+        few: More than one.
         needed: Bytes of a training of so many members, by a dry run.
     """
-    known = {many: needed(many) for many in (few, 2 * few)}
+    known = {many: needed(many) for many in (few, 1)}
     while True:
         fitting = max((many for many, size in known.items() if size <= memory), default=0)
         above = min((many for many, size in known.items() if size > memory), default=None)
@@ -77,6 +78,5 @@ def _reached(known: Mapping[int, int], memory: int) -> int:
 
 
 def _each(known: Mapping[int, int]) -> float:
-    """Bytes of a member, between the fewest and the most that were tried."""
-    least, most = min(known), max(known)
-    return max(1.0, (known[most] - known[least]) / (most - least))
+    less, more = sorted(known)[-2:]
+    return max(1.0, (known[more] - known[less]) / (more - less))

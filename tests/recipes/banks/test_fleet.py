@@ -215,6 +215,16 @@ def test_a_member_that_explodes_leaves_and_the_others_go_on(sections: dict[str, 
         run(sections, tmp_path / "all", fleet={"members": {"bob": wild}})
 
 
+def test_a_fleet_with_wrong_rows_leaves_no_members(sections: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text("{")
+    members = {"alice": sections["fleet"]["members"]["alice"], "eve": {"data.train": str(tmp_path / "bad.jsonl")}}
+    with pytest.raises(WorkbenchError, match=r"fleet\.members\.eve: .*bad\.jsonl"):
+        run(sections, tmp_path / "run", fleet={"members": members})
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert left == {"config.yaml", "log.txt", "manifest.json", "report.html", "run.lock"}
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "failed"
+
+
 def test_check_says_whose_rows_are_wrong(sections: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "eve.jsonl").write_text('{"x": 1}\n')
     fleet = with_members(sections, eve={"data.train": str(tmp_path / "eve.jsonl")})

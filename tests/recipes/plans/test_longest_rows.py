@@ -9,7 +9,7 @@ import pytest
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
-from workbench.models import tiled_mlp
+from workbench.losses import few_parts
 from workbench.recipes.load import load
 from workbench.recipes.plans import longest_rows
 from workbench.recipes.plans.plan import longest_row, of_row
@@ -23,6 +23,7 @@ class _Plan:
 
     tokens: int
     memory: int
+    process: int = 0
 
     @property
     def needed(self) -> int:
@@ -56,6 +57,28 @@ def test_nearly_the_whole_memory_is_used_after_few_trials(memory: int, short_sto
         assert config.batch.size == 1 and config.batch.tokens_per_device == tokens
         assert config.train.checkpointing is True and config.train.offload_activations is True
     assert found.limit is not None and f"made for at most {found.limit:,}" in found.sentence
+
+
+def test_after_a_minute_it_answers_with_what_fits(short_stories: str) -> None:
+    ticks = iter(range(0, 1000, 40))
+    found = longest_rows.find(
+        _config(short_stories),
+        lambda _, tokens: _Plan(tokens, 3_000_000_000),  # type: ignore[arg-type, return-value]
+        accelerated=True,
+        clock=lambda: float(next(ticks)),
+    )
+    assert (found.tokens, found.tried, found.seconds) == (longest_rows.LONGER, 2, 80.0)
+    assert "2 dry runs, 80 s of the processor" in found.sentence
+
+
+def test_the_memory_is_that_of_the_first_dry_run(short_stories: str) -> None:
+    free = iter([50_000_000, *[20_000_000] * 9])
+    found = longest_rows.find(
+        _config(short_stories),
+        lambda _, tokens: _Plan(tokens, next(free)),  # type: ignore[arg-type, return-value]
+        accelerated=True,
+    )
+    assert found.needed > 49_000_000
 
 
 def test_where_no_row_fits_it_says_so(short_stories: str) -> None:
@@ -96,14 +119,16 @@ def test_of_a_real_backbone_it_fits_and_a_longer_one_does_not(short_stories: str
 
 
 @pytest.mark.slow
-def test_few_tiles_take_the_memory_of_all(short_stories: str) -> None:
+@pytest.mark.parametrize(("tokens", "memory"), [(400, 10**9), (8192, None)], ids=["tiles", "chunks of a CPU's loss"])
+def test_few_parts_take_the_memory_of_all(tokens: int, memory: int | None, short_stories: str) -> None:
     words = (
         "train.checkpointing=true",
-        "train.mlp_tile=16",
-        "batch={size: 1, tokens_per_device: 400}",
+        f"train.mlp_tile={tokens // 25}",
+        f"batch={{size: 1, tokens_per_device: {tokens}}}",
         "data.max_tokens=400",
     )
     config = _config(short_stories, *words)
-    whole = of_row(config, 400, memory=10**9, elsewhere=True).dry_run.at_peak
-    with tiled_mlp.few_tiles():
-        assert of_row(config, 400, memory=10**9, elsewhere=True).dry_run.at_peak == whole
+    whole = of_row(config, tokens, memory=memory, elsewhere=memory is not None).dry_run
+    with few_parts.few():
+        few = of_row(config, tokens, memory=memory, elsewhere=memory is not None).dry_run
+    assert few.at_peak == whole.at_peak and few.evaluation == whole.evaluation

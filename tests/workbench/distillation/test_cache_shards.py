@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.workbench.distillation.cached import SMALL, Desk, Watching, settings
 from workbench.distillation import teacher_cache
+from workbench.distillation.cache_shards import Shard
 from workbench.distillation.teacher_cache import CachedTeacher
 from workbench.errors import ConfigError, Stopped
 
@@ -33,6 +35,15 @@ def test_a_killed_write_goes_on_to_the_same_bytes(desk: Desk, sampled: bool) -> 
     desk.write(config)
     assert not teacher_cache.missing(desk.folder) and 0 < desk.live.asked < 100
     assert desk.files() == whole
+
+
+def test_positions_are_views_of_the_file(desk: Desk) -> None:
+    desk.write(settings(k=8))
+    shard = Shard(desk.folder / "shard-00000.safetensors")
+    whole, part = shard.read(0, 9), shard.read(3, 5)
+    assert set(part) == {"ids", "below", "log_probs", "rest"}
+    for name in set(part) - {"below"}:  # empty where all tokens are below 65,536
+        assert np.shares_memory(whole[name], part[name]) and np.array_equal(whole[name][3:5], part[name])
 
 
 def test_a_watcher_may_end_it_between_shards(desk: Desk) -> None:

@@ -18,6 +18,7 @@ from tests.workbench.models.test_packed_attention import SHAPES, STILL
 from workbench.adapters import METHODS, Lora, anatomy, attach, row_dropout
 from workbench.adapters.row_dropout import RowDraw
 from workbench.config.sections.basic_sections import ModelConfig
+from workbench.losses import few_parts
 from workbench.models import backbones, fused_lora, tiled_mlp
 from workbench.models.tiled_mlp import Tiled, Tiling
 from workbench.planning.live_bytes import LiveBytes
@@ -241,6 +242,6 @@ def _unable() -> Iterator[tuple[PreTrainedModel, str]]:
 
 def test_few_tiles_are_the_first_two_and_the_last() -> None:
     assert list(tiled_mlp._tiles(4, 18)) == [(0, 4), (4, 8), (8, 12), (12, 16), (16, 18)]
-    with tiled_mlp.few_tiles():
+    with few_parts.few():
         assert list(tiled_mlp._tiles(4, 18)) == [(0, 4), (4, 8), (16, 18)]
         assert list(tiled_mlp._tiles(4, 5)) == [(0, 4), (4, 5)]

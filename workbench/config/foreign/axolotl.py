@@ -33,13 +33,14 @@ TRACKED = {
     "swanlab": ("use_swanlab", "swanlab_project"),
 }
 """Keys that send metrics somewhere."""
+KERNELS = ("liger_rms_norm", "liger_rms_norm_gated", "liger_layer_norm", "liger_glu_activation", "liger_rope")
 IDLE = (
     *("dataset_prepared_path", "model_type", "tokenizer_type", "wandb_entity", "wandb_watch", "wandb_name"),
     *("wandb_log_model", "wandb_run_id", "eval_sample_packing", "pad_to_sequence_len", "attn_implementation"),
     *("flash_attention", "sdp_attention", "xformers_attention", "flex_attention", "eager_attention", "plugins"),
     *("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "use_kernels", "dataset_processes", "sample_packing"),
-    *("liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "liger_rope", "liger_rms_norm_gated"),
-    *("liger_fused_linear_cross_entropy", "cut_cross_entropy", "fused_attn_kernel", "is_llama_derived_model"),
+    *("liger_fused_linear_cross_entropy", "liger_cross_entropy", "liger_use_token_scaling", "cut_cross_entropy"),
+    *("fused_attn_kernel", "is_llama_derived_model"),
     *("flash_attn_cross_entropy", "flash_attn_rms_norm", "flash_attn_fuse_mlp", "flash_attn_fuse_qkv"),
     *("flex_attn_compile_kwargs", "skip_prepare_dataset", "activation_offloading", "lora_fan_in_fan_out"),
     *("load_in_8bit", "load_in_4bit", "fsdp_version", "sample_packing_sequentially"),
@@ -75,6 +76,7 @@ def translate(settings: Mapping[str, Any]) -> Translation:
     shared_settings.often(translation, "evaluate.every", steps="eval_steps", per_epoch="evals_per_epoch")
     shared_settings.often(translation, "save.every", steps="save_steps", per_epoch="saves_per_epoch")
     translation.move("save_total_limit", "save.keep", translation.whole)
+    shared_settings.kernels(translation, *KERNELS)
     _devices(translation)
     if address := translation.take("mlflow_tracking_uri"):
         translation.look(f"mlflow_tracking_uri: set the environment variable MLFLOW_TRACKING_URI={address}.")

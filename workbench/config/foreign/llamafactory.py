@@ -14,7 +14,7 @@ from workbench.errors import ConfigError
 LOSSES = {"sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
 IDLE = (
     *("do_train", "do_eval", "do_predict", "overwrite_cache", "preprocessing_num_workers", "plot_loss", "flash_attn"),
-    *("disable_gradient_checkpointing", "use_reentrant_gc", "enable_liger_kernel", "use_unsloth", "use_v1_kernels"),
+    *("disable_gradient_checkpointing", "use_reentrant_gc", "use_unsloth", "use_v1_kernels"),
     *("quantization_method", "double_quantization", "bnb_quantization", "upcast_layernorm", "upcast_lmhead_output"),
     *("neat_packing", "packing", "cache_dir", "print_param_status", "low_cpu_mem_usage", "predict_with_generate"),
     *("tokenized_path", "pissa_iter", "pissa_convert", "include_num_input_tokens_seen", "galore_layerwise"),
@@ -62,6 +62,7 @@ def translate(settings: Mapping[str, Any], *, folders: tuple[Path, ...]) -> Tran
     shared_settings.often(translation, "evaluate.every", steps="eval_steps", per_epoch="")
     shared_settings.often(translation, "save.every", steps="save_steps", per_epoch="")
     translation.move("save_total_limit", "save.keep", translation.whole)
+    shared_settings.kernels(translation, "enable_liger_kernel")
     shared_settings.sharing(
         translation, deepspeed=translation.take("deepspeed"), fsdp=translation.take("fsdp"), offload=False
     )

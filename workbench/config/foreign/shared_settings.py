@@ -209,6 +209,20 @@ def weights(translation: Translation, *, bits: int | None) -> None:
         translation.give("model.compute", "bfloat16")
 
 
+def kernels(translation: Translation, *keys: str) -> None:
+    """Kernels of norms, gated activations and rotary positions, which are one setting here."""
+    asked = [key for key in keys if translation.left.get(key) is True]
+    translation.ignore(*(key for key in keys if key not in asked))
+    for key in asked:
+        translation.take(key)
+    if asked:
+        translation.give("train.kernels", "auto")
+        translation.look(
+            f"{', '.join(asked)}: train.kernels=auto takes all of Liger's kernels together, on a GPU where "
+            "liger-kernel is installed, in families whose formulas they compute."
+        )
+
+
 def held_out(translation: Translation, key: str) -> None:
     """The share of the rows that is held out."""
     share = translation.number(key)

@@ -68,6 +68,8 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"cosine_min_lr_ratio": 0.1}, {"schedule.floor": 0.1}),
     ({"neftune_noise_alpha": 5, "seed": 42}, {"regularise.neftune": 5.0, "seed": 42}),
     ({"bf16": True}, {"model.compute": "bfloat16"}),
+    ({"liger_rope": True, "liger_rms_norm": True, "liger_layer_norm": False}, {"train.kernels": "auto"}),
+    ({"liger_rope": False, "liger_fused_linear_cross_entropy": True}, {"train.kernels": {}}),
     ({"fp16": True, "bf16": False}, {"model.compute": "float16"}),
     ({"train_on_inputs": True}, {"data.loss_on": "all"}),
     ({"wandb_project": "mine"}, {"trackers": ["wandb"]}),
@@ -91,6 +93,13 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"pretraining_dataset": "owner/text", "datasets": None}, {"data.train": "owner/text"}),
     ({"test_datasets": [{"path": "held.jsonl"}], "val_set_size": None}, {"data.held_out": "held.jsonl"}),
 ]
+
+
+def test_kernels_are_one_setting_and_those_that_are_off_are_none() -> None:
+    found = axolotl.translate({**FILE, "liger_rope": True, "liger_glu_activation": True, "liger_rms_norm": False})
+    (sentence,) = [look for look in found.looks if "liger" in look]
+    assert sentence.startswith("liger_glu_activation, liger_rope: train.kernels=auto takes all")
+    assert "liger_rms_norm" in found.idle and not found.left
 
 
 @pytest.mark.parametrize("changes,wanted", CASES)

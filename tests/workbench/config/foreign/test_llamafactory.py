@@ -57,6 +57,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"finetuning_type": "full", "use_galore": True, "galore_rank": 64, "galore_scale": 2.0},
         {"optimizer": {"name": "galore", "rank": 64, "rank_scale": 2.0}},
     ),
+    ({"enable_liger_kernel": True}, {"train.kernels": "auto"}),
     ({"optim": "adamw_8bit"}, {"optimizer.name": "adamw8bit"}),
     ({"mask_history": True}, {"data.loss_on": "last"}),
     ({"train_on_prompt": True}, {"data.loss_on": "all"}),
