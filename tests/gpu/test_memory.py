@@ -33,7 +33,7 @@ def test_a_plan_is_what_the_run_holds(name: str, tmp_path: Path, short_stories: 
         pytest.skip("a rehearsal plans one run")
     if name == "nf4":
         needs("bitsandbytes")
-    words = [*CASES[name], *SHORT, *SMALL, *([f"model.id={short_stories}"] if REHEARSAL else [])]
+    words = [*CASES[name], *SHORT, *SMALL, *([f"model.id={short_stories}", "data.held_out=0.1"] if REHEARSAL else [])]
     planned = plan(load("sft/quickstart", words)).dry_run.peak
     if HERE:
         torch.cuda.empty_cache()

@@ -54,7 +54,7 @@ CASES = {
 
 
 STARTS_PROCESSES = ("a malformed row", "a row without loss", "rows that are cut to nothing")
-"""Told by processes that share the rows."""
+"""Told by processes that share the rows, as `test_tokenized.py` does in the slow suite."""
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,7 @@ STARTS_PROCESSES = ("a malformed row", "a row without loss", "rows that are cut 
         pytest.param(
             *case,
             id=name,
-            marks=pytest.mark.slow
-            if name == STARTS_PROCESSES[0]
-            else pytest.mark.cube
-            if name in STARTS_PROCESSES
-            else (),
+            marks=pytest.mark.cube if name in STARTS_PROCESSES else (),
         )
         for name, case in CASES.items()
     ],

@@ -272,6 +272,7 @@ def test_the_shipped_search_trains(tmp_path: Path) -> None:
         "search.rungs=1",
         "train.steps=3",
         "data.limit=24",
+        "data.max_tokens=128",
         "batch.size=4",
         "evaluate.answers=2",
     ]

@@ -109,8 +109,11 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
     ],
     ids=" ".join,
 )
-def test_a_plan_predicts_the_peak(words: list[str], compare: Callable[..., tuple[Plan, int]]) -> None:
-    planned, measured = compare("sft/quickstart", *FEW, "data.held_out=0.1", "batch.size=8", "train.steps=3", *words)
+def test_a_plan_predicts_the_peak(
+    words: list[str], compare: Callable[..., tuple[Plan, int]], short_stories: str
+) -> None:
+    few = [f"model.id={short_stories}", *FEW, "data.held_out=0.1", "batch.size=8", "train.steps=3"]
+    planned, measured = compare("sft/quickstart", *few, *words)
     assert measured * 0.97 <= planned.dry_run.peak <= measured * 1.05
     assert sum(planned.dry_run.at_peak.values()) <= planned.dry_run.peak
 
@@ -142,9 +145,18 @@ def test_of_a_classifier_too(compare: Callable[..., tuple[Plan, int]], tmp_path:
 
 
 @pytest.mark.slow
-def test_a_plan_counts_what_a_run_counts(compare: Callable[..., tuple[Plan, int]], tmp_path: Path) -> None:
+def test_a_plan_counts_what_a_run_counts(
+    compare: Callable[..., tuple[Plan, int]], short_stories: str, tmp_path: Path
+) -> None:
     """And predicts its peak."""
-    words = ["data.limit=100", "data.held_out=0.1", "batch.size=8", "train.steps=4", "model.weights=float32"]
+    words = [
+        f"model.id={short_stories}",
+        "data.limit=100",
+        "data.held_out=0.1",
+        "batch.size=8",
+        "train.steps=4",
+        "model.weights=float32",
+    ]
     planned, measured = compare("sft/quickstart", *words)
     assert measured * 0.97 <= planned.dry_run.peak <= measured * 1.05
     assert sum(planned.dry_run.at_peak.values()) <= planned.dry_run.peak
@@ -246,18 +258,18 @@ def test_of_a_teacher_on_the_backbone_of_its_student(
 @pytest.mark.slow
 @pytest.mark.few("lora")
 @pytest.mark.parametrize("method", ["lora", "dora", "ia3", "houlsby"])
-def test_of_a_bank(compare: Callable[..., tuple[Plan, int]], stories: str, method: str) -> None:
+def test_of_a_bank(compare: Callable[..., tuple[Plan, int]], short_stories: str, method: str) -> None:
     chosen = [f"adapter={{method: {method}}}", "folds.k=2", "train.steps=3"]
-    words = [f"model.id={stories}", *FEW, "data.limit=400", *chosen]
+    words = [f"model.id={short_stories}", *FEW, "data.limit=400", *chosen]
     planned, measured = compare("crossval/quickstart", *words)
     assert planned.dry_run.peak == pytest.approx(measured, rel=0.01)
 
 
 @pytest.mark.slow
-def test_of_a_fleet_and_of_as_many_as_fit(ledgers: list[MemoryLedger], stories: str, tmp_path: Path) -> None:
+def test_of_a_fleet_and_of_as_many_as_fit(ledgers: list[MemoryLedger], short_stories: str, tmp_path: Path) -> None:
     rows = "data: {train: starter/arithmetic_start.jsonl, held_out: 0.2}, train.steps: 3"
     members = f"fleet.members={{a: {{{rows}, adapter.rank: 8}}, b: {{{rows}, adapter.rank: 32}}}}"
-    config = load("fleet/quickstart", [f"model.id={stories}", "evaluate={samples: 0, answers: 0}", members])
+    config = load("fleet/quickstart", [f"model.id={short_stories}", "evaluate={samples: 0, answers: 0}", members])
 
     @functools.cache
     def needed(many: int) -> int:

@@ -19,11 +19,12 @@ REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
 MARKS = {
     **dict.fromkeys(
-        ("crossval/combo", "prefer/quickstart", "reinforce/quickstart"),
+        ("crossval/combo", "reinforce/quickstart"),
         pytest.mark.slow,
     ),
     **dict.fromkeys(
-        ("crossval/quickstart", "crossval/pictures", "rerank/quickstart", "reward/quickstart"), pytest.mark.cube
+        ("crossval/quickstart", "crossval/pictures", "prefer/quickstart", "rerank/quickstart", "reward/quickstart"),
+        pytest.mark.cube,
     ),
     **dict.fromkeys(
         ("classify/quickstart", "embed/quickstart", "fleet/quickstart", "search/quickstart", "sweep/quickstart"),

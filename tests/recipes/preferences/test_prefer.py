@@ -342,6 +342,7 @@ def test_the_shipped_recipe_trains(tmp_path: Path) -> None:
     text = (CONFIGS / "prefer" / "quickstart.yaml").read_text()
     assert text.startswith("# workbench run prefer/quickstart")
     short = ["train.steps=2", "batch.size=2", "evaluate.every=null", "evaluate.answers=1", "evaluate.max_new_tokens=4"]
+    short += ["data.limit=40", "data.held_out=0.2", "data.max_tokens=256", "data.on_bad_row=skip"]
     found = workbench.run("prefer/quickstart", short, out=tmp_path / "run", quiet=True)
     assert losses(found)[0] == pytest.approx(math.log(2), abs=2e-3)
     assert json.loads((found / "manifest.json").read_text())["status"] == "done"

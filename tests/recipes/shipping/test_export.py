@@ -245,11 +245,12 @@ def test_every_target_is_documented() -> None:
 
 
 @pytest.mark.slow
-def test_onnxruntime_computes_what_the_run_does(trained: Path, tmp_path: Path) -> None:
+def test_onnxruntime_computes_what_the_run_does(save_run: SaveRun, short_stories: str, tmp_path: Path) -> None:
     import onnxruntime
 
-    ids, wanted = _of_run(trained)
-    export(trained, to="onnx", out=tmp_path / "out")
+    run = save_run(model={"id": short_stories, "weights": "float32", "new_tokens": ["<|start|>", "<|end|>"]})
+    ids, wanted = _of_run(run)
+    export(run, to="onnx", out=tmp_path / "out")
     session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), providers=["CPUExecutionProvider"])
     asked = {"input_ids": ids.numpy(), "attention_mask": torch.ones_like(ids).numpy()}
     (logits,) = session.run(["logits"], asked)

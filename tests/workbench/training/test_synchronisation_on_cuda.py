@@ -38,7 +38,13 @@ from workbench.training.bank_trainer import BankTrainer
 from workbench.training.freezing import freezer as freezing
 from workbench.training.trainer import Trainer
 
-WORDS = ["data.limit=60", "batch.tokens_per_device=1024", "evaluate={every: null, answers: 0}", "save.every=null"]
+WORDS = [
+    "data.limit=60",
+    "data.max_tokens=64",
+    "batch.tokens_per_device=512",
+    "evaluate={every: null, answers: 0}",
+    "save.every=null",
+]
 WAYS = {
     "quickstart": [],
     "dropout, without a record of rows": ["adapter.dropout=0.1", "evaluate.dynamics=false"],
@@ -65,8 +71,8 @@ def training(config: RunConfig, folder: Path, patch: pytest.MonkeyPatch) -> Iter
 @pytest.mark.few("quickstart", "packed, bfloat16")
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_a_step_reads_once(way: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load("sft/quickstart", [*WORDS, *way])
+def test_a_step_reads_once(way: list[str], short_stories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load("sft/quickstart", [*WORDS, f"model.id={short_stories}", *way])
     with training(config, tmp_path, monkeypatch) as (fit, found):
         assert fit.device == CUDA
         fit.prepare()

@@ -45,8 +45,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def train(tmp_path: Path, stories: str, questions: Path) -> Callable[..., Path]:
-    return trains(tmp_path, RECIPE, model=stories, train=questions)
+def train(
+    request: pytest.FixtureRequest, tmp_path: Path, stories: str, short_stories: str, questions: Path
+) -> Callable[..., Path]:
+    """Over all blocks where the technique is about their number."""
+    blocks = any(
+        word.startswith(("layer_drop", "token_drop", "grow")) for word in request.node.callspec.params["words"]
+    )
+    return trains(tmp_path, RECIPE, model=stories if blocks else short_stories, train=questions)
 
 
 def losses(run: Path) -> list[float]:

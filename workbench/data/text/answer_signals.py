@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-from scipy import stats
 
 GRAM = 4
 """Words, or tokens, that are compared together."""
@@ -35,6 +34,8 @@ def of_answers(texts: Sequence[str]) -> dict[str, float]:
 
 def length_correlation(texts: Sequence[str], reward_S: Sequence[float]) -> float | None:
     """Spearman's rank correlation of words and rewards; None where one of them is the same for all."""
+    from scipy import stats  # takes a second to import
+
     words = [len(text.split()) for text in texts]
     if len(set(words)) < 2 or len(set(reward_S)) < 2:
         return None
