@@ -3,10 +3,10 @@
     forked.py serve DESCRIPTOR EXECUTABLE    # DESCRIPTOR: of a socket that listens
     forked.py ask SOCKET [-u] -m MODULE ARGUMENTS | [-u] FILE.py ARGUMENTS | ARGUMENTS that only Python itself takes
 
-The server has computed nothing and started no thread. A child has the words, the files, the folder and the environment
-of who asks. Who asks ends as the child does, passes signals on to it, and takes it along when killed. Libraries have
-read their environment variables before; only OMP_NUM_THREADS is looked at again. Children hash strings alike, which
-processes that Python starts do not: `test_launcher.py` and `test_elastic.py` train with those.
+The server has computed no tensor and started no thread. A child has the words, the files, the folder and the
+environment of who asks. Who asks ends as the child does, passes signals on to it, and takes it along when killed.
+Libraries have read their environment variables before; only OMP_NUM_THREADS is looked at again. Children hash strings
+alike, which processes that Python starts do not: `test_launcher.py` and `test_elastic.py` train with those.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def serve(descriptor: int) -> list[str]:
     gc.disable()
     for name in PRELOADED:
         import_module(name)
+    _prepare()
     gc.freeze()
     gc.enable()
     with socket.socket(fileno=descriptor) as listening:
@@ -92,6 +93,22 @@ def serve(descriptor: int) -> list[str]:
             os.wait()
         except ChildProcessError:
             sys.exit()
+
+
+def _prepare() -> None:
+    """Make what every run makes once in its process: patterns of weights' names, templates, YAML of the defaults."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    from workbench.config import RunConfig
+    from workbench.config.yaml_text import dump_yaml
+    from workbench.report import rendering
+
+    get_checkpoint_conversion_mapping("llama")
+    pages = rendering._environment()
+    for name in pages.list_templates(extensions=["html"]):
+        pages.get_template(name)
+    config = RunConfig.model_validate({"recipe": "sft", "model": {"id": "starter"}, "data": {"train": "rows.jsonl"}})
+    dump_yaml(config.model_dump(mode="json"))
 
 
 def _ended() -> bool:

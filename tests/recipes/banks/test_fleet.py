@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import workbench
 from tests.conftest import MINILM, save_tiny, write_questions
+from tests.forked import PRELOADED
 from tests.stopping import stop_after
 from workbench.cli import render
 from workbench.config import RunConfig
@@ -282,7 +283,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     config = RunConfig.model_validate(sections)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["workbench.recipes.fleet", "workbench.cli.console"])
+    context.set_forkserver_preload([*PRELOADED, "workbench.recipes.fleet"])
 
     def begin(out: Path, *, resume: bool) -> Any:
         process = context.Process(

@@ -21,7 +21,7 @@ from workbench.config.yaml_text import dump_yaml
 
 pytestmark = pytest.mark.slow
 
-STEPS = 12
+STEPS = 8
 RATES = (1e-3, 2e-2, 1e30)
 """The last one is a mistake."""
 

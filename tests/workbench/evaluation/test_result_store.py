@@ -109,6 +109,7 @@ def test_folds(classes: Sections, tmp_path: Path, scored_rows: Counter[str]) -> 
 @pytest.mark.slow
 def test_processes_that_share_weights_stop_together(text: RunConfig, tmp_path: Path) -> None:
     config = text.model_dump(mode="json", exclude_unset=True) | {"distributed": {"zero": 3}}
+    config["data"]["limit"], config["evaluate"]["answers"] = 72, 4
     (tmp_path / "config.json").write_text(json.dumps(config))
     command = [forked.python(), "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
     command += ["--rdzv-endpoint=localhost:0", str(Path(__file__).with_name("scoring_together.py")), str(tmp_path)]

@@ -115,21 +115,38 @@ class Held(LiveBytes):
     def __init__(self) -> None:
         super().__init__()
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._sizes: dict[int, int] = {}
+        """Bytes of each when it was looked at last, which is whenever an operation takes or gives it."""
+        self._at_most = 0
+        """Their sum; storages that were emptied since count still."""
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = super().called(func, args, kwargs)
-        made = list(self._made.values())  # one that is let go of meanwhile, by a thread of gloo, is forgotten at once
-        self.most = max(self.most, sum(each.nbytes() for one in made if (each := one()) is not None))
+        if self._at_most > self.most:  # all are looked at only where that may be the most
+            for address, one in list(self._made.items()):
+                if (each := one()) is not None:  # one that a thread of gloo lets go of meanwhile is forgotten at once
+                    self._look(address, each)
+            self.most = max(self.most, self._at_most)
         return result
 
     def _see(self, storage: torch.UntypedStorage, size: int) -> None:
-        if storage._cdata not in self._known and size:
-            self._made[storage._cdata] = weakref.ref(storage)
+        address = storage._cdata
+        if address not in self._known and size:
+            self._made[address] = weakref.ref(storage)
         super()._see(storage, size)
+        if address in self._made:
+            self._look(address, storage)
+
+    def _look(self, address: int, storage: torch.UntypedStorage) -> None:
+        change = storage.nbytes() - self._sizes.get(address, 0)
+        self._sizes[address] = storage.nbytes()
+        self._at_most += change
 
     def _forget(self, address: int, size: int) -> None:
         super()._forget(address, size)
         self._made.pop(address, None)
+        size = self._sizes.pop(address, 0)
+        self._at_most -= size
 
 
 @contextmanager

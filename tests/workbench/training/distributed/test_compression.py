@@ -15,9 +15,9 @@ from tests.workbench.training.distributed.test_layouts import METHODS, curve, we
 
 pytestmark = pytest.mark.slow
 
-WARM_UP = 3
-"""Of 8 steps; checkpoints are of steps 4 and 8."""
-RATE = ["train.learning_rate=3e-4", "train.steps=8", "save.every=4"]
+WARM_UP = 2
+"""Of 6 steps; checkpoints are of steps 3 and 6."""
+RATE = ["train.learning_rate=3e-4", "train.steps=6", "save.every=3"]
 COMPRESSION = f"warm_up: {WARM_UP}, block: 64"
 LAYOUTS = {
     "int8": f"{{compression: {{gradients: int8, {COMPRESSION}}}}}",

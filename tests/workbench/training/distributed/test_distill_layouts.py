@@ -15,7 +15,7 @@ from workbench.config.yaml_text import dump_yaml
 
 pytestmark = pytest.mark.slow
 
-STEPS = 6
+STEPS = 4
 CACHED = ["distill.cache.k=16", "distill.temperature=2"]
 CLASSES = [
     *["distill.of=classify", "model.id={}/bert", "model.weights=float32", "data.train={}/animals.jsonl"],

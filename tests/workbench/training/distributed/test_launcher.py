@@ -24,13 +24,13 @@ GONE = 30.0
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+def recipe(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
     folder = tmp_path_factory.mktemp("launching")
     rows = [f'{{"question": "How many is {n}?", "answer": "{n + 1}{" it is" * (n % 7)}"}}' for n in range(96)]
     (folder / "rows.jsonl").write_text("\n".join(rows))
     content = {
         "recipe": "sft",
-        "model": {"id": stories, "weights": "float32", "compute": "float32"},
+        "model": {"id": short_stories, "weights": "float32", "compute": "float32"},
         "adapter": {"method": "lora", "rank": 4},
         "data": {"train": str(folder / "rows.jsonl"), "held_out": 0.1},
         "batch": {"size": 8},
@@ -89,8 +89,15 @@ def await_end(family: list[psutil.Process]) -> None:
         time.sleep(0.05)
 
 
+def kill_each(family: list[psutil.Process]) -> None:
+    for process in family:
+        with suppress(psutil.NoSuchProcess):  # a fork ends with who asked for it
+            process.kill()
+
+
 def kill_one_rank(launcher: subprocess.Popen[str]) -> None:
-    psutil.Process(launcher.pid).children(recursive=True)[1].kill()
+    family = processes(Path(os.readlink(f"/proc/{launcher.pid}/cwd")))
+    kill_each([process for process in family if process.environ().get("RANK") == "1"])
 
 
 def kill_the_launcher(launcher: subprocess.Popen[str]) -> None:
@@ -98,8 +105,7 @@ def kill_the_launcher(launcher: subprocess.Popen[str]) -> None:
 
 
 def kill_all(launcher: subprocess.Popen[str]) -> None:
-    for process in processes(Path(os.readlink(f"/proc/{launcher.pid}/cwd"))):
-        process.kill()
+    kill_each(processes(Path(os.readlink(f"/proc/{launcher.pid}/cwd"))))
 
 
 @pytest.mark.slow
@@ -107,8 +113,8 @@ def test_a_run_that_is_killed_again_and_again_ends_like_one_that_never_was(recip
     out, words = tmp_path / "killed", ["save.every=5"]
     for number, kill in enumerate((kill_one_rank, kill_the_launcher, kill_all)):
         before = steps(out)
-        # Of whose death others learn are processes of their own; where all die, they may be forks.
-        python = "" if kill is kill_all else sys.executable
+        # Who learns that its parent has died is a process of its own: a fork has another parent.
+        python = sys.executable if kill is kill_the_launcher else ""
         launcher = start(recipe, out, *words, *(["--resume"] if number else []), python=python)
         reach(launcher, out, step=before + 3)
         family = processes(tmp_path)

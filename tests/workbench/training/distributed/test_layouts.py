@@ -20,7 +20,7 @@ from workbench.config.yaml_text import dump_yaml
 
 pytestmark = pytest.mark.slow
 
-STEPS = 6
+STEPS = 4
 METHODS = {"lora": "{method: lora, rank: 4, alpha: 8}", "full": "{method: full}"}
 BUDGETS = (64, 160)
 """Tokens in a forward pass: one row or a few, so that processes get unequal parts of a batch."""
@@ -54,7 +54,10 @@ CHOSEN = {
         *[f"data.sources.{name}.path={{}}/{name}.jsonl" for name in ("rows", "more")],
     ],
     "self-paced": ["data.curriculum={by: self_paced, start: 0.3}"],
-    "gradient": ["data.select={by: gradient, rows: 40, warm_up: 0.25}", "data.select.target={}/more.jsonl"],
+    "gradient": [
+        *["data.select={by: gradient, rows: 12, warm_up: 0.25}", "data.select.target={}/few.jsonl"],
+        *["data.limit=24", "batch.size=6"],  # whose gradients are computed one by one
+    ],
 }
 """How those are asked for that data.sampling does not name."""
 RESUMED = {
@@ -111,7 +114,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     for by, names in SAMPLED.items():
         own = CHOSEN.get(by, [f"data.sampling.by={by}"])
         chosen = [word.replace("{}", str(folder)) for word in own]
-        words = [f"adapter={METHODS['lora']}", *chosen, "batch.size=15", f"train.steps={2 * STEPS}", "save.every=null"]
+        words = [f"adapter={METHODS['lora']}", "batch.size=15", f"train.steps={2 * STEPS}", "save.every=null", *chosen]
         if any(cell["by"] == by for cell in cells(request, "test_rows_that_losses_choose_are_the_same")):
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{by} alone", quiet=True)
         jobs += [(f"{by} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in names]
@@ -146,6 +149,7 @@ def write_recipe(folder: Path, model: Path) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     more = [{"question": f"Who is {n}?", "answer": "A number."} for n in range(30)]
     (folder / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in more))
+    (folder / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in more[:9]))
     recipe = {
         "recipe": "sft",
         "model": {"id": str(model), "weights": "float32", "compute": "float32"},

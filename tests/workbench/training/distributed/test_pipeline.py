@@ -15,10 +15,10 @@ from tests.workbench.training.distributed.test_layouts import METHODS, require_s
 
 pytestmark = pytest.mark.slow
 
-STEPS = ["train.steps=6", "save.every=3"]
+STEPS = ["train.steps=4", "save.every=2"]
 TWO: dict[str, list[str]] = {
     "lora": [f"adapter={METHODS['lora']}", "batch.packing=false", "train.checkpointing=true"],
-    "full": [f"adapter={METHODS['full']}", "evaluate.every=3"],
+    "full": [f"adapter={METHODS['full']}", "evaluate.every=2"],
     "tied": [f"adapter={METHODS['full']}", "train.max_grad_norm=0.1"],
     "packed": [f"adapter={METHODS['lora']}", "model.weights=nf4", "adapter.dropout=0.2"],
 }

@@ -46,15 +46,15 @@ def words(folder: Path, name: str) -> list[str]:
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
     """The runs of two processes that are asked for, in folders of their names."""
     folder = tmp_path_factory.mktemp("layouts")
-    (folder / "rows.jsonl").write_text("".join(json.dumps(pair(n)) + "\n" for n in range(40)))
+    (folder / "rows.jsonl").write_text("".join(json.dumps(pair(n)) + "\n" for n in range(30)))
     recipe = {
         "recipe": "prefer",
         "model": {"id": short_stories, "weights": "float32", "compute": "float32"},
         "adapter": {"method": "lora", "rank": 4, "alpha": 8},
         "data": {"train": str(folder / "rows.jsonl"), "held_out": 0.2},
         "batch": {"size": 5, "tokens_per_device": 160},
-        "train": {"steps": 5, "learning_rate": 2e-3},
-        "evaluate": {"every": 3, "answers": 0},
+        "train": {"steps": 4, "learning_rate": 2e-3},
+        "evaluate": {"every": 2, "answers": 0},
         "save": {"every": None},
     }
     (folder / "recipe.yaml").write_text(dump_yaml(recipe))
