@@ -57,6 +57,11 @@ class LabelTap:
         if self._parts is not None:
             self._parts.append(self._score(outputs, labels))
 
+    def take(self, losses: LabelLosses) -> None:
+        """Called in the place of `see` by a loss function that has computed these on its way."""
+        if self._parts is not None:
+            self._parts.append(losses)
+
 
 @torch.no_grad()
 def token_losses(log_p_NV: Tensor, labels_N: Tensor) -> LabelLosses:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from workbench.losses import few_parts
 from workbench.losses import r_drop as r_drops
 from workbench.losses.chunked import Project, chunked, chunks, wide
-from workbench.losses.label_losses import LabelTap
+from workbench.losses.label_losses import LabelLosses, LabelTap
 
 NO_LABEL = -100
 """Label of a position at which nothing is to be predicted."""
@@ -114,22 +114,31 @@ class CrossEntropy:
         factor_N = factor_N.to(wide(logits_NV.dtype))
         gradient_NV, loss = torch.empty_like(logits_NV), factor_N.new_zeros(())
         rows = CACHED_ELEMENTS // logits_NV.shape[1] if logits_NV.device.type == "cpu" else len(logits_NV)
-        tensors = (logits_NV, labels_N.clamp_min(0), factor_N, gradient_NV)
-        parts = list(zip(*(tensor.split(max(1, rows)) for tensor in tensors), strict=True))
-        for part in few_parts.wanted(parts):
+        own = LabelLosses(torch.empty_like(factor_N), torch.empty_like(labels_N, dtype=torch.bool))
+        tensors = (logits_NV, labels_N.clamp_min(0), factor_N, gradient_NV, *own)
+        for part in few_parts.wanted(list(zip(*(tensor.split(max(1, rows)) for tensor in tensors), strict=True))):
             loss += self._fill(*part)
-        if self.tap is not None and self.tap.open:
-            self.tap.see(F.log_softmax(logits_NV.to(factor_N.dtype), dim=-1), labels_N)
+        if self.tap is not None:
+            self.tap.take(own)
         return loss, gradient_NV
 
-    def _fill(self, logits_NV: Tensor, labels_N: Tensor, factor_N: Tensor, gradient_NV: Tensor) -> Tensor:
-        """Write the gradient of a few positions, which all have a label; returns their loss."""
+    def _fill(
+        self,
+        logits_NV: Tensor,
+        labels_N: Tensor,
+        factor_N: Tensor,
+        gradient_NV: Tensor,
+        own_loss_N: Tensor,
+        right_N: Tensor,
+    ) -> Tensor:
+        """Write the gradient of a few positions, which all have a label, and what a tap reads; returns their loss."""
         label_N1, factor_N1 = labels_N[:, None], factor_N[:, None]
         # One array for logits, probabilities and gradients, in passes that overwrite each other.
         values_NV = gradient_NV if gradient_NV.dtype == factor_N.dtype else factor_N.new_empty(logits_NV.shape)
         most_N1 = values_NV.copy_(logits_NV).amax(-1, keepdim=True)
         values_NV -= most_N1
-        target_N1 = (1 - self.smoothing) * values_NV.gather(1, label_N1)
+        own_N1 = values_NV.gather(1, label_N1)
+        target_N1 = (1 - self.smoothing) * own_N1
         if self.smoothing:
             target_N1 += self.smoothing * values_NV.mean(-1, keepdim=True)
         sum_N1 = values_NV.exp_().sum(-1, keepdim=True)
@@ -142,6 +151,8 @@ class CrossEntropy:
         values_NV.scatter_add_(1, label_N1, (self.smoothing - 1) * factor_N1)
         if values_NV is not gradient_NV:
             gradient_NV.copy_(values_NV)
+        torch.sub(log_sum_N1[:, 0], own_N1[:, 0], out=own_loss_N)
+        torch.ge(own_N1[:, 0], 0, out=right_N)
         return (loss_N1 * factor_N1).sum()
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from workbench.losses import next_token, token_scores
 from workbench.losses.label_losses import LabelTap, token_losses
 from workbench.losses.next_token import CrossEntropy
+from workbench.planning.live_bytes import LiveBytes
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 3, 100])
@@ -95,17 +96,35 @@ def test_the_gradient_is_rounded_once(dtype: torch.dtype) -> None:
     assert ((gradient.double() - wanted).abs() <= slack).all()
 
 
-def test_a_tap_sees_log_probabilities_only_while_it_listens() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_tap_gets_the_losses_of_log_probabilities_only_while_it_listens(dtype: torch.dtype, smoothing: float) -> None:
+    """Those of the labels themselves, whatever trains; of values that tie, each is the likeliest."""
     torch.manual_seed(5)
-    logits, labels = torch.randn(6, 13), torch.randint(0, 13, (6,))
+    logits, labels = torch.randn(60, 13).to(dtype), torch.randint(0, 13, (60,))
+    logits[:9] = logits[:9].round()
     tap = LabelTap(token_losses)
-    criterion = CrossEntropy(tap=tap)
-    criterion.with_gradient(logits, labels, scale=1.0)
+    criterion = CrossEntropy(smoothing, tap=tap)
+    unheeded = criterion.with_gradient(logits, labels, scale=1.0)
     with tap.listening() as seen:
-        loss, _ = criterion.with_gradient(logits, labels, scale=1.0)
+        heeded = criterion.with_gradient(logits, labels, scale=1.0)
+    assert all(torch.equal(*each) for each in zip(heeded, unheeded, strict=True))
     (losses,) = seen
-    torch.testing.assert_close(losses.loss_N.sum(), loss)
-    assert losses.right_N.tolist() == (logits.argmax(-1) == labels).tolist()
+    wanted = token_losses(logits.double().log_softmax(-1), labels)
+    torch.testing.assert_close(losses.loss_N.double(), wanted.loss_N, rtol=1e-6, atol=1e-6)
+    assert torch.equal(losses.right_N, wanted.right_N) and 0 < losses.right_N.sum() < 60
+    if not smoothing:
+        torch.testing.assert_close(losses.loss_N.sum(), heeded[0])
+
+
+def test_who_listens_takes_no_memory_of_a_chunk() -> None:
+    logits, labels = torch.randn(4096, 512).bfloat16(), torch.randint(0, 512, (4096,))
+    tap = LabelTap(token_losses)
+    with LiveBytes() as alone:
+        CrossEntropy().with_gradient(logits, labels, scale=1.0)
+    with tap.listening(), LiveBytes() as beside:
+        CrossEntropy(tap=tap).with_gradient(logits, labels, scale=1.0)
+    assert beside.peak <= alone.peak + 0.05 * logits.nbytes
 
 
 def test_scores_are_per_token() -> None:
