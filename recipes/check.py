@@ -250,4 +250,5 @@ def _at_the_ends(config: RunConfig) -> Inspection | ClassInspection:
     inspection = classify_verbs.inspect(shared) if shared.recipe == "classify" else _text(shared)
     require_members(shared, ends, inspection.data)
     search_checks.require_rungs(config, len(inspection.data.train), ends)
+    search_checks.require_bank(config, ends)
     return replace(inspection, notes=[*search_checks.outlook(config, inspection.steps), *inspection.notes])

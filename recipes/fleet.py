@@ -42,17 +42,18 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     with _new_ones_removed(board, unscored):
         members = {trial.name: read(trial, opened(board.run_of(trial), trial), callback) for trial in unscored}
     if board.rest and not board.at_once:
-        board.at_once = fleet_size.at_once(config, [members[trial.name].trial for trial in board.rest], callback)
+        left = [members[trial.name].trial for trial in board.rest]
+        board.at_once = fleet_size.at_once(config, left, callback, run.ranks)
     if board.rest:
         FleetTraining(config, board, members, callback).work()
 
     # Score what will be shipped: reload each saved adapter, do not trust the live one.
     for name, member in members.items():
-        if member.run.adapter.exists():
+        if run.ranks.agreed(member.run.adapter.exists()):
             callback.say(f"Member {name}:")
             member.single.finish()
             member.run.note(ended=True)
-    return finish(board, callback)
+    return finish(board, callback) if run.ranks.first else {}
 
 
 @contextmanager
@@ -74,7 +75,7 @@ def read(
 ) -> FleetMember:
     """A member with its rows; what is wrong with them is said of it by name."""
     try:
-        local = streamed_rows.local(trial.config, say=callback.say)
+        local = streamed_rows.local(trial.config, run.ranks, callback.say)
         return prepared(Trial(trial.name, trial.settings, local, trial.number), run, callback, loader=loader)
     except ResumeError:
         raise

@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from workbench.data.batching import Examples, MicroBatch
 from workbench.data.labelled.mixed_labels import drawn
 from workbench.losses.criterion import criterion
 from workbench.models import backbones, classifier, exported, model_summary
-from workbench.models.backbones import Loader
+from workbench.models.backbones import Backbone, Loader
 from workbench.models.classifier import Classifier
 from workbench.models.exported import ExportedModel
 from workbench.recipes.labels import classify
@@ -83,9 +83,7 @@ class FleetBank(ABC):
     def __init__(self, config: RunConfig, members: Mapping[str, FleetMember], now: Sequence[str]) -> None:
         self.config, self.members = config, members
         first = members[now[0]].single
-        self.backbone = first.backbone()
-        for each in members.values():
-            each.single.score_before(self.backbone)
+        self.backbone = first.placement.unread(first.backbone, self._score_before)
         model = self.backbone.model
         self._layers = freezing.layers_of(model, config)
         self.bank: Bank = bank.attach(
@@ -102,6 +100,17 @@ class FleetBank(ABC):
         with self.bank.only(self.names[now[0]]):
             self.live: Live = first.assemble(self.bank.model, self.backbone)
             self.width = first.width(self.live)  # type: ignore[arg-type]
+
+    def _score_before(self, backbone: Backbone) -> bool:
+        """Score the backbone on the rows of all members; returns whether it was, and cut where processes share it."""
+        singles: list[Any] = [each.single for each in self.members.values()]
+        reading = cache(singles[0].placement.reading)  # a backbone can be cut once
+        starts = [(single, single.untrained(backbone)) for single in singles if single.unscored]
+        starts = [(single, start) for single, start in starts if start is not None]
+        for single, start in starts:
+            single.callback.say("Scoring the backbone ...")
+            replace(single, reading=reading).write_before(start)
+        return bool(starts)
 
     def begin(self, name: str) -> str:
         """Give a member its fresh adapter; returns its name in the bank."""
@@ -196,9 +205,11 @@ class ClassBank(FleetBank):
 
     def give_head(self, name: str) -> None:
         single = self.members[name].single
-        fresh = single.loader(single.config.model, single.vocabulary, task=single.task).model
+        waiting = single.placement.waiting
+        fresh = single.loader(single.config.model, single.vocabulary, task=single.task, waiting=waiting).model
         for head in anatomy.fresh_heads(fresh):
-            self.bank.give_head(self.names[name], head, copy.deepcopy(fresh.get_submodule(head)))
+            own = copy.deepcopy(fresh.get_submodule(head)).to(backbones.device())
+            self.bank.give_head(self.names[name], head, own)
 
     def predict(self, batch: MicroBatch) -> Tensor:
         return self.live.outputs(batch)

@@ -13,6 +13,7 @@ from workbench.errors import ResumeError
 from workbench.recipes.banks import sweep
 from workbench.runs import files
 from workbench.runs.run_directory import Run
+from workbench.training.distributed.placement import Placement
 
 TABLE = "fleet.json"
 
@@ -33,7 +34,7 @@ class FleetBoard:
     @classmethod
     def of(cls, run: Run, trials: Sequence[Trial[RunConfig]], at_once: int | str) -> FleetBoard:
         """As it was written; of a new run nobody has begun."""
-        table = files.read_json(run.path / TABLE)
+        table = run.ranks.agreed(files.read_json(run.home / TABLE))
         before, now = [row["member"] for row in table.get("members", [])], [trial.name for trial in trials]
         if before != now[: len(before)]:
             raise ResumeError(
@@ -60,12 +61,13 @@ class FleetBoard:
 
     def run_of(self, trial: Trial[RunConfig]) -> Run:
         """The directory of a member."""
-        return self.run.own(f"members/{trial.name}")
+        return Placement(trial.config.distributed, self.run.ranks).own(self.run, f"members/{trial.name}")
 
     def is_over(self, trial: Trial[RunConfig]) -> bool:
         """Whether nothing is left to do for a member: it is scored, or failed."""
         own = self.run_of(trial)
-        return trial.name in self.left and bool(own.manifest.get("ended") or not own.adapter.exists())
+        over = trial.name in self.left and bool(own.manifest.get("ended") or not own.adapter.exists())
+        return self.run.ranks.agreed(over)
 
     def change(self, ended: Sequence[str], steps: Mapping[str, int]) -> list[str]:
         """Let members leave, and take those that have waited longest in their place; returns who came.
@@ -86,6 +88,8 @@ class FleetBoard:
 
     def write(self) -> None:
         """Write fleet.json."""
+        if not self.run.ranks.first:
+            return
         files.write_json(
             self.run.path / TABLE,
             {"at_once": self.at_once, "bank": self.bank, "left": self.left, "members": self.rows()},

@@ -11,7 +11,7 @@ from workbench.config.expansions.member_runs import Trial
 from workbench.config.tasks import HIDDEN, MASKED, TEXT
 from workbench.errors import ConfigError, Stopped, TrainingError
 from workbench.evaluation.answer_samples import AnswerSamples
-from workbench.models import adapter_sizes
+from workbench.models import adapter_sizes, backbones
 from workbench.models.adapter_sizes import AdapterSize
 from workbench.recipes.banks.fleet_bank import ClassBank, FleetBank, FleetMember, Live, TextBank
 from workbench.recipes.banks.fleet_board import FleetBoard
@@ -66,7 +66,7 @@ class FleetTraining:
         """Name of each member by that in the bank."""
         self.progress = BankProgress(callback, self.shown, held_out=mean)
         tasks = {name: self.task(name) for name in members}
-        device, bank = self.bank.backbone.model.device, self.bank
+        device, bank = backbones.device(), self.bank
         self.trainer = FleetTrainer(
             bank.bank,
             [tasks[name] for name in now],
@@ -129,9 +129,9 @@ class FleetTraining:
             for bank_name in ended:
                 self.export(self.shown[bank_name])
             self.change([self.shown[bank_name] for bank_name in ended])
-            if board.bank and self.callback.stop_requested():
+            if board.bank and board.run.ranks.any(self.callback.stop_requested()):
                 raise Stopped(f"Stopped between two steps; {len(board.bank)} members have saved.")
-        if not any(member.run.adapter.exists() for member in self.members.values()):
+        if not board.run.ranks.any(any(member.run.adapter.exists() for member in self.members.values())):
             raise self.errors[0]
 
     def export(self, name: str) -> None:
@@ -144,7 +144,8 @@ class FleetTraining:
         run.note(batch={"tokens_per_device": self.trainer.tokens, "steps": member.total})
         run.note(status="trained", peak_bytes=peak_bytes(self.trainer.device))
         with self.trainer.final_values(bank_name):
-            self.bank.save(name, run.adapter)
+            if run.ranks.first:
+                self.bank.save(name, run.adapter)
 
     def change(self, ended: Sequence[str]) -> None:
         """Let members leave and others join."""

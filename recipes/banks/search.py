@@ -34,9 +34,11 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     shared, ends = search_expansion.shared(config), search_expansion.ends(config)
     task = sweep_tasks.prepare(shared, run, ends, callback)
     search_checks.require_rungs(config, len(task.shared.rows["train"]), ends)
+    search_checks.require_bank(config, ends)
     if not run.resumed:
         shutil.rmtree(run.path / "members", ignore_errors=True)
         (run.path / search_board.TABLE).unlink(missing_ok=True)
+    run.ranks.wait()  # until nothing of an earlier search is left
     board = search_board.read(config, run)
     task.shared.plan_time()
     timed = InTime(callback, run)
@@ -50,7 +52,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
                 board.paused(wave, time.monotonic() - began)
                 raise
             board.done(wave, losses, time.monotonic() - began)
-            if callback.stop_requested():
+            if run.ranks.any(callback.stop_requested()):
                 raise Stopped(f"Stopped after wave {len(board.waves)}; checkpoints saved.")
     except Stopped:
         if not timed.over or board.best() is None:
@@ -71,16 +73,19 @@ def ship(task: SweepTask, board: Board, callback: Callback) -> Scores:
             "No member came to its end with a finite held-out loss. Lower search.space.train.learning_rate, or look at "
             "the held-out rows."
         )
-    board.write_importances()
     trial = board.trials[best]
+    member = board.member(trial)
     run.note(elapsed_s=board.seconds)
-    sweep.ship(run, board.member(trial))
+    if run.ranks.first:
+        board.write_importances()
+        sweep.ship(run, member)
+    run.ranks.wait()
     callback.say(
         f"Shipping {trial.name}, which has the lowest held-out loss. {len(board.settings)} settings took the steps of "
         f"{board.trained:.3g} trainings."
     )
     scores = task.single(trial.config, run).finish()
-    for other in board.trials:  # nobody goes on from there
+    for other in board.trials if run.ranks.first else ():  # nobody goes on from there
         shutil.rmtree(run.path / "members" / other.name / "checkpoints", ignore_errors=True)
     return scores
 
@@ -136,11 +141,13 @@ class WaveTraining:
             elif self.shares[number] == 1:
                 entry.run.note(batch={"tokens_per_device": trainer.tokens, "steps": member.total})
                 with trainer.final_values(name):
-                    loaded.save(entry.run.adapter, partial(loaded.bank.save, name))
+                    if run.ranks.first:
+                        loaded.save(entry.run.adapter, partial(loaded.bank.save, name))
                 yield number, self._at_the_end(entry)
             else:
+                judge = partial(loaded.held_out_loss, self.judges[number])
                 with loaded.bank.only(name):
-                    yield number, member.judged(partial(loaded.held_out_loss, self.judges[number]))
+                    yield number, member.judged(partial(trainer.shares.reading, judge))
 
     def _alone(self, entry: SweepMember) -> float:
         """The loss of a member that trains as a run of its own."""
@@ -170,7 +177,8 @@ class WaveTraining:
     def _at_the_end(self, entry: SweepMember) -> float:
         """The held-out loss, of all rows, of what a member would ship."""
         row = sweep.row(entry.trial, entry.run)
-        loss = row["best_held_out_loss" if self.board.config.save.ship == "best" else "held_out_loss"]
+        which = "best_held_out_loss" if self.board.config.save.ship == "best" else "held_out_loss"
+        loss = entry.run.ranks.agreed(row[which])
         return math.inf if loss is None else float(loss)
 
 

@@ -113,14 +113,17 @@ class Board:
 
     def member(self, trial: Trial[RunConfig]) -> Run:
         """The run directory of a trial, which goes on where an earlier wave or process left it."""
-        path = self.run.path / "members" / trial.name
-        there = path.exists()
+        ranks = self.run.ranks
+        path, home = (folder / "members" / trial.name for folder in (self.run.path, self.run.home))
+        there = ranks.agreed(home.exists())
         path.mkdir(parents=True, exist_ok=True)
         files.remove_unfinished(path, path / "checkpoints")
-        return Run(path, None, resumed=there)
+        return Run(path, None, resumed=there, ranks=ranks, home=home)
 
     def write(self, *, importances: Mapping[str, float] | None = None) -> None:
         """Write search.json."""
+        if not self.run.ranks.first:
+            return
         trials, standings, best = self.trials, self.standings, self.best()
         table = {
             "best": None if best is None else trials[best].name,
@@ -165,15 +168,15 @@ class Board:
         proposed = proposals.propose(search, self.settings, self.standings, count=wave.new, seed=self.config.seed)
         trials = self.trials
         moves = [*wave.moves, *(Move(first + place, 0) for place in range(len(proposed)))]
-        begun = [len(self.member(trials[trial]).metrics()) for trial, _ in wave.moves] + [0] * len(proposed)
+        done = self.run.ranks.agreed([len(self.member(trials[trial]).metrics()) for trial, _ in wave.moves])
         self.settings += proposed
-        return WaveRecord([each.trial for each in moves], [each.rung for each in moves], begun)
+        return WaveRecord([each.trial for each in moves], [each.rung for each in moves], [*done, *[0] * len(proposed)])
 
 
 def read(config: RunConfig, run: Run) -> Board:
     """The state of a search that goes on, or of one that begins."""
     board = Board(config, run)
-    table = files.read_json(run.path / TABLE) if run.resumed else {}
+    table = run.ranks.agreed(files.read_json(run.home / TABLE) if run.resumed else {})
     board.settings = [each["settings"] for each in table.get("members", ())]
     board.waves = [WaveRecord(**each) for each in table.get("waves", ())]
     return board

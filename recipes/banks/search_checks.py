@@ -32,6 +32,20 @@ def apart(config: RunConfig, trial: Trial[RunConfig]) -> str | None:
     return bank_trainer.refusal(trial.config)
 
 
+def require_bank(config: RunConfig, ends: Sequence[Trial[RunConfig]]) -> None:
+    """Refuse members that no bank holds, where devices share the backbone: it is cut for all members at once.
+
+    Args:
+        ends: Members at the ends of the space.
+    """
+    reasons = [why for trial in ends if (why := apart(config, trial)) is not None]
+    if config.distributed.sharded and reasons:
+        raise ConfigError(
+            f"A search over shares of its backbone trains its members in one bank, and {reasons[0]}. Change that, or "
+            "leave section distributed out."
+        )
+
+
 def require_rungs(config: RunConfig, rows: int, ends: Sequence[Trial[RunConfig]]) -> None:
     """Refuse comparisons that come before a first step, or twice after the same one.
 

@@ -13,7 +13,7 @@ from workbench.config import RunConfig
 from workbench.config.expansions import sweep_expansion
 from workbench.config.expansions.member_runs import Trial
 from workbench.errors import TrainingError
-from workbench.models import model_summary
+from workbench.models import backbones, model_summary
 from workbench.recipes.banks import fold_ensemble, sweep_tasks
 from workbench.recipes.banks.sweep_tasks import SweepBank, SweepTask
 from workbench.runs import files, units
@@ -139,7 +139,7 @@ def training(task: SweepTask, entries: Sequence[SweepMember], callback: Callback
         capacity.tokens_per_device(
             entry.trial.config,
             train,
-            loaded.backbone.model.device,
+            backbones.device(),
             width=anatomy.hidden_size(loaded.backbone.model.config),
             members=len(entries),
             compute=loaded.backbone.compute,

@@ -74,7 +74,8 @@ def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, els
 
     if not elsewhere and backbones.device().type == "cpu" and config.recipe in ("sft", "mlm"):
         config = _with_possible_weights(config, devices=devices, memory=memory)
-    make = plan_fleet.remembering(partial(plan, devices=devices, memory=memory, elsewhere=elsewhere))
+    _require_known(config, devices)  # once: what the solver tries first has no shares, whose bytes it adds
+    make = plan_fleet.remembering(partial(_planned, devices=devices, memory=memory, elsewhere=elsewhere))
     config = plan_fleet.decided(config, make)
     choice = choose(config, make, timing)
     if not choice.plan.fits or not plan_fleet.can_grow(config):
@@ -119,8 +120,13 @@ def plan(config: RunConfig, *, devices: int = 1, memory: int | None = None, else
     Raises:
         WorkbenchError: the run would be refused, or its recipe cannot be planned.
     """
-    config = streamed_rows.local(config)
     _require_known(config, devices)
+    return _planned(config, devices=devices, memory=memory, elsewhere=elsewhere)
+
+
+def _planned(config: RunConfig, *, devices: int, memory: int | None, elsewhere: bool) -> Plan:
+    """`plan`, of what it knows."""
+    config = streamed_rows.local(config)
     make = partial(_of_device, memory=memory, elsewhere=elsewhere)
     if config.distributed.pipeline > 1:
         return plan_stages.fullest(config, make, devices=devices)
@@ -198,8 +204,11 @@ def _require_known(config: RunConfig, devices: int) -> None:
         raise ConfigError("sweep.of=reward: `plan` knows no bank of rewards. Plan one member: write recipe=reward.")
     if config.recipe == "sweep" and config.sweep.of == "prefer":
         raise ConfigError("sweep.of=prefer: `plan` knows no bank of preferences. Plan one member: write recipe=prefer.")
-    if devices > 1 and config.recipe == "fleet":
-        raise ConfigError("recipe=fleet trains on one device. Leave --devices out, or write --devices 1.")
+    if devices > 1 and config.recipe in layout_checks.SHARED and not config.distributed.sharded:
+        raise ConfigError(
+            f"recipe={config.recipe} trains on one device, or over a backbone that devices share. Leave --devices out, "
+            "or write distributed.engine=fsdp2 distributed.zero=3."
+        )
     if config.recipe not in layout_checks.SPREAD:
         return
     if devices > 1 and config.distributed.zero in ("auto", 0):

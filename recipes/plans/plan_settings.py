@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from workbench.config import RunConfig
+from workbench.config.expansions import fleet_expansion
 from workbench.config.sections.budget_config import BudgetConfig
 from workbench.runs import units
 from workbench.training.search.halving import Halving
@@ -14,7 +15,11 @@ from workbench.training.search.halving import Halving
 def of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunConfig:
     """A run of a device's own rows, which an accelerator would compute at once, by one that holds everything."""
     parts, together = config.distributed.sequence, config.distributed.rows_together
-    rows = -(-config.batch.size // max(1, devices // together))
+
+    def share(size: int) -> int:
+        return -(-size // max(1, devices // together))
+
+    rows = share(config.batch.size)
     batch = config.batch.model_copy(update={"size": rows})
     for key in ("packing", "shared_prefix") if accelerated else ():
         if getattr(batch, key) == "auto":  # rows are packed on CPUs
@@ -23,6 +28,8 @@ def of_one_device(config: RunConfig, devices: int, *, accelerated: bool) -> RunC
         whole = rows * config.data.max_tokens if together == 1 else -(-config.data.max_tokens // parts)
         batch = batch.model_copy(update={"tokens_per_device": whole})
     layout = config.distributed.together_only
+    if config.recipe == "fleet" and devices > 1:
+        config = fleet_expansion.with_batches(config, share)
     return config.model_copy(update={"batch": batch, "distributed": layout})
 
 

@@ -28,7 +28,7 @@ from workbench.runs import deadline, evaluation_request, files
 from workbench.runs.run_directory import Run
 from workbench.training import long_rows
 from workbench.training.callbacks import Callback
-from workbench.training.distributed.placement import Placement
+from workbench.training.distributed.placement import Placement, Reading
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.layer_log import LayerLog
@@ -76,6 +76,8 @@ class SingleRun(ABC, Generic[M, R]):
     run: Run
     callback: Callback
     loader: Loader = field(default=backbones.load, kw_only=True)
+    reading: Callable[[nn.Module], Reading] | None = field(default=None, kw_only=True)
+    """Reads the backbone before training in place of the layout: processes cut it once, and other runs score it too."""
 
     def train(self, supervise: Supervise[M] | None = None, *, score_later: bool = False) -> None:
         """From a backbone to a saved adapter; everything live is freed on return.
@@ -310,7 +312,8 @@ class SingleRun(ABC, Generic[M, R]):
     def write_before(self, start: M) -> None:
         """Write before.json: scores of the model that training starts from."""
         scoring = stored_results(self.config, self.run, self.callback.stop_requested, model="before")
-        scored = self.placement.reading(start.model)(lambda: self.score_start(start, scoring))
+        read = (self.reading or self.placement.reading)(start.model)
+        scored = read(lambda: self.score_start(start, scoring))
         files.write_json(self.run.path / "before.json", {"scores": scored.scores} | self.start_answers(scored.outputs))
         scoring.store.clear()
 

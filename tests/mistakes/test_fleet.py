@@ -42,7 +42,26 @@ CASES = {
     ),
     "the clock": Case(f"{member('seed: 1')} budget.time=1h", "budget", "of each member"),
     "freezing": Case(f"{member('seed: 1')} freeze='{{policy: static, layers: 0.5}}'", "freeze", "Leave it out"),
-    "shares of a device": Case(f"{member('seed: 1')} distributed.zero=2", "distributed", "Leave it out"),
+    "shares of DeepSpeed": Case(
+        f"{member('seed: 1')} distributed.zero=2",
+        "distributed: a fleet trains its members in one bank",
+        "engine: fsdp2",
+    ),
+    "a method that needs whole weights": Case(
+        f"{member('adapter: {method: ia3}')} distributed='{{engine: fsdp2, zero: 3}}'",
+        "fleet.members.eve: adapter.method: ia3 in a bank needs weights that are whole",
+        "run of its own",
+    ),
+    "an optimizer that needs whole matrices": Case(
+        f"{member('optimizer: {name: muon}')} distributed='{{engine: fsdp2, zero: 3}}'",
+        "optimizer.name=muon needs whole matrices",
+        "optimizer.name=adamw",
+    ),
+    "codes of gradients": Case(
+        f"{member('seed: 1')} distributed='{{engine: fsdp2, zero: 3, compression: {{gradients: int8}}}}'",
+        "distributed.compression is of one training",
+        "Leave it out",
+    ),
     "no room": Case(f"{member('seed: 1')} fleet.at_once=0", "fleet.at_once", "greater than 0"),
     "a number for a name": Case(
         f"{BARE} fleet.members='{{17: {{data.train: rows.jsonl}}}}'",

@@ -72,7 +72,14 @@ CASES = {
     ),
     "a sampler that is none": Case(f"{ON} search.sampler=gp", "search.sampler", "'random' or 'tpe'"),
     "patience": Case(f"{ON} evaluate.patience=2 save.ship=best", "evaluate.patience", "Leave it out"),
-    "shares of a device": Case(f"{ON} distributed.zero=2", "distributed", "Leave it out"),
+    "shares of DeepSpeed": Case(
+        f"{ON} distributed.zero=2", "distributed: a search trains its members in one bank", "engine: fsdp2"
+    ),
+    "members apart over shares": Case(
+        f"{ON} distributed='{{engine: fsdp2, zero: 3}}' search.together=false search.rungs=2",
+        "search.together=false asks for it",
+        "leave section distributed out",
+    ),
     "members without an end": Case(
         f"{ON} budget.time=1h train.steps=null", "budget: ends the search, not its members", "Write train.epochs=1"
     ),

@@ -48,6 +48,8 @@ class DryRun:
     """Training operations of the largest micro-batch, divided by its tokens without padding."""
     at_gradients: int = 0
     """Bytes of activations alive when a gradient of the backward pass comes, at most."""
+    at_recomputing: int = 0
+    """Bytes of activations alive from the moment on that the backward pass recomputes a block, at most."""
     modules: dict[str, int] = field(default_factory=dict)
     """Bytes alive at the peak of training, by the module that holds or made them: embeddings, block 1 and on, its
     adapter's values with their gradients, head and loss, what the optimizer and the backward pass made."""
@@ -73,6 +75,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         ledger.hold(fit.starts, MASTERS)
         peaks = _Peaks(ledger)
         _tell_gradients(fit, ledger, peaks.gradient)
+        _tell_recomputing(fit, peaks.recomputing)
         flops, tokens = 0.0, 0
         with peaks.seen():
             fit.choose()
@@ -111,6 +114,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         padded_tokens=max(fit.arrangement.tokens(fit.train.lengths[each[0]]) for each in epoch),
         flops_per_token=flops / tokens,
         at_gradients=peaks.at_gradients,
+        at_recomputing=peaks.at_recomputing,
         modules={place: peaks.modules[place] for place in sorted(peaks.modules, key=_order(fit))},
     )
 
@@ -123,20 +127,37 @@ class _Peaks:
         self.last: dict[str, int] = {}
         self.highest: dict[str, int] = {}
         self.modules: dict[str, int] = {}
-        self.at_gradients = 0
+        self.at_gradients = self.at_recomputing = 0
+        self._recomputes = False
 
     def gradient(self) -> None:
         """A gradient came."""
         self.at_gradients = max(self.at_gradients, self._ledger.alive(ACTIVATIONS))
 
+    def recomputing(self) -> None:
+        """A block computes, maybe once more: what is alive from then on is also counted by itself."""
+        if torch._C._current_graph_task_id() != -1 and not self._recomputes:
+            self._take()
+            self._ledger.restart()
+            self._recomputes = True
+
     @contextmanager
     def seen(self) -> Iterator[None]:
         """The peak of what is done inside the block counts."""
         self._ledger.restart()
+        self.last, self._recomputes = {}, False
         yield
-        self.last = self._ledger.at_peak
-        if sum(self.last.values()) > sum(self.highest.values()):
-            self.highest, self.modules = self.last, self._ledger.places_at_peak
+        self._take()
+
+    def _take(self) -> None:
+        """Compare the peak since the last look with the highest."""
+        peak = self._ledger.at_peak
+        if self._recomputes:
+            self.at_recomputing = max(self.at_recomputing, peak.get(ACTIVATIONS, 0))
+        if sum(peak.values()) > sum(self.last.values()):
+            self.last = peak
+        if sum(peak.values()) > sum(self.highest.values()):
+            self.highest, self.modules = peak, self._ledger.places_at_peak
 
 
 class Costs(NamedTuple):
@@ -307,6 +328,16 @@ def _give_gradients(fit: Model, ledger: MemoryLedger) -> None:
 def _drop_gradients(fit: Model, _: MemoryLedger) -> None:
     for master in fit.masters:
         master.grad = None
+
+
+def _tell_recomputing(fit: Model, began: Callable[[], None]) -> None:
+    """From now on `began` is called as a part of a block computes: in the forward pass, or again in the backward pass.
+
+    Blocks are recomputed inside of their own hooks.
+    """
+    for path in chain.from_iterable(anatomy.blocks(fit.freezer.backbone)):
+        for part in fit.freezer.backbone.get_submodule(path).children():
+            part.register_forward_pre_hook(lambda *_: began())
 
 
 def _tell_gradients(fit: Model, ledger: MemoryLedger, came: Callable[[], None]) -> None:

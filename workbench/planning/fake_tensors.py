@@ -114,6 +114,11 @@ def _grouped(*args: Any, **kwargs: Any) -> Any:
     return torch.ops.aten._grouped_mm.default(*halves, **kwargs).to(args[0].dtype)
 
 
+def _filled(tensor: Tensor, *_: Any) -> Tensor:
+    """The tensor that values are copied into; torch gives another one where that changes their precision."""
+    return tensor
+
+
 def _read(tensor: Tensor, storage: torch.UntypedStorage) -> Tensor:
     """A tensor of as many elements as a file's values have, which are an adapter's."""
     return tensor.resize_(storage.nbytes() // tensor.element_size())
@@ -121,9 +126,10 @@ def _read(tensor: Tensor, storage: torch.UntypedStorage) -> Tensor:
 
 INSTEAD: dict[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": _grouped,
+    "aten.copy_.default": _filled,
     "aten.set_.source_Storage": _read,
 }
-"""Replacements for operations that fake tensors do not support, by their names."""
+"""Replacements for operations that fake tensors do not support, or that would seem to take memory, by their names."""
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _READ = (_SCALAR, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
 """Operations that read values."""

@@ -33,7 +33,7 @@ def states(
     """
     held, sharing, place = HeldBytes(), devices // how.replicas, how.offload_parameters
     if contents.apart:
-        return _under_whole_adapters(contents, how, devices=devices, moment=moment)
+        return _under_whole_adapters(contents, how, devices=devices, moment=moment, passes=passes)
     share = sum(-(-count // sharing) for count in contents.trained)
     held.put(place, WEIGHTS, sum(-(-size // sharing) for _, size in contents.frozen))
     held.put("none", WEIGHTS, contents.whole)
@@ -62,14 +62,17 @@ def states(
     return held
 
 
-def _under_whole_adapters(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment) -> HeldBytes:
+def _under_whole_adapters(
+    contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int
+) -> HeldBytes:
     """The same where only frozen weights are cut; gradients are added up when the last pass is over."""
     held, sharing, trainable = HeldBytes(), devices // how.replicas, contents.trainable
     held.put("none", WEIGHTS, sum(-(-size // sharing) for _, size in contents.frozen) + contents.whole)
     held.put("none", WEIGHTS, contents.element * trainable if contents.mixed else 0)
     held.put("none", MASTERS, 4 * trainable)
     held.put("none", OPTIMIZER, contents.optimizer * trainable)
-    held.put("none", GRADIENTS, 4 * trainable)
+    if passes > 1 or moment != "forward":
+        held.put("none", GRADIENTS, 4 * trainable)
     if moment == "step":
         return held
     if moment == "last gradients":

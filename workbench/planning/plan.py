@@ -143,7 +143,10 @@ class Plan:
         cut = how.zero == 3 and how.engine == "deepspeed"
         held_by_moment["forward"].device[ACTIVATIONS] = most - (4 * self.contents.head if cut else 0)
         left = zero_memory.left_at_first_bucket(self.contents, how)
-        held_by_moment["backward"].device[ACTIVATIONS] = round(self.dry_run.at_gradients * left)
+        # FSDP2 fetches the next block while one is recomputed.
+        recomputed = self.dry_run.at_recomputing if how.engine == "fsdp2" else 0
+        backward = max(round(self.dry_run.at_gradients * left), recomputed)
+        held_by_moment["backward"].device[ACTIVATIONS] = backward
         return held_by_moment
 
     @property

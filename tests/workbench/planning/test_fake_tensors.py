@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.conftest import FAMILIES, tiny
 from workbench.planning.fake_tensors import fake_tensors, real_tensors, to_fake
+from workbench.planning.live_bytes import LiveBytes
 
 CPU = torch.device("cpu")
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -91,3 +92,13 @@ class _Kernels(torch.utils._python_dispatch.TorchDispatchMode):
         if any(word in str(func) for word in ("mm", "attention", "softmax")):
             self.products.append(str(func))
         return func(*args, **(kwargs or {}))
+
+
+def test_values_copied_into_another_precision_take_no_memory() -> None:
+    with fake_tensors():
+        wide = _imagined(lambda: nn.Linear(3, 4)).weight.detach()
+        half = wide.bfloat16()
+        with LiveBytes() as live:
+            assert wide.copy_(half).untyped_storage()._cdata == wide.untyped_storage()._cdata
+            assert half.copy_(wide) is half
+        assert live.peak == 0

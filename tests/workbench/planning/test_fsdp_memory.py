@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,3 +39,10 @@ def test_what_is_outside_of_blocks_is_whole_and_with_stage_2_all_is() -> None:
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_copies_hold_what_fewer_devices_would(moment: str) -> None:
     assert held(3, devices=8, replicas=2, moment=moment) == held(3, devices=4, moment=moment)
+
+
+def test_gradients_of_whole_adapters_wait_where_a_step_has_several_passes() -> None:
+    bank = replace(MODEL, apart=True)
+    how = DistributedConfig.model_validate({"engine": "fsdp2", "zero": 3})
+    one, two = (fsdp_memory.states(bank, how, devices=2, moment="forward", passes=passes).device for passes in (1, 2))
+    assert GRADIENTS not in one and two == {**one, GRADIENTS: 4 * 6 * 4096}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,6 +31,7 @@ _OWN = {
     "save": (),
 }
 """Sections that each member has for itself, and which of their keys; none: all."""
+_SIZE = "batch.size"
 
 
 def with_rows(values: dict[str, Any]) -> dict[str, Any]:
@@ -85,6 +86,16 @@ def grown(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return same and known < len(after["members"]) and before == {**after, "members": before["members"]}
 
 
+def with_batches(config: Run, share: Callable[[int], int]) -> Run:
+    """The same fleet, of whose members those with a batch size of their own have another one: `share` of it."""
+    members = {name: _flat(settings) for name, settings in config.fleet.members.items()}
+    own = {
+        name: {**settings, _SIZE: share(settings[_SIZE])} if _SIZE in settings else settings
+        for name, settings in members.items()
+    }
+    return config.model_copy(update={"fleet": config.fleet.model_copy(update={"members": own})})
+
+
 def _misfits(config: RunSections) -> Iterator[tuple[str, str]]:
     """Mistakes that are known before any member is looked at."""
     members = config.fleet.members
@@ -104,8 +115,8 @@ def _misfits(config: RunSections) -> Iterator[tuple[str, str]]:
         yield "data.streaming", "each member streams rows of its own. Write fleet.members.NAME.data.streaming."
     if config.trackers:
         yield "trackers", "a fleet sends nothing anywhere. Leave it out."
-    if config.distributed.sharded:
-        yield "distributed", "a fleet trains whole members on one device. Leave it out."
+    if (why := member_runs.sharing_refusal(config, "a fleet")) is not None:
+        yield "distributed", why
 
 
 def _place(member: str, place: str) -> str:

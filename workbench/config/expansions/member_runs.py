@@ -101,3 +101,17 @@ def folder_name(settings: Mapping[str, Any]) -> str:
     keys = lasts if len(set(lasts)) == len(lasts) else list(settings)
     name = ",".join(f"{key}={shown(value)}" for key, value in zip(keys, settings.values(), strict=True))
     return re.sub(r"[^\w.,=+-]", "_", name)[:LONGEST_NAME]
+
+
+def sharing_refusal(config: RunSections, recipe: str) -> str | None:
+    """Why devices cannot share the backbone of all members; None where they can, or each holds all of it.
+
+    Args:
+        recipe: With its article.
+    """
+    if not config.distributed.sharded or config.distributed.engine == "fsdp2":
+        return None
+    return (
+        f"{recipe} trains its members in one bank, each with an optimizer of its own, and DeepSpeed steps one. Write "
+        "distributed={engine: fsdp2, zero: 3}, or leave it out."
+    )

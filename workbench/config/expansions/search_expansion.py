@@ -93,8 +93,8 @@ def _misfits(config: RunSections) -> list[tuple[str, str]]:
         )
     if config.evaluate.patience is not None:
         mistakes.append(("evaluate.patience", "halving ends members that do worse. Leave it out."))
-    if config.distributed.sharded:
-        mistakes.append(("distributed", "a search trains whole members on one device. Leave it out."))
+    if (why := member_runs.sharing_refusal(config, "a search")) is not None:
+        mistakes.append(("distributed", why))
     return [*mistakes, *sweep_expansion.misfits(config, "a search")]
 
 

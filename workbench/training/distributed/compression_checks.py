@@ -11,8 +11,8 @@ from workbench.config import RunConfig
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_settings
 
-SPREAD = ("crossval", "sweep")
-"""Recipes of many trainings, between which no gradient travels."""
+SPREAD = ("crossval", "sweep", "search", "fleet")
+"""Recipes of many trainings."""
 ONE_BIT = ("adamw", "sgd")
 """Optimizers of 1-bit Adam and 1-bit SGD."""
 WHOLE = ("float32", "bfloat16", "float16", "auto")
@@ -27,8 +27,8 @@ def refusals(config: RunConfig, ranks: Ranks) -> Iterator[str]:
         return
     if config.recipe in SPREAD:
         yield (
-            f"distributed.compression is of one training that devices share, and recipe {config.recipe} gives each "
-            "device its own. Leave it out."
+            f"distributed.compression is of one training that devices share, and recipe {config.recipe} has many. "
+            "Leave it out."
         )
     if ranks.alone:
         yield (

@@ -8,7 +8,7 @@ from itertools import chain
 from workbench.adapters import Full
 from workbench.adapters.method import Method
 from workbench.config import RunConfig
-from workbench.config.expansions import sweep_expansion
+from workbench.config.expansions import fleet_expansion, search_expansion, sweep_expansion
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
@@ -17,6 +17,10 @@ from workbench.training.distributed import compression_checks, layout_settings
 RECIPES = ("sft", "mlm", "prefer", "classify", "embed", "rerank", "reward", "distill")
 SPREAD = ("crossval", "sweep")
 """Recipes of many trainings, which are dealt to devices where these do not share each of them."""
+SHARED = ("fleet", "search")
+"""Recipes of many trainings that several devices train only where they share the backbone."""
+MEMBERS = {"sweep": sweep_expansion.trials, "fleet": fleet_expansion.trials, "search": search_expansion.ends}
+"""The trainings of recipes whose members differ in settings; of a search those at the ends of its space."""
 OVER_CUT = ("lora", "rslora", "lora+")
 """Methods that start without reading the weights below them, which are packed once they are cut."""
 OPTIMIZERS = ("adamw", "sgd", "lion")
@@ -64,7 +68,12 @@ def _are(devices: int) -> str:
 
 
 def _together(config: RunConfig) -> Iterator[str]:
-    if config.recipe not in RECIPES + SPREAD:
+    if config.recipe in SHARED and not config.distributed.sharded:
+        yield (
+            f"recipe {config.recipe} trains on one device, or over a backbone that devices share. Leave --devices out, "
+            "or write distributed={engine: fsdp2, zero: 3}."
+        )
+    elif config.recipe not in RECIPES + SPREAD + SHARED:
         yield f"recipe {config.recipe} trains on one device. Leave --devices out."
     if config.recipe == "distill" and config.distributed.sharded:
         yield (
@@ -73,7 +82,7 @@ def _together(config: RunConfig) -> Iterator[str]:
         )
     if config.optimizer.noise_scale:
         yield "optimizer.noise_scale compares gradients of one device. Leave it out, or leave --devices out."
-    if config.budget.timed and config.recipe in SPREAD:
+    if config.budget.timed and config.recipe in SPREAD + SHARED:
         yield (
             f"budget.time ends the trainings of recipe {config.recipe} on one device only. Write train.steps or "
             "budget.tokens, or leave --devices out."
@@ -81,13 +90,13 @@ def _together(config: RunConfig) -> Iterator[str]:
 
 
 def _sharded_members(config: RunConfig) -> Iterator[str]:
-    """Refuse what keeps a run, or a member of a sweep, from being trained in shares."""
-    if config.recipe != "sweep":
+    """Refuse what keeps a run, or a member of several, from being trained in shares."""
+    if config.recipe not in MEMBERS:
         yield from _sharded(config)
         return
-    if config.sweep.folds is not None:
+    if config.recipe == "sweep" and config.sweep.folds is not None:
         yield "sweep.folds scores each member over a whole backbone. Leave section distributed out."
-    yield from dict.fromkeys(chain.from_iterable(_sharded(each.config) for each in sweep_expansion.trials(config)))
+    yield from dict.fromkeys(chain.from_iterable(_sharded(each.config) for each in MEMBERS[config.recipe](config)))
 
 
 def _sharded(config: RunConfig) -> Iterator[str]:

@@ -59,3 +59,14 @@ def test_a_fleet_may_grow_at_its_end_alone() -> None:
     assert fleet_expansion.grown(small, large) and not fleet_expansion.grown(large, small)
     for other in ({"bob": two, "ann": one}, {"ann": two, "bob": two}, {"ann": one}):
         assert not fleet_expansion.grown(small, fleet(other).model_dump(mode="json"))
+
+
+def test_batches_of_members_are_shared_like_that_of_all() -> None:
+    members = {
+        "ann": {"data.train": "a.jsonl", "batch.size": 7},
+        "bob": {"data": {"train": "b.jsonl"}, "batch": {"size": 4}},
+        "cyd": {"data.train": "c.jsonl"},
+    }
+    halved = fleet_expansion.with_batches(fleet(members, batch={"size": 6}), lambda size: -(-size // 2))
+    found = {each.name: (each.config.batch.size, each.config.data.train) for each in fleet_expansion.trials(halved)}
+    assert found == {"ann": (4, "a.jsonl"), "bob": (2, "b.jsonl"), "cyd": (6, "c.jsonl")}

@@ -116,7 +116,10 @@ def test_mistakes_in_a_space(section: dict[str, Any], message: str) -> None:
     [
         ("evaluate.every=null", "evaluate.every: a search compares held-out losses. Write evaluate.every=0.25."),
         ("evaluate.patience=2 save.ship=best", "evaluate.patience: halving ends members that do worse. Leave it out."),
-        ("distributed.zero=2", "distributed: a search trains whole members on one device. Leave it out."),
+        (
+            "distributed.zero=2",
+            "distributed: a search trains its members in one bank, each with an optimizer of its own",
+        ),
         ("train.steps=null budget.time=1h", "budget: ends the search, not its members. Write train.epochs=1"),
         ("trackers=[wandb]", "trackers: a search sends nothing anywhere. Leave it out."),
         ("data.sampling.by=importance", "data.sampling: members of a search train on the same rows. Leave it out."),

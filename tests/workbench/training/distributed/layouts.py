@@ -2,6 +2,8 @@
 
 layouts.py FOLDER JOBS.json [steps|start|away]   # JOBS: [[name, overrides, name of the run to go on from or null], ...]
 
+A run that goes on from itself, of a bank, is broken off before its fourth step first.
+
 With a third word NAME.RANK.json, beside each run, says how many bytes of tensors a process held at most: before the
 first step, or in the step after it that held least (the first one lacks the optimizer's state; a thread of gloo that
 lets go late of what it has sent can only add). Such a run ends with what is counted: before the first step or after
@@ -16,9 +18,9 @@ import shutil
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -34,9 +36,11 @@ from workbench.report import plots
 from workbench.runs.process_memory import importing
 from workbench.runs.ranks import joined
 from workbench.training import activation_offload
+from workbench.training.bank_trainer import BankTrainer
 from workbench.training.distributed.pipeline import Pipelined
 from workbench.training.distributed.tensor import TensorParallel
 from workbench.training.distributed.zero import ZeroParameters
+from workbench.training.fleet_trainer import FleetTrainer
 from workbench.training.master_weights import MasterWeights
 from workbench.training.trainer import Trainer
 
@@ -77,26 +81,26 @@ class _Counted(Exception):
 @contextmanager
 def counted() -> Iterator[list[int]]:
     """Inside the block, the most bytes of tensors that each step holds; of all layouts but FSDP2's."""
-    count, peaks = MemoryLedger(), list[int]()
+    ledger, peaks = MemoryLedger(), list[int]()
     step, work = Trainer.step, Trainer.work
 
     def adopting(self: ZeroParameters, *arguments: Any, adopt: Any = ZeroParameters.adopt) -> Any:
-        count.__enter__()  # type: ignore[no-untyped-call]
-        count.hold(chain(self._module.parameters(), self._module.buffers()), "weights")
+        ledger.__enter__()  # type: ignore[no-untyped-call]
+        ledger.hold(chain(self._module.parameters(), self._module.buffers()), "weights")
         return adopt(self, *arguments)
 
     def stepping(self: Trainer, rows: Indices) -> dict[str, Any]:
         if isinstance(self.masters, MasterWeights | TensorParallel | Pipelined) and not peaks:
-            count.__enter__()  # type: ignore[no-untyped-call]
-            count.hold(chain(self.model.parameters(), self.model.buffers(), self.masters), "weights")
-        count.restart()
+            ledger.__enter__()  # type: ignore[no-untyped-call]
+            ledger.hold(chain(self.model.parameters(), self.model.buffers(), self.masters), "weights")
+        ledger.restart()
         record = step(self, rows)
-        peaks.append(count.peak)
+        peaks.append(ledger.peak)
         return record
 
     def working(self: Trainer) -> None:
         work(self)
-        count.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        ledger.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         raise _Counted
 
     patches = (ZeroParameters, "adopt", adopting), (Trainer, "step", stepping), (Trainer, "work", working)
@@ -152,20 +156,31 @@ class Held(LiveBytes):
 @contextmanager
 def counted_shares() -> Iterator[list[int]]:
     """Inside the block, the most bytes of tensors that each step holds; of FSDP2, which empties storages."""
-    peaks, step, work = list[int](), Trainer.step, Trainer.work
-    with Held() as held:
+    peaks = list[int]()
+    with Held() as held, ExitStack() as stack:
 
-        def stepping(self: Trainer, rows: Indices) -> dict[str, Any]:
-            held.most = 0
-            record = step(self, rows)
-            peaks.append(held.most)
-            return record
+        def stepping(step: Callable[..., Any]) -> Callable[..., Any]:
+            def counting(*arguments: Any) -> Any:
+                held.most = 0
+                result = step(*arguments)
+                peaks.append(held.most)
+                return result
 
-        def working(self: Trainer) -> None:
-            work(self)
-            raise _Counted
+            return counting
 
-        with patch.object(Trainer, "step", stepping), patch.object(Trainer, "work", working), suppress(_Counted):
+        def working(work: Callable[..., Any]) -> Callable[..., None]:
+            def ending(*arguments: Any) -> None:
+                work(*arguments)
+                raise _Counted
+
+            return ending
+
+        for trainer, step in ((Trainer, "step"), (BankTrainer, "_step")):
+            stack.enter_context(patch.object(trainer, step, stepping(getattr(trainer, step))))
+            stack.enter_context(patch.object(trainer, "work", working(trainer.work)))
+        ending = working(FleetTrainer.work_until_one_ends)
+        stack.enter_context(patch.object(FleetTrainer, "work_until_one_ends", ending))
+        with suppress(_Counted):
             yield peaks
 
 
@@ -204,6 +219,21 @@ def counted_away() -> Iterator[list[int]]:
         yield copied
 
 
+@contextmanager
+def broken_off() -> Iterator[None]:
+    """Inside the block, a bank ends before its fourth step, whatever it has saved."""
+    steps, step = count(1), BankTrainer._step
+
+    def stepping(*arguments: Any) -> None:
+        if next(steps) == 4:
+            raise _Counted
+        step(*arguments)
+
+    with patch.object(BankTrainer, "_step", stepping), suppress(_Counted):
+        yield
+    assert next(steps) > 4, "it came to its end"
+
+
 COUNTED = {"steps": counted, "shares": counted_shares, "start": counted_before, "away": counted_away}
 
 
@@ -214,7 +244,10 @@ def main() -> None:
     ranks = joined()
     plots._drawn = lambda *_, **__: "<svg/>"
     for name, words, origin in jobs:
-        if origin is not None and ranks.first:
+        if origin == name:
+            with broken_off():
+                workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, quiet=True)
+        elif origin is not None and ranks.first:
             halfway(folder / origin, folder / name)
         ranks.wait()
         way = "shares" if name.startswith("fsdp2") and sys.argv[3:] == ["steps"] else "".join(sys.argv[3:])
