@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from workbench.adapters import ExtraParameters, Method, MethodInfo, anatomy, register
-from workbench.adapters.peft_registration import register_tuner
+from workbench.adapters.peft_registration import TunerConfig, register_tuner
 from workbench.adapters.target_modules import Targets, resolve
 
 
@@ -43,12 +43,8 @@ class Scales(Method):
 
 
 @dataclass
-class ScalesConfig(PeftConfig):
+class ScalesConfig(TunerConfig):
     target_modules: list[str] | str | None = None
-    modules_to_save: list[str] | None = None  # such as a fresh classification head
-
-    def __post_init__(self) -> None:
-        self.peft_type = SCALES
 
 
 class ScalesLayer(nn.Module, BaseTunerLayer):
@@ -80,4 +76,4 @@ class ScalesModel(BaseTuner):
         setattr(parent, target_name, ScalesLayer(target, adapter_name, size, peft_config.inference_mode))
 
 
-SCALES = register_tuner("scales", ScalesConfig, ScalesModel)
+register_tuner("scales", ScalesConfig, ScalesModel)

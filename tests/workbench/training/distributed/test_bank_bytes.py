@@ -13,6 +13,8 @@ from workbench.config.yaml_text import dump_yaml
 from workbench.recipes.load import load
 from workbench.recipes.plans.plan import plan
 
+pytestmark = pytest.mark.cube
+
 SHARED = "distributed={engine: fsdp2, zero: %d}"
 BF16 = ["model.weights=bfloat16", "model.compute=bfloat16"]
 SWEEP = ["recipe=sweep", "sweep={of: sft, over: {seed: [0, 1]}}"]
@@ -25,7 +27,6 @@ CASES: dict[str, list[str]] = {
     "fsdp2, fleet": [SHARED % 3, *FLEET],
 }
 ALL = [(case, 2) for case in CASES]
-SLOW = (("fsdp2, recomputed", 2),)
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +62,7 @@ def words(folder: Path, case: str) -> list[str]:
     return [word.replace("{rows}", str(folder / "rows.jsonl")) for word in CASES[case]]
 
 
-@pytest.mark.parametrize(
-    ("case", "devices"),
-    [pytest.param(*cell, marks=pytest.mark.slow if cell in SLOW else pytest.mark.cube) for cell in ALL],
-)
+@pytest.mark.parametrize(("case", "devices"), ALL)
 def test_the_fuller_process_holds_what_was_planned(folder: Path, case: str, devices: int) -> None:
     own = folder / str(devices)
     planned = plan(load(str(own / "recipe.yaml"), words(folder, case)), devices=devices)

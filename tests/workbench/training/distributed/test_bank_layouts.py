@@ -59,7 +59,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     for name, own in words.items():
         workbench.run(str(folder / "recipe.yaml"), own, out=folder / name, quiet=True)
     asked = {cell["name"] for cell in cells(request, "test_every_member_is_that_of_one_process")}
-    asked |= {"folds shared", "folds again", "folds in turn"}
+    asked |= {"folds shared", "folds again"}
     jobs = [(name, [*words[like], *more], origin) for name, (like, more, origin) in TWO.items() if name in asked]
     layouts.in_processes(folder, jobs)
     return folder
@@ -101,7 +101,7 @@ def predictions(run: Path) -> torch.Tensor:
     return torch.tensor(table[[name for name in table if name.startswith("p_")]].to_numpy())
 
 
-@pytest.mark.few("folds shared", "packed shared", "members shared", "folds in turn")
+@pytest.mark.few("folds shared", "packed shared", "members shared")
 @pytest.mark.parametrize("name", TWO)
 def test_every_member_is_that_of_one_process(runs: Path, name: str, record_property: Records) -> None:
     like, (layout, *_), _ = TWO[name]
@@ -114,6 +114,8 @@ def test_every_member_is_that_of_one_process(runs: Path, name: str, record_prope
     for file, values in tensors.items():
         assert float((others[file] - values).norm() / values.norm()) < 1e-4
     assert predictions(runs / name) == pytest.approx(predictions(runs / like), abs=1e-5)
+    if name == "folds in turn":
+        assert "One after another" in (runs / name / "log.txt").read_text()
 
 
 def test_what_was_killed_goes_on_bit_for_bit(runs: Path) -> None:
@@ -131,4 +133,3 @@ def test_one_process_goes_on_with_what_two_began(runs: Path) -> None:
 
 def test_they_are_no_runs_of_the_same(runs: Path) -> None:
     assert curves(runs / "packed") != curves(runs / "folds")
-    assert "One after another" in (runs / "folds in turn" / "log.txt").read_text()

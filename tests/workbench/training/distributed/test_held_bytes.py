@@ -87,7 +87,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def words(folder: Path, case: str) -> list[str]:
     """Settings of a case; the slow ones have fewer blocks, but for what DeepSpeed makes of whole weights."""
-    whole = case in ALIKE or (case.startswith("zero") and "nf4" not in case)
+    whole = case in ALIKE or case.startswith("zero")
     return [*CASES[case], *([] if whole else [f"model.id={folder / 'model'}"])]
 
 
