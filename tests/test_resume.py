@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import workbench
 
-KILLS = 12
+KILLS = 9
 STEPS = 40
 
 RECIPE = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -314,27 +314,29 @@ STAGES = (
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
-def test_a_combination_killed_in_every_stage_ends_with_the_same_result(
-    train: Run, everything: list[str], whole: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.few("every second")
+@pytest.mark.parametrize("deadly", [STAGES[::2], STAGES], ids=["every second", "every one"])
+def test_a_combination_killed_in_its_stages_ends_with_the_same_result(
+    train: Run, everything: list[str], whole: Path, monkeypatch: pytest.MonkeyPatch, deadly: Sequence[str]
 ) -> None:
     """Killed in each stage before one of its files appears, a random one of several; resumed after each death."""
     chance, deaths = np.random.default_rng(5), 0
-    left = [int(chance.integers(1, 4)) if "step-" in stage else 1 for stage in STAGES]
+    left = [int(chance.integers(1, 4)) if "step-" in stage else 1 for stage in deadly]
     replace = os.replace
 
     def replaced(source: Any, target: Any) -> None:
-        if deaths < len(STAGES) and re.search(STAGES[deaths], str(target)):
+        if deaths < len(deadly) and re.search(deadly[deaths], str(target)):
             left[deaths] -= 1
             if not left[deaths]:
                 raise Killed
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", replaced)
-    for deaths in range(len(STAGES)):
+    for deaths in range(len(deadly)):
         with pytest.raises(Killed):
-            train("killed", *everything, recipe="crossval/combo", resume=deaths > 0)
-    deaths = len(STAGES)
-    resumed = train("killed", *everything, recipe="crossval/combo", resume=True)
+            train(f"killed {len(deadly)} times", *everything, recipe="crossval/combo", resume=deaths > 0)
+    deaths = len(deadly)
+    resumed = train(f"killed {len(deadly)} times", *everything, recipe="crossval/combo", resume=True)
     assert result(resumed) == result(whole)
     assert "<path" in (resumed / "report.html").read_text()
 

@@ -88,7 +88,7 @@ def require_same(run: Path, alone: Path, *, rel: float) -> None:
         assert found[when] == pytest.approx(wanted[when], rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.few("made", "cached", "on-policy", "peers", "classes")
+@pytest.mark.few("made", "cached", "on-policy", "classes")
 @pytest.mark.parametrize("name", JOBS)
 def test_two_processes_teach_as_one_does(runs: Path, name: str) -> None:
     losses = lines(runs / f"{name} alone", "loss")

@@ -72,7 +72,7 @@ def fleet(folder: Path, kind: str) -> dict[str, Any]:
     return {"of": kind, "at_once": 2, "members": members}
 
 
-@pytest.mark.few("fleet of classify", "search")
+@pytest.mark.few("fleet of classify")
 @pytest.mark.parametrize("kind", FILES)
 def test_every_member_is_that_of_one_process(runs: Path, kind: str, record_property: Records) -> None:
     record_cell(record_property, method="lora", recipe=kind.partition(" ")[0], layout=SHARED)

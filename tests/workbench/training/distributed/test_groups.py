@@ -70,8 +70,6 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Path:
         if name in asked | {"full packed"}
     ]
     jobs.append(("resumed", [*words("full packed"), f"distributed={PARTS['full packed']}"], "full packed in parts"))
-    timed = ["train.steps=null", "budget.time=7", "save.every=null", f"adapter={METHODS['lora']}"]
-    jobs.append(("timed", timed, None))
     layouts.in_processes(folder, jobs)
     return folder
 
@@ -92,9 +90,13 @@ def test_a_run_in_parts_goes_on_bit_for_bit(pair: Path) -> None:
     assert torch.equal(found, wanted)
 
 
-def test_wall_clock_ends_all_processes_in_the_same_step(pair: Path) -> None:
-    manifest = json.loads((pair / "timed" / "manifest.json").read_text())
-    rates = [json.loads(line)["learning_rate"] for line in (pair / "timed" / "metrics.jsonl").read_text().splitlines()]
+@pytest.mark.timed
+def test_wall_clock_ends_all_processes_in_the_same_step(folder: Path) -> None:
+    words = ["train.steps=null", "budget.time=7", "save.every=null", f"adapter={METHODS['lora']}"]
+    layouts.in_processes(folder, [("in time", words, None)])
+    run = folder / "in time"
+    manifest = json.loads((run / "manifest.json").read_text())
+    rates = [json.loads(line)["learning_rate"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert manifest["status"] == "done"
     assert len(rates) > 3 and rates[-1] < 0.1 * max(rates)
 

@@ -48,7 +48,17 @@ CASES: dict[str, list[str]] = {
 }
 
 ALIKE = (
-    *("in parts, lora", "int8", "onebit", "stages, lora", "cut blocks, lora", "fsdp2", "fsdp2, kept whole", "zero1"),
+    *(
+        "in parts, lora",
+        "int8",
+        "onebit",
+        "fsdp2, int8",
+        "stages, lora",
+        "cut blocks, lora",
+        "fsdp2",
+        "fsdp2, kept whole",
+        "zero1",
+    ),
     *("zero2", "zero3", "zero1, bfloat16", "zero2, bfloat16", "zero3, small buckets", "zero3, lora"),
     *("zero2, one pass", "zero2, optimizer on the host"),
 )

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -109,9 +110,17 @@ def kill_all(launcher: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_again_and_again_ends_like_one_that_never_was(recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.few("twice")
+@pytest.mark.parametrize(
+    "kills",
+    [(kill_one_rank, kill_the_launcher), (kill_one_rank, kill_the_launcher, kill_all)],
+    ids=["twice", "and all at once"],
+)
+def test_a_run_that_is_killed_again_and_again_ends_like_one_that_never_was(
+    recipe: Path, tmp_path: Path, kills: Sequence[Callable[[subprocess.Popen[str]], None]]
+) -> None:
     out, words = tmp_path / "killed", ["save.every=5"]
-    for number, kill in enumerate((kill_one_rank, kill_the_launcher, kill_all)):
+    for number, kill in enumerate(kills):
         before = steps(out)
         # Who learns that its parent has died is a process of its own: a fork has another parent.
         python = sys.executable if kill is kill_the_launcher else ""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
+from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
 from workbench.config.yaml_text import dump_yaml
 
@@ -28,8 +29,8 @@ WHOLE = 4
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
-    """Runs of two processes, beside them the bytes of each before the first step."""
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+    """Runs of two processes that are asked for, beside them the bytes of each before the first step."""
     folder = tmp_path_factory.mktemp("loading")
     tokenizer = AutoTokenizer.from_pretrained(stories)
     sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": BLOCKS}
@@ -50,14 +51,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
         "save": {"every": None},
     }
     (folder / "recipe.yaml").write_text(dump_yaml(recipe))
+    asked = {cell["case"] for cell in cells(request, "test_a_process_holds_its_share_and_few_blocks")}
     jobs = [
         (name, [f"distributed={layout}", f"model.weights={weights}"], None)
         for name, (layout, weights, _) in CASES.items()
+        if name in asked
     ]
     layouts.in_processes(folder, jobs, "start")
     return folder
 
 
+@pytest.mark.few("zero3", "fsdp2")
 @pytest.mark.parametrize("case", CASES)
 def test_a_process_holds_its_share_and_few_blocks(folder: Path, case: str) -> None:
     each = CASES[case][2]
