@@ -297,17 +297,9 @@ def whole(train: Run, everything: list[str]) -> Path:
 
 
 STAGES = (
-    r"round-0/.*/checkpoints/step-",
-    r"round-0/.*/adapter$",
-    r"round-0/outputs",
-    r"round-1/.*/checkpoints/step-",
-    r"round-1/outputs",
-    r"views",
-    r"features",
-    r"refit/checkpoints/step-",
-    r"refit/adapter$",
-    r"decision\.json",
-    r"scores\.json",
+    *(r"round-0/.*/checkpoints/step-", r"round-0/.*/adapter$", r"round-0/outputs"),
+    *(r"round-1/.*/checkpoints/step-", r"round-1/outputs", "views", "features"),
+    *("refit/checkpoints/step-", "refit/adapter$", r"decision\.json", r"scores\.json"),
 )
 """What appears in a run directory, stage after stage."""
 
