@@ -1,6 +1,8 @@
 """Runs one recipe in several layouts, each in a folder of its own; torchrun starts this file in several processes.
 
-layouts.py FOLDER JOBS.json [steps|start|away]   # JOBS: [[name, overrides, name of the run to go on from or null], ...]
+layouts.py FOLDER JOBS.json [steps|start|away|clocks]
+
+JOBS: [[name, overrides, name of the run to go on from or null], ...]
 
 A run that goes on from itself, of a bank, is broken off before its fourth step first.
 
@@ -8,6 +10,7 @@ With a third word NAME.RANK.json, beside each run, says how many bytes of tensor
 first step, or in the step after it that held least (the first one lacks the optimizer's state; a thread of gloo that
 lets go late of what it has sent can only add). Such a run ends with what is counted: before the first step or after
 the last one. `away`: how many bytes of blocks' inputs it copied to a host's memory, for which copies in its own stand.
+`clocks`: time goes on with each look at it, at another speed in each process.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -33,6 +38,7 @@ from workbench.data.batching import Indices
 from workbench.planning.live_bytes import LiveBytes
 from workbench.planning.memory_ledger import MemoryLedger
 from workbench.report import plots
+from workbench.runs import deadline
 from workbench.runs.process_memory import importing
 from workbench.runs.ranks import joined
 from workbench.training import activation_offload
@@ -220,6 +226,15 @@ def counted_away() -> Iterator[list[int]]:
 
 
 @contextmanager
+def own_clocks() -> Iterator[None]:
+    """Inside the block, time goes on whenever a process looks at its clock, in each process at another speed."""
+    ticks = count(time.monotonic(), 0.05 + 0.02 * joined().rank)
+    limited = partial(deadline.Deadline, clock=lambda: next(ticks))
+    with patch.object(deadline, "Deadline", limited), patch.object(deadline, "BEAT", 1e9):
+        yield
+
+
+@contextmanager
 def broken_off() -> Iterator[None]:
     """Inside the block, a bank ends before its fourth step, whatever it has saved."""
     steps, step = count(1), BankTrainer._step
@@ -234,7 +249,13 @@ def broken_off() -> Iterator[None]:
     assert next(steps) > 4, "it came to its end"
 
 
-COUNTED = {"steps": counted, "shares": counted_shares, "start": counted_before, "away": counted_away}
+COUNTED = {
+    "steps": counted,
+    "shares": counted_shares,
+    "start": counted_before,
+    "away": counted_away,
+    "clocks": own_clocks,
+}
 
 
 def main() -> None:

@@ -90,10 +90,10 @@ def test_a_run_in_parts_goes_on_bit_for_bit(pair: Path) -> None:
     assert torch.equal(found, wanted)
 
 
-@pytest.mark.timed
 def test_wall_clock_ends_all_processes_in_the_same_step(folder: Path) -> None:
+    """Their clocks disagree; the first one's steps that fit end all of them, with the schedule at its end."""
     words = ["train.steps=null", "budget.time=7", "save.every=null", f"adapter={METHODS['lora']}"]
-    layouts.in_processes(folder, [("in time", words, None)])
+    layouts.in_processes(folder, [("in time", words, None)], "clocks")
     run = folder / "in time"
     manifest = json.loads((run / "manifest.json").read_text())
     rates = [json.loads(line)["learning_rate"] for line in (run / "metrics.jsonl").read_text().splitlines()]
