@@ -7,12 +7,29 @@ from typing import Any
 
 from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner
+from torch import nn
 
 from workbench.errors import ConfigError
 
 
 class ModuleTuner(BaseTuner):
     """Puts layers beside the modules whose whole paths are `target_modules`, and takes them off."""
+
+    @abstractmethod
+    def put(self, config: PeftConfig, name: str, target: nn.Module, path: str) -> None:
+        """Add the adapter `name` to the layer beside `target`, the module at `path`, and make that layer if need be."""
+
+    def _create_and_replace(
+        self,
+        peft_config: PeftConfig,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        parameter_name: str | None = None,
+    ) -> None:
+        self.put(peft_config, adapter_name, target, current_key)
 
     @abstractmethod
     def take_off(self, *, merge: bool) -> None:

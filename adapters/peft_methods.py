@@ -1,45 +1,6 @@
-"""PEFT's own list of methods beside ours: the names under which each is offered, or why it is not."""
+"""Methods of PEFT that are not offered, and why."""
 
 from __future__ import annotations
-
-OFFERED: dict[str, tuple[str, ...]] = {
-    "ADALORA": ("adalora",),
-    "BEFT": ("beft",),
-    "BOFT": ("boft",),
-    "C3A": ("c3a",),
-    "DEFT": ("deft",),
-    "DELORA": ("delora",),
-    "FOURIERFT": ("fourierft",),
-    "GLORA": ("glora",),
-    "GRALORA": ("gralora",),
-    "HIRA": ("hira",),
-    "HRA": ("hra",),
-    "IA3": ("ia3",),
-    "LN_TUNING": ("layernorm",),
-    "LOHA": ("loha",),
-    "LOKR": ("lokr",),
-    "LORA": ("lora", "rslora", "dora", "lora+", "alora", "pissa", "olora", "corda", "eva", "lora-ga", "loftq"),
-    "MISS": ("miss",),
-    "OFT": ("oft",),
-    "OSF": ("osf",),
-    "PEANUT": ("peanut",),
-    "PREFIX_TUNING": ("prefix", "p-tuning-v2"),
-    "PROMPT_TUNING": ("prompt",),
-    "PSOFT": ("psoft",),
-    "PVERA": ("pvera",),
-    "P_TUNING": ("p-tuning",),
-    "RANDLORA": ("randlora",),
-    "ROAD": ("road",),
-    "SHIRA": ("shira",),
-    "SUPERTUNING": ("super", "sparse"),
-    "TINYLORA": ("tinylora",),
-    "TRAINABLE_TOKENS": ("trainable-tokens",),
-    "UNILORA": ("uni-lora",),
-    "VBLORA": ("vb-lora",),
-    "VERA": ("vera",),
-    "WAVEFT": ("waveft",),
-}
-"""PEFT's name of each method that is offered, and ours; what shares PEFT's tuner stands together."""
 
 LORA_OPTIONS: dict[str, str] = {
     "arrow": "it trains nothing, but chooses among trained adapters. Take adapter.method=lora for each, "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import itertools
+import math
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypedDict
 
@@ -38,6 +40,13 @@ class PeftCommon(TypedDict):
     task_type: str | None
     target_modules: list[str]
     modules_to_save: list[str] | None
+
+
+def drawn_seed() -> int:
+    """A number from torch's generator, for tuners that make numbers by a seed of their own."""
+    import torch
+
+    return int(torch.randint(2**31, ()))
 
 
 class OnLayers(Method):
@@ -81,6 +90,17 @@ class OnLayers(Method):
     def sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         """Inputs and outputs of the linear layers that are changed, by path."""
         return {path: features(layer) for path, layer in linear_layers(model, self.targets).items()}
+
+    def common_divisor(self, model: PreTrainedModel) -> int:
+        """The largest number that divides inputs and outputs of each of these layers."""
+        return math.gcd(*itertools.chain(*self.sizes(model).values()))
+
+    def too_few(self, model: PreTrainedModel, share: float) -> str | None:
+        """Why a share of each layer's weights is too small; None where it leaves one at least."""
+        for path, (inputs, outputs) in self.sizes(model).items():
+            if int(inputs * outputs * share) < 1:
+                return f"{path} has {inputs * outputs:,} weights. Write adapter.share={2 / (inputs * outputs):.1g}."
+        return None
 
     def _about_transposed(self, model: PreTrainedModel) -> str | None:
         from transformers.pytorch_utils import Conv1D

@@ -15,7 +15,7 @@ from workbench.config import RunConfig, tasks
 from workbench.config.expansions import search_expansion, sweep_expansion
 from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data import mixture, row_weights
-from workbench.data.batching import Examples
+from workbench.data.batching import Examples, evenly_spaced
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.text import length_warm_up, tokenized
@@ -173,7 +173,7 @@ def _text(config: RunConfig) -> Inspection:
     steps = total_steps(config, len(train))
     mixture.require_passes(train, config, steps)
     cut = length_warm_up.growing(data.train, config.data.length_warm_up, steps)
-    chosen = np.unique(np.linspace(0, len(data.train) - 1, num=min(SHOWN, len(data.train)), dtype=np.int64))
+    chosen = evenly_spaced(len(data.train), SHOWN)
     return Inspection(
         config=config,
         data=data,

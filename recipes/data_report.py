@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,9 +79,9 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "au
     readers = {"classify": _labelled, "crossval": _labelled, "embed": _embedded, "rerank": _embedded}
     read = readers[config.recipe](lenient) if config.recipe in readers else _text(lenient, size)
     report = DataReport(config, survey.examine(read), out / PAGE, out / FLAGS)
-    _write(_table(report.findings), report.flags)
+    files.write_bytes(report.flags, _table(report.findings).to_parquet())
     if any(each.read.perplexities for each in report.findings):
-        _write(_perplexity_table(report.findings), out / PERPLEXITIES)
+        files.write_bytes(out / PERPLEXITIES, _perplexity_table(report.findings).to_parquet())
     files.write_bytes(report.page, data_page.page(name or config.recipe, config.data, report.findings).encode())
     return report
 
@@ -261,12 +260,6 @@ def _names(label: Label | None) -> tuple[str, ...]:
 def _lengths(reader: TextReader, source: RecordSource) -> Indices:
     texts = [reader.describe(record) for record in source.records]
     return np.asarray([len(ids) for ids in reader.tokenizer(texts, verbose=False)["input_ids"]], dtype=np.int64)
-
-
-def _write(table: pd.DataFrame, path: Path) -> None:
-    buffer = io.BytesIO()
-    table.to_parquet(buffer)
-    files.write_bytes(path, buffer.getvalue())
 
 
 def _perplexity_table(findings: list[Findings]) -> pd.DataFrame:

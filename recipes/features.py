@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -89,9 +88,7 @@ def write(config: RunConfig, out: Path | None) -> ProbedFeatures:
     split_features = dict(zip(splits, computed, strict=False))
     if out is not None:
         tables = [_table(name, rows, split_features[name], reader) for name, rows in splits.items()]
-        buffer = io.BytesIO()
-        pd.concat(tables, ignore_index=True).to_parquet(buffer)
-        files.write_bytes(out, buffer.getvalue())
+        files.write_bytes(out, pd.concat(tables, ignore_index=True).to_parquet())
     counts = {name: len(rows) for name, rows in splits.items()}
     known, preservation = None, None
     if config.classes.kind == "one":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
 from workbench.data.batching import Row
-from workbench.data.text.tokenized_set import Splits
+from workbench.data.splits import Splits
+from workbench.data.text.quality.cleaning import Cleaning
+from workbench.data.text.tokenized_set import TokenizedSet
 
 SHOWN = 3
 """Examples that are rendered in full."""
@@ -21,7 +25,7 @@ class Inspection:
     """Findings of `check`, for a run that is not refused."""
 
     config: RunConfig
-    data: Splits
+    data: Splits[TokenizedSet]
     examples: list[tuple[str, list[tuple[str, bool]]]]
     """Place and pieces of some examples: decoded text, and whether it carries loss."""
     targets: list[str]
@@ -31,6 +35,26 @@ class Inspection:
     notes: list[str]
     blocks: int | None = None
     """Transformer blocks of the backbone, where layers freeze."""
+
+
+class Thinned(Protocol):
+    """Rows some of which were left out."""
+
+    @property
+    def skipped(self) -> Sequence[str]:
+        """Rows that were left out, and why."""
+
+    @property
+    def cleaning(self) -> Cleaning | None:
+        """Rows that `data.clean` left out."""
+
+
+def left_out(rows: Thinned) -> list[str]:
+    """Sentences on rows that were left out."""
+    return [
+        *(f"Left out: {reason}" for reason in rows.skipped[:5]),
+        *([rows.cleaning.sentence] if rows.cleaning else ()),
+    ]
 
 
 def pieces(row: Row, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:

@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig, RunConfig, tasks
-from workbench.data.batching import Indices
+from workbench.data.batching import Indices, evenly_spaced
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
@@ -121,4 +121,4 @@ def _spread(length_N: Indices, most: int | None, work: float | None) -> Indices:
     count = len(length_N) if most is None else min(most, len(length_N))
     if work is not None:
         count = max(1, min(count, int(work / length_N.mean())))
-    return np.unique(np.linspace(0, len(length_N) - 1, num=count, dtype=np.int64))
+    return evenly_spaced(len(length_N), count)

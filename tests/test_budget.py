@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import workbench
+from tests.run_files import read_lines, read_scores, write_lines
 from workbench.errors import ConfigError, ResumeError, Stopped
 from workbench.recipes.answers.serve import evaluate
 from workbench.recipes.load import load
@@ -62,14 +63,14 @@ def busy(*, after: float, seconds: float) -> Iterator[None]:
 
 def lines(out: Path) -> list[dict[str, Any]]:
     path = out / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_lines(path) if path.exists() else []
 
 
 def require_finished(out: Path) -> None:
     """Saved, scored, told, and beyond its schedule's peak, which is all that is sure where others slow it down."""
     assert json.loads((out / "manifest.json").read_text())["status"] == "done"
     assert (out / "adapter" / "adapter_model.safetensors").exists()
-    scores = json.loads((out / "scores.json").read_text())
+    scores = read_scores(out)
     assert set(scores) == {"before", "after"}, "nothing that depends on how fast the machine was"
     assert scores["after"]["loss"] < scores["before"]["loss"]
     assert (out / "report.html").exists()
@@ -160,7 +161,7 @@ def train(out: Path, stories: str, callback: Callback, *, limit: str = "25s", re
     words = ["data.limit=60", "data.max_tokens=64", "evaluate.answers=4", "evaluate.max_new_tokens=3", "batch.size=4"]
     given = [*words, f"model.id={stories}", "train.epochs=null", f"budget.time={limit}", "batch.tokens_per_device=256"]
     run(load("sft/quickstart", given), out=out, resume=resume, callback=callback, began=0.0)
-    return dict(json.loads((out / "scores.json").read_text()))
+    return read_scores(out)
 
 
 @pytest.mark.slow
@@ -204,7 +205,7 @@ def test_preferences_end_in_time_at_the_end_of_their_schedules(
 ) -> None:
     """The reference reads within the time, and beta goes to its end as the learning rate does, by the clock's share."""
     rows = [{"prompt": f"After {n}?", "chosen": f" It is {n + 1}.", "rejected": " No idea."} for n in range(30)]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "pairs.jsonl", rows)
     (tmp_path / "recipe.yaml").write_text(PAIRS.format(model=short_stories, train=tmp_path / "pairs.jsonl"))
     out, config = tmp_path / "run", load(tmp_path / "recipe.yaml", ["budget.time=40s"])
     run(config, out=out, resume=False, callback=Silent(), began=0.0)

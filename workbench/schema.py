@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+from typing_extensions import Self
 
 from workbench.errors import ConfigError
 
@@ -92,6 +93,20 @@ class Section(BaseModel):
                     if (unit := _share(properties[name], text)) is not None:
                         properties[name].setdefault("unit", unit)
         return schema
+
+
+class ConsistentSection(Section):
+    """A section whose values may contradict each other."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if mistakes := list(self._contradictions()):
+            raise ValueError(" ".join(mistakes))
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        """Sentences on values that do not go together."""
+        raise NotImplementedError
 
 
 class Tagged(Section):

@@ -109,29 +109,20 @@ class ExpansionModel(ModuleTuner):
             else super()._remove_adapter_name_from_key(key, adapter_name)
         )
 
-    def _create_and_replace(
-        self,
-        peft_config: PeftConfig,
-        adapter_name: str,
-        target: nn.Module,
-        target_name: str,
-        parent: nn.Module,
-        current_key: str,
-        parameter_name: str | None = None,
-    ) -> None:
-        assert isinstance(peft_config, BlockExpansionConfig)
+    def put(self, config: PeftConfig, name: str, target: nn.Module, path: str) -> None:
+        assert isinstance(config, BlockExpansionConfig)
         layer = target._modules.get(CHILD)
         if not isinstance(layer, ExpansionLayer):
-            config: Any = anatomy.body_config(self.model.config)
+            body: Any = anatomy.body_config(self.model.config)
             (stack,) = anatomy.blocks(self.model)
-            layer = ExpansionLayer(target, config.num_hidden_layers)
-            config.num_hidden_layers += 1  # by which caches are made; the model walks through its list of blocks
-            if getattr(config, "layer_types", None) is not None:
-                config.layer_types = [*config.layer_types, config.layer_types[stack.index(current_key)]]
+            layer = ExpansionLayer(target, body.num_hidden_layers)
+            body.num_hidden_layers += 1  # by which caches are made; the model walks through its list of blocks
+            if getattr(body, "layer_types", None) is not None:
+                body.layer_types = [*body.layer_types, body.layer_types[stack.index(path)]]
             target.add_module(CHILD, layer)
-        inside = f"{current_key}."
-        zeros = [path.removeprefix(inside) for path in peft_config.outputs if path.startswith(inside)]
-        layer.add(adapter_name, target, zeros, computed(self.model))
+        inside = f"{path}."
+        zeros = [each.removeprefix(inside) for each in config.outputs if each.startswith(inside)]
+        layer.add(name, target, zeros, computed(self.model))
         layer.set_adapter(self.active_adapters)
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:

@@ -55,30 +55,21 @@ class BottleneckModel(UnmergeableTuner):
         if missing:
             raise ValueError(f"{type(model).__name__} has no module {', '.join(missing[:4])}")
 
-    def _create_and_replace(
-        self,
-        peft_config: PeftConfig,
-        adapter_name: str,
-        target: nn.Module,
-        target_name: str,
-        parent: nn.Module,
-        current_key: str,
-        parameter_name: str | None = None,
-    ) -> None:
-        assert isinstance(peft_config, BottleneckConfig)
-        kind = next(kind for kind in KINDS if current_key in getattr(peft_config, kind))
+    def put(self, config: PeftConfig, name: str, target: nn.Module, path: str) -> None:
+        assert isinstance(config, BottleneckConfig)
+        kind = next(kind for kind in KINDS if path in getattr(config, kind))
         child = kind + CHILD
         layer = target._modules.get(child)
         if not isinstance(layer, BottleneckLayer):
-            layer = KINDS[kind](target, self.model.get_submodule(peft_config.beside.get(current_key, current_key)))
+            layer = KINDS[kind](target, self.model.get_submodule(config.beside.get(path, path)))
             target.add_module(child, layer)
         layer.add(
-            adapter_name,
-            hidden=width_at(self.model, current_key),
-            width=peft_config.width,
-            activation=peft_config.activation,
-            scale=peft_config.scale,
-            dropout=peft_config.dropout,
+            name,
+            hidden=width_at(self.model, path),
+            width=config.width,
+            activation=config.activation,
+            scale=config.scale,
+            dropout=config.dropout,
         )
         held = next(target.parameters()).device
         if next(layer.parameters()).device != torch.device("meta"):

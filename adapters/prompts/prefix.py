@@ -6,6 +6,7 @@ encoder-decoders, classifiers) they are ours, and stand in each attention module
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import PositiveInt
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CHECKPOINTING = "transformers leaves out the key-value cache, where the prefix stands, when it recomputes activations"
+
+_facts = partial(
+    MethodInfo,
+    no_merge=NO_MERGE,
+    no_freezing="one set of values serves all layers",
+    no_packing="each row begins with virtual tokens of its own",
+    starts_elsewhere="the text attends to the prefix from the start",
+)
 
 
 class _Prefix(VirtualTokens):
@@ -124,13 +133,9 @@ class Prefix(_Prefix):
     """
 
     about: ClassVar[dict[str, MethodInfo]] = {
-        "prefix": MethodInfo(
+        "prefix": _facts(
             trains="a network that computes keys and values of virtual tokens",
             paper="Li & Liang 2021, arXiv:2101.00190",
-            no_merge=NO_MERGE,
-            no_freezing="one set of values serves all layers",
-            no_packing="each row begins with virtual tokens of its own",
-            starts_elsewhere="the text attends to the prefix from the start",
         )
     }
     method: Literal["prefix"] = "prefix"
@@ -150,13 +155,9 @@ class DeepPrompt(_Prefix):
     """
 
     about: ClassVar[dict[str, MethodInfo]] = {
-        "p-tuning-v2": MethodInfo(
+        "p-tuning-v2": _facts(
             trains="keys and values of virtual tokens",
             paper="Liu et al. 2022, arXiv:2110.07602",
-            no_merge=NO_MERGE,
-            no_freezing="one set of values serves all layers",
-            no_packing="each row begins with virtual tokens of its own",
-            starts_elsewhere="the text attends to the prefix from the start",
         )
     }
     method: Literal["p-tuning-v2"] = "p-tuning-v2"

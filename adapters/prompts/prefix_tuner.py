@@ -142,28 +142,19 @@ class AttentionPrefixModel(OwnForm, UnmergeableTuner):
                 f"Its virtual tokens were made for other attention modules than {type(model).__name__} has."
             )
 
-    def _create_and_replace(
-        self,
-        peft_config: PeftConfig,
-        adapter_name: str,
-        target: nn.Module,
-        target_name: str,
-        parent: nn.Module,
-        current_key: str,
-        parameter_name: str | None = None,
-    ) -> None:
-        assert isinstance(peft_config, AttentionPrefixConfig)
+    def put(self, config: PeftConfig, name: str, target: nn.Module, path: str) -> None:
+        assert isinstance(config, AttentionPrefixConfig)
         layer = target._modules.get(CHILD)
         if not isinstance(layer, PrefixLayer):
             layer = PrefixLayer(target)
             target.add_module(CHILD, layer)
-        heads, key_width, value_width = peft_config.sizes[current_key]
+        heads, key_width, value_width = config.sizes[path]
         sizes = (heads, key_width, value_width)
-        tokens, width = peft_config.virtual_tokens, peft_config.network_width
+        tokens, width = config.virtual_tokens, config.network_width
         part = Vectors(tokens, sizes) if width is None else Network(tokens, sizes, width)
         held = next(target.parameters()).device
-        layer.attention_prefix_parts[adapter_name] = part if held.type == "meta" else part.to(held)
-        layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
+        layer.attention_prefix_parts[name] = part if held.type == "meta" else part.to(held)
+        layer.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
 
     def take_off(self, *, merge: bool) -> None:
         for layer in [module for module in self.model.modules() if isinstance(module, PrefixLayer)]:

@@ -5,6 +5,7 @@ Beside the patches of a picture the tokens are ours: visual prompt tuning.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -17,6 +18,14 @@ from workbench.schema import Unit
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
     from transformers import PreTrainedModel
+
+_facts = partial(
+    MethodInfo,
+    no_merge=NO_MERGE,
+    no_freezing="what it trains stands before the first layer, or in all of them",
+    no_packing="each row begins with virtual tokens of its own",
+    starts_elsewhere="the text sees the virtual tokens from the start",
+)
 
 
 class _SoftPrompt(VirtualTokens):
@@ -41,13 +50,9 @@ class Prompt(_SoftPrompt):
     """
 
     about: ClassVar[dict[str, MethodInfo]] = {
-        "prompt": MethodInfo(
+        "prompt": _facts(
             trains="embeddings of virtual tokens before each row",
             paper="Lester et al. 2021, arXiv:2104.08691",
-            no_merge=NO_MERGE,
-            no_freezing="what it trains stands before the first layer, or in all of them",
-            no_packing="each row begins with virtual tokens of its own",
-            starts_elsewhere="the text sees the virtual tokens from the start",
         )
     }
     method: Literal["prompt"] = "prompt"
@@ -150,13 +155,9 @@ class PTuning(_SoftPrompt):
     """
 
     about: ClassVar[dict[str, MethodInfo]] = {
-        "p-tuning": MethodInfo(
+        "p-tuning": _facts(
             trains="a network that computes embeddings of virtual tokens",
             paper="Liu et al. 2021, arXiv:2103.10385",
-            no_merge=NO_MERGE,
-            no_freezing="what it trains stands before the first layer, or in all of them",
-            no_packing="each row begins with virtual tokens of its own",
-            starts_elsewhere="the text sees the virtual tokens from the start",
         )
     }
     method: Literal["p-tuning"] = "p-tuning"

@@ -130,29 +130,20 @@ class VisualPromptModel(UnmergeableTuner):
                 f"{type(model).__name__} does not have."
             )
 
-    def _create_and_replace(
-        self,
-        peft_config: PeftConfig,
-        adapter_name: str,
-        target: nn.Module,
-        target_name: str,
-        parent: nn.Module,
-        current_key: str,
-        parameter_name: str | None = None,
-    ) -> None:
-        assert isinstance(peft_config, VisualPromptConfig)
-        blocks = peft_config.blocks
-        first, last = current_key == blocks[0], current_key == blocks[-1]
+    def put(self, config: PeftConfig, name: str, target: nn.Module, path: str) -> None:
+        assert isinstance(config, VisualPromptConfig)
+        blocks = config.blocks
+        first, last = path == blocks[0], path == blocks[-1]
         layer = target._modules.get(CHILD)
         if not isinstance(layer, VisualPromptLayer):
             layer = VisualPromptLayer(target, first=first, last=last)
             target.add_module(CHILD, layer)
-        tokens = initial(peft_config) if first or peft_config.deep else None
+        tokens = initial(config) if first or config.deep else None
         held = next(target.parameters()).device
         if tokens is not None and tokens.device.type != "meta":
             tokens = tokens.to(held)
-        layer.add(adapter_name, tokens, count=peft_config.virtual_tokens)
-        layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
+        layer.add(name, tokens, count=config.virtual_tokens)
+        layer.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
 
     def take_off(self, *, merge: bool) -> None:
         for module in list(self.model.modules()):

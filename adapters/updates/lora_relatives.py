@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, register
-from workbench.adapters.target_modules import OnLinear
+from workbench.adapters.target_modules import OnLinear, drawn_seed
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class GraLora(OnLinear):
         """Refuse grids that do not fit a layer."""
         if reason := super().refusal(model):
             return reason
-        common = math.gcd(*(width for sizes in self.sizes(model).values() for width in sizes))
+        common = self.common_divisor(model)
         if common % self.blocks == 0:
             return None
         able = [size for size in range(1, min(common, 64) + 1) if common % size == 0]
@@ -102,7 +101,6 @@ class RandLora(OnLinear):
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's RandLoraConfig for this backbone; the matrices are saved, since generators differ by machine."""
-        import torch
         from peft import RandLoraConfig
 
         return RandLoraConfig(
@@ -110,6 +108,6 @@ class RandLora(OnLinear):
             r=self.rank,
             randlora_alpha=20 * self.rank if self.alpha is None else self.alpha,  # type: ignore[arg-type]
             randlora_dropout=self.dropout,
-            projection_prng_key=int(torch.randint(2**31, ())),
+            projection_prng_key=drawn_seed(),
             save_projection=True,
         )

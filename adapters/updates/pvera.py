@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from workbench.adapters.method import ExtraParameters, MethodInfo, Sample, register
-from workbench.adapters.target_modules import OnLinear
+from workbench.adapters.target_modules import OnLinear, drawn_seed
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ class Pvera(OnLinear):
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's PveraConfig for this backbone; the random matrices are saved, since generators differ by machine."""
-        import torch
         from peft import PveraConfig
 
         return PveraConfig(
@@ -43,7 +42,7 @@ class Pvera(OnLinear):
             r=self.rank,
             d_initial=self.initial,
             pvera_dropout=self.dropout,
-            projection_prng_key=int(torch.randint(2**31, ())),
+            projection_prng_key=drawn_seed(),
             save_projection=True,
         )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, register
-from workbench.adapters.target_modules import OnLinear
+from workbench.adapters.target_modules import OnLinear, drawn_seed
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class VbLora(OnLinear):
             return reason
         if self.mixed > self.vectors:
             return f"a bank of {self.vectors} has no {self.mixed} to mix. Write adapter.mixed={self.vectors} or less."
-        common = self._common(model)
+        common = self.common_divisor(model)
         if self.length and common % self.length:
             able = [size for size in range(1, min(common, 1024) + 1) if common % size == 0]
             return f"adapter.length={self.length} does not divide the sizes of all layers. Write one of {able}."
@@ -53,7 +52,7 @@ class VbLora(OnLinear):
         """PEFT's VBLoRAConfig for this backbone."""
         from peft import VBLoRAConfig
 
-        common = self._common(model)
+        common = self.common_divisor(model)
         longest = max(size for size in range(1, min(common, 256) + 1) if common % size == 0)
         return VBLoRAConfig(
             **self.common(model, beside),
@@ -63,9 +62,6 @@ class VbLora(OnLinear):
             topk=self.mixed,
             vblora_dropout=self.dropout,
         )
-
-    def _common(self, model: PreTrainedModel) -> int:
-        return math.gcd(*(width for sizes in self.sizes(model).values() for width in sizes))
 
 
 @register
@@ -88,7 +84,6 @@ class UniLora(OnLinear):
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's UniLoraConfig for this backbone; the choices are saved, since generators differ by machine."""
-        import torch
         from peft import UniLoraConfig
 
         return UniLoraConfig(
@@ -97,6 +92,6 @@ class UniLora(OnLinear):
             theta_d_length=self.numbers,
             init_theta_d_bound=self.initial,
             unilora_dropout=self.dropout,
-            proj_seed=int(torch.randint(2**31, ())),
+            proj_seed=drawn_seed(),
             save_indices=True,
         )

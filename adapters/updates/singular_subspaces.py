@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, register
-from workbench.adapters.target_modules import OnLayers, OnLinear
+from workbench.adapters.target_modules import OnLayers, OnLinear, drawn_seed
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ class TinyLora(OnLinear):
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's TinyLoraConfig for this backbone; the projections are saved, since generators differ by machine."""
-        import torch
         from peft import TinyLoraConfig
 
         return TinyLoraConfig(
@@ -75,7 +74,7 @@ class TinyLora(OnLinear):
             u=self.numbers,
             weight_tying=self.shared,
             tinylora_dropout=self.dropout,
-            projection_seed=int(torch.randint(2**31, ())),
+            projection_seed=drawn_seed(),
             save_projection=True,
         )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from workbench.adapters.method import ExtraParameters, MethodInfo, register
-from workbench.adapters.target_modules import OnLayers
+from workbench.adapters.target_modules import OnLayers, drawn_seed
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class C3a(OnLayers):
         """Refuse blocks that do not divide the sizes of a layer."""
         if reason := super().refusal(model):
             return reason
-        common = self._largest(model)
+        common = self.common_divisor(model)
         if common % (self.block or 1) == 0:
             return None
         able = [size for size in range(1, common + 1) if common % size == 0]
@@ -43,10 +42,9 @@ class C3a(OnLayers):
         """PEFT's C3AConfig for this backbone."""
         from peft import C3AConfig
 
-        return C3AConfig(**self.common(model, beside), block_size=self.block or self._largest(model), init_weights=True)
-
-    def _largest(self, model: PreTrainedModel) -> int:
-        return math.gcd(*(width for sizes in self.sizes(model).values() for width in sizes))
+        return C3AConfig(
+            **self.common(model, beside), block_size=self.block or self.common_divisor(model), init_weights=True
+        )
 
 
 class Sparse(OnLayers):
@@ -78,14 +76,13 @@ class FourierFt(Sparse):
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's FourierFTConfig for this backbone; the places follow from the run's seed."""
-        import torch
         from peft import FourierFTConfig
 
         return FourierFTConfig(
             **self.common(model, beside),
             n_frequency=self.coefficients,
             scaling=self.scale,
-            random_loc_seed=int(torch.randint(2**31, ())),
+            random_loc_seed=drawn_seed(),
             init_weights=True,
         )
 
@@ -116,7 +113,6 @@ class WaveFt(Sparse):
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's WaveFTConfig for this backbone; the places follow from the run's seed."""
-        import torch
         from peft import WaveFTConfig
 
         return WaveFTConfig(
@@ -124,5 +120,5 @@ class WaveFt(Sparse):
             n_frequency=self.coefficients,
             scaling=self.scale,
             wavelet_family=self.wavelet,
-            random_loc_seed=int(torch.randint(2**31, ())),
+            random_loc_seed=drawn_seed(),
         )

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from workbench.adapters import anatomy
 from workbench.adapters.method import ExtraParameters, MethodInfo, register
-from workbench.adapters.target_modules import OnLinear
+from workbench.adapters.target_modules import OnLinear, drawn_seed
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
@@ -33,16 +32,13 @@ class Vera(OnLinear):
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's VeraConfig for this backbone; the random matrices are saved, since generators differ by machine."""
-        import torch
         from peft import VeraConfig
 
         return VeraConfig(
-            task_type=anatomy.task(model),
+            **self.common(model, beside),
             r=self.rank,
             d_initial=self.initial,
             vera_dropout=self.dropout,
-            target_modules=self.modules(model),
-            modules_to_save=beside.heads or None,
-            projection_prng_key=int(torch.randint(2**31, ())),
+            projection_prng_key=drawn_seed(),
             save_projection=True,
         )

@@ -65,11 +65,8 @@ class SparseTuning(OnLayers):
 
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse a share that leaves no weight of a layer, and a trained model that is not there."""
-        if reason := super().refusal(model):
+        if reason := super().refusal(model) or self.too_few(model, self.share):
             return reason
-        for path, (inputs, outputs) in self.sizes(model).items():
-            if int(inputs * outputs * self.share) < 1:
-                return f"{path} has {inputs * outputs:,} weights. Write adapter.share={2 / (inputs * outputs):.1g}."
         if self.trained is not None and not any(self._folder.glob("*.safetensors")):
             return (
                 f"adapter.trained={self.trained} holds no model. Write a run of adapter.method=full, such as "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, Sample, register
-from workbench.adapters.target_modules import OnLayers, OnLinear
+from workbench.adapters.target_modules import OnLayers, OnLinear, drawn_seed
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
@@ -38,10 +38,9 @@ class Shira(OnLayers):
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's ShiraConfig for this backbone; the places follow from the run's seed, and are saved."""
-        import torch
         from peft import ShiraConfig
 
-        config = ShiraConfig(**self.common(model, beside), r=self.rank, random_seed=int(torch.randint(2**31, ())))
+        config = ShiraConfig(**self.common(model, beside), r=self.rank, random_seed=drawn_seed())
         if model.device.type == "meta":
             config.mask_fn = None  # type: ignore[assignment]  # what has no values has no places
         return config
@@ -79,11 +78,8 @@ class SuperTuning(OnLinear):
 
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse a share that leaves no weight of a layer."""
-        if reason := super().refusal(model):
+        if reason := super().refusal(model) or self.too_few(model, self.share):
             return reason
-        for path, (inputs, outputs) in self.sizes(model).items():
-            if int(inputs * outputs * self.share) < 1:
-                return f"{path} has {inputs * outputs:,} weights. Write adapter.share={2 / (inputs * outputs):.1g}."
         if self.dropout and self.rank is None:
             return "single weights drop no inputs. Write adapter.dropout=0, or adapter.rank for a low-rank update."
         return None

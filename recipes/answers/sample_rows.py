@@ -96,7 +96,7 @@ TO = tuple(_MAKERS)
 
 def _prompt(question: Example) -> Row:
     if not question.messages:
-        return {"prompt": "".join(text for text, _ in question.text)}
+        return {"prompt": question.whole_text}
     return {"messages": list(question.messages), **({"tools": list(question.tools)} if question.tools else {})}
 
 

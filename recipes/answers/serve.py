@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -227,6 +226,5 @@ def _serialised(table: pd.DataFrame, suffix: str) -> bytes:
         return str(table.to_json(orient="records", lines=True, force_ascii=False)).encode()
     if suffix == ".csv":
         return str(table.to_csv(index=False)).encode()
-    buffer = io.BytesIO()
-    table.to_parquet(buffer)
-    return buffer.getvalue()
+    content: bytes = table.to_parquet()
+    return content

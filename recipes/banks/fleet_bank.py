@@ -137,8 +137,7 @@ class FleetBank(ABC):
 
     def facts(self, name: str) -> dict[str, Any]:
         """The facts of a run with this member alone."""
-        own = sum(each.numel() for each in self.bank.parameters_of(self.names[name]).values())
-        return model_summary.model(self.members[name].trial.config, self.backbone, self.bank.model, own=own)
+        return model_summary.member(self.members[name].trial.config, self.backbone, self.bank, self.names[name])
 
     @abstractmethod
     def give_head(self, name: str) -> None:

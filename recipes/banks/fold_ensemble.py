@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from workbench.config.expansions.member_runs import Trial
 from workbench.config.yaml_text import dump_yaml
 from workbench.evaluation import reward_scores
 from workbench.recipes.banks.sweep_tasks import SweepTask
-from workbench.runs import files
+from workbench.runs import files, units
 from workbench.runs.run_directory import Run
 
 OUT_OF_FOLD = "out_of_fold.parquet"
@@ -34,12 +33,11 @@ def finish(task: SweepTask, run: Run, members: Sequence[tuple[Trial[RunConfig], 
         task.single(trial.config, own).finish()
         table = pd.read_parquet(own.path / "predictions.parquet")
         tables.append(table.assign(fold=trial.config.data.fold.number))
-    every, buffer = pd.concat(tables, ignore_index=True), io.BytesIO()
-    every.to_parquet(buffer)
-    files.write_bytes(run.path / OUT_OF_FOLD, buffer.getvalue())
+    every = pd.concat(tables, ignore_index=True)
+    files.write_bytes(run.path / OUT_OF_FOLD, every.to_parquet())
     judged = every[~every["tie"]]
     gaps = (judged["chosen_reward"] - judged["rejected_reward"]).to_numpy()
-    scores = {name: round(value, 6) for name, value in reward_scores.of_gaps(gaps).items()}
+    scores = units.rounded(reward_scores.of_gaps(gaps))
     return {"out_of_fold": {"pairs": float(len(every)), **scores}}
 
 

@@ -133,7 +133,7 @@ def training(task: SweepTask, entries: Sequence[SweepMember], callback: Callback
     loaded = task.load_bank([entry.trial for entry in entries])
     members = loaded.bank.members
     for member, entry in zip(members, entries, strict=True):
-        entry.run.note(model=_model_facts(loaded, member, entry.trial.config))
+        entry.run.note(model=model_summary.member(entry.trial.config, loaded.backbone, loaded.bank, member))
     callback.say(_memory([entry.run.manifest["model"]["trainable"] for entry in entries]))
     tokens = max(
         capacity.tokens_per_device(
@@ -234,12 +234,6 @@ def _held_out_loss(loaded: SweepBank, member: str) -> float:
         if member in loaded.own_losses:
             return loaded.own_losses[member]()
         return loaded.held_out_loss(None)
-
-
-def _model_facts(loaded: SweepBank, member: str, config: RunConfig) -> dict[str, Any]:
-    """The facts of a run with this member alone."""
-    own = sum(each.numel() for each in loaded.bank.parameters_of(member).values())
-    return model_summary.model(config, loaded.backbone, loaded.bank.model, own=own)
 
 
 def _memory(trained: Sequence[int]) -> str:

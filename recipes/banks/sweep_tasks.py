@@ -14,7 +14,6 @@ from torch import Tensor, from_numpy
 
 from workbench import evaluation
 from workbench.adapters import anatomy
-from workbench.adapters.banks import bank
 from workbench.adapters.banks.bank import Bank
 from workbench.config import RunConfig, tasks
 from workbench.config.expansions.member_runs import Trial
@@ -23,8 +22,9 @@ from workbench.data import mixture
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.mixed_labels import drawn
+from workbench.data.splits import Splits
 from workbench.data.text.judged_set import ROW, JudgedSet, RatedPairs
-from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.losses.criterion import criterion
 from workbench.models import classifier, exported, output_heads, reward_model
 from workbench.models.backbones import Backbone
@@ -37,6 +37,7 @@ from workbench.recipes.preferences.process_reward import ProcessRun
 from workbench.recipes.preferences.reward import RewardRun
 from workbench.recipes.text import sft
 from workbench.recipes.text.sft import TextRun
+from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preference_objective, preflight
 from workbench.training.callbacks import Callback
@@ -93,8 +94,8 @@ def prepare(config: RunConfig, run: Run, trials: Trials, callback: Callback) -> 
     """The task with its data, checked for every member."""
     if config.recipe == "prefer":
         tokenizer, template, pairs = prefer.prepare(config)
-        require_members(config, trials, prefer.answers(pairs))
-        prefer.note_data(run, pairs)
+        require_members(config, trials, pairs.map(lambda split: split.answers))
+        provenance.note_data(run, pairs.facts())
         judged = prefer.begin(config, run, callback, tokenizer, template, pairs).asked()
         return PreferenceTask(replace(judged, ruler=config.prefer))
     if config.recipe == "reward":
@@ -295,13 +296,13 @@ def _some(held_out: R, rows: Indices | None) -> R:
     return held_out if rows is None else held_out.subset(rows)
 
 
-def require_members(config: RunConfig, trials: Trials, data: Splits | ClassSplits) -> None:
+def require_members(config: RunConfig, trials: Trials, data: Splits[TokenizedSet] | ClassSplits) -> None:
     """Refuse what would fail or teach nothing in a member with another adapter than `config`, which is known good."""
     adapters = {trial.config.adapter.model_dump_json(): trial.config for trial in trials}
     adapters.pop(config.adapter.model_dump_json(), None)
     for other in adapters.values():
         if isinstance(data, ClassSplits):
-            splits = [data.train, data.held_out, *([data.test] if data.test else [])]
+            splits = list(data.rows.named().values())
             preflight.require_backbone(other, splits, classifier.task(data.labels, seed=config.seed))
         else:
             preflight.require_runnable(other, data)
@@ -309,15 +310,13 @@ def require_members(config: RunConfig, trials: Trials, data: Splits | ClassSplit
 
 def _attach(backbone: Backbone, shared: RunConfig, trials: Trials) -> tuple[Bank, Freezer]:
     """A bare backbone with a fresh adapter for each member, none where the policy freezes for good."""
-    layers = freezing.layers_of(backbone.model, shared)
-    together = bank.attach(
+    return freezing.attach_bank(
         backbone.model,
+        shared,
         [trial.config.adapter for trial in trials],
         seeds=[trial.config.seed for trial in trials],
         numbers=[trial.number for trial in trials],
-        below=shared.freeze.never(len(layers.blocks)),
     )
-    return together, Freezer(together.model, backbone.model, layers, shared.freeze, seed=shared.seed)
 
 
 @torch.no_grad()

@@ -15,10 +15,11 @@ from workbench.config.expansions import distill_expansion
 from workbench.config.sections.distill_config import STUDENT, TEACHER
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Examples
+from workbench.data.splits import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import (
     on_policy,
     peers,
@@ -91,7 +92,7 @@ def require_teachable(
     source: TeacherSource | None,
     tokenizer: PreTrainedTokenizerBase,
     template: ChatEncoder | MlmEncoder,
-    data: Splits,
+    data: Splits[TokenizedSet],
 ) -> None:
     """Refuse what would compare nonsense, before a weight is read."""
     section, hub, task = config.distill, backbones.hub_config(base.model), tasks.of(base)
@@ -158,7 +159,7 @@ def supervise(
     base: RunConfig,
     source: TeacherSource | None,
     run: Run,
-    data: Splits,
+    data: Splits[TokenizedSet],
     tokenizer: PreTrainedTokenizerBase,
     callback: Callback,
     loader: Loader = backbones.load,
@@ -213,7 +214,7 @@ def cache(
     base: RunConfig,
     source: TeacherSource | None,
     run: Run | None,
-    data: Splits,
+    data: Splits[TokenizedSet],
     tokenizer: PreTrainedTokenizerBase,
     callback: Callback,
 ) -> CachedTeacher:
@@ -258,7 +259,9 @@ def _no_packing(source: TeacherSource | None, read: Examples) -> str | None:
     return source.no_packing(longest=int(read.lengths.max()))
 
 
-def _note(run: Run, source: TeacherSource, live: teachers.LiveTeacher, data: Splits, callback: Callback) -> None:
+def _note(
+    run: Run, source: TeacherSource, live: teachers.LiveTeacher, data: Splits[TokenizedSet], callback: Callback
+) -> None:
     """How good the teacher is, once in a run, by its first process."""
     if not run.ranks.first or run.manifest.get("distill", {}).get("teacher") == source.name:
         return
@@ -269,7 +272,11 @@ def _note(run: Run, source: TeacherSource, live: teachers.LiveTeacher, data: Spl
 
 
 def _universal(
-    base: RunConfig, source: TeacherSource, live: teachers.LiveTeacher, data: Splits, tokenizer: PreTrainedTokenizerBase
+    base: RunConfig,
+    source: TeacherSource,
+    live: teachers.LiveTeacher,
+    data: Splits[TokenizedSet],
+    tokenizer: PreTrainedTokenizerBase,
 ) -> UniversalTeacher:
     """The teacher, who reads the same rows in its own tokens."""
     (teacher,) = live.models

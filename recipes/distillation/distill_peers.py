@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from functools import partial
 
 from workbench import evaluation
-from workbench.adapters.banks import bank
 from workbench.config import RunConfig
 from workbench.data import mixture
 from workbench.distillation.peers import mutual_loss
@@ -14,7 +13,6 @@ from workbench.evaluation import Likelihood
 from workbench.models import exported, model_summary
 from workbench.recipes.text.sft import TextRun
 from workbench.training.freezing import freezer as freezing
-from workbench.training.freezing.freezer import Freezer
 from workbench.training.signal import ProgressClock, TrainingSignal
 from workbench.training.trainer import Trainer
 
@@ -25,12 +23,9 @@ def train(config: RunConfig, student: TextRun) -> None:
     assert count is not None
     backbone = student.backbone()
     student.score_before(backbone)
-    layers = freezing.layers_of(backbone.model, base)
-    seeds, below = [base.seed + number for number in range(count)], base.freeze.never(len(layers.blocks))
-    together = bank.attach(backbone.model, [base.adapter] * count, seeds=seeds, below=below)
-    freezer = Freezer(together.model, backbone.model, layers, base.freeze, seed=base.seed)
-    own = sum(each.numel() for each in together.parameters_of(together.members[0]).values())
-    run.note(model=model_summary.model(base, backbone, together.model, own=own))
+    seeds = [base.seed + number for number in range(count)]
+    together, freezer = freezing.attach_bank(backbone.model, base, [base.adapter] * count, seeds=seeds)
+    run.note(model=model_summary.member(base, backbone, together, together.members[0]))
     with together.only(together.members[0]):
         live = student.assemble(together.model, backbone)
 

@@ -14,7 +14,8 @@ from workbench.config import RunConfig
 from workbench.config.tasks import HIDDEN
 from workbench.data import mixture
 from workbench.data.embedding import pair_data
-from workbench.data.embedding.pair_data import PairSplits
+from workbench.data.embedding.pair_set import PairSet
+from workbench.data.splits import Splits
 from workbench.models import backbones, embedder
 from workbench.recipes.embeddings import negative_mining
 from workbench.recipes.embeddings.embed_run import EmbedRun
@@ -31,7 +32,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train as `config` says; returns scores before and after, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, data, _ = prepare(config)
-    provenance.note_data(run, {name: split and split.facts() for name, split in data._asdict().items()})
+    provenance.note_data(run, data.facts())
     pairs = EmbedRun(config, run, callback, tokenizer, data)
     if config.embed.mine:
         pairs = replace(pairs, data=data._replace(train=negative_mining.with_negatives(pairs)))
@@ -39,12 +40,12 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     return pairs.finish()
 
 
-def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, PairSplits, list[str]]:
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, Splits[PairSet], list[str]]:
     """Tokenizer, data and the names of the modules that get an adapter; refuses what would fail or teach nothing."""
     embedder.require_known_form(config)
     tokenizer = backbones.tokenizer(config.model)
     data = pair_data.load(config, tokenizer)
     train = mixture.mixed(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
-    splits = [data.train, data.held_out, *([data.test] if data.test else [])]
+    splits = list(data.named().values())
     return tokenizer, data, preflight.require_backbone(config, splits, HIDDEN)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config.tasks import HIDDEN, Task
 from workbench.data import mixture, named_sets
 from workbench.data.batching import MicroBatch
-from workbench.data.embedding.pair_data import PairSplits
 from workbench.data.embedding.pair_set import PairSet
+from workbench.data.splits import Splits
 from workbench.evaluation import embeddings
 from workbench.evaluation.result_store import ModelResults
 from workbench.models import embedder
@@ -33,11 +32,11 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
     """A run that learns which texts belong together."""
 
     tokenizer: PreTrainedTokenizerBase
-    data: PairSplits
+    data: Splits[PairSet]
 
     @property
     def rows(self) -> Mapping[str, PairSet]:
-        return {name: split for name, split in self.data._asdict().items() if split is not None}
+        return self.data.named()
 
     @property
     def vocabulary(self) -> PreTrainedTokenizerBase:
@@ -82,6 +81,4 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
         return Scored(scored.scores, scored.table)
 
     def write_predictions(self, model: Embedder, outputs: pd.DataFrame, before: Mapping[str, Any]) -> None:
-        buffer = io.BytesIO()
-        outputs.to_parquet(buffer)
-        files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
+        files.write_bytes(self.run.path / "predictions.parquet", outputs.to_parquet())

@@ -15,16 +15,17 @@ from transformers import PreTrainedModel
 from workbench.adapters import stock
 from workbench.config import RunConfig
 from workbench.data import mixture
-from workbench.data.batching import Examples, global_batch, steps_per_epoch
+from workbench.data.batching import Examples, evenly_spaced, global_batch, steps_per_epoch
 from workbench.data.embedding import pair_data, pair_records, pair_set, text_units
-from workbench.data.embedding.pair_data import PairSplits
 from workbench.data.embedding.pair_set import PairSet
+from workbench.data.splits import Splits
 from workbench.evaluation import embeddings
 from workbench.evaluation.result_store import ModelResults
 from workbench.losses.embedding_losses import leading
 from workbench.models import embedder
 from workbench.models.embedder import Embedder
 from workbench.recipes.embeddings.embed import prepare
+from workbench.recipes.inspection import left_out
 from workbench.runs import units
 from workbench.training.limits import total_steps
 
@@ -39,7 +40,7 @@ class EmbedInspection:
     """Findings of `check`, for a run that is not refused."""
 
     config: RunConfig
-    data: PairSplits
+    data: Splits[PairSet]
     examples: list[tuple[str, list[tuple[str, str]]]]
     """Place of some rows, and what each of their texts is to the others, with the text as the model reads it."""
     targets: list[str]
@@ -76,7 +77,7 @@ def inspect(config: RunConfig) -> EmbedInspection:
     tokenizer, data, targets = prepare(config)
     train, drawn = data.train, mixture.mixed(data.train, config)
     steps = total_steps(config, len(drawn))
-    chosen = np.unique(np.linspace(0, len(train) - 1, num=min(SHOWN, len(train)), dtype=np.int64)).tolist()
+    chosen = evenly_spaced(len(train), SHOWN).tolist()
     return EmbedInspection(
         config=config,
         data=data,
@@ -87,8 +88,7 @@ def inspect(config: RunConfig) -> EmbedInspection:
             *mixture.in_words(drawn, config, steps),
             _form(train, config),
             *known_share(train, drawn, config),
-            *(f"Left out: {each}" for each in train.skipped[:5]),
-            *([train.cleaning.sentence] if train.cleaning else ()),
+            *left_out(train),
         ],
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,8 +19,8 @@ from workbench.config.sections.embed_config import EmbedConfig
 from workbench.config.tasks import HIDDEN
 from workbench.data import mixture, named_sets
 from workbench.data.embedding import candidate_data, text_units
-from workbench.data.embedding.candidate_data import CandidateSplits
 from workbench.data.embedding.candidate_set import CandidateSet
+from workbench.data.splits import Splits
 from workbench.evaluation import embeddings, rerank_scores, run_embedder
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.run_embedder import RunEmbedder
@@ -47,7 +46,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train as `config` says; returns scores before and after, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, data, _ = prepare(config)
-    provenance.note_data(run, {name: split and split.facts() for name, split in data._asdict().items()})
+    provenance.note_data(run, data.facts())
     if config.rerank.mine:
         data = with_mined(config, run, callback, tokenizer, data)
     ranks = RerankRun(config, run, callback, tokenizer, data)
@@ -55,7 +54,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     return ranks.finish()
 
 
-def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, CandidateSplits, list[str]]:
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, Splits[CandidateSet], list[str]]:
     """Tokenizer, data and the names of the modules that get an adapter; refuses what would fail or teach nothing."""
     reranker.require_known_form(config)
     tokenizer = reranker.tokenizer_of(config)
@@ -63,13 +62,13 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, CandidateSplits
     data = candidate_data.load(config, tokenizer)
     train = mixture.mixed(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
-    splits = [data.train, data.held_out, *([data.test] if data.test else [])]
+    splits = list(data.named().values())
     return tokenizer, data, preflight.require_backbone(config, splits, tasks.of(config))
 
 
 def with_mined(
-    config: RunConfig, run: Run, callback: Callback, tokenizer: PreTrainedTokenizerBase, data: CandidateSplits
-) -> CandidateSplits:
+    config: RunConfig, run: Run, callback: Callback, tokenizer: PreTrainedTokenizerBase, data: Splits[CandidateSet]
+) -> Splits[CandidateSet]:
     """The same data whose training rows have `rerank.mine` further negatives each."""
     near, pairs = run_embedder.of(config, "rerank"), data.train.pairs
     by = "the backbone" if near is None else str(near.run)
@@ -102,11 +101,11 @@ class RerankRun(SingleRun[Reranker, CandidateSet]):
     """A run that learns which passages belong to a query."""
 
     tokenizer: PreTrainedTokenizerBase
-    data: CandidateSplits
+    data: Splits[CandidateSet]
 
     @property
     def rows(self) -> Mapping[str, CandidateSet]:
-        return {name: split for name, split in self.data._asdict().items() if split is not None}
+        return self.data.named()
 
     @property
     def vocabulary(self) -> PreTrainedTokenizerBase:
@@ -140,6 +139,4 @@ class RerankRun(SingleRun[Reranker, CandidateSet]):
         return Scored(ranked.scores, ranked.table)
 
     def write_predictions(self, model: Reranker, outputs: pd.DataFrame, before: Mapping[str, Any]) -> None:
-        buffer = io.BytesIO()
-        outputs.to_parquet(buffer)
-        files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
+        files.write_bytes(self.run.path / "predictions.parquet", outputs.to_parquet())

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from workbench.config import RunConfig
 from workbench.data import mixture
+from workbench.data.batching import evenly_spaced
 from workbench.data.embedding import candidate_data, candidate_set, pair_records, text_units
 from workbench.data.embedding.candidate_set import CandidateSet
 from workbench.data.embedding.paired_texts import PairedTexts
@@ -20,6 +21,7 @@ from workbench.models import reranker
 from workbench.models.reranker import Reranker
 from workbench.recipes.embeddings import rerank
 from workbench.recipes.embeddings.embed_verbs import SHOWN, EmbedInspection
+from workbench.recipes.inspection import left_out
 from workbench.recipes.labels import classify_verbs
 from workbench.runs import units
 from workbench.training.limits import total_steps
@@ -33,10 +35,10 @@ def inspect(config: RunConfig) -> EmbedInspection:
     _, data, targets = rerank.prepare(config)
     train, drawn = data.train, mixture.mixed(data.train, config)
     steps = total_steps(config, len(drawn))
-    shown = np.unique(np.linspace(0, len(train) - 1, num=min(SHOWN, len(train)), dtype=np.int64)).tolist()
+    shown = evenly_spaced(len(train), SHOWN).tolist()
     return EmbedInspection(
         config=config,
-        data=data.pairs,
+        data=data.map(lambda split: split.pairs),
         examples=[(train.place(row), _rendered(train, row)) for row in shown],
         targets=targets,
         steps=steps,
@@ -45,8 +47,7 @@ def inspect(config: RunConfig) -> EmbedInspection:
             _form(train, config),
             *_ranked(data.held_out, config),
             *run_embedder.in_words(config),
-            *(f"Left out: {each}" for each in train.skipped[:5]),
-            *([train.cleaning.sentence] if train.cleaning else ()),
+            *left_out(train),
         ],
     )
 

@@ -5,8 +5,6 @@ Legend: M adapters, N labelled rows, C outputs (classes, or 1 for a number).
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,18 +41,20 @@ def write(
     """All files but the report; returns what stands in scores.json."""
     data, labels, predictions = context.data, context.data.labels, context.log.predictions
     out_of_fold = _out_of_fold(context, round_outputs, combiner)
-    _parquet(context.run.path / "out_of_fold.parquet", out_of_fold)
+    files.write_bytes(context.run.path / "out_of_fold.parquet", out_of_fold.to_parquet())
     once = out_of_fold[: len(data.rows)]
     near = None if probed is None else probed.write_neighbours(context.run.path, once, out_of_fold=True)
     if labels.kind in ("one", "pair"):
-        _parquet(context.run.path / "suspects.parquet", prediction_table.suspect_table(once).reset_index(drop=True))
+        suspects = prediction_table.suspect_table(once).reset_index(drop=True)
+        files.write_bytes(context.run.path / "suspects.parquet", suspects.to_parquet())
     folders = training_rounds.adapters(context.run, round_outputs.number, context.members)
     dynamics.write_combined(context.run.path, [adapter.parent for adapter in folders], out_of_fold)
     _pictures(context, round_outputs, once, near)
     shown, values_NC = (data.rows, predictions.oof_NC)
     if data.test is not None and predictions.test_TC is not None:
         shown, values_NC = data.test, predictions.test_TC
-    _parquet(context.run.path / "predictions.parquet", _table(context, shown, values_NC))
+    table = _table(context, shown, values_NC)
+    files.write_bytes(context.run.path / "predictions.parquet", table.to_parquet())
     files.write_json(context.run.path / "classes.json", labels.facts)
     if corrected is not None:
         corrected.bank.save(context.run.path)
@@ -176,9 +176,3 @@ def _duplicates(context: CrossvalContext) -> dict[str, Any] | None:
         return None
     more = {"conflicts": context.data.conflicts, "leak": context.data.leak, "left_out": context.data.rows.skipped}
     return {**report._asdict(), **more}
-
-
-def _parquet(path: Path, table: pd.DataFrame) -> None:
-    buffer = io.BytesIO()
-    table.to_parquet(buffer)
-    files.write_bytes(path, buffer.getvalue())

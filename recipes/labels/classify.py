@@ -5,7 +5,6 @@ Labels are one class, several, a number, or which of two responses is better; th
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -86,7 +85,7 @@ def prepare(config: RunConfig, *, choose: Choice | None = None) -> tuple[RowRead
     data = data._replace(train=training_rows(together, config, reader))
     train = drawn(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
-    splits = [data.train, data.held_out, *([data.test] if data.test else [])]
+    splits = list(data.rows.named().values())
     modules = preflight.require_backbone(config, splits, classifier.task(data.labels, seed=config.seed))
     return reader, data, modules
 
@@ -112,8 +111,7 @@ def _chosen(config: RunConfig, run: Run, callback: Callback, reader: RowReader, 
 
 def begin(run: Run, data: ClassSplits) -> None:
     """Note the data."""
-    sets = {"train": data.train, "held_out": data.held_out, "test": data.test}
-    provenance.note_data(run, {name: None if split is None else split.facts() for name, split in sets.items()})
+    provenance.note_data(run, data.rows.facts())
     contamination.write(data.train.contamination, run)
 
 
@@ -137,8 +135,7 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
 
     @property
     def rows(self) -> Mapping[str, LabelledSet]:
-        test = {} if self.data.test is None else {"test": self.data.test}
-        return {"train": self.data.train, "held_out": self.data.held_out, **test}
+        return self.data.rows.named()
 
     @property
     def vocabulary(self) -> PreTrainedTokenizerBase | None:
@@ -191,10 +188,8 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
     def write_predictions(self, model: Classifier, outputs: Floats, before: Mapping[str, Any]) -> None:
         from workbench.evaluation import thumbnails  # with pandas, 0.2 s that the first step need not wait for
 
-        buffer = io.BytesIO()
         table = predictions(model, self.data.held_out, outputs, labelled=True)
-        table.to_parquet(buffer)
-        files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
+        files.write_bytes(self.run.path / "predictions.parquet", table.to_parquet())
         near = None if self.probed is None else self.probed.write_neighbours(self.run.path, table)
         thumbnails.write(
             self.run.path,

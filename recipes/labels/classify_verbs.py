@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from workbench.adapters import stock
 from workbench.config import RunConfig
 from workbench.data import mixture
-from workbench.data.batching import MicroBatch
+from workbench.data.batching import MicroBatch, evenly_spaced
 from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled import class_sampling, fold_data, labelled_data, mixed_labels, training_rows
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
@@ -140,7 +140,7 @@ def unequal(rows: LabelledSet, labels: Labels, config: RunConfig) -> list[str]:
 
 def chosen_examples(rows: LabelledSet, reader: RowReader) -> list[tuple[str, str, str]]:
     """Place, what the model reads, and the label of rows from all over the file."""
-    chosen = np.unique(np.linspace(0, len(rows) - 1, num=min(SHOWN, len(rows)), dtype=np.int64)).tolist()
+    chosen = evenly_spaced(len(rows), SHOWN).tolist()
     return [(rows.place(i), reader.rendered(rows.inputs, i), picture_checks.in_words(rows.labels[i])) for i in chosen]
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from workbench.config import RunConfig
+from workbench.data.batching import evenly_spaced
 from workbench.data.images import contact_sheet, descriptions, value_ranges
 from workbench.data.images.picture_reader import PictureReader
 from workbench.data.images.picture_rows import PictureRows
@@ -92,7 +93,7 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
     inputs = rows.inputs
     if not isinstance(reader, PictureReader) or not isinstance(inputs, PictureRows):
         return None
-    sample = np.unique(np.linspace(0, len(rows) - 1, min(SAMPLED, len(rows))).astype(int)).tolist()
+    sample = evenly_spaced(len(rows), SAMPLED).tolist()
     grey = [_is_grey(inputs.picture(index)) for index in sample]
     names = labels.names if labels.kind in ("one", "several") else ()
     facts = [

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow
 
 from workbench.config import RunConfig
+from workbench.data.splits import Splits
 from workbench.data.text.token_table import TokenTable
-from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.planning.plan import Plan

@@ -21,9 +21,10 @@ from workbench.config.sections.distill_config import STUDENT, OnPolicyConfig
 from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
 from workbench.config.tasks import HIDDEN
 from workbench.data.batching import micro_batches
+from workbench.data.splits import Splits
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.tokenized_set import Splits
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.losses import few_parts
 from workbench.losses.chunked import planned_for
@@ -60,7 +61,9 @@ from workbench.training import activation_offload, capacity, checkpointing, limi
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import bank_shares, layout_checks, layout_settings
 
-Teaching = Callable[[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits, Loader], Supervise[ExportedModel]]
+Teaching = Callable[
+    [PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits[TokenizedSet], Loader], Supervise[ExportedModel]
+]
 
 
 def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> SolverChoice:
@@ -369,7 +372,10 @@ def _student(config: RunConfig, run: Run) -> DryRunParts:
     run.note(distill={"teacher": source.name})  # whom the run would score first
 
     def teaching(
-        tokenizer: PreTrainedTokenizerBase, template: ChatEncoder | MlmEncoder, data: Splits, loader: Loader
+        tokenizer: PreTrainedTokenizerBase,
+        template: ChatEncoder | MlmEncoder,
+        data: Splits[TokenizedSet],
+        loader: Loader,
     ) -> Supervise[ExportedModel]:
         distill.require_teachable(config, base, source, tokenizer, template, data)
         # The rows as they are: what the student will write is not known.

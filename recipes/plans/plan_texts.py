@@ -14,11 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.config import RunConfig
+from workbench.data.splits import Splits
 from workbench.data.text import mixed_prompts
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_set import JudgedSet
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
@@ -44,7 +45,7 @@ class PlannedText(NamedTuple):
 
     tokenizer: PreTrainedTokenizerBase
     template: ChatEncoder | MlmEncoder
-    data: Splits
+    data: Splits[TokenizedSet]
     """All answers, where they are judged."""
     make: Callable[[RunConfig, Run], TextRun]
     looked: float = 0.0
@@ -123,9 +124,9 @@ def _rolled_out(config: RunConfig) -> PlannedText:
 
 def _judged(config: RunConfig) -> PlannedText:
     tokenizer, template, pairs = prefer.prepare(config)
-    splits = {name: split for name, split in pairs._asdict().items() if split is not None}
+    splits = pairs.named()
     numbers = {name: _unknown(split) for name, split in splits.items()} if config.prefer.compares else None
-    good = prefer.good_answers(pairs)
+    good = pairs.map(lambda split: split.good)
 
     def make(own: RunConfig, run: Run) -> TextRun:
         return PlannedPreferences(own, run, Silent(), tokenizer, template, good, pairs=pairs, numbers=numbers)
@@ -133,7 +134,8 @@ def _judged(config: RunConfig) -> PlannedText:
     train = pairs.train
     looked = 0.0 if train.others is None else float(train.others.lengths.sum() / train.lengths.sum())
     once = sum(map(_read, splits.values())) if config.prefer.compares else 0
-    return PlannedText(tokenizer, template, prefer.answers(pairs), make, looked, once)
+    answers = pairs.map(lambda split: split.answers)
+    return PlannedText(tokenizer, template, answers, make, looked, once)
 
 
 def _read(rows: JudgedSet) -> int:

@@ -19,14 +19,15 @@ from workbench.config import RunConfig, tasks
 from workbench.config.sections.prefer_config import WITH_TIES, PreferConfig
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices, MicroBatch
+from workbench.data.splits import Splits
 from workbench.data.text import answer_signals, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
-from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged, require_judgements, without_ties
+from workbench.data.text.judged_set import JudgedSet, judged, require_judgements, without_ties
 from workbench.data.text.mismatched_answers import mismatched
 from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.text_checks import require_ends
-from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import GeneratedAnswer, preference_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.models import backbones
@@ -57,27 +58,12 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     """Train as `config` says; returns scores before and after, as they stand in scores.json."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, template, pairs = prepare(config)
-    note_data(run, pairs)
+    provenance.note_data(run, pairs.facts())
     preferences = begin(config, run, callback, tokenizer, template, pairs)
     # The reference reads every answer once and is gone, so that there is one model in memory from here on.
     preferences = preferences.asked()
     preferences.train()
     return preferences.finish()
-
-
-def note_data(run: Run, pairs: JudgedSplits) -> None:
-    """Note facts about the rows."""
-    provenance.note_data(run, {name: split and split.facts() for name, split in pairs._asdict().items()})
-
-
-def answers(pairs: JudgedSplits) -> Splits:
-    """All answers of each split."""
-    return Splits(*(None if split is None else split.answers for split in pairs))  # type: ignore[arg-type]
-
-
-def good_answers(pairs: JudgedSplits) -> Splits:
-    """The chosen or good answers of each split."""
-    return Splits(*(None if split is None else split.good for split in pairs))  # type: ignore[arg-type]
 
 
 def begin(
@@ -86,23 +72,24 @@ def begin(
     callback: Callback,
     tokenizer: PreTrainedTokenizerBase,
     template: ChatEncoder,
-    pairs: JudgedSplits,
+    pairs: Splits[JudgedSet],
 ) -> PreferenceRun:
     """The run, before a reference was asked."""
-    return PreferenceRun(config, run, callback, tokenizer, template, good_answers(pairs), pairs=pairs)
+    good = pairs.map(lambda split: split.good)
+    return PreferenceRun(config, run, callback, tokenizer, template, good, pairs=pairs)
 
 
-def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, JudgedSplits]:
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[JudgedSet]]:
     """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing."""
     tokenizer = backbones.tokenizer(config.model)
     template = conversation_encoder(backbones.hub_config(config.model), tokenizer, template=read_template(config))
     data = tokenized.load(config.data, tokenizer, JudgedEncoder(template), seed=config.seed)
-    pairs = JudgedSplits(*(None if split is None else _judged(split, config, tokenizer) for split in data))  # type: ignore[arg-type]
+    pairs = data.map(lambda split: _judged(split, config, tokenizer))
     require_judgements(pairs)
     require_ends(data)
     train = mixture.mixed(pairs.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
-    splits = [pairs.train, pairs.held_out, *([pairs.test] if pairs.test else [])]
+    splits = list(pairs.named().values())
     preflight.require_backbone(config, splits, tasks.of(config))
     preference_reference.find(config, tokenizer)
     start_adapter.require(config)
@@ -133,7 +120,7 @@ def _judged(split: TokenizedSet, config: RunConfig, tokenizer: PreTrainedTokeniz
 class PreferenceRun(StartedRun):
     """A run that learns which answers are better."""
 
-    pairs: JudgedSplits = field(kw_only=True)
+    pairs: Splits[JudgedSet] = field(kw_only=True)
     """The examples; `data` has the chosen or good answers."""
     ruler: PreferConfig | None = field(default=None, kw_only=True)
     """Measures held-out losses while training; None: the run's own section."""
@@ -142,7 +129,7 @@ class PreferenceRun(StartedRun):
 
     @property
     def rows(self) -> Mapping[str, Any]:
-        return {name: split for name, split in self.pairs._asdict().items() if split is not None}
+        return self.pairs.named()
 
     def asked(self) -> PreferenceRun:
         """The same run, for which the reference has read all answers."""
@@ -195,10 +182,7 @@ class PreferenceRun(StartedRun):
             look = KtoLook(objective, train, own.others_S, read)
 
         def loss(batch: MicroBatch, scale: float) -> Tensor:
-            rows = (
-                len(next(iter(batch.inputs.values()))) if batch.rows_B is None else len(batch.rows_B) * batch.sequences
-            )
-            return objective(read(batch), batch.labels_N, rows=rows, scale=scale)
+            return objective(read(batch), batch.labels_N, rows=batch.rows, scale=scale)
 
         mixed = mixture.mixed(train, self.config)
         return TrainingSignal(mixed, loss, reads_packed=True, meter=objective.meter, look=look)

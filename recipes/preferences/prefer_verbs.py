@@ -11,10 +11,12 @@ from transformers import PreTrainedTokenizerBase
 from workbench.adapters import Full
 from workbench.config import RunConfig, tasks
 from workbench.data import mixture
+from workbench.data.batching import evenly_spaced
+from workbench.data.splits import Splits
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.judged_set import JudgedSet, JudgedSplits
+from workbench.data.text.judged_set import JudgedSet
 from workbench.models import backbones, exported
-from workbench.recipes.inspection import SHOWN, Inspection, pieces
+from workbench.recipes.inspection import SHOWN, Inspection, left_out, pieces
 from workbench.recipes.preferences import prefer, preference_reference
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Silent
@@ -29,11 +31,11 @@ def inspect(config: RunConfig) -> Inspection:
     tokenizer, _, pairs = prefer.prepare(config)
     train, mixed = pairs.train, mixture.mixed(pairs.train, config)
     steps = total_steps(config, len(mixed))
-    shown = np.unique(np.linspace(0, len(train) - 1, num=min(SHOWN, len(train)), dtype=np.int64)).tolist()
+    shown = evenly_spaced(len(train), SHOWN).tolist()
     model = backbones.skeleton(config.model, task=tasks.of(config), trainable=isinstance(config.adapter, Full))
     return Inspection(
         config=config,
-        data=prefer.answers(pairs),
+        data=pairs.map(lambda split: split.answers),
         examples=[each for example in shown for each in _rendered(train, example, tokenizer)],
         targets=config.adapter.modules(model),
         steps=steps,
@@ -41,8 +43,7 @@ def inspect(config: RunConfig) -> Inspection:
             *mixture.in_words(mixed, config, steps),
             *_sizes(pairs.train, pairs.held_out),
             *_lengths(train),
-            *(f"Left out: {reason}" for reason in train.answers.skipped[:5]),
-            *([train.answers.cleaning.sentence] if train.answers.cleaning else ()),
+            *left_out(train.answers),
             *preference_reference.in_words(config, tokenizer),
         ],
     )
@@ -54,7 +55,7 @@ def evaluate(path: Path, config: RunConfig) -> dict[str, float]:
     assert isinstance(model.template, ChatEncoder)
     rows = prefer.scored_rows(config, model.tokenizer, model.template)
     run = Run(path, None, resumed=True)
-    splits = JudgedSplits(rows, rows, None)
+    splits = Splits(rows, rows, None)
     scoring = prefer.begin(config, run, Silent(), model.tokenizer, model.template, splits).asked()
     return scoring.score(model, rows).scores
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,10 +14,11 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import RunConfig, tasks
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices
+from workbench.data.splits import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.step_encoder import StepEncoder
-from workbench.data.text.step_set import StepSet, StepSplits
+from workbench.data.text.step_set import StepSet
 from workbench.evaluation import step_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.step_scores import Floats
@@ -43,17 +43,17 @@ def main(config: RunConfig, run: Run, callback: Callback) -> dict[str, Any]:
     return rating.finish()
 
 
-def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, StepSplits, list[str]]:
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[StepSet], list[str]]:
     """Tokenizer, form of the rows, data, and the names of the modules that get an adapter; refuses what would fail."""
     backbones.of_one_sequence(config.model, recipe="reward")
     tokenizer = backbones.tokenizer(config.model)
     reward_model.settle_padding(tokenizer)
     template = chat_encoder(config, tokenizer)
     read = tokenized.load(config.data, tokenizer, encoder(template, config), seed=config.seed)
-    answers = StepSplits(*(None if split is None else StepSet(split) for split in read))  # type: ignore[arg-type]
+    answers = read.map(StepSet)
     train = mixture.mixed(answers.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
-    splits = [answers.train, answers.held_out, *([answers.test] if answers.test else [])]
+    splits = list(answers.named().values())
     return tokenizer, template, answers, preflight.require_backbone(config, splits, tasks.of(config))
 
 
@@ -66,11 +66,11 @@ def encoder(template: ChatEncoder, config: RunConfig, *, labelled: bool = True) 
 class ProcessRun(RatingRun[StepSet]):
     """A run that learns which steps of answers are right."""
 
-    answers: StepSplits
+    answers: Splits[StepSet]
 
     @property
     def rows(self) -> Mapping[str, StepSet]:
-        return {name: split for name, split in self.answers._asdict().items() if split is not None}
+        return self.answers.named()
 
     def baseline(self) -> dict[str, float]:
         return step_scores.baseline(self.answers.train, self.answers.held_out)
@@ -93,10 +93,9 @@ class ProcessRun(RatingRun[StepSet]):
             return Scored(*score(model, rows, scoring))
 
     def write_predictions(self, model: RewardModel, outputs: Floats, before: Mapping[str, Any]) -> None:
-        buffer = io.BytesIO()
         held_out = self.answers.held_out
-        table(model, held_out, outputs).assign(label=held_out.labels).to_parquet(buffer)
-        files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
+        predictions = table(model, held_out, outputs).assign(label=held_out.labels)
+        files.write_bytes(self.run.path / "predictions.parquet", predictions.to_parquet())
 
 
 def score(model: RewardModel, rows: StepSet, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:

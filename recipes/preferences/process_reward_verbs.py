@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from workbench.config import RunConfig
 from workbench.data import mixture
+from workbench.data.batching import evenly_spaced
 from workbench.data.text import tokenized
 from workbench.data.text.step_set import RIGHT, StepSet
-from workbench.data.text.tokenized_set import Splits
 from workbench.evaluation import step_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.models.reward_model import RewardModel
-from workbench.recipes.inspection import SHOWN, Inspection, pieces
+from workbench.recipes.inspection import SHOWN, Inspection, left_out, pieces
 from workbench.recipes.preferences import process_reward
 from workbench.recipes.preferences.reward_run import load
 from workbench.runs import units
@@ -28,10 +27,10 @@ def inspect(config: RunConfig) -> Inspection:
     tokenizer, _, answers, targets = process_reward.prepare(config)
     train, mixed = answers.train, mixture.mixed(answers.train, config)
     steps = total_steps(config, len(mixed))
-    shown = np.unique(np.linspace(0, len(train) - 1, num=min(SHOWN, len(train)), dtype=np.int64)).tolist()
+    shown = evenly_spaced(len(train), SHOWN).tolist()
     return Inspection(
         config=config,
-        data=Splits(*(None if split is None else split.answers for split in answers)),  # type: ignore[arg-type]
+        data=answers.map(lambda split: split.answers),
         examples=[(train.place(row), pieces(train.answers[row], tokenizer)) for row in shown],
         targets=targets,
         steps=steps,
@@ -39,8 +38,7 @@ def inspect(config: RunConfig) -> Inspection:
             *mixture.in_words(mixed, config, steps),
             _labels(train),
             *_cut(answers.train, answers.held_out, most=config.data.max_tokens),
-            *(f"Left out: {reason}" for reason in train.answers.skipped[:5]),
-            *([train.answers.cleaning.sentence] if train.answers.cleaning else ()),
+            *left_out(train.answers),
         ],
     )
 

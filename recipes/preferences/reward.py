@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,11 +13,12 @@ from workbench.config import DataConfig, RunConfig, tasks
 from workbench.config.sections.basic_sections import MARGIN
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices
+from workbench.data.splits import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
-from workbench.data.text.judged_set import JudgedSet, JudgedSplits, judged, require_judgements
-from workbench.data.text.tokenized_set import Splits
+from workbench.data.text.judged_set import JudgedSet, judged, require_judgements
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import reward_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.reward_scores import Floats
@@ -57,22 +57,22 @@ def begin(config: RunConfig, run: Run, callback: Callback) -> RewardRun | Proces
     return RewardRun(config, run, callback, *prepare(config)[:3])
 
 
-def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, JudgedSplits, list[str]]:
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[JudgedSet], list[str]]:
     """Tokenizer, form of the rows, data, and the names of the modules that get an adapter; refuses what would fail."""
     backbones.of_one_sequence(config.model, recipe="reward")
     tokenizer = backbones.tokenizer(config.model)
     reward_model.settle_padding(tokenizer)
     template = chat_encoder(config, tokenizer)
     data = read(config, tokenizer, template)
-    pairs = JudgedSplits(*(None if split is None else judged(split, pairs=True) for split in data))  # type: ignore[arg-type]
+    pairs = data.map(lambda split: judged(split, pairs=True))
     require_judgements(pairs)
     train = mixture.mixed(pairs.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
-    splits = [pairs.train, pairs.held_out, *([pairs.test] if pairs.test else [])]
+    splits = list(pairs.named().values())
     return tokenizer, template, pairs, preflight.require_backbone(config, splits, tasks.of(config))
 
 
-def read(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder) -> Splits:
+def read(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder) -> Splits[TokenizedSet]:
     """All answers of each split."""
     scored = without_margins(config.data)
     return tokenized.load(config.data, tokenizer, JudgedEncoder(template), seed=config.seed, scored=scored)
@@ -87,11 +87,11 @@ def without_margins(data: DataConfig) -> DataConfig:
 class RewardRun(RatingRun[JudgedSet]):
     """A run that learns how good answers are, from pairs of them."""
 
-    pairs: JudgedSplits
+    pairs: Splits[JudgedSet]
 
     @property
     def rows(self) -> Mapping[str, JudgedSet]:
-        return {name: split for name, split in self.pairs._asdict().items() if split is not None}
+        return self.pairs.named()
 
     def baseline(self) -> dict[str, float]:
         return reward_scores.baseline(self.pairs.held_out)
@@ -115,9 +115,8 @@ class RewardRun(RatingRun[JudgedSet]):
             return Scored(*score(model, rows, self.config, scoring))
 
     def write_predictions(self, model: RewardModel, outputs: Floats, before: Mapping[str, Any]) -> None:
-        buffer = io.BytesIO()
-        table(model, self.pairs.held_out, outputs).to_parquet(buffer)
-        files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
+        predictions = table(model, self.pairs.held_out, outputs)
+        files.write_bytes(self.run.path / "predictions.parquet", predictions.to_parquet())
 
 
 def score(

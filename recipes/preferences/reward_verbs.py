@@ -10,17 +10,18 @@ import pandas as pd
 
 from workbench.config import RunConfig
 from workbench.data import mixture
+from workbench.data.batching import evenly_spaced
 from workbench.data.text import tokenized
 from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.judged_set import JudgedSet, judged
-from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import reward_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.reward_scores import Floats
 from workbench.evaluation.rewards import SPREAD
 from workbench.evaluation.rewards.model_rewards import spread
 from workbench.models.reward_model import RewardModel
-from workbench.recipes.inspection import SHOWN, Inspection
+from workbench.recipes.inspection import SHOWN, Inspection, left_out
 from workbench.recipes.preferences import process_reward_verbs, reward
 from workbench.recipes.preferences.reward_run import load
 from workbench.runs import run_directory, units
@@ -34,7 +35,7 @@ def inspect(config: RunConfig) -> Inspection:
     tokenizer, _, pairs, targets = reward.prepare(config)
     train, mixed = pairs.train, mixture.mixed(pairs.train, config)
     steps = total_steps(config, len(mixed))
-    shown = np.unique(np.linspace(0, len(train) - 1, num=min(SHOWN, len(train)), dtype=np.int64)).tolist()
+    shown = evenly_spaced(len(train), SHOWN).tolist()
     examples = [
         (
             f"{train.place(example)}, {_word(train, example, side)}",
@@ -45,15 +46,14 @@ def inspect(config: RunConfig) -> Inspection:
     ]
     return Inspection(
         config=config,
-        data=Splits(*(None if split is None else split.answers for split in pairs)),  # type: ignore[arg-type]
+        data=pairs.map(lambda split: split.answers),
         examples=examples,
         targets=targets,
         steps=steps,
         notes=[
             *mixture.in_words(mixed, config, steps),
             *_lengths(train),
-            *(f"Left out: {reason}" for reason in train.answers.skipped[:5]),
-            *([train.answers.cleaning.sentence] if train.answers.cleaning else ()),
+            *left_out(train.answers),
         ],
     )
 

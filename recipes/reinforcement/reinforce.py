@@ -5,7 +5,6 @@ The loop is that of every recipe; what differs is that the model writes the rows
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,13 +19,14 @@ from transformers import PreTrainedTokenizerBase
 from workbench import evaluation
 from workbench.config import RunConfig, tasks
 from workbench.data import mixture, named_sets
-from workbench.data.batching import Indices, MicroBatch
+from workbench.data.batching import Indices, MicroBatch, evenly_spaced
+from workbench.data.splits import Splits
 from workbench.data.text import answer_signals, mixed_prompts, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.prompt_encoder import PromptEncoder
 from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.text_checks import require_ends
-from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer, rewards
 from workbench.evaluation.result_store import ModelResults, stored_results
@@ -40,7 +40,7 @@ from workbench.recipes.single import start_adapter
 from workbench.recipes.single.single_run import Scored
 from workbench.recipes.text.sft import read_template
 from workbench.recipes.text.started_run import StartedRun
-from workbench.runs import files, provenance
+from workbench.runs import files, provenance, units
 from workbench.runs.openai_client import OpenAIClient
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
@@ -72,13 +72,13 @@ def _trained(
     config: RunConfig,
     run: Run,
     callback: Callback,
-    prepared: tuple[PreTrainedTokenizerBase, ChatEncoder, Splits],
+    prepared: tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[TokenizedSet]],
     judging: list[RowJudge],
     server: OpenAIClient | None,
 ) -> Scores:
     """Scores of a run whose prompts and rewards are ready."""
     tokenizer, template, data = prepared
-    provenance.note_data(run, {name: split and split.facts() for name, split in data._asdict().items()})
+    provenance.note_data(run, data.facts())
     config = warm_up.warmed_up(config, run, callback)
     reinforce = ReinforceRun(config, run, callback, tokenizer, template, data, judges=judging, server=server)
     reinforce.train()
@@ -86,7 +86,7 @@ def _trained(
     return reinforce.finish()
 
 
-def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits, list[str]]:
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[TokenizedSet], list[str]]:
     """Tokenizer, form of the rows, prompts, and names of the modules that get an adapter; refuses what would fail."""
     hub = backbones.of_one_sequence(config.model, recipe="reinforce")
     if not config.rewards:
@@ -107,7 +107,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     return tokenizer, template, data, modules
 
 
-def judges(config: RunConfig, data: Splits, tokenizer: PreTrainedTokenizerBase) -> list[RowJudge]:
+def judges(config: RunConfig, data: Splits[TokenizedSet], tokenizer: PreTrainedTokenizerBase) -> list[RowJudge]:
     """The rewards of the run, for the rows of each table."""
     reward_sum = rewards.build(config.rewards)
     held_out, test = config.data.files_of("held_out"), config.data.files_of("test")
@@ -179,10 +179,7 @@ class ReinforceRun(StartedRun):
         objective = ReinforceObjective(self.config.reinforce, rows, device=backbones.device())
 
         def loss(batch: MicroBatch, scale: float) -> Tensor:
-            count = (
-                len(next(iter(batch.inputs.values()))) if batch.rows_B is None else len(batch.rows_B) * batch.sequences
-            )
-            return objective(read(batch), batch.labels_N, rows=count, scale=scale)
+            return objective(read(batch), batch.labels_N, rows=batch.rows, scale=scale)
 
         return TrainingSignal(rows, loss, known=False, reads_packed=True, meter=objective.meter)
 
@@ -234,7 +231,7 @@ class ReinforceRun(StartedRun):
 
         answered = rows.subset(self._chosen(rows))
         scores = of_some(np.arange(len(answers))) | named_sets.scored(answered, of_some)
-        return Scored({name: round(value, 6) for name, value in scores.items()}, answers)
+        return Scored(units.rounded(scores), answers)
 
     def _answered(
         self, model: ExportedModel, rows: TokenizedSet, scoring: ModelResults | None
@@ -253,7 +250,7 @@ class ReinforceRun(StartedRun):
     def _chosen(self, rows: TokenizedSet) -> Indices:
         """Numbers of `evaluate.answers` prompts of each set, evenly spaced."""
         most, sets = self.config.evaluate.answers, named_sets.rows_by_set(rows) or {"": np.arange(len(rows))}
-        return np.concatenate([own[_spaced(len(own), most or len(own))] for own in sets.values()])
+        return np.concatenate([own[evenly_spaced(len(own), most or len(own))] for own in sets.values()])
 
     def _by_set(self, rows: TokenizedSet, answers: Sequence[RewardedAnswer]) -> dict[str, float]:
         """Mean reward of the answers to the prompts of each of several sets, by its name in scores.json."""
@@ -285,14 +282,7 @@ class ReinforceRun(StartedRun):
             }
             for each in outputs
         ]
-        buffer = io.BytesIO()
-        pd.DataFrame(table).to_parquet(buffer)
-        files.write_bytes(self.run.path / "predictions.parquet", buffer.getvalue())
-
-
-def _spaced(rows: int, count: int) -> Indices:
-    """At most `count` of so many rows, evenly spaced."""
-    return np.unique(np.linspace(0, rows - 1, num=min(count, rows), dtype=np.int64))
+        files.write_bytes(self.run.path / "predictions.parquet", pd.DataFrame(table).to_parquet())
 
 
 def _with_interval(reward_N: Any) -> dict[str, float]:

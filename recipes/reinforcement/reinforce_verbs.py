@@ -11,9 +11,11 @@ from torch import nn
 from workbench import adapters, evaluation
 from workbench.config import RunConfig, tasks
 from workbench.data import mixture
+from workbench.data.batching import evenly_spaced
+from workbench.data.splits import Splits
 from workbench.data.text import answer_draws, mixed_prompts
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.tokenized_set import Splits
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import rewards
 from workbench.evaluation.rewards.row_judge import RowJudge
 from workbench.evaluation.sampling import AnswerSampler
@@ -68,7 +70,7 @@ def evaluate(path: Path, config: RunConfig, *, trust: Trust) -> dict[str, float]
     return scoring.score(model, rows).scores
 
 
-def _answered(config: RunConfig, data: Splits, judge: RowJudge) -> Shown:
+def _answered(config: RunConfig, data: Splits[TokenizedSet], judge: RowJudge) -> Shown:
     """Some prompts, each with answers that the model draws before it is trained, and their rewards."""
     section, train = config.reinforce, data.train
     tokenizer = backbones.tokenizer(config.model)
@@ -76,7 +78,7 @@ def _answered(config: RunConfig, data: Splits, judge: RowJudge) -> Shown:
     model: nn.Module = backbone.model
     if section.start is not None:
         model = adapters.load(backbone.model, Path(section.start).expanduser() / "adapter")
-    chosen = np.unique(np.linspace(0, len(train) - 1, num=min(SHOWN, len(train)), dtype=np.int64))
+    chosen = evenly_spaced(len(train), SHOWN)
     prompts = [train[int(row)].input_ids[:-1] for row in chosen]
     stop = evaluation.stop_tokens(tokenizer, train)
     sampler = AnswerSampler(model, known=len(tokenizer), stop=stop, temperature=section.temperature)
@@ -96,7 +98,7 @@ def _answered(config: RunConfig, data: Splits, judge: RowJudge) -> Shown:
     return shown
 
 
-def _sizes(config: RunConfig, data: Splits) -> Iterator[str]:
+def _sizes(config: RunConfig, data: Splits[TokenizedSet]) -> Iterator[str]:
     section, size = config.reinforce, config.batch.size
     count = f"{min(size, len(data.train)):,} prompts x {section.answers} answers of {section.max_new_tokens} tokens"
     yield f"Training: {len(data.train):,} prompts; held-out: {len(data.held_out):,}. A step writes {count} at most."

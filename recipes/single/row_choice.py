@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from collections.abc import Callable
 from typing import Literal
@@ -64,9 +63,7 @@ def chosen(rows: R, config: RunConfig, run: Run, callback: Callback, *, score: C
 
 def _write(run: Run, table: pd.DataFrame) -> None:
     """Write FILE, and remove what led to it."""
-    buffer = io.BytesIO()
-    table.to_parquet(buffer)
-    files.write_bytes(run.path / FILE, buffer.getvalue())
+    files.write_bytes(run.path / FILE, table.to_parquet())
     shutil.rmtree(run.path / gradient_choice.FOLDER, ignore_errors=True)
 
 

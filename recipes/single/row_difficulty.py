@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -101,6 +100,4 @@ def _known(run: Run) -> Floats | None:
 def _write(run: Run, places: list[str], loss_N: Floats) -> None:
     import pandas as pd
 
-    buffer = io.BytesIO()
-    pd.DataFrame({"place": places, "loss": loss_N}).to_parquet(buffer)
-    files.write_bytes(run.path / FILE, buffer.getvalue())
+    files.write_bytes(run.path / FILE, pd.DataFrame({"place": places, "loss": loss_N}).to_parquet())

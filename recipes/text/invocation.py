@@ -8,7 +8,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.adapters import ALora, Method
-from workbench.data.batching import Indices
+from workbench.data.batching import Indices, evenly_spaced
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
@@ -60,7 +60,7 @@ def in_words(rows: TokenizedSet, method: ALora, tokenizer: PreTrainedTokenizerBa
     """
     invocation = [int(each) for each in method.invocation]
     text = str(tokenizer.decode(invocation))
-    looked = np.unique(np.linspace(0, len(rows) - 1, min(MOST, len(rows))).astype(np.int64))
+    looked = evenly_spaced(len(rows), MOST)
     having = after = labels = 0
     for number in looked:
         row = rows[int(number)]

@@ -27,11 +27,12 @@ from workbench.config.tasks import TEXT
 from workbench.data import mixture
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.row_weights import weighted
+from workbench.data.splits import Splits
 from workbench.data.text import contamination, length_warm_up, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer
 from workbench.evaluation.result_store import ModelResults, ResultStore
@@ -80,7 +81,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
 
 def prepare(
     config: RunConfig, run: Run, *, choose: Choice | None = None, measure: Callable[..., Floats] | None = None
-) -> tuple[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits]:
+) -> tuple[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits[TokenizedSet]]:
     """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing.
 
     Args:
@@ -102,7 +103,7 @@ def prepare(
     steps = total_steps(config, len(train))
     mixture.require_passes(train, config, steps)
     length_warm_up.growing(data.train, config.data.length_warm_up, steps)
-    provenance.note_data(run, {name: split and split.facts() for name, split in data._asdict().items()})
+    provenance.note_data(run, data.facts())
     contamination.write(data.train.contamination, run)
     return tokenizer, template, data
 
@@ -149,7 +150,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
 
     tokenizer: PreTrainedTokenizerBase
     template: ChatEncoder | MlmEncoder
-    data: Splits
+    data: Splits[TokenizedSet]
     reference: ReferenceLosses | None = field(default=None, kw_only=True)
     """Losses of a reference that those of tokens are compared with, where `data.sampling.by=tokens`."""
 
@@ -159,7 +160,7 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
 
     @property
     def rows(self) -> Mapping[str, TokenizedSet]:
-        return {name: split for name, split in self.data._asdict().items() if split is not None}
+        return self.data.named()
 
     @property
     def adapter(self) -> Method:

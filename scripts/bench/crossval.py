@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -164,7 +163,7 @@ def _ours(arm: str, model: str, out: Path, arguments: argparse.Namespace) -> Res
         if value := getattr(arguments, name):
             command += [f"--{name}", str(value)]
     usage = measuring.run(command, out / "log", arguments.device)
-    return _result(arm, [(usage, _said(out / "log"))], arguments)
+    return _result(arm, [(usage, measuring.last_line(out / "log"))], arguments)
 
 
 def _trainer(arm: str, model: str, targets: Sequence[str], out: Path, arguments: argparse.Namespace) -> Result:
@@ -176,13 +175,9 @@ def _trainer(arm: str, model: str, targets: Sequence[str], out: Path, arguments:
         command += ["--batch", str(arguments.batch), "--seed", str(fold), "--out", str(out / f"fold-{fold}")]
         command += ["--plain"] if plain else []
         log, precision = out / f"log-{fold}", ["--weights", "float32", "--compute", "float32"] if in_float32 else []
-        done.append((measuring.run([*command, *_shared(arguments), *precision], log, arguments.device), _said(log)))
+        usage = measuring.run([*command, *_shared(arguments), *precision], log, arguments.device)
+        done.append((usage, measuring.last_line(log)))
     return _result(arm, done, arguments)
-
-
-def _said(log: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
-    return found
 
 
 def _result(arm: str, done: Sequence[tuple[Usage, dict[str, Any]]], arguments: argparse.Namespace) -> Result:

@@ -17,7 +17,6 @@ what is finished is not run again. --arms runs some of the arms alone, by a part
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,7 +164,7 @@ def _faulty(row: dict[str, str], number: int, others: list[str], chance: random.
 
 def prompts(path: Path) -> list[dict[str, Any]]:
     """Rows of GSM8K or of the shipped questions as prompts and completions."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = measuring.lines(path)
     return [
         {"prompt": "\n".join(row[key] for key in ("context", "question") if key in row), "completion": row["answer"]}
         for row in rows

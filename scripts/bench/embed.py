@@ -17,7 +17,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import measuring
 import numpy as np
@@ -104,7 +104,7 @@ def train(side: str, folder: Path, number: int, arguments: Namespace) -> Result:
     out = folder / f"{side.replace(' ', '-')}-{number}"
     command = ours(side, out, folder, arguments) if side.startswith("ours") else theirs(folder, arguments)
     usage = measuring.run(command, out.with_suffix(".log"), arguments.device)
-    said: dict[str, Any] = json.loads(out.with_suffix(".log").read_text(encoding="utf-8").splitlines()[-1])
+    said = measuring.last_line(out.with_suffix(".log"))
     ends = said["processor_s"][measuring.WARM_UP :]
     if "hits" in said:
         hits, rows = said["hits"], said["rows"]

@@ -159,9 +159,9 @@ def _ours(method: str, arm: str, setting: Setting, out: Path, arguments: argpars
     command = [sys.executable, str(gsm8k.HERE / "our_steps.py"), str(recipe), str(out), *arguments.ours]
     log = out.with_suffix(".log")
     usage = measuring.run(command, log, arguments.device)
-    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    steps = measuring.steps(out)
     said = {
-        **_said(log),
+        **measuring.last_line(log),
         "elapsed_s": [step["elapsed_s"] for step in steps],
         "losses": [step["loss"] for step in steps],
         "tokens": sum(step["tokens"] for step in steps),
@@ -191,12 +191,7 @@ def _theirs(method: str, arm: str, setting: Setting, out: Path, arguments: argpa
     command += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     log = out.with_suffix(".log")
     usage = measuring.run(command, log, arguments.device)
-    return _result(method, arm, _said(log), usage, arguments)
-
-
-def _said(log: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
-    return found
+    return _result(method, arm, measuring.last_line(log), usage, arguments)
 
 
 def _has_units(arguments: argparse.Namespace) -> bool:

@@ -90,17 +90,13 @@ def _sent(run: Path) -> str:
 
     With FSDP2 steps have several passes, all of them alike.
     """
-    sent = [int(line.get("sent_bytes", 0)) for line in _metrics(run)]
+    sent = [int(line.get("sent_bytes", 0)) for line in measuring.steps(run)]
     exact, coded = math.gcd(*sent[:WARM_UP]), math.gcd(*sent[WARM_UP:])
     return f", {coded / exact:.1%} of the bytes" if exact else ""
 
 
 def _losses(run: Path) -> list[float]:
-    return [line["loss"] for line in _metrics(run)]
-
-
-def _metrics(run: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [line["loss"] for line in measuring.steps(run)]
 
 
 def _run(method: str, devices: int, layout: str | None, arguments: argparse.Namespace) -> Path:

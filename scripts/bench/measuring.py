@@ -104,6 +104,21 @@ def run(command: Sequence[str], log: Path, device: str) -> Usage:
     return Usage(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024)
 
 
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects in the lines of a file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def steps(out: Path) -> list[dict[str, Any]]:
+    """The figures of each step that a training left in `out`."""
+    return lines(out / "metrics.jsonl")
+
+
+def last_line(log: Path) -> dict[str, Any]:
+    """The JSON object that a process wrote last."""
+    return dict(json.loads(log.read_text(encoding="utf-8").splitlines()[-1]))
+
+
 def train(name: str, command: Sequence[str], out: Path, arguments: argparse.Namespace) -> Training:
     """Run a command that leaves a metrics.jsonl in `out`, and for the processor's clock the times of PROCESSOR_TIMES.
 
@@ -111,22 +126,22 @@ def train(name: str, command: Sequence[str], out: Path, arguments: argparse.Name
     """
     device: str = arguments.device
     usage = run(command, out.with_suffix(".log"), device)
-    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    ends: list[float] = [step["elapsed_s"] for step in steps]
+    figures = steps(out)
+    ends: list[float] = [step["elapsed_s"] for step in figures]
     if arguments.clock == "processor":
         ends = json.loads((out / PROCESSOR_TIMES).read_text(encoding="utf-8"))
-    rates = [step["tokens"] / (end - start) for step, start, end in zip(steps[1:], ends[:-1], ends[1:], strict=True)]
-    last = steps[-max(1, len(steps) // 4) :]
+    rates = [step["tokens"] / (end - start) for step, start, end in zip(figures[1:], ends[:-1], ends[1:], strict=True)]
+    last = figures[-max(1, len(figures) // 4) :]
     supervised = sum(step["supervised_tokens"] for step in last)
     return Training(
         name=name,
         tokens_per_second=median(rates[WARM_UP - 1 :]),
         wall_s=usage.wall_s,
-        train_s=steps[-1]["elapsed_s"],
-        peak_bytes=usage.peak_bytes if device == "cpu" else max(step["peak_bytes"] for step in steps),
+        train_s=figures[-1]["elapsed_s"],
+        peak_bytes=usage.peak_bytes if device == "cpu" else max(step["peak_bytes"] for step in figures),
         loss=sum(step["loss"] * step["supervised_tokens"] for step in last) / supervised,
-        tokens=sum(step["tokens"] for step in steps),
-        supervised_tokens=sum(step["supervised_tokens"] for step in steps),
+        tokens=sum(step["tokens"] for step in figures),
+        supervised_tokens=sum(step["supervised_tokens"] for step in figures),
     )
 
 

@@ -12,7 +12,6 @@ own. Runs stand below --out, one after another; what is finished is not run agai
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Iterable
 from pathlib import Path
@@ -105,7 +104,7 @@ def _shares(runs: Iterable[Path]) -> str:
     """Mean share of each source over the steps of runs whose mixture was learned."""
     found = []
     for run in runs:
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        lines = measuring.steps(run)
         if f"mix_share[{SOURCES[0]}]" not in lines[0]:
             return ""
         found.append([[line[f"mix_share[{name}]"] for name in SOURCES] for line in lines])

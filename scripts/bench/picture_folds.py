@@ -135,7 +135,7 @@ def _theirs(rows: Path, out: Path, arguments: argparse.Namespace) -> Result:
             command += [f"--{option}", str(getattr(arguments, option))]
         command += ["--seed", str(fold), "--out", str(out / f"fold-{fold}"), *["--bf16"] * arguments.bf16]
         usages.append(measuring.run(command, out / f"log-{fold}", arguments.device))
-        said.append(json.loads((out / f"log-{fold}").read_text(encoding="utf-8").splitlines()[-1]))
+        said.append(measuring.last_line(out / f"log-{fold}"))
     return Result(
         "Trainer",
         sum(usage.wall_s for usage in usages),

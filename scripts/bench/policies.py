@@ -18,7 +18,6 @@ average's gain   held-out loss of the last step's values less that of their aver
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -106,7 +105,7 @@ def _name(arm: str, seed: int) -> str:
 
 def _measured(run: Path, config: RunConfig) -> dict[str, float]:
     """Scores of a finished run, and what it did."""
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    steps = measuring.steps(run)
     layers = backbones.hub_config(config.model).get_text_config().num_hidden_layers + 2
     scores = standing.scores(run)["after"]
     gains = [

@@ -121,7 +121,7 @@ def _arguments() -> argparse.Namespace:
 
 def _write_rows(path: Path, count: int, loss: str) -> None:
     """Rows of raw text, so that no chat template stands between the two sides."""
-    rows = [json.loads(line) for line in gsm8k.ROWS.read_text(encoding="utf-8").splitlines()][: count + 1]
+    rows = measuring.lines(gsm8k.ROWS)[: count + 1]
     lines = []
     for number, row in enumerate(rows[:count]):
         prompt = f"Question: {row['question']}\nAnswer:"
@@ -191,7 +191,7 @@ def _initial_adapter(folder: Path) -> Path:
 
 
 def _losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [step["loss"] for step in measuring.steps(run)]
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def _ours(folder: Path, seed: int, steps: int, seconds: float) -> list[dict[str,
     command = [sys.executable, "-m", "workbench.cli.verbs", "run", "reinforce/quickstart", f"seed={seed}"]
     words = [f"train.steps={steps}", "evaluate.every=null", "save.every=null", "--out", str(folder / "ours")]
     processor = _run([*command, *words], folder / "ours.log", seconds)
-    lines = [json.loads(line) for line in (folder / "ours" / "metrics.jsonl").read_text().splitlines()]
+    lines = measuring.steps(folder / "ours")
     total = lines[-1]["elapsed_s"]
     # Processor time is known of the whole process alone: the steps share it as they share the clock.
     share = processor / total if total else 0.0
@@ -110,7 +110,7 @@ def _theirs(folder: Path, seed: int, steps: int, seconds: float) -> list[dict[st
     }
     script = [sys.executable, str(HERE / "peer_grpo.py"), str(folder / "ours" / "start" / "adapter")]
     _run([*script, str(rows), str(folder / "theirs"), json.dumps(settings)], folder / "theirs.log", seconds)
-    return [json.loads(line) for line in (folder / "theirs" / "metrics.jsonl").read_text().splitlines()]
+    return measuring.steps(folder / "theirs")
 
 
 def _run(command: Sequence[str], log: Path, seconds: float) -> float:

@@ -128,7 +128,7 @@ def interval(gains: npt.NDArray[np.float64], *, digits: int) -> str:
 
 def step_s(run: Path) -> float:
     """Median seconds of a step of a finished run."""
-    elapsed = [json.loads(line)["elapsed_s"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    elapsed = [step["elapsed_s"] for step in measuring.steps(run)]
     return float(np.median(np.diff(elapsed)))
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 import workbench
 from tests.conftest import GROUPED, save_tiny, tiny
+from tests.run_files import read_scores
 from tests.stopping import stop_after
 from workbench import adapters
 from workbench.adapters import METHODS
@@ -155,7 +156,7 @@ save: {{every: 2}}
 """
     )
     run = workbench.run(recipe, out=tmp_path / "run", quiet=True)
-    scores = json.loads((run / "scores.json").read_text())
+    scores = read_scores(run)
     assert scores["after"]["loss"] < scores["before"]["loss"]
     stop_after_four = tmp_path / "stopped"
     with pytest.MonkeyPatch.context() as patch:
@@ -163,7 +164,7 @@ save: {{every: 2}}
         with pytest.raises(Stopped):
             workbench.run(recipe, out=stop_after_four, quiet=True)
     again = workbench.run(recipe, out=stop_after_four, resume=True, quiet=True)
-    assert json.loads((again / "scores.json").read_text())["after"] == scores["after"]
+    assert read_scores(again)["after"] == scores["after"]
     small = ["batch.tokens_per_device=100"]
     parts = workbench.run(recipe, small, out=tmp_path / "parts", quiet=True)
     lines = [(each / "metrics.jsonl").read_text().splitlines() for each in (run, parts)]

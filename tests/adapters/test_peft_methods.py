@@ -6,10 +6,49 @@ import pytest
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
 from workbench.adapters import METHODS, NOT_OFFERED
-from workbench.adapters.peft_methods import LORA_OPTIONS, OFFERED
+from workbench.adapters.peft_methods import LORA_OPTIONS
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.schema import parse
+
+OFFERED: dict[str, tuple[str, ...]] = {
+    "ADALORA": ("adalora",),
+    "BEFT": ("beft",),
+    "BOFT": ("boft",),
+    "C3A": ("c3a",),
+    "DEFT": ("deft",),
+    "DELORA": ("delora",),
+    "FOURIERFT": ("fourierft",),
+    "GLORA": ("glora",),
+    "GRALORA": ("gralora",),
+    "HIRA": ("hira",),
+    "HRA": ("hra",),
+    "IA3": ("ia3",),
+    "LN_TUNING": ("layernorm",),
+    "LOHA": ("loha",),
+    "LOKR": ("lokr",),
+    "LORA": ("lora", "rslora", "dora", "lora+", "alora", "pissa", "olora", "corda", "eva", "lora-ga", "loftq"),
+    "MISS": ("miss",),
+    "OFT": ("oft",),
+    "OSF": ("osf",),
+    "PEANUT": ("peanut",),
+    "PREFIX_TUNING": ("prefix", "p-tuning-v2"),
+    "PROMPT_TUNING": ("prompt",),
+    "PSOFT": ("psoft",),
+    "PVERA": ("pvera",),
+    "P_TUNING": ("p-tuning",),
+    "RANDLORA": ("randlora",),
+    "ROAD": ("road",),
+    "SHIRA": ("shira",),
+    "SUPERTUNING": ("super", "sparse"),
+    "TINYLORA": ("tinylora",),
+    "TRAINABLE_TOKENS": ("trainable-tokens",),
+    "UNILORA": ("uni-lora",),
+    "VBLORA": ("vb-lora",),
+    "VERA": ("vera",),
+    "WAVEFT": ("waveft",),
+}
+"""PEFT's name of each method that is offered, and ours; what shares PEFT's tuner stands together."""
 
 
 def _by_peft() -> set[str]:

@@ -54,6 +54,10 @@ def lines(rows: Iterable[Any], name: str = "bad.jsonl") -> Prepare:
     return file(name, "".join(json.dumps(row) + "\n" for row in rows))
 
 
+SUMS = lines([{"question": f"How much is {n} and {n}?", "answer": f"{2 * n}."} for n in range(40)], "rows.jsonl")
+"""40 short questions, in place of the recipe's few."""
+
+
 def removed(name: str) -> Prepare:
     return lambda folder: (folder / name).unlink()
 
@@ -76,6 +80,12 @@ def backbone(*then: Prepare) -> Prepare:
             step(folder)
 
     return prepare
+
+
+AssertRefused = Callable[[Case], None]
+"""The fixture `assert_refused`."""
+AssertRowsRefused = Callable[..., None]
+"""The fixture `assert_rows_refused`."""
 
 
 def assert_refused(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.mistakes.cases import file, lines
+from tests.mistakes import cases
+from tests.mistakes.cases import AssertRefused, AssertRowsRefused, RowsCase, file, lines, trained
 
 RECIPE = """
 recipe: sft
@@ -35,3 +37,32 @@ def folder(tmp_path: Path, stories: str, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.setitem(sys.modules, "wandb", None)
     (tmp_path / "stories").symlink_to(stories)
     return tmp_path
+
+
+@pytest.fixture
+def assert_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> AssertRefused:
+    """Make a mistake in the folder, and see that it is told and leaves nothing."""
+    return partial(cases.assert_refused, folder=folder, monkeypatch=monkeypatch, capsys=capsys)
+
+
+@pytest.fixture(scope="module")
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+    """A run of the module's RECIPE on its ROWS. Read only."""
+    return trained(request.module.RECIPE, request.module.ROWS, tmp_path_factory.mktemp("finished"), stories)
+
+
+@pytest.fixture
+def assert_rows_refused(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    stories: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> AssertRowsRefused:
+    """Make a mistake with the module's RECIPE, beside the backbone and other links, and see that it is told."""
+
+    def refused(case: RowsCase, **links: str | Path) -> None:
+        links = {"stories": stories, **links}
+        cases.assert_rows_refused(case, request.module.RECIPE, links, tmp_path, monkeypatch, capsys)
+
+    return refused

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.mistakes.cases import RowsCase, assert_rows_refused, trained
+from tests.mistakes.cases import AssertRowsRefused, RowsCase
 
 RECIPE = """
 recipe: classify
@@ -188,26 +188,13 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
-    """A run of two steps. Read only."""
-    return trained(RECIPE, ROWS, tmp_path_factory.mktemp("finished"), stories)
-
-
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_mistake_is_told(
-    case: RowsCase,
-    tmp_path: Path,
-    stories: str,
-    encoder_decoder: str,
-    finished: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    case: RowsCase, tmp_path: Path, encoder_decoder: str, finished: Path, assert_rows_refused: AssertRowsRefused
 ) -> None:
     if case.command.endswith("torn"):
         _tear(tmp_path, finished)
-    links = {"stories": stories, "t5": encoder_decoder, "one": finished}
-    assert_rows_refused(case, RECIPE, links, tmp_path, monkeypatch, capsys)
+    assert_rows_refused(case, t5=encoder_decoder, one=finished)
 
 
 def _tear(folder: Path, run: Path) -> None:

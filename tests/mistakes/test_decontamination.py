@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mistakes.cases import Case, assert_refused, lines
+from tests.mistakes.cases import AssertRefused, Case, lines
 
 PLACE = "data.decontaminate"
 LEAK = "What do you call a young cat that lives in the old barn by the river?"
@@ -58,7 +58,5 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_message_says_where_and_what_to_write(
-    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_refused(case, folder, monkeypatch, capsys)
+def test_the_message_says_where_and_what_to_write(case: Case, assert_refused: AssertRefused) -> None:
+    assert_refused(case)

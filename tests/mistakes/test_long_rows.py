@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.mistakes.cases import Case, assert_refused, lines
+from tests.mistakes.cases import SUMS, AssertRefused, Case
 
 TILE = "check my.yaml train.mlp_tile=64"
 AWAY = "check my.yaml train.offload_activations=true"
 AGAIN = f"{AWAY} train.checkpointing=true"
-ROWS = lines([{"question": f"How much is {n} and {n}?", "answer": f"{2 * n}."} for n in range(40)], "rows.jsonl")
 CASES = {
     "no tile": Case("check my.yaml train.mlp_tile=0", "train.mlp_tile", "greater than 0"),
     "a peer's name": Case("check my.yaml train.tiled_mlp=true", "unknown key", "mlp_tile"),
@@ -21,12 +18,10 @@ CASES = {
     "tiles of stages": Case(f"{TILE} distributed.pipeline=2", "stretches of them", "distributed={zero: 2}"),
     "inputs that nobody keeps": Case(AWAY, "computed again", "train.checkpointing=true"),
     "inputs of stages": Case(f"{AGAIN} distributed.pipeline=2", "stretches of them", "distributed={zero: 2}"),
-    "no other memory": Case(AGAIN, "computes on a CPU", "train.offload_activations=auto", ROWS),
+    "no other memory": Case(AGAIN, "computes on a CPU", "train.offload_activations=auto", SUMS),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_message_says_where_and_what_to_write(
-    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_refused(case, folder, monkeypatch, capsys)
+def test_the_message_says_where_and_what_to_write(case: Case, assert_refused: AssertRefused) -> None:
+    assert_refused(case)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.mistakes.cases import Case, Prepare, assert_refused, lines, refusal
+from tests.mistakes.cases import AssertRefused, Case, Prepare, lines, refusal
 
 PREFER = "my.yaml recipe=prefer data.train=pairs.jsonl"
 CHECK = f"check {PREFER}"
@@ -177,10 +177,8 @@ FEW = ("the same answer", "different prompts", "no difference is left", "one lab
     "case",
     [pytest.param(case, id=name, marks=[] if name in FEW else [pytest.mark.slow]) for name, case in IN_ROWS.items()],
 )
-def test_of_rows_and_references(
-    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_refused(case, folder, monkeypatch, capsys)
+def test_of_rows_and_references(case: Case, assert_refused: AssertRefused) -> None:
+    assert_refused(case)
 
 
 OF_SETTINGS = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.mistakes.cases import RowsCase, assert_rows_refused, trained
+from tests.mistakes.cases import AssertRowsRefused, RowsCase
 
 RECIPE = """
 recipe: reward
@@ -87,19 +87,6 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
-    """A run of two steps. Read only."""
-    return trained(RECIPE, ROWS, tmp_path_factory.mktemp("finished"), stories)
-
-
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_mistake_with_steps_is_told(
-    case: RowsCase,
-    tmp_path: Path,
-    stories: str,
-    finished: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert_rows_refused(case, RECIPE, {"stories": stories, "one": finished}, tmp_path, monkeypatch, capsys)
+def test_a_mistake_with_steps_is_told(case: RowsCase, finished: Path, assert_rows_refused: AssertRowsRefused) -> None:
+    assert_rows_refused(case, one=finished)

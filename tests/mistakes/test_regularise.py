@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.mistakes.cases import Case, assert_refused, lines
+from tests.mistakes.cases import SUMS, AssertRefused, Case
 
 CHECK = "check my.yaml"
-ROWS = lines([{"question": f"How much is {n} and {n}?", "answer": f"{2 * n}."} for n in range(40)], "rows.jsonl")
 CASES = {
     "noise without size": Case(f"{CHECK} regularise.neftune=0", "regularise.neftune", "greater than 0"),
     "noise as a switch": Case(f"{CHECK} regularise.neftune=on", "regularise.neftune", "number"),
@@ -64,7 +61,7 @@ CASES = {
         f"{CHECK} recipe=sweep sweep.of=sft 'sweep.over={{regularise.neftune: [1, 5]}}'",
         "it is the same for all members",
         "Write it beside the sweep",
-        ROWS,
+        SUMS,
     ),
     "away from nowhere": Case(f"{CHECK} optimizer.l2_start=-1", "optimizer.l2_start", "greater than or equal to 0"),
     "a start in pieces": Case(
@@ -74,7 +71,5 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_message_says_where_and_what_to_write(
-    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_refused(case, folder, monkeypatch, capsys)
+def test_the_message_says_where_and_what_to_write(case: Case, assert_refused: AssertRefused) -> None:
+    assert_refused(case)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from tests.mistakes.cases import RowsCase, assert_rows_refused
+from tests.mistakes.cases import AssertRowsRefused, RowsCase
 
 RECIPE = """
 recipe: reinforce
@@ -153,13 +152,5 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_a_mistake_is_told(
-    case: RowsCase,
-    tmp_path: Path,
-    stories: str,
-    encoder_decoder: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    links = {"stories": stories, "t5": encoder_decoder}
-    assert_rows_refused(case, RECIPE, links, tmp_path, monkeypatch, capsys)
+def test_a_mistake_is_told(case: RowsCase, encoder_decoder: str, assert_rows_refused: AssertRowsRefused) -> None:
+    assert_rows_refused(case, t5=encoder_decoder)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mistakes.cases import RowsCase, assert_rows_refused, trained
+from tests.mistakes.cases import AssertRowsRefused, RowsCase, trained
 from tests.mistakes.conftest import RECIPE
 
 ROWS = [{"question": f"What comes after {n}?", "answer": f"#### {n + 1}", "n": n} for n in range(10)]
@@ -125,15 +125,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Pa
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_mistake_is_told(
-    case: RowsCase,
-    tmp_path: Path,
-    stories: str,
-    finished: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    case: RowsCase, tmp_path: Path, finished: Path, assert_rows_refused: AssertRowsRefused
 ) -> None:
     (tmp_path / "code.py").write_text(CODE)
     case = case._replace(words=f"'{case.words}'") if case.command == "check my.yaml" else case
-    links = {"stories": stories, "one": finished}
-    assert_rows_refused(case, RECIPE, links, tmp_path, monkeypatch, capsys)
+    assert_rows_refused(case, one=finished)
     assert not (tmp_path / "a.jsonl").exists()

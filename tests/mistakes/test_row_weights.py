@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.mistakes.cases import Case, Prepare, assert_refused, file, lines
+from tests.mistakes.cases import AssertRefused, Case, Prepare, file, lines
 
 WEIGHT = "'data.columns={weight: w}'"
 CHECK = f"check my.yaml {WEIGHT}"
@@ -62,10 +62,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_message_says_where_and_what_to_write(
-    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_refused(case, folder, monkeypatch, capsys)
+def test_the_message_says_where_and_what_to_write(case: Case, assert_refused: AssertRefused) -> None:
+    assert_refused(case)
 
 
 def test_held_out_rows_need_no_weight(

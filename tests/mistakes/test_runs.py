@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mistakes.cases import Case, assert_refused, cut, file, lines, removed
+from tests.mistakes.cases import AssertRefused, Case, cut, file, lines, removed
 
 
 def in_use(folder: Path) -> None:
@@ -129,7 +129,5 @@ def one(folder: Path, trained: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", RUNS.values(), ids=[f"run: {name}" for name in RUNS])
-def test_a_mistake_is_told(
-    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_refused(case, folder, monkeypatch, capsys)
+def test_a_mistake_is_told(case: Case, assert_refused: AssertRefused) -> None:
+    assert_refused(case)

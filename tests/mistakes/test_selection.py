@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mistakes.cases import Case, assert_refused, lines
+from tests.mistakes.cases import SUMS, AssertRefused, Case, lines
 from workbench.errors import ConfigError
 from workbench.recipes.load import load
 
@@ -16,7 +16,6 @@ CHECK = "check my.yaml"
 RANDOM, LIKE = f"{PLACE}.by=random", f"{PLACE}.by=importance"
 ALIGNED = f"{CHECK} recipe=classify data.train=t.jsonl data.held_out=0.3 {PLACE}.by=gradient"
 SURPRISE = f"{PLACE}.by=perplexity {PLACE}.rows=3"
-ROWS = lines([{"question": f"How much is {n} and {n}?", "answer": f"{2 * n}."} for n in range(40)], "rows.jsonl")
 OTHER = lines([{"question": "How much is a and b?", "answer": "c."}], "other.jsonl")
 SILENT = lines([{"text": " "}], "silent.jsonl")
 TEXTS = lines(
@@ -25,7 +24,7 @@ TEXTS = lines(
 
 
 def with_other(folder: Path) -> None:
-    ROWS(folder)
+    SUMS(folder)
     OTHER(folder)
 
 
@@ -37,7 +36,7 @@ def with_texts(folder: Path) -> None:
 
 
 def with_silence(folder: Path) -> None:
-    ROWS(folder)
+    SUMS(folder)
     SILENT(folder)
 
 
@@ -111,8 +110,8 @@ CASES = {
         "Name other rows",
         with_other,
     ),
-    "more than there are": Case(f"{CHECK} {RANDOM} {PLACE}.rows=4000", "nothing is chosen", "Write a smaller", ROWS),
-    "less than a row": Case(f"{CHECK} {RANDOM} {PLACE}.tokens=2", "keeps no row", "Write a larger budget", ROWS),
+    "more than there are": Case(f"{CHECK} {RANDOM} {PLACE}.rows=4000", "nothing is chosen", "Write a smaller", SUMS),
+    "less than a row": Case(f"{CHECK} {RANDOM} {PLACE}.tokens=2", "keeps no row", "Write a larger budget", SUMS),
     "in percent": Case(f"{CHECK} {RANDOM} {PLACE}.rows=0", f"{PLACE}.rows", "0"),
     "nothing said": Case(
         f"{CHECK} {LIKE} {PLACE}.rows=3 {PLACE}.target=silent.jsonl", "silent.jsonl", "text", with_silence
@@ -141,7 +140,7 @@ CASES = {
         f"{CHECK} {SURPRISE} distributed.zero=3", "distributed cuts it", "Write distributed.zero=0"
     ),
     "more than there are, run": Case(
-        f"run my.yaml {PLACE}.by=perplexity {PLACE}.rows=4000 --out two", "nothing is chosen", "Write a smaller", ROWS
+        f"run my.yaml {PLACE}.by=perplexity {PLACE}.rows=4000 --out two", "nothing is chosen", "Write a smaller", SUMS
     ),
     "no such key": Case(f"{CHECK} {PLACE}.row=8", "row: unknown key", "rows"),
 }
@@ -176,7 +175,5 @@ def test_a_choice_by_the_backbone_is_refused_once_with_a_cure_that_is_taken(reci
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_message_says_where_and_what_to_write(
-    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_refused(case, folder, monkeypatch, capsys)
+def test_the_message_says_where_and_what_to_write(case: Case, assert_refused: AssertRefused) -> None:
+    assert_refused(case)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.mistakes.cases import Case, assert_refused, lines
+from tests.mistakes.cases import SUMS, AssertRefused, Case
 
 ON = "check my.yaml 'adapter={method: full}' grow.at=[0.5] grow.factor=5"
-ROWS = lines([{"question": f"How much is {n} and {n}?", "answer": f"{2 * n}."} for n in range(40)], "rows.jsonl")
 CASES = {
     "an adapter": Case("check my.yaml grow.at=[0.5]", "adapter.method=lora", "adapter.method=block-expansion"),
     "in percent": Case("check my.yaml grow.at=[50]", "grow.at", "less than or equal to 0.9"),
@@ -48,14 +45,14 @@ CASES = {
         f"{ON} recipe=sweep evaluate.every=1 sweep.of=sft 'sweep.over={{grow.at: [[0.2], [0.5]]}}'",
         "grow.at",
         "Write it beside the sweep",
-        ROWS,
+        SUMS,
     ),
     "members that are stopped": Case(
         f"{ON} recipe=search evaluate.every=1 search.of=sft "
         "'search.space={train.learning_rate: {low: 1e-4, high: 1e-2, log: true}}'",
         "a search stops members early",
         "Leave it out",
-        ROWS,
+        SUMS,
     ),
     "blocks that a teacher compares": Case(
         f"{ON} recipe=distill distill.teacher.id=stories 'distill.match=[{{what: hidden_mse}}]'",
@@ -71,7 +68,5 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_message_says_where_and_what_to_write(
-    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_refused(case, folder, monkeypatch, capsys)
+def test_the_message_says_where_and_what_to_write(case: Case, assert_refused: AssertRefused) -> None:
+    assert_refused(case)

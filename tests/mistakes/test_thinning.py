@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.mistakes.cases import Case, assert_refused, lines
+from tests.mistakes.cases import SUMS, AssertRefused, Case
 
 ON = "check my.yaml layer_drop.rate=0.5"
 TOKENS = "check my.yaml token_drop.keep=0.5"
-ROWS = lines([{"question": f"How much is {n} and {n}?", "answer": f"{2 * n}."} for n in range(40)], "rows.jsonl")
 CASES = {
     "every block": Case("check my.yaml layer_drop.rate=1", "layer_drop.rate", "less than 1"),
     "in percent": Case("check my.yaml layer_drop.rate=50", "layer_drop.rate", "less than 1"),
@@ -49,13 +46,11 @@ CASES = {
         f"{ON} recipe=sweep sweep.of=sft 'sweep.over={{layer_drop.rate: [0.1, 0.5]}}'",
         "layer_drop.rate",
         "Write it beside the sweep",
-        ROWS,
+        SUMS,
     ),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_message_says_where_and_what_to_write(
-    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_refused(case, folder, monkeypatch, capsys)
+def test_the_message_says_where_and_what_to_write(case: Case, assert_refused: AssertRefused) -> None:
+    assert_refused(case)

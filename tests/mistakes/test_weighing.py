@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MINILM
-from tests.mistakes.cases import Case, assert_refused, file
+from tests.mistakes.cases import AssertRefused, Case, file
 
 PLACE = "data.sampling"
 TILTED, TOKENS = f"{PLACE}.by=tilted", f"{PLACE}.by=tokens {PLACE}.reference=backbone"
@@ -112,7 +112,5 @@ def t5(folder: Path, encoder_decoder: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_message_says_where_and_what_to_write(
-    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert_refused(case, folder, monkeypatch, capsys)
+def test_the_message_says_where_and_what_to_write(case: Case, assert_refused: AssertRefused) -> None:
+    assert_refused(case)

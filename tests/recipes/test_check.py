@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from tests.run_files import write_lines
 from workbench.config import RunConfig
 from workbench.data.labelled.labels import Labels
 from workbench.errors import BackboneError, ConfigError, DataError, WorkbenchError
@@ -36,7 +37,7 @@ def inspect(stories: str, questions: Path) -> Inspect:
 
 
 def _write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return str(path)
 
 

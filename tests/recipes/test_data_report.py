@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +13,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import MINILM
+from tests.run_files import write_lines
 from tests.workbench.data.images.pictures import photograph
 from workbench import recipes
 from workbench.cli.verbs import main
@@ -53,13 +53,9 @@ def folder(tmp_path: Path, stories: str, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text(RECIPE.replace("STORIES", stories))
     (tmp_path / "labelled.yaml").write_text(LABELLED.replace("STORIES", stories))
-    _write("rows.jsonl", [FINE[0], REFUSED, *FINE[1:], ECHO, HOSTILE, FINE[3]])
-    _write("other.jsonl", [REFUSED, {"question": "Who?", "answer": "Nobody."}])
+    write_lines("rows.jsonl", [FINE[0], REFUSED, *FINE[1:], ECHO, HOSTILE, FINE[3]])
+    write_lines("other.jsonl", [REFUSED, {"question": "Who?", "answer": "Nobody."}])
     return tmp_path
-
-
-def _write(name: str, rows: list[dict[str, Any]]) -> None:
-    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _finish(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -96,7 +92,7 @@ def test_rows_of_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 
 
 def test_texts_of_flags_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    _write("rows.jsonl", [{"question": "Why?", "answer": "{ " * 700}, FINE[0], FINE[1]])
+    write_lines("rows.jsonl", [{"question": "Why?", "answer": "{ " * 700}, FINE[0], FINE[1]])
     _finish(monkeypatch, "data", "my.yaml", "--perplexity", "off")
     flags = pd.read_parquet("data-report/flags.parquet").set_index("rule")
     assert flags["text"]["c4_curly_brackets"] == ("Why?\n" + "{ " * 700)[:1000]
@@ -132,7 +128,7 @@ def test_perplexities_are_of_a_sample_or_of_all_rows_and_by_file(stories: str, m
 
 def test_rows_of_several_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     leaked = {"question": "Who?", "answer": "Nobody."}
-    _write("more.jsonl", [FINE[2], {"question": "Where is it?", "answer": "Over there."}, leaked])
+    write_lines("more.jsonl", [FINE[2], {"question": "Where is it?", "answer": "Over there."}, leaked])
     words = ["data.train=null", "data.sources={numbers: {path: rows.jsonl}, places: {path: more.jsonl}}"]
     words += ["data.held_out={seen: other.jsonl}", "data.overlap=drop", "--perplexity", "off"]
     _finish(monkeypatch, "data", "my.yaml", *words)
@@ -153,7 +149,7 @@ def test_labelled_rows(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["one", "two", "three", "four", "five", "six"]
     texts = [f"The {name} said {word}." for word in words for name in ("cat", "dog")]
     rows = [{"text": text, "label": text.split()[1]} for text in texts]
-    _write("rows.jsonl", [*rows, {"text": "the CAT said one", "label": "dog"}])
+    write_lines("rows.jsonl", [*rows, {"text": "the CAT said one", "label": "dog"}])
     _finish(monkeypatch, "data", "labelled.yaml", f"recipe={recipe}", "data.held_out=0.05", "--out", "out")
     found = _flags("out")
     assert found["exact_duplicate"] == ["rows.jsonl, row 13"]
@@ -218,7 +214,7 @@ def test_held_out_rows_are_chosen_before_rows_are_dropped() -> None:
 
 
 def test_rows_that_an_earlier_source_has_are_cleaned() -> None:
-    _write("more.jsonl", [FINE[2], {"question": "Where is it?", "answer": "Over there."}, FINE[5]])
+    write_lines("more.jsonl", [FINE[2], {"question": "Where is it?", "answer": "Over there."}, FINE[5]])
     words = ["data.train=null", "data.sources={numbers: {path: rows.jsonl}, places: {path: more.jsonl}}"]
     words += ["data.held_out=other.jsonl", "data.overlap=drop", "data.clean=[exact_duplicate]"]
     train = check(load("my.yaml", words)).data.train
@@ -229,7 +225,7 @@ def test_rows_that_an_earlier_source_has_are_cleaned() -> None:
 @pytest.mark.parametrize("recipe", ["classify", "crossval"])
 def test_labelled_rows_are_cleaned(recipe: str) -> None:
     rows = [{"text": f"The {name} said {n}.", "label": name} for n in range(8) for name in ("cat", "dog")]
-    _write("rows.jsonl", [*rows, {"text": "{ cat }", "label": "cat"}])
+    write_lines("rows.jsonl", [*rows, {"text": "{ cat }", "label": "cat"}])
     words = [f"recipe={recipe}", "data.clean=[c4_curly_brackets]", "duplicates.on_duplicate=ignore", "folds.k=2"]
     words = words[:2] if recipe == "classify" else [*words, "data.held_out=0.05"]
     found = check(load("labelled.yaml", [*words, "seed=1"]))
@@ -254,7 +250,9 @@ def test_recipes_of_several_members(words: list[str], monkeypatch: pytest.Monkey
 def test_encoders_and_encoder_decoders(encoder_decoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _finish(monkeypatch, "data", "my.yaml", f"model.id={encoder_decoder}", "--out", "seq2seq")
     assert _flags("seq2seq")["answer_repeats_prompt"] == ["rows.jsonl, row 14"]
-    _write("texts.jsonl", [{"text": f"A story of {n} foxes."} for n in range(9)] + [{"text": "A STORY of 3 foxes"}])
+    write_lines(
+        "texts.jsonl", [{"text": f"A story of {n} foxes."} for n in range(9)] + [{"text": "A STORY of 3 foxes"}]
+    )
     words = [f"model.id={MINILM}", "recipe=mlm", "data.train=texts.jsonl", "data.held_out=0.2"]
     _finish(monkeypatch, "data", "my.yaml", *words, "--out", "mlm")
     assert _flags("mlm")["exact_duplicate"] == ["texts.jsonl, row 10"]
@@ -262,7 +260,7 @@ def test_encoders_and_encoder_decoders(encoder_decoder: str, monkeypatch: pytest
 
 def test_prompts_that_a_run_answers_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = [{"prompt": f"How many are {n} and {n}?", "sum": str(2 * n)} for n in range(9)]
-    _write("rows.jsonl", [*asked, {"prompt": "HOW many are 3 and 3", "sum": "6"}, {"prompt": "", "sum": "1"}])
+    write_lines("rows.jsonl", [*asked, {"prompt": "HOW many are 3 and 3", "sum": "6"}, {"prompt": "", "sum": "1"}])
     words = ["recipe=reinforce", "rewards=[{kind: number, answer: sum}]", "data.held_out=0.2"]
     _finish(monkeypatch, "data", "my.yaml", *words)
     assert _flags() == {"exact_duplicate": ["rows.jsonl, row 10"], "unreadable": ["rows.jsonl, row 11"]}
@@ -277,9 +275,9 @@ def test_compared_answers_are_reported_and_cleaned(recipe: str, monkeypatch: pyt
     declined = {**PAIRS[3], "rejected": REFUSED["answer"]}
     other = {**PAIRS[4], "rejected": "I would say that they are nine."}
     chosen = {"prompt": "Where is it?", "chosen": REFUSED["answer"], "rejected": "There."}
-    _write("rows.jsonl", [*PAIRS, declined, other, chosen, {**PAIRS[5], "prompt": "how MANY are 5 and  5?"}])
+    write_lines("rows.jsonl", [*PAIRS, declined, other, chosen, {**PAIRS[5], "prompt": "how MANY are 5 and  5?"}])
     words = [f"recipe={recipe}", "data.held_out=other.jsonl"]
-    _write("other.jsonl", [{"prompt": "Who?", "chosen": "He.", "rejected": "She."}] * 2)
+    write_lines("other.jsonl", [{"prompt": "Who?", "chosen": "He.", "rejected": "She."}] * 2)
     _finish(monkeypatch, "data", "my.yaml", *words)
     found = _flags()
     assert found["refusal"] == ["rows.jsonl, row 13", "rows.jsonl, row 15"]
@@ -295,8 +293,8 @@ def test_compared_answers_are_reported_and_cleaned(recipe: str, monkeypatch: pyt
 
 def test_texts_that_are_compared_are_reported_and_cleaned(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"anchor": f"Where is house {n}?", "positive": f"House {n} is over there."} for n in range(12)]
-    _write("rows.jsonl", [*rows, {**rows[3], "negative": "{ }"}, {**rows[4], "positive": "house 4 IS over there"}])
-    _write("other.jsonl", [{"anchor": "Who?", "positive": "He."}] * 2)
+    write_lines("rows.jsonl", [*rows, {**rows[3], "negative": "{ }"}, {**rows[4], "positive": "house 4 IS over there"}])
+    write_lines("other.jsonl", [{"anchor": "Who?", "positive": "He."}] * 2)
     words = ["recipe=embed", "data.held_out=other.jsonl", "evaluate={every: null}"]
     _finish(monkeypatch, "data", "my.yaml", *words)
     assert _flags()["exact_duplicate"] == ["rows.jsonl, row 14", "other.jsonl, row 2"]

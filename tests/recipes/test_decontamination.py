@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.run_files import write_lines
 from workbench.cli.verbs import main
 from workbench.recipes.check import check
 from workbench.recipes.load import load
@@ -37,13 +37,9 @@ def folder(tmp_path: Path, stories: str, monkeypatch: pytest.MonkeyPatch) -> Pat
     """The working directory, with a recipe, rows of which two are contaminated, and evaluation rows."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.yaml").write_text(RECIPE.replace("STORIES", stories))
-    _write("rows.jsonl", [CLEAN[0], PLANTED[0], *CLEAN[1:], PLANTED[1]])
-    _write("other.jsonl", EVALUATION)
+    write_lines("rows.jsonl", [CLEAN[0], PLANTED[0], *CLEAN[1:], PLANTED[1]])
+    write_lines("other.jsonl", EVALUATION)
     return tmp_path
-
-
-def _write(name: str, rows: list[dict[str, Any]]) -> None:
-    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _finish() -> None:
@@ -85,8 +81,8 @@ def test_labelled_rows_are_compared_with_test_rows(recipe: str) -> None:
     rows = [{"text": text, "label": text.split()[1]} for text in texts]
     leak = "A fox jumps over one lazy brown hound at noon every single day"
     planted = {"text": f"They say: {leak.upper()}! And then again it does not.", "label": "dog"}
-    _write("rows.jsonl", [*rows, planted])
-    _write("test.jsonl", [{"text": leak, "label": "dog"}])
+    write_lines("rows.jsonl", [*rows, planted])
+    write_lines("test.jsonl", [{"text": leak, "label": "dog"}])
     words = [f"recipe={recipe}", "data.test=test.jsonl", "data.held_out=0.25", "data.max_tokens=128"]
     words += ["duplicates.on_duplicate=ignore", "folds.k=2"] if recipe == "crossval" else []
     words = [word for word in words if not (recipe == "crossval" and "held_out" in word)]

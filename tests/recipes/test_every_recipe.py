@@ -11,6 +11,7 @@ import pytest
 import workbench
 from tests.adapters.contract import METHOD_NAMES, section
 from tests.conftest import MINILM, Records, record_cell, save_tiny
+from tests.run_files import read_metrics, read_scores
 from workbench.errors import ConfigError
 
 SHORT = ("train.steps=2", "train.learning_rate=1e-2", "evaluate.every=null", "save.every=null", "batch.size=4")
@@ -84,8 +85,8 @@ def test_every_recipe_with_every_method(
         record_property("refused", str(refusal))
         assert f"adapter.method={name}" in str(refusal)
         return
-    scores = json.loads((run / "scores.json").read_text())
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    scores = read_scores(run)
+    lines = read_metrics(run)
     assert all(map(math.isfinite, [*(line["loss"] for line in lines), scores["after"]["loss"]]))
     if recipe == "reinforce":  # a few answers may earn what they earned before
         assert any(line["grad_norm"] > 0 for line in lines), "rewards differ, and teach"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from tests.run_files import write_lines
 from tests.workbench.evaluation.picture_sets import write_pictures
 from workbench.cli.verbs import app
 from workbench.errors import ConfigError
@@ -19,7 +19,7 @@ from workbench.recipes.load import load
 
 
 def lines(file: Path, *rows: dict[str, Any]) -> str:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(file, rows)
     return str(file)
 
 

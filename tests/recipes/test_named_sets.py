@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.recipes.drawings import draw
 from tests.recipes.embeddings.test_embed import classes, pairs, scored
 from tests.recipes.labels.test_classify import weather
 from tests.recipes.preferences.test_prefer import pair, single
+from tests.run_files import read_lines, read_metrics, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.errors import Stopped
 from workbench.recipes.answers.serve import evaluate
@@ -31,19 +32,6 @@ ANSWERED = ("f1", "f1_low", "f1_high", "rouge_l", "rouge_l_low", "rouge_l_high")
 ON_POLICY = "teacher: {id: backbone}, on_policy: {share: 0.5, max_new_tokens: 4}"
 
 
-def write(path: Path, rows: Iterable[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def scores(run: Path) -> dict[str, dict[str, float]]:
-    return dict(json.loads((run / "scores.json").read_text()))
-
-
-def lines(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def of(scores: dict[str, float], name: str) -> dict[str, float]:
     """The scores of a set by the names that they have alone."""
     end = f"[{name}]"
@@ -55,7 +43,7 @@ def assert_each_scores_as_alone(
 ) -> None:
     """The law, of scores.json and of `evaluate`; and that the whole is that of one file with all rows."""
     named = "{" + ", ".join(f"{name}: {path}" for name, path in files.items()) + "}"
-    test, together = scores(run)["test"], evaluate(run, [f"data.test={named}"], trust=trust)
+    test, together = read_scores(run)["test"], evaluate(run, [f"data.test={named}"], trust=trust)
     assert together == pytest.approx(test, abs=2e-5)
     for name, path in files.items():
         alone = evaluate(run, [f"data.test={path}"], trust=trust)
@@ -64,15 +52,11 @@ def assert_each_scores_as_alone(
         assert own.keys() == alone.keys(), "every score that it has alone"
         assert own == pytest.approx(alone, abs=2e-5)
     if all(path.is_file() for path in files.values()):
-        every = write(run.parent / "every.jsonl", (row for path in files.values() for row in read(path)))
+        every = write_lines(run.parent / "every.jsonl", (row for path in files.values() for row in read_lines(path)))
         whole = evaluate(run, [f"data.test={every}"], trust=trust)
         assert {score: test[score] for score in whole if score not in ignore} == pytest.approx(
             {score: value for score, value in whole.items() if score not in ignore}, abs=2e-5
         )
-
-
-def read(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +79,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for kind, make in makers.items():
         rows = make(48)
-        write(found / f"{kind}.jsonl", rows[:24])
-        write(found / f"{kind}_a.jsonl", rows[24:29])
-        write(found / f"{kind}_b.jsonl", rows[29:])
+        write_lines(found / f"{kind}.jsonl", rows[:24])
+        write_lines(found / f"{kind}_a.jsonl", rows[24:29])
+        write_lines(found / f"{kind}_b.jsonl", rows[29:])
     return found
 
 
@@ -155,7 +139,7 @@ def test_each_set_of_prompts_has_its_own_answers(folder: Path, short_stories: st
     known = [*words(folder, "asked", "data.test"), f"model.id={short_stories}", "evaluate.answers=3"]
     known += ["evaluate.max_new_tokens=4", "data.held_out=0.2"]
     run = workbench.run("sft/quickstart", known, out=tmp_path / "run", quiet=True)
-    assert {"token_accuracy[a]", "perplexity[a]", "f1[a]", "rouge_l[b]"} <= scores(run)["test"].keys()
+    assert {"token_accuracy[a]", "perplexity[a]", "f1[a]", "rouge_l[b]"} <= read_scores(run)["test"].keys()
     assert_each_scores_as_alone(run, both(folder, "asked"), ignore=ANSWERED)
 
 
@@ -168,9 +152,9 @@ def test_sets_of_pictures_have_scores_of_their_own(vit: str, tmp_path: Path) -> 
     known = [f"data.test={named}", f"data.held_out={named}", *FAST]
     run = workbench.run(path, known, out=tmp_path / "run", quiet=True)
     assert_each_scores_as_alone(run, files)
-    after = scores(run)["after"]
-    assert after == scores(run)["test"], "the same rows"
-    assert {"held_out_loss[a]", "held_out_loss[b]"} <= lines(run)[-1].keys()
+    after = read_scores(run)["after"]
+    assert after == read_scores(run)["test"], "the same rows"
+    assert {"held_out_loss[a]", "held_out_loss[b]"} <= read_metrics(run)[-1].keys()
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +168,7 @@ def crossed(folder: Path, bert: str, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.cube
 def test_an_ensemble_is_scored_on_each_test_set(crossed: Path, folder: Path) -> None:
     assert_each_scores_as_alone(crossed, both(folder, "weather"))
-    found = scores(crossed)
+    found = read_scores(crossed)
     assert of(found["refit"], "a").keys() == of(found["test"], "a").keys()
     stage = json.loads((crossed / "stages.json").read_text())["stages"][-1]
     assert of(stage["test"], "b") == of(found["test"], "b")
@@ -210,10 +194,10 @@ def test_held_out_sets_are_followed_through_a_run_and_a_stop(
     small = [*known, "batch.tokens_per_device=40"]
     parts = workbench.run("classify/quickstart", small, out=tmp_path / "small", quiet=True)
     keys = ("loss", "held_out_loss", "held_out_loss[a]", "held_out_loss[b]")
-    curve = [[line.get(key) for key in keys] for line in lines(whole)]
-    assert [[line.get(key) for key in keys] for line in lines(broken)] == curve
-    assert scores(broken) == scores(whole)
-    assert scores(parts)["after"] == pytest.approx(scores(whole)["after"], abs=1e-4)
+    curve = [[line.get(key) for key in keys] for line in read_metrics(whole)]
+    assert [[line.get(key) for key in keys] for line in read_metrics(broken)] == curve
+    assert read_scores(broken) == read_scores(whole)
+    assert read_scores(parts)["after"] == pytest.approx(read_scores(whole)["after"], abs=1e-4)
     evaluated = [row for row in curve if row[1] is not None]
     assert len(evaluated) == 2
     for _, mean, a, b in evaluated:
@@ -231,12 +215,12 @@ def test_hidden_words_of_each_set_are_scored(folder: Path, tmp_path: Path) -> No
     encoder = save_tiny(tmp_path / "bert", "Bert", "MaskedLM", MINILM)
     known = [*words(folder, "weather", "data.test", "data.held_out"), f"model.id={encoder}", "data.columns={}"]
     run = workbench.run("mlm/quickstart", [*known, "evaluate.dynamics=false"], out=tmp_path / "run", quiet=True)
-    test = scores(run)["test"]
-    assert test == scores(run)["after"] and of(test, "b").keys() == {"loss", "perplexity", "token_accuracy"}
+    test = read_scores(run)["test"]
+    assert test == read_scores(run)["after"] and of(test, "b").keys() == {"loss", "perplexity", "token_accuracy"}
     # What is hidden in a row follows from its number, which is the same in the first of several sets.
     assert of(test, "a") == pytest.approx(evaluate(run, [f"data.test={folder}/weather_a.jsonl"]), rel=1e-5)
     assert min(test["loss[a]"], test["loss[b]"]) < test["loss"] < max(test["loss[a]"], test["loss[b]"])
-    assert {"held_out_loss[a]", "held_out_loss[b]"} <= lines(run)[-1].keys()
+    assert {"held_out_loss[a]", "held_out_loss[b]"} <= read_metrics(run)[-1].keys()
 
 
 TAUGHT = {"a live teacher": "teacher: {id: backbone}", "peers": "peers: 2", "a student's own": ON_POLICY}
@@ -250,10 +234,10 @@ def test_students_are_scored_on_each_set(taught: str, folder: Path, short_storie
     known = [*words(folder, "asked", "data.test", "data.held_out"), f"model.id={short_stories}", "evaluate.answers=0"]
     run = workbench.run(path, known, out=tmp_path / "run", quiet=True)
     assert_each_scores_as_alone(run, both(folder, "asked"))
-    last = lines(run)[-1]
+    last = read_metrics(run)[-1]
     assert last["held_out_loss"] != last["held_out_loss[a]"] != last["held_out_loss[b]"]
     if "teacher" in taught:  # which is the backbone, without the adapter
-        before, teacher = scores(run)["before"], scores(run)["teacher"]
+        before, teacher = read_scores(run)["before"], read_scores(run)["teacher"]
         assert teacher.keys() == {"loss", "loss[a]", "loss[b]"}
         assert teacher == pytest.approx({name: before[name] for name in teacher}, abs=1e-4)
 
@@ -264,13 +248,13 @@ def test_training_rows_are_compared_with_every_set(
 ) -> None:
     """A row of each set is planted in capitals among the training rows; all are found and dropped."""
     kind, column = ("asked", "question") if recipe == "sft" else ("weather", "text")
-    own = read(folder / f"{kind}.jsonl")
-    planted = [read(folder / f"{kind}_{name}.jsonl")[0] for name in "ab"]
+    own = read_lines(folder / f"{kind}.jsonl")
+    planted = [read_lines(folder / f"{kind}_{name}.jsonl")[0] for name in "ab"]
     for row in planted:
         row[column] = row[column].upper().replace(".", " !!")
         row |= {"answer": row["answer"].upper()} if recipe == "sft" else {}
     rows = [*own[:7], planted[0], *own[7:], planted[1]]
-    known = [*words(folder, kind, "data.test"), f"data.train={write(tmp_path / 'train.jsonl', rows)}"]
+    known = [*words(folder, kind, "data.test"), f"data.train={write_lines(tmp_path / 'train.jsonl', rows)}"]
     known += [f"model.id={short_stories if recipe == 'sft' else bert}", "data.overlap=drop", "evaluate.answers=0"]
     known += ["data.decontaminate.action=drop", "data.decontaminate.share=1", "data.decontaminate.ngram=4"]
     known += ["duplicates.on_duplicate=ignore"] if recipe == "crossval" else ["data.held_out=0.2"]

@@ -10,6 +10,7 @@ import pytest
 
 import workbench
 from tests.conftest import write_questions
+from tests.run_files import read_losses
 from workbench.cli import rate_table
 from workbench.cli.console import Terminal
 from workbench.config import RunConfig
@@ -52,7 +53,7 @@ def test_each_rate_is_a_run_of_its_own_however_it_trains(
     values["train"] |= {"epochs": None, "steps": 8}
     values |= {"budget": {}, "evaluate": {"answers": 0}}
     alone = workbench.run(RunConfig.model_validate(values), out=tmp_path / "run", quiet=True)
-    wanted = [json.loads(line)["loss"] for line in (alone / "metrics.jsonl").read_text().splitlines()]
+    wanted = read_losses(alone)
     assert together.choice.tried[1].losses == pytest.approx(wanted, rel=1e-4)
     assert [each.losses[0] for each in together.choice.tried] == pytest.approx(3 * [wanted[0]])
 

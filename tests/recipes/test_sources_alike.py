@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import workbench
+from tests.run_files import write_lines
 from workbench.errors import DataError
 from workbench.recipes import opening
 from workbench.recipes.check import check
@@ -30,7 +31,7 @@ def given(tmp_path: Path, short_stories: str) -> Given:
         for name, rows in zip(NAMES, parts, strict=True):
             path = tmp_path / kind / name / "train.jsonl"
             path.parent.mkdir(parents=True)
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            write_lines(path, rows)
             words.append(f"data.{kind}.{name}{'.path' if kind == 'sources' else ''}={path}")
         known = [f"model.id={short_stories}", "model.weights=float32", "train.epochs=null", "train.steps=4"]
         return [*words, *known, "batch.size=8", "evaluate.every=null"]

@@ -251,8 +251,7 @@ def fold_bank(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], ca
         [context.config.adapter] * len(fold_tasks),
         seeds=[each.seed for each in fold_tasks],
     )
-    own = sum(each.numel() for each in together.parameters_of(together.members[0]).values())
-    run.note(model=model_summary.model(context.config, backbone, together.model, own=own))
+    run.note(model=model_summary.member(context.config, backbone, together, together.members[0]))
     with together.only(together.members[0]):
         model = classifier.classification_model(together.model, backbone.model, context.reader, context.labels)
     train_tasks = [

@@ -136,19 +136,6 @@ def summary(chosen: Sequence[PseudoLabels]) -> dict[str, Any]:
     return means
 
 
-def precision(chosen: PseudoLabels, targets_UC: OneHot) -> float | None:
-    """Share of the chosen rows whose likeliest class is their true one; None where no true class is known.
-
-    Args:
-        targets_UC: True classes, for an audit only; zeros where a row's is unknown.
-    """
-    true_nC = targets_UC[chosen.rows]
-    known_n = true_nC.any(1)
-    if not known_n.any():
-        return None
-    return float((true_nC.argmax(1) == chosen.targets_nC.argmax(1))[known_n].mean())
-
-
 def consensus(values_NC: Floats, cluster_N: Ints) -> Floats:
     """Each row's values replaced by the mean of its cluster, such as near-duplicates of the test set.
 

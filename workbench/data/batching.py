@@ -90,6 +90,11 @@ class MicroBatch:
         return self.positions_N // self.width
 
     @property
+    def rows(self) -> int:
+        """Number of rows, B."""
+        return len(next(iter(self.inputs.values()))) if self.rows_B is None else len(self.rows_B) * self.sequences
+
+    @property
     def width(self) -> int:
         """Padded tokens of each row of text, L; of a decoder where there is one."""
         ids_BL = self.inputs.get("decoder_input_ids", self.inputs["input_ids"])
@@ -190,6 +195,23 @@ class Examples(Protocol):
         """The examples `indices`, padded, as they are in pass `epoch` over the data."""
 
 
+class WholeRows:
+    """Base of rows that a pass draws once each, whole and the same in every step, and that nobody has graded."""
+
+    @property
+    def difficulty(self) -> Floats | None:
+        """How hard each row is, higher is harder; None where nobody has said so."""
+        return None
+
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
+        """Each draw takes the row of its number."""
+        return draws
+
+    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
+        """The same in every step."""
+        return self
+
+
 def steps_per_epoch(rows: int, size: int) -> int:
     """Optimizer steps in one pass; the last batch of an epoch may be smaller."""
     return math.ceil(rows / size)
@@ -199,6 +221,11 @@ def global_batch(step: int, *, rows: int, size: int, seed: int) -> Indices:
     """Row indices of optimizer step `step` (from 0): a slice of the epoch's seeded permutation."""
     epoch, index = divmod(step, steps_per_epoch(rows, size))
     return _permutation(rows, seed, epoch)[index * size : (index + 1) * size]
+
+
+def evenly_spaced(rows: int, count: int) -> Indices:
+    """Numbers of at most `count` of so many rows, evenly spaced from the first to the last."""
+    return np.unique(np.linspace(0, rows - 1, num=min(count, rows), dtype=np.int64))
 
 
 def first_rows(train: Examples, *, seed: int, count: int = 64) -> Iterator[dict[str, Tensor]]:

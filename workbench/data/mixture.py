@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from workbench.config import TrainingSections
 from workbench.config.sections.sources_config import MixConfig, SourceConfig
 from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
 from workbench.data.named_sets import RowsOfSets
-from workbench.data.resampling import ResampledRows, endless
+from workbench.data.resampling import DealtRows, endless
 from workbench.errors import ConfigError, DataError
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -33,7 +33,7 @@ R = TypeVar("R", bound=MixableRows)
 
 
 @dataclass(frozen=True, eq=False)
-class MixedRows(ResampledRows[R]):
+class MixedRows(DealtRows[R]):
     """Training rows of which an epoch draws those of each source as often as its chance says.
 
     The draws of a source are an endless row of shuffled passes over its rows, cut into epochs: a row comes again only
@@ -48,10 +48,15 @@ class MixedRows(ResampledRows[R]):
     def __len__(self) -> int:
         return self.draws
 
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Rows that the draws (of 0 to M - 1) of an epoch take: those of each source in turn."""
-        taken: Indices = _table(self, epoch)[draws]
-        return taken
+    def table(self, epoch: int) -> Indices:
+        """The row of each draw of an epoch (M,): those of each source in turn."""
+        before_S, count_S = counts(self.share_S, self.draws, epoch)
+        return np.concatenate(
+            [
+                self.taken(number, first=int(before), count=int(count))
+                for number, (before, count) in enumerate(zip(before_S, count_S, strict=True))
+            ]
+        )
 
     @cached_property
     def members(self) -> list[Indices]:
@@ -80,10 +85,16 @@ class OneSourceBatches(MixedRows[R]):
     size: int
     """Rows of a global batch; the last one of an epoch has what is left."""
 
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Rows that the draws (of 0 to M - 1) of an epoch take: those that are dealt to one step are of one source."""
-        taken: Indices = _batch_table(self, epoch)[draws]
-        return taken
+    def table(self, epoch: int) -> Indices:
+        """The row of each draw of an epoch (M,): those that are dealt to one step are of one source."""
+        before_S, source_M = self.sources_of(epoch)
+        row_M = np.empty_like(source_M)
+        for number, before in enumerate(before_S):
+            own_M = source_M == number
+            row_M[own_M] = self.taken(number, first=int(before), count=int(own_M.sum()))
+        dealt_M = np.empty_like(row_M)
+        dealt_M[global_batch(epoch, rows=len(row_M), size=len(row_M), seed=self.seed)] = row_M
+        return dealt_M
 
     def sources_of(self, epoch: int) -> tuple[Indices, Indices]:
         """Rows of each source (S,) drawn before an epoch, and the source of each row of the epoch (M,), in turn."""
@@ -234,28 +245,3 @@ def in_words(train: Examples, config: TrainingSections, steps: int | None) -> li
 def _draws(config: TrainingSections, steps: int) -> int:
     """Rows that a run of so many optimizer steps draws, of which several may be on the same rows."""
     return -(-steps // config.steps_on_rows) * config.batch.size
-
-
-@lru_cache(maxsize=2)
-def _table(mixture: MixedRows[Any], epoch: int) -> Indices:
-    """The row of each draw (M,)."""
-    before_S, count_S = counts(mixture.share_S, mixture.draws, epoch)
-    return np.concatenate(
-        [
-            mixture.taken(number, first=int(before), count=int(count))
-            for number, (before, count) in enumerate(zip(before_S, count_S, strict=True))
-        ]
-    )
-
-
-@lru_cache(maxsize=2)
-def _batch_table(mixture: OneSourceBatches[Any], epoch: int) -> Indices:
-    """The row of each draw (M,)."""
-    before_S, source_M = mixture.sources_of(epoch)
-    row_M = np.empty_like(source_M)
-    for number, before in enumerate(before_S):
-        own_M = source_M == number
-        row_M[own_M] = mixture.taken(number, first=int(before), count=int(own_M.sum()))
-    dealt_M = np.empty_like(row_M)
-    dealt_M[global_batch(epoch, rows=len(row_M), size=len(row_M), seed=mixture.seed)] = row_M
-    return dealt_M

@@ -35,6 +35,12 @@ def rows_by_set(rows: RowsOfSets) -> dict[str, Indices]:
     return {name: own for name, own in set_indices.items() if len(own)}
 
 
+def sizes(rows: RowsOfSets) -> dict[str, int]:
+    """Number of rows of each set; empty where there is one."""
+    counts = np.bincount(rows.source_N, minlength=len(rows.sources)).tolist() if rows.sources else []
+    return dict(zip(rows.sources, counts, strict=True))
+
+
 def scored(rows: RowsOfSets, scores: Callable[[Indices], Mapping[str, float]]) -> dict[str, float]:
     """The scores of each set by their names in scores.json, such as `accuracy[SET]`; none where there is one set.
 

@@ -148,7 +148,7 @@ class _Others(Generic[ItemT, ResultT]):
         process = self._idle.get()
         assert process.stdout is not None
         try:
-            _send(process.stdin, item)
+            send(process.stdin, item)
             succeeded, result = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
             raise DataError(
@@ -170,7 +170,8 @@ def _started() -> subprocess.Popen[bytes]:
     )
 
 
-def _send(pipe: IO[bytes] | None, value: Any) -> None:
+def send(pipe: IO[bytes] | None, value: Any) -> None:
+    """Write a pickle of `value` at once."""
     assert pipe is not None
     pickle.dump(value, pipe)
     pipe.flush()
@@ -184,7 +185,7 @@ def serve() -> None:
     with suppress(EOFError, BrokenPipeError):
         function = pickle.load(sys.stdin.buffer)
         while True:
-            _send(answers, _answer(function, pickle.load(sys.stdin.buffer)))
+            send(answers, _answer(function, pickle.load(sys.stdin.buffer)))
 
 
 def _answer(function: Callable[[Any], Any], item: Any) -> tuple[bool, Any]:

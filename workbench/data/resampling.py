@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from typing_extensions import Self
@@ -47,6 +49,25 @@ class ResampledRows(Generic[R]):
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The rows `indices`, padded."""
         return self.rows.batch(indices, epoch=epoch)
+
+
+@dataclass(frozen=True, eq=False)
+class DealtRows(ResampledRows[R], ABC):
+    """Rows of which an epoch draws those of a table that is made once for it."""
+
+    @abstractmethod
+    def table(self, epoch: int) -> Indices:
+        """The number that each draw of an epoch takes (M,)."""
+
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
+        """Numbers that some draws (of 0 to M - 1) of an epoch take."""
+        taken: Indices = _table(self, epoch)[draws]
+        return taken
+
+
+@lru_cache(maxsize=4)
+def _table(rows: DealtRows[Any], epoch: int) -> Indices:
+    return rows.table(epoch)
 
 
 def endless(members: Indices, *, first: int, count: int, seed: Sequence[int]) -> Indices:

@@ -8,6 +8,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -131,6 +132,15 @@ def excerpt(value: Any) -> str:
     """`value` as it is written in a file, cut to 60 characters, for messages."""
     text = "null" if value is None else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def finite(value: Any) -> float | None:
+    """`value` as a number; None where it is none, or not a finite one."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def place(name: str, row: int, line: int | None = None) -> str:

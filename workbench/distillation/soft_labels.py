@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -100,24 +99,17 @@ class MixedSampling(RepeatedRows):
     def __len__(self) -> int:
         return len(self.first) + len(self.rows) - len(self.first.rows)
 
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Numbers that the draws of an epoch take: those of `first` come first."""
-        taken: Indices = _table(self, epoch)[draws]
-        return taken
+    def table(self, epoch: int) -> Indices:
+        """The number of each draw of an epoch (M,): those of `first` come first."""
+        first = self.first
+        own_M = first.row_of(first.sample(np.arange(len(first)), epoch=epoch))
+        row_M = np.concatenate([own_M, np.arange(len(first.rows), len(self.rows))])
+        return self.numbers(row_M, seed=first.seed, epoch=epoch)
 
     @property
     def most_draws(self) -> int:
         """Times that an epoch draws a row of `first` at most."""
         return self.first.most_draws
-
-
-@lru_cache(maxsize=2)
-def _table(mixed: MixedSampling, epoch: int) -> Indices:
-    """The number of each draw."""
-    first = mixed.first
-    own_M = first.row_of(first.sample(np.arange(len(first)), epoch=epoch))
-    row_M = np.concatenate([own_M, np.arange(len(first.rows), len(mixed.rows))])
-    return mixed.numbers(row_M, seed=first.seed, epoch=epoch)
 
 
 def _questions(kind: Kind, outputs_BC: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.arrangement import PACKED, PADDED, Arrangement
-from workbench.data.batching import Indices, MicroBatch, Row
+from workbench.data.batching import Indices, MicroBatch, Row, evenly_spaced
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.losses.chunked import Project
@@ -148,7 +148,7 @@ class Alignment:
     @cached_property
     def share(self) -> float:
         """Share of the student's predicted tokens that have a partner, of rows spread evenly over the set."""
-        spaced = np.unique(np.linspace(0, len(self.train) - 1, num=_SAMPLED_ROWS, dtype=np.int64))
+        spaced = evenly_spaced(len(self.train), _SAMPLED_ROWS)
         numbers = np.concatenate([self.row(int(index)) for index in spaced])
         return float((numbers != NOWHERE).mean())
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig, RunConfig
 from workbench.config.sections.distill_config import DistillConfig
+from workbench.data.batching import evenly_spaced
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
@@ -89,7 +89,7 @@ def _require_same_tokens(
             f"{name}: {sizes}, and token {different} is {mine[different]!r} to the one and {theirs[different]!r} to "
             f"the other, so that their probabilities are not of the same things. {cure}"
         )
-    spaced = np.unique(np.linspace(0, len(train) - 1, num=min(ROWS, len(train)), dtype=np.int64))
+    spaced = evenly_spaced(len(train), ROWS)
     for index in spaced:
         for number in train[int(index)].input_ids:
             if int(number) not in theirs:

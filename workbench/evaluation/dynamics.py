@@ -8,7 +8,6 @@ Legend: N rows, V visits.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ def write(folder: Path, visits: Visits, train: Examples, text: Callable[[int], s
     dynamics_table.insert(0, "row", [train.place(number) for number in number_N])
     if text is not None:
         dynamics_table["text"] = number_N[hardest(dynamics_table).index].map(text)
-    _write(folder, dynamics_table)
+    files.write_bytes(folder / FILE, dynamics_table.to_parquet(index=False))
 
 
 def table(visits: Visits) -> pd.DataFrame:
@@ -99,7 +98,7 @@ def write_combined(folder: Path, members: Sequence[Path], out_of_fold: pd.DataFr
     if class_names(out_of_fold):
         right = pd.Series(ranked(out_of_fold).right_N, index=out_of_fold["row"]).groupby(level=0).mean()
         whole = whole.assign(right_out_of_fold=right.reindex(whole.index))
-    _write(folder, whole.reset_index())
+    files.write_bytes(folder / FILE, whole.reset_index().to_parquet(index=False))
 
 
 def _mean_losses(every: pd.DataFrame) -> pd.Series[Any]:
@@ -129,9 +128,3 @@ def unlearnable(table: pd.DataFrame) -> pd.DataFrame:
 def hardest(table: pd.DataFrame) -> pd.DataFrame:
     """The rows whose labels stayed least probable, the least probable first."""
     return table.sort_values("confidence", kind="stable").head(HARDEST)
-
-
-def _write(folder: Path, table: pd.DataFrame) -> None:
-    buffer = io.BytesIO()
-    table.to_parquet(buffer, index=False)
-    files.write_bytes(folder / FILE, buffer.getvalue())

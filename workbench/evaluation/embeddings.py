@@ -23,6 +23,7 @@ from workbench.evaluation.row_passes import over_rows
 from workbench.losses.embedding_losses import leading
 from workbench.models.embedder import Embedder
 from workbench.models.embedding_objective import EmbeddingLoss
+from workbench.runs import units
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,14 +121,14 @@ def _scored(
             similarity_N = _similarity(embedder, own_UD, rows, size)
             scores |= _named(retrieval_scores.correlation(similarity_N, rows.score_N), size, embedder)
         return EmbeddingScores(
-            _rounded(scores), _scored_table(rows, _similarity(embedder, own_UD, rows, embedder.width))
+            units.rounded(scores), _scored_table(rows, _similarity(embedder, own_UD, rows, embedder.width))
         )
     search, tables = _search(rows, among), []
     for size in reversed(embedder.sizes):
         size_scores, table = _searched(embedder, rows, among, search, own_UD, there_UD, size)
         scores |= _named(size_scores, size, embedder)
         tables.append(table)
-    return EmbeddingScores(_rounded(scores), tables[0])
+    return EmbeddingScores(units.rounded(scores), tables[0])
 
 
 def _named(scores: dict[str, float], size: int, embedder: Embedder) -> dict[str, float]:
@@ -136,10 +137,6 @@ def _named(scores: dict[str, float], size: int, embedder: Embedder) -> dict[str,
         return scores
     first = next(iter(scores))
     return {f"{first}[{size}]": scores[first]}
-
-
-def _rounded(scores: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 6) for name, value in scores.items()}
 
 
 def _search(rows: PairSet, among: PairSet) -> Search:

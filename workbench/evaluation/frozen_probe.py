@@ -5,7 +5,6 @@ Legend: T training rows and M other rows that are looked at, D features.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -151,9 +150,7 @@ class FrozenProbe:
             )
             for row, nearest, similarity in matches
         ]
-        buffer = io.BytesIO()
-        pd.DataFrame(lines, columns=list(_COLUMNS)).to_parquet(buffer)
-        files.write_bytes(folder / NEIGHBOURS_FILE, buffer.getvalue())
+        files.write_bytes(folder / NEIGHBOURS_FILE, pd.DataFrame(lines, columns=list(_COLUMNS)).to_parquet())
         return self.train.subset(np.unique(np.asarray([nearest for _, nearest, _ in matches], dtype=np.int64)))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from workbench.data.batching import Indices
+from workbench.data.batching import Indices, evenly_spaced
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import FileError
 from workbench.evaluation.paired_rows import Floats, PairedScore, tested
@@ -58,7 +58,7 @@ def write(folder: Path, rows: TokenizedSet, losses: SummedLosses) -> None:
 
     Memory is bounded: rows are read a few thousand at a time, and no more than MOST are kept.
     """
-    kept_S = np.arange(len(rows)) if len(rows) <= MOST else np.linspace(0, len(rows) - 1, MOST).astype(np.int64)
+    kept_S = evenly_spaced(len(rows), MOST)
     buffer = io.BytesIO()
     schema = _SCHEMA.with_metadata({_ROWS: str(len(rows))})
     with pq.ParquetWriter(buffer, schema, compression="zstd") as writer:

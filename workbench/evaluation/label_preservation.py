@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.config.sections.text_augment_config import NOISY, OperatorName
-from workbench.data.batching import Indices
+from workbench.data.batching import Indices, evenly_spaced
 from workbench.data.labelled.augmented_texts import AugmentedTexts
 from workbench.data.labelled.token_rows import TokenRows
 from workbench.evaluation import class_scores, paired_rows
@@ -105,7 +105,7 @@ class LabelPreservation:
 
 def chosen(rows: int) -> Indices:
     """Numbers of `MOST` rows from all over them, or of all where there are fewer."""
-    return np.unique(np.linspace(0, rows - 1, num=min(MOST, rows), dtype=np.int64))
+    return evenly_spaced(rows, MOST)
 
 
 def rewritings(texts: AugmentedTexts) -> list[Rewriting]:

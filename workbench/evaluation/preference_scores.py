@@ -23,6 +23,7 @@ from workbench.evaluation.row_passes import over_rows
 from workbench.losses import answer_losses, preferences
 from workbench.losses.answer_losses import Answers
 from workbench.models.output_heads import Head
+from workbench.runs import units
 from workbench.training import preference_objective
 
 Floats = npt.NDArray[np.float64]
@@ -126,7 +127,7 @@ def summary(
         if own_S.any():
             score_by_name[f"reward_{name}"] = float(reward_S[own_S].mean())
             score_by_name[f"log_p_{name}"] = float(mean_S[own_S].mean())
-    return {name: round(value, 6) for name, value in score_by_name.items()}
+    return units.rounded(score_by_name)
 
 
 def _accuracy(margin_P: Floats) -> dict[str, float]:

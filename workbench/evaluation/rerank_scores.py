@@ -21,6 +21,7 @@ from workbench.evaluation import retrieval_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
 from workbench.models.reranker import Reranker
+from workbench.runs import units
 
 Floats = npt.NDArray[np.float64]
 
@@ -94,7 +95,7 @@ def score(model: Reranker, rows: CandidateSet, *, candidates: int, scoring: Mode
         **of_queries(np.arange(len(rows))),
         **named_sets.scored(rows, of_queries),
     }
-    return RankedRows(_rounded(scores), table)
+    return RankedRows(units.rounded(scores), table)
 
 
 def ranked(rows: CandidateSet, order: Ranking, scores: list[Floats]) -> tuple[list[dict[str, float]], pd.DataFrame]:
@@ -133,8 +134,4 @@ def _scored(model: Reranker, rows: CandidateSet, scoring: ModelResults | None) -
             "similarity": score_N,
         }
     )
-    return RankedRows(_rounded(scores), table)
-
-
-def _rounded(scores: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 6) for name, value in scores.items()}
+    return RankedRows(units.rounded(scores), table)

@@ -20,6 +20,7 @@ from workbench.evaluation import class_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
 from workbench.models.reward_model import RewardModel
+from workbench.runs import units
 
 Floats = npt.NDArray[np.float64]
 
@@ -69,7 +70,7 @@ def summary(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, fl
         score_by_name |= {"longer": float(agrees_P.mean()), "longer_chosen": float((longer_P[unlike_P] > 0).mean())}
     if tie_P.any():
         score_by_name |= {"ties": float(tie_P.mean()), "tie_gap": float(np.abs(every_P[tie_P]).mean())}
-    return {name: round(value, 6) for name, value in score_by_name.items()}
+    return units.rounded(score_by_name)
 
 
 def of_gaps(gap_P: Floats) -> dict[str, float]:

@@ -5,7 +5,6 @@ Legend: B rows, L padded length, D hidden, N supervised positions.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,14 +20,14 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from workbench import losses
 from workbench.data import named_sets
-from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs
+from workbench.data.batching import Indices, MicroBatch, Row, encoder_inputs, evenly_spaced
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import bootstrap, text_overlap
 from workbench.evaluation.generation import generate, padded_on_the_left
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
 from workbench.models.output_heads import Head
-from workbench.runs import files
+from workbench.runs import files, units
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Likelihood:
     def scores(self) -> dict[str, float]:
         """By name."""
         score_by_name = {"loss": self.loss, "perplexity": self.perplexity, "token_accuracy": self.token_accuracy}
-        return {name: round(value, 6) for name, value in score_by_name.items()}
+        return units.rounded(score_by_name)
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ def answers(
     Examples without a prompt (plain text) have no answer to compare and are passed over.
     """
     sets = named_sets.rows_by_set(tokens) or {"": np.arange(len(tokens))}
-    spaced = {int(index): name for name, own in sets.items() for index in own[_spaced(len(own), count)]}
+    spaced = {int(index): name for name, own in sets.items() for index in own[evenly_spaced(len(own), count)]}
     rows = sorted(spaced)
     answer_by_row = answers_to(model, tokens, rows, tokenizer, max_new_tokens=max_new_tokens, scoring=scoring)
     return [replace(answer, source=spaced[row]) for row, answer in answer_by_row.items()]
@@ -213,11 +212,6 @@ def drawn_prompts(tokens: TokenizedSet, count: int, *, seed: int) -> list[int]:
     return list(islice((int(row) for row in order if _last_turn(tokens[int(row)]).start > 1), count))
 
 
-def _spaced(rows: int, count: int) -> Indices:
-    """At most `count` of so many rows, evenly spaced."""
-    return np.unique(np.linspace(0, rows - 1, num=min(count, rows), dtype=np.int64))
-
-
 def summary(likelihood: Likelihood, answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
     """The scores by name, as scores.json holds them, and those of each set; of answers only where there are any."""
     scores = likelihood.scores | answer_scores(answers)
@@ -232,7 +226,7 @@ def answer_scores(answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
     if not answers:
         return {}
     value_AS = np.asarray([(each.f1, each.rouge_l) for each in answers])
-    return {name: round(value, 6) for name, value in bootstrap.means(("f1", "rouge_l"), value_AS).items()}
+    return units.rounded(bootstrap.means(("f1", "rouge_l"), value_AS))
 
 
 def write_predictions(path: Path, answers: Sequence[GeneratedAnswer], *, before: Mapping[str, str]) -> None:
@@ -257,9 +251,7 @@ def write_predictions(path: Path, answers: Sequence[GeneratedAnswer], *, before:
         }
         for answer in answers
     ]
-    buffer = io.BytesIO()
-    pd.DataFrame(rows).to_parquet(buffer)
-    files.write_bytes(path, buffer.getvalue())
+    files.write_bytes(path, pd.DataFrame(rows).to_parquet())
 
 
 def complete(

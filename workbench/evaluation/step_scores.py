@@ -21,6 +21,7 @@ from workbench.evaluation.class_scores import Interval
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
 from workbench.models.reward_model import RewardModel
+from workbench.runs import units
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -96,7 +97,7 @@ def summary(rows: StepSet, logit_S: Floats) -> dict[str, float]:
         score_by_name |= {"f1_low": low, "f1_high": high}
         for how in get_args(Aggregate):
             score_by_name[f"auc_{how}"] = _auc(aggregated(rows, p_S, how), first_R < 0)
-    return {name: round(value, 6) for name, value in score_by_name.items()}
+    return units.rounded(score_by_name)
 
 
 def of_sets(rows: StepSet, logit_S: Floats) -> dict[str, float]:

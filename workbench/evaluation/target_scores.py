@@ -16,6 +16,7 @@ from workbench.data import named_sets
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import bootstrap, class_scores
+from workbench.runs import units
 
 OneHot = NDArray[np.float32]
 """1 where a row has a class, 0 elsewhere; or standardised numbers."""
@@ -63,7 +64,7 @@ def _scores(labels: Labels, loss: float, values_NC: Floats, targets_NC: OneHot) 
         score_by_name |= multi_label_scores(values_NC, targets_NC)
     else:
         score_by_name |= single_label_scores(values_NC, targets_NC.argmax(1))
-    return {name: round(value, 6) for name, value in score_by_name.items()}
+    return units.rounded(score_by_name)
 
 
 def loss(labels: Labels, outputs_NC: Floats, targets_NC: OneHot | Floats) -> float:

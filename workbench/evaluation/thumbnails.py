@@ -113,10 +113,8 @@ def write(
     if model is not None:
         numbers = np.arange(len(rows)) if explain is None else np.asarray(explain)
         thumbnails += explained(model, rows.subset(numbers), reader, table.iloc[numbers])
-    buffer = io.BytesIO()
     columns = list(Thumbnail.__dataclass_fields__)
-    pd.DataFrame([vars(each) for each in thumbnails], columns=columns).to_parquet(buffer)
-    files.write_bytes(folder / FILE, buffer.getvalue())
+    files.write_bytes(folder / FILE, pd.DataFrame([vars(each) for each in thumbnails], columns=columns).to_parquet())
 
 
 def chosen(table: pd.DataFrame, *, first: Sequence[int] = (), most: int = MOST_ROWS) -> list[int]:

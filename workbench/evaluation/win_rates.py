@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from workbench.data.text import answer_signals
 from workbench.evaluation import paired_rows
+from workbench.runs import units
 
 Floats = npt.NDArray[np.float64]
 
@@ -80,4 +81,4 @@ def summary(win_S: Floats, own: Sequence[str], other: Sequence[str]) -> dict[str
         score_by_name["longer"] = float(np.where(longer_S > 0, win_S, 1 - win_S)[unlike_S].mean())
     score_by_name |= answer_signals.of_answers(own)
     score_by_name |= {f"{name}_other": value for name, value in answer_signals.of_answers(other).items()}
-    return {name: round(value, 6) for name, value in score_by_name.items()}
+    return units.rounded(score_by_name)

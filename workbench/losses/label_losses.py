@@ -47,11 +47,6 @@ class LabelTap:
         finally:
             self._parts = None
 
-    @property
-    def open(self) -> bool:
-        """Whether somebody listens."""
-        return self._parts is not None
-
     def see(self, outputs: Tensor, labels: Tensor) -> None:
         """Called by a loss function with all that it computes with."""
         if self._parts is not None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from workbench import adapters
+from workbench.adapters.banks.bank import Bank
 from workbench.adapters.method import Method
 from workbench.adapters.target_modules import about_experts
 from workbench.config import RunConfig
@@ -22,22 +23,26 @@ def storage(backbone: Backbone, method: Method) -> str:
     return "\n  ".join([*lines, *filter(None, [about_experts(backbone.model, method)])])
 
 
-def model(config: RunConfig, backbone: Backbone, attached: nn.Module, *, own: int | None = None) -> dict[str, Any]:
-    """Facts about the model for the manifest and the report.
+def model(config: RunConfig, backbone: Backbone, attached: nn.Module) -> dict[str, Any]:
+    """Facts about the model with its adapter for the manifest and the report."""
+    return _facts(config, backbone, *adapters.count(attached))
 
-    Args:
-        attached: With its adapters.
-        own: Values that train in the one adapter of a bank that is meant.
-    """
-    total, trainable = adapters.count(attached)
-    own = trainable if own is None else own
+
+def member(config: RunConfig, backbone: Backbone, bank: Bank, name: str) -> dict[str, Any]:
+    """The same with one member of a bank alone."""
+    total, trainable = adapters.count(bank.model)
+    own = sum(each.numel() for each in bank.parameters_of(name).values())
+    return _facts(config, backbone, total - trainable + own, own)
+
+
+def _facts(config: RunConfig, backbone: Backbone, total: int, trainable: int) -> dict[str, Any]:
     return {
         "id": config.model.id,
         "weights": backbone.weights,
         "compute": str(backbone.compute).removeprefix("torch."),
         "attention": backbone.model.config._attn_implementation,
-        "parameters": total - trainable + own,
-        "trainable": own,
+        "parameters": total,
+        "trainable": trainable,
         "weight_bytes": backbone.weight_bytes,
         "notes": backbone.notes,
     }

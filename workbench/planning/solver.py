@@ -374,13 +374,13 @@ def _cure(config: RunConfig, least: SolverChoice, make_plan: PlanMaker, timing: 
         f"The run does not fit into {units.size(plan.memory)} of each device ({plan.device}): the least that any way "
         f"takes is {units.size(plan.needed)}, {missing:,} bytes more."
     )
-    for words, changed in _changes(config, least, make_plan):
+    for words, changed in _changes(config, least):
         if _best(changed, make_plan, timing).plan.fits:
             return f"{sentence}\n  The smallest change that fits: {words}."
     return f"{sentence}\n  No setting alone helps: take a smaller model.id, or devices with that much more memory."
 
 
-def _changes(config: RunConfig, least: SolverChoice, make_plan: PlanMaker) -> Iterator[tuple[str, RunConfig]]:
+def _changes(config: RunConfig, least: SolverChoice) -> Iterator[tuple[str, RunConfig]]:
     """Single changes, those that lose least first."""
     if config.batch.tokens_per_device != "auto":
         yield "batch.tokens_per_device=auto", _with(config, "batch", tokens_per_device="auto")

@@ -107,7 +107,7 @@ def stages(run: RunRecord) -> list[StageLine]:
             title=_title(stage),
             kept=bool(stage.get("accepted")),
             why=stage.get("why") or "",
-            loss=_loss((stage.get("oof") or {}).get("loss")),
+            loss=units.loss((stage.get("oof") or {}).get("loss")),
             change=_moved((stage.get("gain") or {}).get("difference")),
             chance=_chance(stage.get("gain")),
             score=units.number((stage.get("oof") or {}).get(main)),
@@ -184,7 +184,7 @@ def _sentence(stage: Mapping[str, Any], before: Mapping[str, Any], main: str) ->
     kept = bool(stage.get("accepted"))
     parts = []
     if gain:
-        parts.append(f"loss {_loss(gain['loss_before'])} to {_loss(gain['loss_after'])}")
+        parts.append(f"loss {units.loss(gain['loss_before'])} to {units.loss(gain['loss_after'])}")
         parts[0] += f" ({_moved(gain['difference'])}; 95 %: {_chance(gain)})"
     if main in oof and main in (before.get("oof") or {}):
         parts.append(f"{MAIN[main]} {units.number(before['oof'][main])} to {units.number(oof[main])}")
@@ -221,11 +221,6 @@ def _signed(value: float | None) -> str:
     return units.NOTHING if value is None else units.signed(value)
 
 
-def _loss(value: float | None) -> str:
-    """With the digits that a stage moves."""
-    return units.NOTHING if value is None else f"{value:.4f}"
-
-
 def _moved(value: float | None) -> str:
     return units.NOTHING if value is None else f"{value:+.4f}"
 
@@ -236,7 +231,7 @@ def _chance(gain: Mapping[str, Any] | None) -> str:
 
 def _test(stage: Mapping[str, Any], main: str) -> tuple[str, str]:
     test_scores = stage.get("test") or {}
-    return _loss(test_scores.get("loss")), units.number(test_scores.get(main))
+    return units.loss(test_scores.get("loss")), units.number(test_scores.get(main))
 
 
 def _interval(scores: Mapping[str, float], name: str) -> str:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from workbench.config import DataConfig
 from workbench.config.sections.clean_rules import CLEAN_RULES
+from workbench.data.batching import evenly_spaced
 from workbench.data.text.quality import survey
 from workbench.data.text.quality.flagging import Flag
 from workbench.data.text.quality.survey import Findings
@@ -272,7 +273,7 @@ def _counted(title: str, counts: Sequence[Mapping[str, int]], train: Mapping[str
 
 def _spread(pairs: Sequence[tuple[Findings, Flag]]) -> list[tuple[Findings, Flag]]:
     """At most SHOWN of the flags, from all over the files."""
-    chosen = np.unique(np.linspace(0, len(pairs) - 1, num=min(SHOWN, len(pairs)), dtype=np.int64))
+    chosen = evenly_spaced(len(pairs), SHOWN)
     return [pairs[at] for at in chosen.tolist()]
 
 

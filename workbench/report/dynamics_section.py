@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from workbench.data.batching import evenly_spaced
 from workbench.evaluation import dynamics
 from workbench.evaluation.prediction_table import class_names
 from workbench.report.perplexity_section import ends
@@ -89,7 +90,7 @@ def sentence(table: pd.DataFrame, *, several: bool) -> str:
 
 
 def _map(table: pd.DataFrame) -> Plot:
-    shown = table.iloc[np.unique(np.linspace(0, len(table) - 1, min(DRAWN, len(table))).astype(int))]
+    shown = table.iloc[evenly_spaced(len(table), DRAWN)]
     lost = shown["row"].isin(dynamics.unlearnable(table)["row"])
     series = []
     if lost.any():

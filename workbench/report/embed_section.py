@@ -27,6 +27,14 @@ class Searches(NamedTuple):
     columns: list[str]
     rows: list[list[str]]
 
+    @classmethod
+    def of(cls, title: str, table: Any, names: list[str]) -> Searches:
+        """The columns `names` of a table, numbers with three decimals."""
+        rows = [
+            [f"{each:.3f}" if isinstance(each, float) else str(each) for each in row] for row in table[names].values
+        ]
+        return cls(title, names, rows)
+
 
 def main_score(run: RunRecord) -> str | None:
     """Name of the score that decides; None where nothing was scored."""
@@ -61,5 +69,5 @@ def searches(run: RunRecord) -> Searches | None:
         chosen, title = table[wrong], "Texts whose nearest neighbour is wrong"
         names = ["row", "text", "nearest", *(["label", "nearest_label"] if "label" in table else [])]
     first = chosen.head(SHOWN)
-    rows = [[f"{each:.3f}" if isinstance(each, float) else str(each) for each in row] for row in first[names].values]
-    return Searches(f"{title}: {len(first):,} of {len(chosen):,}" if rows else "No text finds a wrong one", names, rows)
+    title = f"{title}: {len(first):,} of {len(chosen):,}" if len(first) else "No text finds a wrong one"
+    return Searches.of(title, first, names)

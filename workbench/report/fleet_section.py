@@ -70,12 +70,8 @@ def _member(row: Mapping[str, Any]) -> tuple[str, ...]:
         shown(row["rank"]) if row["rank"] is not None else units.NOTHING,
         units.NOTHING if row["trainable"] is None else units.count(row["trainable"]),
         f"{row['steps']:,}",
-        _exact(row["before"]),
-        _exact(row["after"] if row["after"] is not None else row["held_out_loss"]),
+        units.loss(row["before"]),
+        units.loss(row["after"] if row["after"] is not None else row["held_out_loss"]),
         units.duration(row["seconds"]),
         row["status"],
     )
-
-
-def _exact(value: float | None) -> str:
-    return units.NOTHING if value is None else f"{value:.4f}"

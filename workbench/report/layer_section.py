@@ -31,8 +31,7 @@ def layers(run: RunRecord) -> LayerTable | None:
     """The table of a run; None where the run does not tell."""
     path = run.folder / FILE
     try:
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        lines = files.json_lines(text[: text.rfind("\n") + 1])
+        lines = files.whole_lines(path)
         return _table(lines, run) if lines else None
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise FileError(f"{path}: damaged ({error}). Restore it, or delete it: the report does without.") from None

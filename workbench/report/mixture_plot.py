@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from workbench.report.plots import Axis, Plot, Series, draw
+from workbench.report.plots import Axis, Plot, draw, lines
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
@@ -23,24 +19,16 @@ def plots(run: RunRecord) -> list[Plot]:
     return [
         draw(
             "Share of each source",
-            _lines(run, "mix_share"),
+            lines(run.metrics, "mix_share", names),
             x=_STEP,
             y=Axis("share of the rows", from_zero=True),
             caption=f"Mean over the run: {means}.",
         ),
         draw(
             "Loss of each source above its reference",
-            _lines(run, "excess_loss"),
+            lines(run.metrics, "excess_loss", run.named("excess_loss")),
             x=_STEP,
             y=Axis(run.unit, marks=(0.0,)),
             caption="Over the rows of the last window. Shares of the upper lines rise against those of the lower ones.",
         ),
-    ]
-
-
-def _lines(run: RunRecord, measure: str) -> list[Series]:
-    step: Any = np.asarray(run.metrics["step"], dtype=np.float64)
-    return [
-        Series(name, step, np.asarray(run.metrics[f"{measure}[{name}]"], dtype=np.float64), "line", colour)
-        for colour, name in enumerate(run.named(measure))
     ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib
 import numpy as np
@@ -17,6 +17,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, Multiple
 from numpy.typing import NDArray
 
 from workbench.runs import units
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 POINTS = 1000
 """Most points a line is drawn with."""
@@ -87,6 +90,15 @@ class Series:
     def stroke(self) -> str:
         """Tells lines of the same colour apart, as CSS and matplotlib both call it."""
         return ("solid", "dashed", "dotted")[self.colour // COLOURS % 3]
+
+
+def lines(metrics: pd.DataFrame, measure: str, names: Iterable[str], style: Style = "line") -> list[Series]:
+    """A line for each of a measure's columns, such as `reward[mean]`, over the steps."""
+    step = np.asarray(metrics["step"], dtype=np.float64)
+    return [
+        Series(name, step, np.asarray(metrics[f"{measure}[{name}]"], dtype=np.float64), style, colour)
+        for colour, name in enumerate(names)
+    ]
 
 
 @dataclass(frozen=True)

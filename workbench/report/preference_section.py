@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from workbench.report.plots import Axis, Plot, Series, draw
+from workbench.report.plots import Axis, Plot, Series, draw, lines
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
@@ -53,7 +53,7 @@ def plots(run: RunRecord) -> list[Plot]:
     charts = [
         draw(
             "Rewards",
-            _lines(run, "reward", [*rewards, *(["margin"] if "margin" in run.named("reward") else [])]),
+            lines(run.metrics, "reward", [*rewards, *(["margin"] if "margin" in run.named("reward") else [])]),
             x=_STEP,
             y=Axis("nats, times beta", marks=(0.0,)),
             caption="A reward is beta times log p of the model over log p of the reference. Both may fall while the "
@@ -61,7 +61,7 @@ def plots(run: RunRecord) -> list[Plot]:
         ),
         draw(
             "Log-probability of a token",
-            _lines(run, "log_p", run.named("log_p")),
+            lines(run.metrics, "log_p", run.named("log_p")),
             x=_STEP,
             y=Axis("nats"),
             caption="Mean over the tokens of an answer, then over answers.",
@@ -69,10 +69,12 @@ def plots(run: RunRecord) -> list[Plot]:
     ]
     if scales := run.named("scale"):
         caption = "Goes from prefer.beta to prefer.beta_end in a straight line over the run."
-        charts.append(draw("Scale of rewards", _lines(run, "scale", scales), x=_STEP, y=Axis("beta"), caption=caption))
+        charts.append(
+            draw("Scale of rewards", lines(run.metrics, "scale", scales), x=_STEP, y=Axis("beta"), caption=caption)
+        )
     if "accuracy" in run.named("reward"):
         watched = run.metrics.dropna(subset=["held_out_loss"])
-        series = _lines(run, "reward", ["accuracy"])
+        series = lines(run.metrics, "reward", ["accuracy"])
         if "accuracy" in run.named("held_out_preference"):
             step, right = watched["step"], watched["held_out_preference[accuracy]"]
             series.append(Series("held out", np.asarray(step, float), np.asarray(right, float), "marked", 1))
@@ -120,17 +122,4 @@ def _watched(run: RunRecord, measure: str, names: list[str]) -> list[Series]:
     """Lines over the steps that had an evaluation; empty where no evaluation told such a figure."""
     if not set(names) <= set(run.named(measure)):
         return []
-    watched = run.metrics.dropna(subset=["held_out_loss"])
-    step: Any = np.asarray(watched["step"], dtype=np.float64)
-    return [
-        Series(name, step, np.asarray(watched[f"{measure}[{name}]"], dtype=np.float64), "marked", colour)
-        for colour, name in enumerate(names)
-    ]
-
-
-def _lines(run: RunRecord, measure: str, names: list[str]) -> list[Series]:
-    step: Any = np.asarray(run.metrics["step"], dtype=np.float64)
-    return [
-        Series(name, step, np.asarray(run.metrics[f"{measure}[{name}]"], dtype=np.float64), "line", colour)
-        for colour, name in enumerate(names)
-    ]
+    return lines(run.metrics.dropna(subset=["held_out_loss"]), measure, names, "marked")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from workbench.report.embed_section import Searches
-from workbench.report.plots import Axis, Plot, Series, draw
+from workbench.report.plots import Axis, Plot, Series, draw, lines
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
@@ -77,8 +77,7 @@ def answers(run: RunRecord) -> Searches | None:
         return None
     names = ["row", "prompt", "before", "after", "reward_before", "reward_after"]
     first = table.sort_values("reward_after", kind="stable").head(SHOWN)
-    rows = [[f"{each:.3f}" if isinstance(each, float) else str(each) for each in row] for row in first[names].values]
-    return Searches(f"Answers with the lowest rewards: {len(rows):,} of {len(table):,}", names, rows)
+    return Searches.of(f"Answers with the lowest rewards: {len(first):,} of {len(table):,}", first, names)
 
 
 def plots(run: RunRecord) -> list[Plot]:
@@ -86,7 +85,7 @@ def plots(run: RunRecord) -> list[Plot]:
     if not run.reinforces or "reward[mean]" not in run.metrics:
         return []
     own = [name for name in run.named("reward") if name not in ("mean", "spread")]
-    reward = _lines(run, "reward", ["mean", *own])
+    reward = lines(run.metrics, "reward", ["mean", *own])
     for name in run.named("held_out_reward"):
         watched = run.metrics.dropna(subset=[f"held_out_reward[{name}]"])
         step, held_out = (np.asarray(watched[key], float) for key in ("step", f"held_out_reward[{name}]"))
@@ -98,21 +97,21 @@ def plots(run: RunRecord) -> list[Plot]:
         draw("Reward", reward, x=_STEP, y=Axis("reward"), caption="Mean over the answers of a step."),
         draw(
             "Spread of the rewards",
-            _lines(run, "reward", ["spread"]),
+            lines(run.metrics, "reward", ["spread"]),
             x=_STEP,
             y=Axis("reward", from_zero=True),
             caption="Standard deviation over the answers of a step: nothing is learnt where it is 0.",
         ),
         draw(
             "Tokens of an answer",
-            _lines(run, "answers", ["tokens"]),
+            lines(run.metrics, "answers", ["tokens"]),
             x=_STEP,
             y=Axis("tokens", from_zero=True),
             caption="Answers that grow while rewards do not are a sign of a reward that is outwitted.",
         ),
         draw(
             "Answers",
-            _lines(run, "answers", shares),
+            lines(run.metrics, "answers", shares),
             x=_STEP,
             y=Axis("share", from_zero=True),
             caption="Prompts whose answers all have one reward; answers that reached their limit; sequences of four "
@@ -120,7 +119,7 @@ def plots(run: RunRecord) -> list[Plot]:
         ),
         draw(
             "Updates",
-            _lines(run, "update", updates),
+            lines(run.metrics, "update", updates),
             x=_STEP,
             y=Axis("share", from_zero=True),
             caption="Tokens whose ratio was clipped, or whose weight for who drew them was cut to its cap (capped); or "
@@ -129,7 +128,10 @@ def plots(run: RunRecord) -> list[Plot]:
     ]
     drift = [name for name in ("kl", "entropy") if name in run.named("update")]
     caption = "Entropy of the model on its answers, and divergence from the reference where it is measured (kl)."
-    return [*charts, draw("Drift", _lines(run, "update", drift), x=_STEP, y=Axis("nats per token"), caption=caption)]
+    return [
+        *charts,
+        draw("Drift", lines(run.metrics, "update", drift), x=_STEP, y=Axis("nats per token"), caption=caption),
+    ]
 
 
 def _ends(run: RunRecord, name: str) -> tuple[float, float]:
@@ -139,11 +141,3 @@ def _ends(run: RunRecord, name: str) -> tuple[float, float]:
     values = run.metrics[name].dropna().to_numpy()
     part = max(1, len(values) // 4)
     return float(values[:part].mean()), float(values[-part:].mean())
-
-
-def _lines(run: RunRecord, measure: str, names: Sequence[str]) -> list[Series]:
-    step: Any = np.asarray(run.metrics["step"], dtype=np.float64)
-    return [
-        Series(name, step, np.asarray(run.metrics[f"{measure}[{name}]"], dtype=np.float64), "line", colour)
-        for colour, name in enumerate(names)
-    ]

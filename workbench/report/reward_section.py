@@ -66,9 +66,8 @@ def _wrong_steps(table: Any) -> Searches:
     mistakes = table[(table["probability"] >= 0.5) != (table["label"] >= 0.5)]
     mistakes = mistakes.loc[gap[mistakes.index].sort_values(ascending=False, kind="stable").index]
     names, first = ["row", "step", "text", "label", "probability"], mistakes.head(embed_section.SHOWN)
-    rows = [[f"{each:.3f}" if isinstance(each, float) else str(each) for each in row] for row in first[names].values]
     title = f"Surest mistakes: {len(first):,} of {len(mistakes):,} steps"
-    return Searches(title if rows else "No step is rated wrongly", names, rows)
+    return Searches.of(title if len(first) else "No step is rated wrongly", first, names)
 
 
 def wrong(run: RunRecord) -> Searches | None:
@@ -82,6 +81,5 @@ def wrong(run: RunRecord) -> Searches | None:
     mistakes = judged[judged["margin"] <= 0].sort_values("margin")
     names = ["row", "text", "rejected", "chosen_reward", "rejected_reward"]
     first = mistakes.head(embed_section.SHOWN)
-    rows = [[f"{each:.3f}" if isinstance(each, float) else str(each) for each in row] for row in first[names].values]
     title = f"Surest mistakes: {len(first):,} of {len(mistakes):,} pairs"
-    return Searches(title if rows else "No pair is wrong", names, rows)
+    return Searches.of(title if len(first) else "No pair is wrong", first, names)

@@ -311,8 +311,6 @@ def _read(path: Path, reader: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
 
 
 def _metrics(path: Path) -> pd.DataFrame:
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    # A live run may be in the middle of its last line: only what ends in a line break is whole.
-    rows = files.json_lines(text[: text.rfind("\n") + 1])
+    rows = files.whole_lines(path)
     named = dict.fromkeys(name for row in rows for name in row if "[" in name or name in (OPENED, ASKED))
     return pd.DataFrame(rows).reindex(columns=[*COLUMNS, *named]).astype(float)

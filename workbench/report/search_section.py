@@ -70,7 +70,7 @@ def _standing(row: Mapping[str, Any]) -> tuple[int, float]:
 
 
 def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    losses = (units.NOTHING if loss is None else f"{loss:.4f}" for loss in row["losses"])
+    losses = map(units.loss, row["losses"])
     return (*map(shown, row["settings"].values()), *losses, f"{row['steps']:,}", row["status"])
 
 

@@ -47,7 +47,7 @@ class Setting:
         lowest = min(self.losses, default=None)
         done = f"{len(self.losses)} of {self.members}" if len(self.losses) < self.members else str(self.members)
         failed = f", {self.failed} failed" if self.failed else ""
-        return (*self.values, *map(_exact, (self.mean, self.spread, lowest)), f"{done}{failed}")
+        return (*self.values, *map(units.loss, (self.mean, self.spread, lowest)), f"{done}{failed}")
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def _loss(row: Mapping[str, Any], table: Mapping[str, Any]) -> float | None:
 def _member(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         *map(shown, row["settings"].values()),
-        _exact(row["held_out_loss"]),
-        _exact(row["best_held_out_loss"]),
+        units.loss(row["held_out_loss"]),
+        units.loss(row["best_held_out_loss"]),
         units.NOTHING if row["best_step"] is None else f"{row['best_step']:,}",
         f"{row['steps']:,}",
         units.duration(row["seconds"]),
@@ -137,7 +137,7 @@ def _notes(
         return []
     notes = [f"The best of {compared} on the same held-out rows flatters itself: expect more on new rows."]
     if "test" in scores:
-        notes[0] += f" On the test rows, scored once, its loss is {_exact(scores['test']['loss'])}."
+        notes[0] += f" On the test rows, scored once, its loss is {units.loss(scores['test']['loss'])}."
     else:
         notes[0] += " data.test=FILE scores it once on rows that chose nothing."
     return [*notes, *_lead(settings), *_edges(rows, table)]
@@ -153,8 +153,8 @@ def _lead(settings: Sequence[Setting]) -> list[str]:
     if lead > chance:
         return []
     return [
-        f"The best setting leads the second by {_exact(lead)}, which is no more than seeds make ({_exact(chance)}): "
-        "either may be better. More seeds would tell."
+        f"The best setting leads the second by {units.loss(lead)}, which is no more than seeds make "
+        f"({units.loss(chance)}): either may be better. More seeds would tell."
     ]
 
 
@@ -218,7 +218,3 @@ def _numeric(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[Floats, Floats]:
     return np.array([x for x, _ in points], dtype=np.float64), np.array([y for _, y in points], dtype=np.float64)
-
-
-def _exact(value: float | None) -> str:
-    return units.NOTHING if value is None else f"{value:.4f}"

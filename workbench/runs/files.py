@@ -61,6 +61,12 @@ def json_lines(text: str) -> list[dict[str, Any]]:
     return records
 
 
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects in the lines of a file that a live run may be in the middle of; none where there is no file."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return json_lines(text[: text.rfind("\n") + 1])
+
+
 def require_writable(path: Path) -> None:
     """Raise FileError where `path` could not be written: asked before the work whose result it is to hold."""
     with _explained_errors(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 NOTHING = "-"
 """Stands where there is no number."""
@@ -51,6 +52,16 @@ def number(value: float | None) -> str:
     if value and abs(value) < 1e-3:
         return f"{value:.1e}"
     return _digits(value, 3)
+
+
+def loss(value: float | None) -> str:
+    """A loss with the digits that training moves: 1.2346."""
+    return NOTHING if value is None else f"{value:.4f}"
+
+
+def rounded(scores: Mapping[str, float]) -> dict[str, float]:
+    """Scores as files keep them, with six decimals."""
+    return {name: round(value, 6) for name, value in scores.items()}
 
 
 def signed(value: float) -> str:

@@ -14,8 +14,9 @@ from workbench.config import RunConfig, TrainingSections, tasks
 from workbench.config.sections.optimizer_config import OF_INNER_MATRICES
 from workbench.config.tasks import TEXT, Task
 from workbench.data.batching import Examples, Indices
+from workbench.data.splits import Splits
 from workbench.data.text import text_checks
-from workbench.data.text.tokenized_set import Splits
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.models import backbones, tiled_mlp
 from workbench.training import (
@@ -42,7 +43,7 @@ class MeasuredExamples(Examples, Protocol):
         """Tokens of the longest sequence that one stack of the model reads, of each example."""
 
 
-def require_runnable(config: RunConfig, data: Splits) -> list[str]:
+def require_runnable(config: RunConfig, data: Splits[TokenizedSet]) -> list[str]:
     """Refuse a run that would fail, or would not do what its configuration says.
 
     Returns:
@@ -54,7 +55,7 @@ def require_runnable(config: RunConfig, data: Splits) -> list[str]:
     text_checks.require_teaching(data)
     if tasks.of(config) is TEXT:
         text_checks.require_ends(data)
-    splits = [data.train, data.held_out, *([data.test] if data.test else [])]
+    splits = list(data.named().values())
     return require_backbone(config, splits, tasks.of(config))
 
 

@@ -123,7 +123,7 @@ def test_members_of_unequal_ranks_are_computed_together_in_half_precision(
         with routed(made, ids[:4], (1, 1, 1, 1)):
             logits = made.model(input_ids=ids[:4]).logits
             logits.float().square().sum().backward()
-        return logits, [_gradients(of_member(made, member)).clone() for member in made.members]
+        return logits, [gradients(of_member(made, member)).clone() for member in made.members]
 
     (logits, found), (wanted_logits, wanted) = gradients(128), gradients(0)
     torch.testing.assert_close(logits, wanted_logits, rtol=0.05, atol=0.05)
@@ -181,12 +181,12 @@ def test_over_every_kind_of_stored_weight(weights: str, stories: str) -> None:
         own_logits = model.train()(input_ids=ids[start : start + share]).logits
         own_logits.logsumexp(-1).sum().backward()
         torch.testing.assert_close(logits[start : start + share], own_logits, rtol=1e-4, atol=1e-4)
-        found, own = (_gradients(each) for each in (of_member(made, member), trainable(model)))
+        found, own = (gradients(each) for each in (of_member(made, member), trainable(model)))
         assert (found - own).norm() <= 1e-4 * own.norm()
         start += share
 
 
-def _gradients(named: dict[str, nn.Parameter]) -> Tensor:
+def gradients(named: dict[str, nn.Parameter]) -> Tensor:
     return torch.cat([each.grad.flatten() for _, each in sorted(named.items()) if each.grad is not None])
 
 

@@ -10,9 +10,18 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from torch import Tensor
 
-from tests.adapters.banks.test_bank import all_logits, disturbed, double, ids, plain, require_alone, routed, trainable
+from tests.adapters.banks.test_bank import (
+    all_logits,
+    disturbed,
+    double,
+    gradients,
+    ids,
+    plain,
+    require_alone,
+    routed,
+    trainable,
+)
 from workbench import adapters
 from workbench.adapters import METHODS
 from workbench.adapters.banks import bank, bank_methods
@@ -114,13 +123,9 @@ def test_over_every_kind_of_stored_weight(weights: str, stories: str) -> None:
         own_logits = model.train()(input_ids=ids[number : number + 1]).logits
         own_logits.logsumexp(-1).sum().backward()
         torch.testing.assert_close(logits[number : number + 1], own_logits, rtol=1e-4, atol=1e-4)
-        found = _gradients(made.parameters_alone(member))
-        own = _gradients(trainable(model))
+        found = gradients(made.parameters_alone(member))
+        own = gradients(trainable(model))
         assert (found - own).norm() <= 1e-4 * own.norm()
-
-
-def _gradients(named: dict[str, Any]) -> Tensor:
-    return torch.cat([each.grad.flatten() for _, each in sorted(named.items()) if each.grad is not None])
 
 
 @pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.adapters.banks.test_bank import all_logits
+from tests.adapters.banks.test_bank import all_logits, disturbed
 from tests.vision_backbones import pixels, tiny_vision
 from workbench import adapters
 from workbench.adapters import Lora
@@ -41,13 +41,6 @@ def configs(dropout: float) -> list[Lora]:
     ]
 
 
-def disturb(named: dict[str, Any]) -> None:
-    """Values that a fresh adapter would not have, the same for the same names."""
-    for name, parameter in named.items():
-        generator = torch.Generator().manual_seed(len(name) * parameter.numel())
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator).to(parameter)
-
-
 def draw(rows: slice) -> RowDraw:
     return RowDraw(seed=1, step=2, rows=torch.arange(5)[rows].numpy())
 
@@ -66,14 +59,14 @@ def test_each_member_is_what_it_is_alone(name: str, dropout: float, tmp_path: Pa
     made.train()
     shares = [MemberRows(member, count) for member, count in zip(made.members, SHARES, strict=True)]
     for member in made.members:
-        disturb({key.replace(member, "default"): each for key, each in made.parameters_of(member).items()})
+        disturbed({key.replace(member, "default"): each for key, each in made.parameters_of(member).items()})
     draws = [draw(part) for part in parts]
     with made.route(shares, length=3), drawing(draws, IMAGES.device):
         together: Tensor = made.model(pixel_values=IMAGES).logits
         (together.square().sum()).backward()
     for number, (single, part) in enumerate(zip(alone, parts, strict=True)):
         mine = {key: each for key, each in single.named_parameters() if each.requires_grad}
-        disturb(mine)
+        disturbed(mine)
         single.train()
         with drawing([draw(part)], IMAGES.device):
             logits = single(pixel_values=IMAGES[part]).logits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from transformers import PreTrainedModel
 
 import workbench
 from tests.conftest import tiny
+from tests.run_files import read_losses
 from tests.stopping import stop_after
 from workbench import adapters
 from workbench.adapters import AdaLora
@@ -164,7 +164,7 @@ def test_a_run_reaches_its_ranks_and_a_stopped_one_resumes_to_the_same_bits(
     left = sum(int(each.sum()) for name, each in taken.items() if name.startswith("kept|"))
     broken = workbench.run(recipe, out=tmp_path / "broken", resume=True, quiet=True)
 
-    losses = [_losses(run) for run in (straight, broken)]
+    losses = [read_losses(run) for run in (straight, broken)]
     assert losses[0] == losses[1] and len(losses[0]) == STEPS
     found, wanted = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (broken, straight))
     assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in wanted)
@@ -172,10 +172,6 @@ def test_a_run_reaches_its_ranks_and_a_stopped_one_resumes_to_the_same_bits(
     ranks = [len(each) for name, each in wanted.items() if "lora_A" in name]
     assert sum(ranks) == 2 * layers < left < 4 * layers
     assert len(set(ranks)) > 1, "importance decided, not the order"
-
-
-def _losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 RECIPE = """

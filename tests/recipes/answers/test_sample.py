@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import workbench
+from tests.run_files import write_lines
 from tests.scripts.shown_commands import ROOT, blocks
 from workbench.cli.verbs import app
 from workbench.config import DataConfig
@@ -45,7 +46,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def asked(tmp_path: Path) -> Path:
     path = tmp_path / "asked.jsonl"
-    path.write_text("".join(json.dumps({"question": f"What comes after {n}?", "n": n}) + "\n" for n in range(6)))
+    write_lines(path, ({"question": f"What comes after {n}?", "n": n} for n in range(6)))
     (tmp_path / "mine.py").write_text(LETTERS)
     return path
 

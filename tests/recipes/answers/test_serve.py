@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
+from tests.run_files import read_lines, read_scores, write_lines
 from workbench import evaluation
 from workbench.errors import ConfigError, DataError
 from workbench.models import exported
@@ -31,8 +32,7 @@ def asked(tmp_path: Path) -> Path:
     for row in rows[::2]:
         del row["answer"]
     path = tmp_path / "asked.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_lines(path, rows)
 
 
 def _single(run: Path, question: str, *, max_new_tokens: int) -> str:
@@ -48,7 +48,7 @@ def _single(run: Path, question: str, *, max_new_tokens: int) -> str:
 
 
 def test_evaluate_finds_the_scores_again(trained: Path) -> None:
-    written = json.loads((trained / "scores.json").read_text())
+    written = read_scores(trained)
     assert evaluate(trained, []) == written["after"]
     assert written["after"]["loss"] < 0.5 * written["before"]["loss"]
     answered = {f"{name}{end}" for name in ("f1", "rouge_l") for end in ("", "_low", "_high")}
@@ -60,7 +60,7 @@ def test_evaluate_scores_another_file(trained: Path, tmp_path: Path) -> None:
     path.write_text(json.dumps({"question": "What comes after 200?", "answer": "It is 201."}) + "\n")
     found = evaluate(trained, [f"data.test={path}", "evaluate.answers=0"])
     assert set(found) == {"loss", "perplexity", "token_accuracy"}
-    assert found["loss"] != json.loads((trained / "scores.json").read_text())["after"]["loss"]
+    assert found["loss"] != read_scores(trained)["after"]["loss"]
 
 
 @pytest.mark.parametrize("word", ["model.weights=bfloat16", "adapter.rank=2"])
@@ -96,7 +96,7 @@ def test_predict_writes_every_row_in_order(
 def test_predict_in_batches_answers_as_for_each_prompt_alone(trained: Path, asked: Path, tmp_path: Path) -> None:
     out = tmp_path / "answers.parquet"
     predict(trained, str(asked), out=out, max_new_tokens=12)
-    questions = [json.loads(line)["question"] for line in asked.read_text().splitlines()]
+    questions = [each["question"] for each in read_lines(asked)]
     alone = [_single(trained, question, max_new_tokens=12) for question in questions]
     assert list(pd.read_parquet(out)["answer"]) == alone
 
@@ -142,7 +142,7 @@ def test_a_run_on_raw_text_is_prompted_raw(
     if column == "text":
         rows = [{"text": row["prompt"] + row["completion"]} for row in rows]
     path = tmp_path / "raw.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     run = save_run(data={"train": str(path), "held_out": 0.1})
 
     asked = tmp_path / "asked.jsonl"

@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import workbench
+from tests.run_files import read_lines, write_lines
 from workbench.config.sections.rewards_config import ModelReward
 from workbench.data.text.answer import Answer
 from workbench.errors import DataError
@@ -29,9 +30,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def asked(tmp_path: Path) -> Path:
     path = tmp_path / "asked.jsonl"
-    path.write_text(
-        "".join(json.dumps({"question": f"What comes after {n}?", "answer": str(n + 1)}) + "\n" for n in range(4))
-    )
+    write_lines(path, ({"question": f"What comes after {n}?", "answer": str(n + 1)} for n in range(4)))
     return path
 
 
@@ -41,7 +40,7 @@ def test_a_run_and_itself_are_even(run: Path, asked: Path, tmp_path: Path) -> No
     found = win_rate(run, run, [f"data.test={asked}"], contest)
     assert (found["win_rate"], found["ties"], found["reward"]) == (0.5, 1, found["reward_other"])
     assert found["win_rate_low"] < 0.5 < found["win_rate_high"]
-    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    rows = read_lines(tmp_path / "answers.jsonl")
     assert len(rows) == 4 and all(row["answer"] == row["other"] and row["win"] == 0.5 for row in rows)
     judged = win_rate(run, run, [f"data.test={asked}"], Contest(judge="sed s/.*/1/", max_new_tokens=2))
     assert judged["win_rate"] == 0.5 and judged["order_agreement"] == 0
@@ -77,7 +76,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
     """A reward model that likes long answers. Read only."""
     folder = tmp_path_factory.mktemp("judge")
     rows = [{"prompt": f"After {n}?", "chosen": " It is so." * 8, "rejected": " It is so." * 2} for n in range(30)]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "pairs.jsonl", rows)
     model = f"{{id: {short_stories}, weights: float32, compute: float32}}"
     words = [f"model={model}", f"data.train={folder / 'pairs.jsonl'}", "data.on_bad_row=skip", "data.overlap=drop"]
     words += ["train.epochs=null", "train.steps=12", "train.learning_rate=1e-2", "data.held_out=0.2", "batch.size=8"]
@@ -93,7 +92,7 @@ def test_a_reward_model_judges_and_its_verdict_is_kept(
     save_file({name: -each for name, each in load_file(adapter).items()}, adapter)
     contest = Contest((str(judge),), max_new_tokens=12, out=tmp_path / "answers.jsonl")
     found = win_rate(run, other, [f"data.test={asked}"], contest)
-    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    rows = read_lines(tmp_path / "answers.jsonl")
     read = rewards.build([ModelReward(run=judge)])
 
     def answer(row: dict[str, str], side: str) -> Answer:

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from tests.conftest import trains
+from tests.run_files import read_metrics, read_scores, write_lines
 from workbench.config.sections.rewards_config import ModelReward
 from workbench.data.text import tokenized
 from workbench.data.text.answer import Answer
@@ -54,7 +55,7 @@ def pair(n: int) -> dict[str, Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pairs of answers."""
     found = tmp_path_factory.mktemp("folds")
-    (found / "pairs.jsonl").write_text("".join(json.dumps(pair(n)) + "\n" for n in range(COUNT)))
+    write_lines(found / "pairs.jsonl", (pair(n) for n in range(COUNT)))
     return found
 
 
@@ -70,7 +71,7 @@ def swept(train: Train) -> Path:
 
 
 def held_out(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(run)
     return [line["held_out_loss"] for line in lines if "held_out_loss" in line]
 
 
@@ -97,7 +98,7 @@ def test_a_member_equals_the_same_run_alone(swept: Path, train: Train) -> None:
     words = ["recipe=reward", "sweep={}", f"data.fold.of={FOLDS}", "data.fold.number=1"]
     alone, member = train(*words, name="alone"), swept / "members" / "fold=1"
     assert held_out(member) == pytest.approx(held_out(alone), rel=1e-4)
-    one, other = (json.loads((run / "scores.json").read_text()) for run in (alone, member))
+    one, other = (read_scores(run) for run in (alone, member))
     assert one["after"] == pytest.approx(other["after"], abs=1e-4) and one["before"] == other["before"]
     assert evaluate(member, []) == other["after"], "it is a run directory"
 
@@ -106,7 +107,7 @@ def test_every_pair_is_scored_by_who_did_not_see_it(swept: Path) -> None:
     table = pd.read_parquet(swept / "out_of_fold.parquet")
     assert len(table) == table["row"].nunique() == COUNT and set(table["fold"]) == set(range(FOLDS))
     judged = table[~table["tie"]]
-    scores = json.loads((swept / "scores.json").read_text())["out_of_fold"]
+    scores = read_scores(swept)["out_of_fold"]
     right = (judged["chosen_reward"] > judged["rejected_reward"]).mean()
     assert scores["accuracy"] == pytest.approx(right, abs=1e-6) and scores["pairs"] == COUNT
     assert scores["accuracy_low"] < right <= scores["accuracy_high"]
@@ -114,7 +115,7 @@ def test_every_pair_is_scored_by_who_did_not_see_it(swept: Path) -> None:
 
 def test_the_member_that_is_shipped_is_scored_once(swept: Path) -> None:
     best = swept / "members" / json.loads((swept / "sweep.json").read_text())["best"]
-    own, whole = (json.loads((run / "scores.json").read_text()) for run in (best, swept))
+    own, whole = (read_scores(run) for run in (best, swept))
     assert {name: whole[name] for name in own} == own and whole.keys() - own.keys() == {"out_of_fold"}
     pd.testing.assert_frame_equal(*(pd.read_parquet(run / "predictions.parquet") for run in (best, swept)))
     assert (swept / "log.txt").read_text().count("Scoring what was saved") == FOLDS
@@ -162,9 +163,7 @@ def test_settings_in_a_bank_and_one_after_another(train: Train, folder: Path) ->
     assert held_out(bank / "members" / "learning_rate=0.01,seed=0") == pytest.approx(held_out(alone), rel=1e-4)
     losses = {tuple(held_out(each)) for each in (bank / "members").iterdir()}
     assert len(losses) == 4, "a seed begins with a head of its own"
-    assert json.loads((bank / "scores.json").read_text())["after"]["loss"] == pytest.approx(
-        min(each[-1] for each in losses), rel=1e-4
-    )
+    assert read_scores(bank)["after"]["loss"] == pytest.approx(min(each[-1] for each in losses), rel=1e-4)
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 
 import workbench
 from tests.conftest import write_questions
+from tests.run_files import read_metrics, read_scores
 from tests.stopping import stop_after
 from workbench import recipes
 from workbench.cli import render
@@ -71,7 +72,7 @@ def table(path: Path) -> dict[str, Any]:
 
 
 def curve(path: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(path)
     return [{key: value for key, value in line.items() if key not in CLOCK} for line in lines]
 
 
@@ -102,7 +103,7 @@ def test_who_goes_on_is_who_had_the_lowest_loss_and_the_best_is_shipped(searched
     assert found["best"] == best["member"]
     config = run_directory.shipped_config(searched)
     assert (config.recipe, config.adapter.rank) == ("sft", best["settings"]["adapter.rank"])  # type: ignore[attr-defined]
-    scores = json.loads((searched / "scores.json").read_text())
+    scores = read_scores(searched)
     assert scores["after"]["loss"] == pytest.approx(best["held_out_loss"], rel=1e-4)
     assert best["held_out_loss"] == best["losses"][2] and evaluate(searched, []) == scores["after"]
     assert not list(searched.glob("members/*/checkpoints")) and (searched / "adapter").is_dir()
@@ -212,7 +213,7 @@ def test_a_search_ends_in_time_with_what_came_to_its_end(
     waves = table(path)["waves"]
     assert [(len(wave["trials"]), wave["rungs"][0]) for wave in waves] == [(2, 0), (1, 2)]
     assert table(path)["best"] is not None and table(path)["trained"] == 1.25
-    assert json.loads((path / "scores.json").read_text())["after"]["loss"] > 0
+    assert read_scores(path)["after"]["loss"] > 0
 
 
 def test_rows_of_a_comparison_are_among_those_of_the_next_one(sections: dict[str, Any]) -> None:

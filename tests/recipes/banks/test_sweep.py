@@ -10,6 +10,7 @@ import pytest
 
 import workbench
 from tests.conftest import MINILM, save_tiny, write_questions
+from tests.run_files import read_metrics, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench import recipes
 from workbench.cli import render
@@ -60,7 +61,7 @@ def run(sections: dict[str, Any], out: Path, *, resume: bool = False, **other: A
 
 
 def held_out(path: Path) -> list[float]:
-    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(path)
     return [line["held_out_loss"] for line in lines if "held_out_loss" in line]
 
 
@@ -93,7 +94,7 @@ def test_the_best_is_shipped_and_served(swept: Path, capsys: pytest.CaptureFixtu
     config = run_directory.shipped_config(swept)
     assert config.recipe == "sft" and config.seed == 0
     assert config.train.learning_rate == best["settings"]["train.learning_rate"]
-    scores = json.loads((swept / "scores.json").read_text())
+    scores = read_scores(swept)
     assert scores["after"]["loss"] == pytest.approx(best["held_out_loss"], rel=1e-4)
     assert {"loss", "f1", "rouge_l"} <= set(scores["before"])
     assert evaluate(swept, []) == scores["after"]
@@ -192,7 +193,7 @@ def test_classifiers_with_their_own_heads_equal_runs_of_their_own(tmp_path: Path
         lines = [
             {"text": f"The {'cat' if n % 2 else 'dog'} of {name} said {n}.", "label": "ab"[n % 2]} for n in range(rows_)
         ]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(tmp_path / f"{name}.jsonl", lines)
     sections = {
         "recipe": "sweep",
         "model": {"id": model, "weights": "float32"},
@@ -209,7 +210,7 @@ def test_classifiers_with_their_own_heads_equal_runs_of_their_own(tmp_path: Path
         sections, tmp_path / "alone", recipe="classify", sweep={}, seed=1, classes={"gamma": 2.0}, save={"ship": "best"}
     )
     assert held_out(path / "members" / "gamma=2,seed=1") == pytest.approx(held_out(wanted), rel=1e-4)
-    scores = json.loads((path / "scores.json").read_text())
+    scores = read_scores(path)
     assert "accuracy" in scores["after"] and evaluate(path, []) == scores["after"]
     lowest = min(float(row["best_held_out_loss"]) for row in table(path)["members"])
     assert scores["after"]["loss"] == pytest.approx(lowest, rel=1e-4), "of all members and steps"

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import workbench
 from tests.conftest import write_questions
+from tests.run_files import read_losses, read_scores
 from tests.stopping import stop_after
 from workbench import recipes
 from workbench.cli.console import Terminal
@@ -57,14 +58,6 @@ def _run(config: RunConfig, out: Path) -> Path:
     return workbench.run(config, out=out, quiet=True)
 
 
-def _losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def _scores(run: Path) -> dict[str, dict[str, float]]:
-    return dict(json.loads((run / "scores.json").read_text()))
-
-
 @pytest.fixture(scope="module")
 def teachers(tmp_path_factory: pytest.TempPathFactory, short_stories: str, rows: Path) -> dict[str, Path]:
     """Finished runs: all weights trained, a LoRA adapter, and another one."""
@@ -90,8 +83,8 @@ def test_a_student_with_half_of_the_layers_is_a_stock_model(
     assert student.config.num_hidden_layers == (teacher.config.num_hidden_layers + 1) // 2
     assert student.config.hidden_size == teacher.config.hidden_size
     assert not (run / "student").exists()
-    scores = _scores(run)
-    assert scores["teacher"]["loss"] == pytest.approx(_scores(teachers["full"])["after"]["loss"], rel=0.02)
+    scores = read_scores(run)
+    assert scores["teacher"]["loss"] == pytest.approx(read_scores(teachers["full"])["after"]["loss"], rel=0.02)
     assert scores["after"]["loss"] < scores["before"]["loss"]
     assert evaluate(run, [])["loss"] == pytest.approx(scores["after"]["loss"], rel=1e-4)
 
@@ -104,7 +97,7 @@ def test_an_adapter_over_a_made_student_is_served_with_it(
     config = run_directory.shipped_config(run)
     assert config.recipe == "sft" and Path(config.model.id) == (run / "student").resolve()
     assert len(exported.load(run, config).model.base_model.model.model.layers) == 1
-    assert evaluate(run, [])["loss"] == pytest.approx(_scores(run)["after"]["loss"], rel=1e-4)
+    assert evaluate(run, [])["loss"] == pytest.approx(read_scores(run)["after"]["loss"], rel=1e-4)
 
 
 def test_without_a_share_of_the_teacher_it_is_plain_training(
@@ -113,7 +106,7 @@ def test_without_a_share_of_the_teacher_it_is_plain_training(
     plain = _run(_config(short_stories, rows, recipe="sft"), tmp_path / "plain")
     distill = {"teacher": {"id": str(teachers["full"])}, "alpha": 0.0}
     taught = _run(_config(short_stories, rows, distill=distill), tmp_path / "taught")
-    assert _losses(taught) == pytest.approx(_losses(plain), rel=1e-6)
+    assert read_losses(taught) == pytest.approx(read_losses(plain), rel=1e-6)
 
 
 @pytest.mark.cube
@@ -126,7 +119,7 @@ def test_a_teacher_on_the_students_backbone_teaches_what_a_copy_would(
         config = _config(short_stories, rows, distill={"teacher": who, "alpha": 0.9, "temperature": 2.0})
         run = _run(config, tmp_path / name)
         assert json.loads((run / "manifest.json").read_text())["distill"]["shared"] is (name == "shared")
-        found[name] = _losses(run)
+        found[name] = read_losses(run)
     assert found["shared"] == pytest.approx(found["copied"], rel=1e-6)
 
 
@@ -136,9 +129,9 @@ def test_several_adapters_teach_together(
 ) -> None:
     who = {"id": [str(teachers["lora"]), str(teachers["other"])]}
     run = _run(_config(short_stories, rows, distill={"teacher": who, "alpha": 1.0}), tmp_path / "run")
-    each = [_scores(teachers[name])["after"]["loss"] for name in ("lora", "other")]
+    each = [read_scores(teachers[name])["after"]["loss"] for name in ("lora", "other")]
     # By Jensen's inequality a mean of distributions is likelier than they are on average.
-    assert min(each) / 2 < _scores(run)["teacher"]["loss"] < sum(each) / 2
+    assert min(each) / 2 < read_scores(run)["teacher"]["loss"] < sum(each) / 2
 
 
 @pytest.mark.cube
@@ -149,12 +142,12 @@ def test_a_full_cache_teaches_what_the_live_teacher_does(
     live = _run(_config(short_stories, rows, distill=distill), tmp_path / "live")
     cache = {"folder": str(tmp_path / "cache"), "k": 512, "dtype": "float32"}
     cached = _run(_config(short_stories, rows, distill={**distill, "cache": cache}), tmp_path / "cached")
-    assert _losses(cached) == pytest.approx(_losses(live), abs=1e-5)
+    assert read_losses(cached) == pytest.approx(read_losses(live), abs=1e-5)
     again = _run(_config(short_stories, rows, distill={**distill, "cache": cache}, seed=0), tmp_path / "again")
-    assert _losses(again) == _losses(cached)
+    assert read_losses(again) == read_losses(cached)
     few = {"folder": str(tmp_path / "few"), "k": 16}
     near = _run(_config(short_stories, rows, distill={**distill, "cache": few}), tmp_path / "near")
-    assert _scores(near)["after"]["loss"] == pytest.approx(_scores(live)["after"]["loss"], rel=0.01)
+    assert read_scores(near)["after"]["loss"] == pytest.approx(read_scores(live)["after"]["loss"], rel=0.01)
 
 
 def test_a_cache_is_made_by_a_verb_of_its_own_and_needs_no_teacher_afterwards(
@@ -194,7 +187,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(
         with pytest.raises(Stopped):
             _run(config, tmp_path / "broken")
     broken = workbench.run(config, out=tmp_path / "broken", resume=True, quiet=True)
-    assert _losses(broken) == _losses(straight)
+    assert read_losses(broken) == read_losses(straight)
     one, other = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (straight, broken))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
@@ -204,7 +197,7 @@ def test_micro_batches_change_nothing(
 ) -> None:
     distill = {"teacher": {"id": str(teachers["full"])}, "match": [{"what": "hidden_cosine"}], "alpha": 0.5}
     found = [
-        _losses(
+        read_losses(
             _run(_config(short_stories, rows, distill=distill, batch={"size": 8, "tokens_per_device": tokens}), out)
         )
         for tokens, out in ((90, tmp_path / "small"), (4000, tmp_path / "large"))
@@ -217,11 +210,11 @@ def test_peers_without_each_other_learn_as_if_alone(short_stories: str, rows: Pa
     """At alpha 0 the loss is the mean of runs of their own, but for the clipping of gradients, which is off here."""
     train = {"steps": 4, "learning_rate": 5e-3, "max_grad_norm": 1e6}
     alone = [
-        _losses(_run(_config(short_stories, rows, recipe="sft", seed=0, train=train), tmp_path / "alone")),
-        _losses(
+        read_losses(_run(_config(short_stories, rows, recipe="sft", seed=0, train=train), tmp_path / "alone")),
+        read_losses(
             _run(_config(short_stories, rows, distill={"peers": 2, "alpha": 0.0}, train=train), tmp_path / "peers")
         ),
-        _losses(
+        read_losses(
             _run(_config(short_stories, rows, distill={"peers": 2, "alpha": 0.5}, train=train), tmp_path / "taught")
         ),
     ]
@@ -234,7 +227,7 @@ def test_a_teacher_of_another_vocabulary(short_stories: str, rows: Path, tmp_pat
     distill = {"teacher": {"id": "starter"}, "loss": "universal", "alpha": 0.5}
     run = _run(_config(short_stories, rows, distill=distill), tmp_path / "run")
     assert 0.05 < json.loads((run / "manifest.json").read_text())["distill"]["aligned"] <= 1
-    assert _losses(run)[-1] < _losses(run)[0]
+    assert read_losses(run)[-1] < read_losses(run)[0]
 
 
 def test_devices_share_rows_and_no_weights(short_stories: str, rows: Path) -> None:
@@ -284,7 +277,7 @@ def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
     if name == "distill/quickstart":
         words += ["distill.teacher.id=starter"]
     run = workbench.run(name, words, out=tmp_path / "run", quiet=True)
-    assert len(_losses(run)) == 2 and all(0 < loss < 10 for loss in _losses(run))
+    assert len(read_losses(run)) == 2 and all(0 < loss < 10 for loss in read_losses(run))
     assert json.loads((run / "manifest.json").read_text())["status"] == "done"
     assert "<path" in (run / "report.html").read_text()
 

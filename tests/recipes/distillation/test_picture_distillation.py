@@ -16,6 +16,7 @@ from transformers import AutoModelForImageClassification, ViTImageProcessorPil
 
 import workbench
 from tests.recipes.drawings import COLOURS, draw
+from tests.run_files import read_losses, read_scores
 from tests.stopping import stop_after
 from tests.vision_backbones import SIZE, save_vision
 from tests.workbench.distillation.matched import WHATS
@@ -88,14 +89,6 @@ def folds(train: Callable[..., Path]) -> Path:
     return train("folds", "crossval", "folds.k=3")
 
 
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def scores(run: Path) -> dict[str, dict[str, float]]:
-    return dict(json.loads((run / "scores.json").read_text()))
-
-
 def said(run: Path) -> dict[str, Floats]:
     """What the teacher said of the rows of each set."""
     return load_file(run / "teacher.safetensors")
@@ -115,12 +108,12 @@ def test_one_teacher_says_what_it_predicts(train: Callable[..., Path], taught: P
     np.testing.assert_allclose(
         said(run)["train"], row_outputs.outputs(teacher.model, teacher.outputs, rows), rtol=1e-4, atol=1e-4
     )
-    found = scores(run)
-    assert found["teacher"]["accuracy"] == pytest.approx(scores(taught)["after"]["accuracy"])
+    found = read_scores(run)
+    assert found["teacher"]["accuracy"] == pytest.approx(read_scores(taught)["after"]["accuracy"])
     assert found["after"]["accuracy"] > 0.7 > found["before"]["accuracy"]
     plain = train("hard", "distill", "distill.alpha=0", teacher=taught)
-    assert losses(plain)[0] != losses(run)[0]
-    np.testing.assert_array_equal(losses(plain), losses(train("plain", "classify")))
+    assert read_losses(plain)[0] != read_losses(run)[0]
+    np.testing.assert_array_equal(read_losses(plain), read_losses(train("plain", "classify")))
 
 
 @pytest.mark.cube
@@ -138,7 +131,7 @@ def test_the_adapters_of_folds_teach_together(train: Callable[..., Path], folds:
     asked = pd.read_parquet(home / "p.parquet").set_index("image")[[f"p_{name}" for name in NAMES]]
     whole_NC = asked.loc[names].to_numpy()
     np.testing.assert_allclose(model.labels.values(said(together)["train"]), whole_NC, atol=1e-5)
-    assert scores(together)["teacher"]["accuracy"] > 0.7
+    assert read_scores(together)["teacher"]["accuracy"] > 0.7
     loss = target_scores.loss(model.labels, said(together)["train"], rows.targets_NC)
     assert loss < target_scores.loss(model.labels, said(apart)["train"], rows.targets_NC)
 
@@ -161,11 +154,11 @@ def test_layers_are_learnt_in_any_micro_batches(
         for tokens in (16, 1000)
         if (named := {"backbone": backbone, "teacher": taught})
     ]
-    np.testing.assert_allclose(losses(runs[0]), losses(runs[1]), rtol=1e-4)
+    np.testing.assert_allclose(read_losses(runs[0]), read_losses(runs[1]), rtol=1e-4)
     plain = home / f"{backbone}-plain"  # the same whatever is learnt of layers
     if not plain.exists():
         train(plain.name, "distill", "train.epochs=1", backbone=backbone, teacher=taught)
-    assert losses(runs[0])[0] > losses(plain)[0]
+    assert read_losses(runs[0])[0] > read_losses(plain)[0]
 
 
 @pytest.mark.slow
@@ -186,7 +179,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(
         with pytest.raises(Stopped):
             workbench.run(path, every, out=home / "broken", quiet=True)
     broken = workbench.run(path, every, out=home / "broken", resume=True, quiet=True)
-    assert losses(broken) == losses(straight)
+    assert read_losses(broken) == read_losses(straight)
     one, other = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (straight, broken))
     assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
@@ -218,7 +211,7 @@ def test_a_teacher_sees_pictures_in_its_own_colours(train: Callable[..., Path], 
         for match in ("", "distill.match=[{what: hidden_mse, layers: {0: 0}}]"):
             words = ["distill.alpha=0", "train.epochs=1", "distill.teacher.weights=float32", *filter(None, [match])]
             run = train(f"colours-{name}-{bool(match)}", "distill", *words, teacher=home / name)
-            first[name, bool(match)] = losses(run)[0]
+            first[name, bool(match)] = read_losses(run)[0]
     assert first["ViT", True] == pytest.approx(first["ViT", False], abs=1e-6)
     assert first["other", True] > first["other", False] + 1e-2
 
@@ -232,5 +225,5 @@ def test_a_student_of_its_teachers_first_layer(family: str, train: Callable[...,
     run = train(f"first-{family}", "distill", *words, backbone="teacher", teacher=teacher)
     student = AutoModelForImageClassification.from_pretrained(run / "adapter")
     assert [len(stack) for stack in anatomy.blocks(student)] == [1]
-    assert scores(run)["after"]["loss"] < scores(run)["before"]["loss"]
+    assert read_scores(run)["after"]["loss"] < read_scores(run)["before"]["loss"]
     assert torch.isfinite(student(pixel_values=torch.zeros(1, 3, SIZE, SIZE)).logits).all()

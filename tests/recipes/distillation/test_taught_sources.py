@@ -12,6 +12,7 @@ import pytest
 import workbench
 from tests.conftest import MINILM, save_tiny
 from tests.recipes.weather import weather
+from tests.run_files import read_losses, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, Stopped
@@ -22,12 +23,8 @@ Config = Callable[..., RunConfig]
 LORA = {"method": "lora", "rank": 4, "alpha": 8}
 
 
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def scores(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / "scores.json").read_text())["after"])
+    return dict(read_scores(run)["after"])
 
 
 def run(config: RunConfig, out: Path, *, resume: bool = False) -> Path:
@@ -36,7 +33,7 @@ def run(config: RunConfig, out: Path, *, resume: bool = False) -> Path:
 
 def write(path: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
     path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return {"path": str(path)}
 
 
@@ -74,13 +71,13 @@ def test_without_a_share_of_the_teacher_it_is_plain_training(
     config: Config, plain: Path, tmp_path: Path, more: dict[str, Any]
 ) -> None:
     taught = run(config(distill={"teacher": {"id": str(plain)}, "alpha": 0.0, **more}), tmp_path / "run")
-    assert losses(taught) == pytest.approx(losses(plain), rel=1e-6)
+    assert read_losses(taught) == pytest.approx(read_losses(plain), rel=1e-6)
     assert scores(taught)["loss[tales]"] == pytest.approx(scores(plain)["loss[tales]"], rel=1e-5)
 
 
 def test_peers_draw_what_a_plain_run_draws(config: Config, plain: Path, tmp_path: Path) -> None:
     taught = run(config(distill={"peers": 2, "alpha": 0.0}, train={"steps": 1}), tmp_path / "run")
-    assert losses(taught)[0] == pytest.approx(losses(plain)[0], rel=1e-5)  # fresh adapters change nothing
+    assert read_losses(taught)[0] == pytest.approx(read_losses(plain)[0], rel=1e-5)  # fresh adapters change nothing
 
 
 def test_a_full_cache_of_all_sources_teaches_what_the_live_teacher_does(
@@ -90,14 +87,14 @@ def test_a_full_cache_of_all_sources_teaches_what_the_live_teacher_does(
     live = run(config(distill=distill), tmp_path / "live")
     cache = {"folder": str(tmp_path / "cache"), "k": 512, "dtype": "float32"}
     cached = run(config(distill={**distill, "cache": cache}), tmp_path / "cached")
-    assert losses(cached) == pytest.approx(losses(live), abs=1e-5)
+    assert read_losses(cached) == pytest.approx(read_losses(live), abs=1e-5)
 
 
 def test_a_teacher_of_another_vocabulary_reads_each_source_as_its_columns_say(config: Config, tmp_path: Path) -> None:
     wanted = config(distill={"teacher": {"id": "starter"}, "loss": "universal", "alpha": 0.5})
     taught = run(wanted, tmp_path / "run")
     assert 0.05 < json.loads((taught / "manifest.json").read_text())["distill"]["aligned"] <= 1
-    assert losses(taught)[-1] < losses(taught)[0]
+    assert read_losses(taught)[-1] < read_losses(taught)[0]
 
 
 def test_a_stopped_run_whose_student_writes_goes_on_to_the_same_bits(
@@ -110,7 +107,7 @@ def test_a_stopped_run_whose_student_writes_goes_on_to_the_same_bits(
         with pytest.raises(Stopped):
             run(wanted, tmp_path / "broken")
     straight, broken = run(wanted, tmp_path / "straight"), run(wanted, tmp_path / "broken", resume=True)
-    assert losses(broken) == losses(straight)
+    assert read_losses(broken) == read_losses(straight)
     weights = [each / "adapter" / "adapter_model.safetensors" for each in (straight, broken)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
@@ -152,7 +149,7 @@ def test_a_student_of_classes_draws_what_a_plain_run_draws_and_hears_the_teacher
         distill = {"of": "classify", "teacher": {"id": str(plain)}, "alpha": alpha}
         return RunConfig.model_validate({**values, "recipe": "distill", "distill": distill})
 
-    assert losses(run(taught(0.0), tmp_path / "alone")) == pytest.approx(losses(plain), rel=1e-5)
+    assert read_losses(run(taught(0.0), tmp_path / "alone")) == pytest.approx(read_losses(plain), rel=1e-5)
     assert "radio: 9 rows" in "\n".join(check(taught(0.9)).notes)
     straight = run(taught(0.9), tmp_path / "straight")
     assert {"accuracy[diary]", "loss[radio]"} <= scores(straight).keys()
@@ -161,4 +158,4 @@ def test_a_student_of_classes_draws_what_a_plain_run_draws_and_hears_the_teacher
         with pytest.raises(Stopped):
             run(taught(0.9), tmp_path / "broken")
     broken = run(taught(0.9), tmp_path / "broken", resume=True)
-    assert losses(broken) == losses(straight) and scores(broken) == scores(straight)
+    assert read_losses(broken) == read_losses(straight) and scores(broken) == scores(straight)

@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 import torch
 
-import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.run_files import trains_rows
 from tests.workbench.training.distributed import layouts
 from workbench.errors import ConfigError, Stopped
 from workbench.models import embedder
@@ -66,18 +66,10 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory, bert: str) -> Train:
-    folder = tmp_path_factory.mktemp("runs")
-
-    def run(name: str, rows: list[dict[str, Any]] | Path, *words: str, resume: bool = False) -> Path:
-        source = rows if isinstance(rows, Path) else folder / f"{name}.jsonl"
-        if not isinstance(rows, Path):
-            source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        known = [f"data.train={source}", "data.held_out=0.25", f"model.id={bert}", "model.weights=float32"]
-        known += ["adapter={method: lora, rank: 8, dropout: 0.1}", "train.learning_rate=2e-2", "batch.size=12"]
-        known += ["evaluate.every=null", "save.every=null"]
-        return workbench.run("embed/quickstart", [*known, *words], out=folder / name, resume=resume, quiet=True)
-
-    return run
+    known = ["data.held_out=0.25", f"model.id={bert}", "model.weights=float32"]
+    known += ["adapter={method: lora, rank: 8, dropout: 0.1}", "train.learning_rate=2e-2", "batch.size=12"]
+    known += ["evaluate.every=null", "save.every=null"]
+    return trains_rows(tmp_path_factory.mktemp("runs"), "embed/quickstart", *known)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import pytest
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.run_files import read_losses, read_metrics, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices
@@ -37,7 +38,7 @@ def rows_of(name: str, count: int) -> list[dict[str, Any]]:
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return str(path)
 
 
@@ -77,10 +78,6 @@ def taught(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(config(), tmp_path_factory.mktemp("taught") / "run")
 
 
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def run(config: RunConfig, out: Path, *, resume: bool = False) -> Path:
     return workbench.run(config, out=out, resume=resume, quiet=True)
 
@@ -93,17 +90,17 @@ def test_a_source_that_has_all_the_weight_teaches_what_it_does_alone(config: Con
     path = mixed.data.sources["news"].path
     alone = config(adapter=STILL, batch={"size": SIZES["news"]}, held_out=held, sources={}, mix={}, train=path)
     one, other = run(mixed, tmp_path / "mixed"), run(alone, tmp_path / "alone")
-    assert losses(one) == pytest.approx(losses(other), rel=1e-5)
+    assert read_losses(one) == pytest.approx(read_losses(other), rel=1e-5)
 
 
 def test_each_source_holds_out_its_share_and_has_scores_of_its_own(taught: Path, config: Config) -> None:
     data = json.loads((taught / "manifest.json").read_text())["data"]
     assert data["train"]["sources"] == {"news": 24, "mail": 9}
     assert data["held_out"]["sources"] == {"news": 8, "mail": 3}
-    scores = json.loads((taught / "scores.json").read_text())
+    scores = read_scores(taught)
     for found in scores.values():
         assert {"loss[news]", "loss[mail]"} <= found.keys()
-    lines = [json.loads(line) for line in (taught / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(taught)
     assert all(np.isfinite(line["held_out_loss[mail]"]) for line in lines if "held_out_loss" in line)
     assert evaluate(taught, []) == pytest.approx(scores["after"], abs=1e-5)
     rows = embed.prepare(config())[1]
@@ -120,10 +117,10 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_micro_batches_do_not_matter(
         with pytest.raises(Stopped):
             run(config(), tmp_path / "broken")
     broken = run(config(), tmp_path / "broken", resume=True)
-    assert losses(broken) == losses(taught)
+    assert read_losses(broken) == read_losses(taught)
     assert (broken / "scores.json").read_bytes() == (taught / "scores.json").read_bytes()
     small = run(config(batch={"size": 8, "tokens_per_device": 64}), tmp_path / "small")
-    assert losses(small) == pytest.approx(losses(taught), rel=1e-4)
+    assert read_losses(small) == pytest.approx(read_losses(taught), rel=1e-4)
 
 
 def test_batches_of_one_source_are_learnt_from_also_after_a_stop(
@@ -144,13 +141,13 @@ def test_batches_of_one_source_are_learnt_from_also_after_a_stop(
         stop_after(patch, 3)
         with pytest.raises(Stopped):
             run(wanted, tmp_path / "broken")
-    assert losses(run(wanted, tmp_path / "broken", resume=True)) == losses(whole)
+    assert read_losses(run(wanted, tmp_path / "broken", resume=True)) == read_losses(whole)
     assert "Batches are of one source each; shares are of batches." in check(wanted).notes
 
 
 def test_mined_negatives_check_plan_and_data_know_all_sources(config: Config, tmp_path: Path) -> None:
     wanted = config(embed={"mine": 2})
-    assert len(losses(run(wanted, tmp_path / "mined"))) == 5
+    assert len(read_losses(run(wanted, tmp_path / "mined"))) == 5
     notes = "\n".join(check(wanted).notes)
     assert "news: 24 rows" in notes and "50.0% of the draws, 2.22 passes" in notes
     assert "Held-out rows: news 8, mail 3." in notes
@@ -182,8 +179,8 @@ def test_scores_and_classes_of_several_sources_are_learnt(config: Config, tmp_pa
         labelled = [{"text": text, "label": f"{name} {n % 2}"} for n, (_, text) in enumerate(pairs)]
         sources[name] = {"path": write(tmp_path / f"{name}.jsonl", scored if form == "scored" else labelled)}
     found = run(config(sources=sources), tmp_path / "run")
-    after = json.loads((found / "scores.json").read_text())["after"]
-    assert {"loss[news]", "loss[mail]"} <= after.keys() and all(np.isfinite(losses(found)))
+    after = read_scores(found)["after"]
+    assert {"loss[news]", "loss[mail]"} <= after.keys() and all(np.isfinite(read_losses(found)))
 
 
 def test_rows_of_another_form_are_refused(config: Config, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.run_files import read_losses, read_scores, trains_rows, write_lines
 from workbench.data.embedding import candidate_data, candidate_set
 from workbench.errors import ConfigError, Stopped
 from workbench.models import reranker
@@ -66,24 +67,16 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory, bert: str) -> Train:
-    folder = tmp_path_factory.mktemp("runs")
-
-    def run(name: str, rows: list[dict[str, Any]] | Path, *words: str, resume: bool = False) -> Path:
-        source = rows if isinstance(rows, Path) else folder / f"{name}.jsonl"
-        if not isinstance(rows, Path):
-            source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        known = [f"data.train={source}", "data.held_out=0.25", "data.columns={}", f"model.id={bert}"]
-        known += ["model.weights=float32", "adapter={method: lora, rank: 8}", "train.learning_rate=5e-3"]
-        known += [
-            "batch.size=12",
-            "evaluate.every=null",
-            "save.every=null",
-            "rerank.candidates=6",
-            "rerank.passage_prefix=''",
-        ]
-        return workbench.run("rerank/quickstart", [*known, *words], out=folder / name, resume=resume, quiet=True)
-
-    return run
+    known = ["data.held_out=0.25", "data.columns={}", f"model.id={bert}"]
+    known += ["model.weights=float32", "adapter={method: lora, rank: 8}", "train.learning_rate=5e-3"]
+    known += [
+        "batch.size=12",
+        "evaluate.every=null",
+        "save.every=null",
+        "rerank.candidates=6",
+        "rerank.passage_prefix=''",
+    ]
+    return trains_rows(tmp_path_factory.mktemp("runs"), "rerank/quickstart", *known)
 
 
 @pytest.fixture(scope="module")
@@ -92,16 +85,8 @@ def taught(train: Train) -> Path:
     return train("taught", questions(96), "train.epochs=8")
 
 
-def _losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def _scores(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / "scores.json").read_text()))
-
-
 def test_passages_are_ranked_after_training(taught: Path) -> None:
-    before, after = (_scores(taught)[when] for when in ("before", "after"))
+    before, after = (read_scores(taught)[when] for when in ("before", "after"))
     assert after["loss"] < 0.8 * before["loss"] and after["ndcg@10_low"] > before["ndcg@10"]
     for name in ("ndcg@10", "recall@1", "recall@10", "mrr"):
         assert after[f"{name}_low"] <= after[name] <= after[f"{name}_high"]
@@ -131,7 +116,7 @@ def test_scores_are_those_of_the_candidates_ranked_one_by_one(taught: Path) -> N
             query = texts[rows.pairs.anchor_N[row]]
             scores = [float(model.scores(model.joins.batch([query], [texts[each]]))) for each in rows.passage_NC[row]]
             losses.append(np.log(np.exp(np.asarray(scores)).sum()) - scores[0])
-    after = _scores(taught)["after"]
+    after = read_scores(taught)["after"]
     assert after["ndcg@10"] == pytest.approx(np.mean(gains), abs=1e-5)
     assert after["mrr"] == pytest.approx(np.mean(ranks), abs=1e-5)
     assert after["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
@@ -142,8 +127,8 @@ def test_same_curve_for_any_micro_batch(train: Train, taught: Path) -> None:
     whole, parts = (
         train(f"of-{tokens}", rows, *words, f"batch.tokens_per_device={tokens}") for tokens in (10_000, 200)
     )
-    assert _losses(parts) == pytest.approx(_losses(whole), rel=1e-5)
-    assert len(set(_losses(whole))) == 3
+    assert read_losses(parts) == pytest.approx(read_losses(whole), rel=1e-5)
+    assert len(set(read_losses(whole))) == 3
 
 
 @pytest.mark.slow
@@ -159,21 +144,21 @@ def test_a_stopped_run_resumes_to_the_same_bits(train: Train, monkeypatch: pytes
         with pytest.raises(Stopped, match="after step 1 of 9"):
             train("broken", unbroken.parent / "unbroken.jsonl", *words)
     resumed = train("broken", unbroken.parent / "unbroken.jsonl", *words, resume=True)
-    assert _losses(resumed) == _losses(unbroken)
-    assert _scores(resumed) == _scores(unbroken)
+    assert read_losses(resumed) == read_losses(unbroken)
+    assert read_scores(resumed) == read_scores(unbroken)
 
 
 @pytest.mark.parametrize("loss", ["bce", "mse"])
 def test_scored_pairs_follow_their_scores(train: Train, loss: str) -> None:
     run = train(f"scored-{loss}", scored(36), "train.steps=2", f"rerank={{loss: {loss}}}")
-    assert {"loss", "spearman", "spearman_low", "pearson"} <= set(_scores(run)["after"])
+    assert {"loss", "spearman", "spearman_low", "pearson"} <= set(read_scores(run)["after"])
     assert list(pd.read_parquet(run / "predictions.parquet"))[-2:] == ["score", "similarity"]
 
 
 @pytest.mark.slow
 def test_candidates_by_themselves_are_learnt_with_binary_cross_entropy(train: Train, taught: Path) -> None:
     run = train("bce", taught.parent / "taught.jsonl", "train.epochs=3", "rerank.loss=bce")
-    assert _scores(run)["after"]["loss"] < _scores(run)["before"]["loss"]
+    assert read_scores(run)["after"]["loss"] < read_scores(run)["before"]["loss"]
 
 
 def test_mined_negatives_are_of_the_backbone_or_of_a_run_of_embed(train: Train, taught: Path, bert: str) -> None:
@@ -196,7 +181,7 @@ def test_mined_negatives_are_of_the_backbone_or_of_a_run_of_embed(train: Train, 
 
 
 def test_verbs_agree_with_the_run(taught: Path, tmp_path: Path) -> None:
-    assert evaluate(taught, []) == _scores(taught)["after"]
+    assert evaluate(taught, []) == read_scores(taught)["after"]
     first = questions(96)[0]
     asked = tmp_path / "asked.jsonl"
     listed = {"query": first["anchor"], "passages": [*first["negatives"], first["positive"]]}
@@ -205,7 +190,7 @@ def test_verbs_agree_with_the_run(taught: Path, tmp_path: Path) -> None:
     said = pd.read_parquet(tmp_path / "said.parquet")
     assert list(said) == ["row", "query", "passage", "score", "rank"]
     assert said["rank"].tolist() == (2 - (said["score"].rank() - 1)).tolist()
-    asked.write_text("".join(json.dumps({"query": first["anchor"], "passage": p}) + "\n" for p in listed["passages"]))
+    write_lines(asked, ({"query": first["anchor"], "passage": p} for p in listed["passages"]))
     predict(taught, str(asked), out=tmp_path / "again.parquet", max_new_tokens=1)
     np.testing.assert_allclose(pd.read_parquet(tmp_path / "again.parquet")["score"], said["score"], atol=1e-5)
     with pytest.raises(ConfigError, match="cannot change rerank"):
@@ -226,7 +211,7 @@ def test_sentence_transformers_scores_alike(taught: Path, train: Train, short_st
     for run in (taught, causal):
         asked = tmp_path / f"{run.name}.jsonl"
         rows = [{"query": each["anchor"], "passage": each["positive"]} for each in questions(9)]
-        asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(asked, rows)
         predict(run, str(asked), out=tmp_path / f"{run.name}.parquet", max_new_tokens=1)
         merge(run, out=tmp_path / run.name, weights="float32")
         theirs = CrossEncoder(str(tmp_path / run.name), device="cpu", local_files_only=True)
@@ -242,7 +227,7 @@ def test_sentence_transformers_scores_alike(taught: Path, train: Train, short_st
 def test_methods_and_causal_backbones(train: Train, short_stories: str, method: str) -> None:
     words = [f"model.id={short_stories}", f"adapter={{method: {method}}}", "train.steps=2", "train.learning_rate=1e-4"]
     run = train(f"method-{method}", questions(24), *words)
-    assert evaluate(run, []) == _scores(run)["after"]
+    assert evaluate(run, []) == read_scores(run)["after"]
 
 
 def test_check_tells_of_negatives_and_candidates(taught: Path) -> None:

@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipe
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.run_files import read_losses, read_scores, trains_rows, write_lines
 from workbench import recipes
 from workbench.data.labelled import labelled_data
 from workbench.errors import BackboneError, ConfigError, Stopped
@@ -57,18 +58,10 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory: pytest.TempPathFactory, bert: str) -> Train:
-    folder = tmp_path_factory.mktemp("runs")
-
-    def run(name: str, rows: list[dict[str, Any]] | Path, *words: str, resume: bool = False) -> Path:
-        source = rows if isinstance(rows, Path) else folder / f"{name}.jsonl"
-        if not isinstance(rows, Path):
-            source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        known = [f"data.train={source}", "data.held_out=0.2", f"model.id={bert}", "model.weights=float32"]
-        known += ["adapter={method: full}", "train.learning_rate=3e-3", "train.steps=60", "batch.size=12"]
-        known += ["evaluate.every=null", "save.every=null", "batch.tokens_per_device=100000"]
-        return workbench.run("classify/quickstart", [*known, *words], out=folder / name, resume=resume, quiet=True)
-
-    return run
+    known = ["data.held_out=0.2", f"model.id={bert}", "model.weights=float32"]
+    known += ["adapter={method: full}", "train.learning_rate=3e-3", "train.steps=60", "batch.size=12"]
+    known += ["evaluate.every=null", "save.every=null", "batch.tokens_per_device=100000"]
+    return trains_rows(tmp_path_factory.mktemp("runs"), "classify/quickstart", *known)
 
 
 @pytest.fixture(scope="module")
@@ -77,20 +70,12 @@ def taught(train: Train) -> Path:
     return train("taught", weather(90))
 
 
-def _losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def _scores(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / "scores.json").read_text()))
-
-
 def _predictions(run: Path) -> pd.DataFrame:
     return pd.read_parquet(run / "predictions.parquet")
 
 
 def test_classes_are_learnt_and_the_report_shows_them(taught: Path) -> None:
-    scores = _scores(taught)
+    scores = read_scores(taught)
     assert scores["before"]["accuracy"] == pytest.approx(1 / 3) and scores["before"]["loss"] == pytest.approx(np.log(3))
     assert scores["after"]["accuracy"] > 0.9
     assert scores["after"]["accuracy_low"] < scores["after"]["accuracy"] <= scores["after"]["accuracy_high"]
@@ -114,12 +99,12 @@ def test_same_curve_for_any_micro_batch(train: Train, taught: Path) -> None:
         train(name, rows, "train.steps=12", f"batch.tokens_per_device={tokens}")
         for name, tokens in (("parts", 40), ("together", 100_000))
     )
-    assert _losses(parts) == pytest.approx(_losses(together), rel=1e-4)
+    assert read_losses(parts) == pytest.approx(read_losses(together), rel=1e-4)
     weighted = ["classes.weights=balanced", "data.columns={weight: weight}", "train.steps=4"]
     uneven = [{**row, "weight": 0.1 + n % 5 / 7} for n, row in enumerate(weather(60, rare=12))]
     whole = train("whole", uneven, *weighted)
     pieces = train("pieces", taught.parent / "whole.jsonl", *weighted, "batch.tokens_per_device=40")
-    assert _losses(pieces) == pytest.approx(_losses(whole), rel=1e-5)
+    assert read_losses(pieces) == pytest.approx(read_losses(whole), rel=1e-5)
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,11 +118,11 @@ def test_a_stopped_run_resumes_to_the_same_bits(train: Train, monkeypatch: pytes
         with pytest.raises(Stopped, match="after step 1 of 7"):
             train("broken", unbroken.parent / "unbroken.jsonl", *words)
     resumed = train("broken", unbroken.parent / "unbroken.jsonl", *words, resume=True)
-    assert _losses(resumed) == _losses(unbroken)
+    assert read_losses(resumed) == read_losses(unbroken)
 
 
 def test_verbs_agree_with_the_run_to_the_last_bit(taught: Path, tmp_path: Path) -> None:
-    assert evaluate(taught, []) == _scores(taught)["after"]
+    assert evaluate(taught, []) == read_scores(taught)["after"]
     known = _predictions(taught)
     asked = tmp_path / "asked.csv"
     known[["text"]].to_csv(asked, index=False)
@@ -237,7 +222,7 @@ def test_several_classes_a_row(train: Train) -> None:
         "train.learning_rate=1e-2",
     ]
     run = train("several", rows, *words, "classes.gamma=0.5")
-    scores = _scores(run)
+    scores = read_scores(run)
     assert scores["after"]["micro_f1"] > 0.7 > scores["before"]["micro_f1"]
     assert scores["after"]["loss"] < 0.7 * scores["before"]["loss"]
     found = _predictions(run)
@@ -251,7 +236,7 @@ def test_numbers(train: Train, tmp_path: Path) -> None:
     warmth = {"sun": 25.0, "rain": 10.0, "snow": -5.0}
     rows = [{"text": row["text"], "label": warmth[row["label"]] + n % 3 / 10} for n, row in enumerate(weather(90))]
     run = train("numbers", rows, "classes.kind=number", "train.steps=80", "train.learning_rate=1e-2")
-    scores = _scores(run)
+    scores = read_scores(run)
     assert scores["before"]["rmse"] == pytest.approx(12.2, abs=0.5)
     assert scores["after"]["rmse"] < 4 and scores["after"]["r2"] > 0.9
     found = _predictions(run)
@@ -282,7 +267,7 @@ def test_pairs_of_responses(train: Train) -> None:
         rows.append({"prompt": prompt, "response_a": responses["a"], "response_b": responses["b"], "winner": winner})
     run = train("pairs", rows, "classes.kind=pair", "data.max_tokens=48", "train.steps=200", "batch.size=24")
     assert json.loads((run / "adapter" / "classes.json").read_text())["names"] == ["a", "b", "tie"]
-    assert _scores(run)["after"]["accuracy"] > 0.8
+    assert read_scores(run)["after"]["accuracy"] > 0.8
     assert json.loads((run / "manifest.json").read_text())["data"]["train"]["truncated"] > 50
 
 
@@ -291,9 +276,9 @@ def test_pairs_of_responses(train: Train) -> None:
 def test_every_shipped_recipe_trains_the_starter(name: str, tmp_path: Path) -> None:
     words = ["train.steps=8", "data.limit=320", "data.held_out=0.1", "evaluate.every=null", "save.every=null"]
     run = workbench.run(name, words, out=tmp_path / "run", quiet=True)
-    losses = _losses(run)
+    losses = read_losses(run)
     assert losses[0] == pytest.approx(np.log(20), abs=0.2)
-    assert _scores(run)["after"]["loss"] < _scores(run)["before"]["loss"] - 0.05
+    assert read_scores(run)["after"]["loss"] < read_scores(run)["before"]["loss"] - 0.05
     assert "<path" in (run / "report.html").read_text()
 
 
@@ -309,7 +294,7 @@ def test_the_shipped_questions_are_whole_and_apart() -> None:
 def test_eight_bits_that_depend_on_other_rows_are_refused_for_what_they_are(tmp_path: Path) -> None:
     """MiniLM has outliers, which bitsandbytes multiplies apart: by the columns that any row of a pass has them in."""
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"text": f"row {n}", "label": "ab"[n % 2]}) + "\n" for n in range(40)))
+    write_lines(path, ({"text": f"row {n}", "label": "ab"[n % 2]} for n in range(40)))
     words = [f"model.id={MINILM}", "model.weights=int8", f"data.train={path}", "data.held_out=0.2", "data.columns={}"]
     words += ["train.steps=1", "train.epochs=null"]
     with pytest.raises(BackboneError, match=r"^model\.weights=int8: .* outliers apart.*Write model\.weights=nf4"):

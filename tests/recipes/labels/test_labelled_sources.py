@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +14,7 @@ import workbench
 from tests.conftest import MINILM, save_tiny
 from tests.recipes.drawings import draw
 from tests.recipes.labels.test_classify import weather
+from tests.run_files import read_losses, read_metrics, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.errors import Stopped
 from workbench.recipes.answers.serve import evaluate
@@ -57,7 +57,7 @@ def train(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     bert = save_tiny(tmp_path_factory.mktemp("bert"), "Bert", "SequenceClassification", MINILM)
     paths = {name: folder / f"{name}.jsonl" for name in NAMES}
     for rows, path in zip((weather(36), weather(48)[36:]), paths.values(), strict=True):
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(path, rows)
     known = [f"model.id={bert}", "adapter={method: lora, rank: 4, dropout: 0.1}", "train.learning_rate=1e-2"]
     return trainer("classify/quickstart", folder, paths, *known)
 
@@ -68,24 +68,16 @@ def taught(train: Train) -> Path:
     return train("taught")
 
 
-def lines(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(run: Path) -> list[float]:
-    return [line["loss"] for line in lines(run)]
-
-
 @pytest.mark.few("texts")
 def test_each_source_has_scores_of_its_own_and_the_whole_is_their_mean_by_rows(taught: Path) -> None:
     data = json.loads((taught / "manifest.json").read_text())["data"]
     assert data["train"]["sources"] == {"diary": 27, "radio": 9}
     assert data["held_out"]["sources"] == {"diary": 9, "radio": 3}
-    scores = json.loads((taught / "scores.json").read_text())
+    scores = read_scores(taught)
     for found in scores.values():
         assert {"accuracy[diary]", "macro_f1[radio]"} <= found.keys()
         assert found["loss"] == pytest.approx((3 * found["loss[diary]"] + found["loss[radio]"]) / 4, abs=1e-5)
-    evaluated = [line for line in lines(taught) if "held_out_loss" in line]
+    evaluated = [line for line in read_metrics(taught) if "held_out_loss" in line]
     assert len(evaluated) == 3
     for line in evaluated:
         each = [line[f"held_out_loss[{name}]"] for name in NAMES]
@@ -114,14 +106,14 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_micro_batches_do_not_matter(
         with pytest.raises(Stopped):
             train("broken")
     broken = train("broken", resume=True)
-    assert losses(broken) == losses(taught)
+    assert read_losses(broken) == read_losses(taught)
     assert (broken / "scores.json").read_bytes() == (taught / "scores.json").read_bytes()
     plain = "adapter={method: lora, rank: 4}"
     whole, parts = (
         train("whole", plain, "train.steps=4"),
         train("parts", plain, "train.steps=4", "batch.tokens_per_device=64"),
     )
-    assert losses(parts) == pytest.approx(losses(whole), rel=1e-4)
+    assert read_losses(parts) == pytest.approx(read_losses(whole), rel=1e-4)
 
 
 @pytest.mark.few("texts")
@@ -132,8 +124,8 @@ def test_a_learned_mixture_is_the_same_after_a_stop(train: Train, monkeypatch: p
         stop_after(patch, 5)
         with pytest.raises(Stopped):
             train("learned broken", *words)
-    wanted = [(line["loss"], line["mix_share[radio]"]) for line in lines(whole)]
-    broken = lines(train("learned broken", *words, resume=True))
+    wanted = [(line["loss"], line["mix_share[radio]"]) for line in read_metrics(whole)]
+    broken = read_metrics(train("learned broken", *words, resume=True))
     assert [(line["loss"], line["mix_share[radio]"]) for line in broken] == wanted
     assert len({share for _, share in wanted}) > 2
     assert np.isfinite(np.asarray(wanted)).all()
@@ -145,7 +137,7 @@ def test_a_cross_validation_deals_the_rows_of_all_sources_into_folds(train: Trai
     run = train("folds", *words, "evaluate.every=null", "duplicates.on_duplicate=ignore")
     data = json.loads((run / "manifest.json").read_text())["data"]
     assert data["train"]["sources"] == {"diary": 36, "radio": 12}
-    after = json.loads((run / "scores.json").read_text())["after"]
+    after = read_scores(run)["after"]
     assert after["accuracy"] == pytest.approx((3 * after["accuracy[diary]"] + after["accuracy[radio]"]) / 4, abs=1e-5)
     assert len(pd.read_parquet(run / "out_of_fold.parquet")) == 48
 
@@ -153,7 +145,7 @@ def test_a_cross_validation_deals_the_rows_of_all_sources_into_folds(train: Trai
 @pytest.mark.cube
 def test_check_tells_draws_and_a_member_of_a_sweep_trains_as_it_would_alone(tmp_path: Path) -> None:
     for name, rows in zip(NAMES, (weather(36), weather(48)[36:]), strict=True):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{name}.jsonl", rows)
     bert = save_tiny(tmp_path / "bert", "Bert", "SequenceClassification", MINILM)
     words = [f"data.sources.{name}.path={tmp_path}/{name}.jsonl" for name in NAMES]
     words += [*KNOWN, f"model.id={bert}", "model.dropout=false", "adapter={method: lora, rank: 4, dropout: 0.0}"]
@@ -165,7 +157,7 @@ def test_check_tells_draws_and_a_member_of_a_sweep_trains_as_it_would_alone(tmp_
     alone = workbench.run(path, [*words, "train.learning_rate=1e-2"], out=tmp_path / "alone", quiet=True)
     over = ["recipe=sweep", "sweep.of=classify", "sweep.over={train.learning_rate: [1e-3, 1e-2]}"]
     swept = workbench.run(path, [*words, *over], out=tmp_path / "swept", quiet=True)
-    members = [losses(each.parent) for each in swept.glob("members/**/metrics.jsonl")]
+    members = [read_losses(each.parent) for each in swept.glob("members/**/metrics.jsonl")]
     assert len(members) == 2
-    assert min(np.abs(np.subtract(each, losses(alone))).max() for each in members) < 1e-4
-    assert {"loss[diary]", "accuracy[radio]"} <= json.loads((swept / "scores.json").read_text())["after"].keys()
+    assert min(np.abs(np.subtract(each, read_losses(alone))).max() for each in members) < 1e-4
+    assert {"loss[diary]", "accuracy[radio]"} <= read_scores(swept)["after"].keys()

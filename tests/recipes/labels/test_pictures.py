@@ -19,6 +19,7 @@ from transformers import AutoModelForImageClassification, pipeline
 import workbench
 from tests.recipes.drawings import draw
 from tests.recipes.labels.test_augmented_pictures import load_config
+from tests.run_files import read_losses, read_metrics, read_scores
 from workbench.data.labelled import labelled_data
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.models import classifier, row_readers
@@ -65,10 +66,6 @@ def train(tmp_path_factory: pytest.TempPathFactory, vit: str, drawings: Path) ->
     return run
 
 
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def learnt(train: Train) -> Path:
     return train("learnt", "train.epochs=6")
@@ -76,7 +73,7 @@ def learnt(train: Train) -> Path:
 
 def test_pictures_are_learnt_scored_and_predicted(learnt: Path, drawings: Path, tmp_path: Path) -> None:
     run = learnt
-    scores = json.loads((run / "scores.json").read_text())
+    scores = read_scores(run)
     assert scores["after"]["accuracy"] > 0.9 > 0.5 > scores["before"]["accuracy"]
     assert evaluate(run, [])["accuracy"] == scores["after"]["accuracy"]
     assert (run / "report.html").exists()
@@ -113,7 +110,7 @@ def test_deep_pictures_are_scored_and_predicted_by_the_range_of_their_run(train:
         values = np.random.default_rng(number).integers(0, 240 if number % 2 else 4000, (40, 40)).astype(np.uint16)
         Image.fromarray(values).save(folder / f"{number:02}.png")
     run = train("scans", f"data.train={tmp_path}/scans", "train.epochs=4")
-    scores = json.loads((run / "scores.json").read_text())
+    scores = read_scores(run)
     assert json.loads((run / "adapter" / "picture_format.json").read_text())["ranges"] == [[0, 4095], None]
     assert scores["after"]["accuracy"] == 1 == evaluate(run, [])["accuracy"]
     predict(run, f"{tmp_path}/scans/dim", out=tmp_path / "p.csv", max_new_tokens=1)
@@ -148,14 +145,14 @@ def test_the_curve_is_the_same_for_any_micro_batch_and_number_of_workers(
 ) -> None:
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path))  # no stored pictures
     again = train(words[0], *ALL_CHANGES, *words)
-    np.testing.assert_allclose(losses(again), losses(augmented), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(read_losses(again), read_losses(augmented), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.cube
 def test_randaugment_draws_the_same_for_any_micro_batch(train: Train) -> None:
     words = [*(word for word in ALL_CHANGES if "trivialaugment" not in word), "image.augment.randaugment=2"]
     whole, parts = train("whole", *words), train("parts", *words, "batch.tokens_per_device=64")
-    np.testing.assert_allclose(losses(parts), losses(whole), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(read_losses(parts), read_losses(whole), rtol=1e-5, atol=1e-6)
 
 
 def test_copies_of_pictures_are_left_out_of_training(vit: str, tmp_path: Path) -> None:
@@ -194,12 +191,12 @@ def test_a_stopped_run_goes_on_bit_by_bit(train: Train, augmented: Path, monkeyp
         patch.setattr(Terminal, "stop_requested", lambda _: True)
         with pytest.raises(Stopped, match="after step 1 of"):
             train("stopped", *ALL_CHANGES)
-    assert losses(train("stopped", *ALL_CHANGES, resume=True)) == losses(augmented)
+    assert read_losses(train("stopped", *ALL_CHANGES, resume=True)) == read_losses(augmented)
 
 
 def test_pictures_grow_within_the_only_epoch(train: Train) -> None:
     run = train("growing", "train.epochs=1", "image.augment.curriculum.resolution={start: 0.25, steps: null}")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(run)
     patches = [round(line["tokens"] / line["supervised_tokens"]) for line in lines]
     assert len(patches) == 5 and patches == sorted(patches) and len(set(patches)) > 2
     assert (patches[0], patches[-1]) == (1, 16)
@@ -223,12 +220,12 @@ def test_draws_of_a_rare_class_are_the_same_in_any_micro_batch_and_after_a_stop(
     words = [f"data.train={unequal}", "evaluate.dynamics=true", *ALL_CHANGES]
     whole = train("unequal", *words)
     small = train("unequal-small", *words, "batch.tokens_per_device=64", "image.workers=2")
-    np.testing.assert_allclose(losses(small), losses(whole), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(read_losses(small), read_losses(whole), rtol=1e-5, atol=1e-6)
     with monkeypatch.context() as patch:
         patch.setattr(Terminal, "stop_requested", lambda _: True)
         with pytest.raises(Stopped, match="after step 1 of"):
             train("unequal-stopped", *words)
-    assert losses(train("unequal-stopped", *words, resume=True)) == losses(whole)
+    assert read_losses(train("unequal-stopped", *words, resume=True)) == read_losses(whole)
     visits = pd.read_parquet(whole / "dynamics.parquet").set_index("row")["visits"]
     rare = visits[[name for name in visits.index if "/square/" in name]]
     assert visits.index.is_unique and (rare > 4).all(), "drawn again in each of two epochs"
@@ -267,7 +264,7 @@ def test_steps_equal_those_of_peft_with_a_plain_loop(train: Train, vit: str, tmp
         torch.nn.utils.clip_grad_norm_(parameters, config.train.max_grad_norm)
         optimizer.step()
         expected.append(loss.item())
-    np.testing.assert_allclose(losses(run), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(read_losses(run), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.cube
@@ -276,7 +273,7 @@ def test_folds_views_and_pseudo_labels_read_pictures(train: Train, drawings: Pat
     words = ["folds.k=3", "tta.views=[flip,shifts]", f"pseudo_label.unlabelled={more}", "train.epochs=5"]
     words += ["correction={neighbours: 5, strength: 0.3}", f"data.test={draw(tmp_path / 'test', 12, seed=3)}"]
     run = train("folds", *words, *ALL_CHANGES[:5], recipe="crossval")
-    scores = json.loads((run / "scores.json").read_text())
+    scores = read_scores(run)
     assert scores["after"]["accuracy"] > 0.9
     assert predict(run, str(more), out=tmp_path / "p.parquet", max_new_tokens=1).rows == 30
     found = pd.read_parquet(tmp_path / "p.parquet")
@@ -293,7 +290,7 @@ def test_a_bank_of_folds_computes_what_each_fold_computes_alone(train: Train) ->
     apart = train("apart", "folds.together=false", *words, recipe="crossval")
     for fold in (0, 1):
         name = f"members/round-0/repeat-0-fold-{fold}-seed-0"
-        np.testing.assert_allclose(losses(together / name), losses(apart / name), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(read_losses(together / name), read_losses(apart / name), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.cube
@@ -306,8 +303,8 @@ def test_members_whose_pictures_have_grown_differently_train_in_one_bank(train: 
     steps = set()
     for fold in range(3):
         name = f"members/round-0/repeat-0-fold-{fold}-seed-0"
-        np.testing.assert_allclose(losses(together / name), losses(apart / name), rtol=1e-4, atol=1e-5)
-        steps.add(len(losses(together / name)))
+        np.testing.assert_allclose(read_losses(together / name), read_losses(apart / name), rtol=1e-4, atol=1e-5)
+        steps.add(len(read_losses(together / name)))
     assert steps == {2, 3}
 
 
@@ -324,7 +321,7 @@ def test_a_student_takes_blocks_of_its_teacher_and_reads_its_pictures(learnt: Pa
     found = check(load(path))
     assert isinstance(found, ClassInspection) and found.pictures is not None and "Teacher" in found.notes[0]
     workbench.run(path, ["image.augment.rotation=10"], out=teacher.parent / "student", quiet=True)
-    scores = json.loads((teacher.parent / "student" / "scores.json").read_text())
+    scores = read_scores(teacher.parent / "student")
     assert scores["after"]["accuracy"] > 0.8 and scores["teacher"]["accuracy"] > 0.9
 
 

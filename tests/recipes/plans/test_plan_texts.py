@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.recipes.preferences.test_prefer import BETA, RECIPE, pair, single
+from tests.run_files import write_lines
 from workbench.config import RunConfig
 from workbench.models import last_block
 from workbench.recipes.load import load
@@ -20,8 +20,8 @@ from workbench.recipes.preferences import prefer
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
     found = tmp_path_factory.mktemp("planned")
-    (found / "pairs.jsonl").write_text("".join(json.dumps(pair(n)) + "\n" for n in range(30)))
-    (found / "single.jsonl").write_text("".join(json.dumps(single(n)) + "\n" for n in range(30)))
+    write_lines(found / "pairs.jsonl", (pair(n) for n in range(30)))
+    write_lines(found / "single.jsonl", (single(n) for n in range(30)))
     (found / "recipe.yaml").write_text(RECIPE.format(model=short_stories, train=found / "pairs.jsonl", beta=BETA))
     return found
 

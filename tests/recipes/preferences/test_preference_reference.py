@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import trains
 from tests.recipes.preferences.test_prefer import BETA, RECIPE, pair
+from tests.run_files import read_scores, write_lines
 from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.data.text.judged_set import JudgedSet
 from workbench.distillation import teachers
@@ -37,7 +37,7 @@ WEIGHTS = "adapter/adapter_model.safetensors"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pairs of answers."""
     found = tmp_path_factory.mktemp("references")
-    (found / "pairs.jsonl").write_text("".join(json.dumps(pair(n)) + "\n" for n in range(30)))
+    write_lines(found / "pairs.jsonl", (pair(n) for n in range(30)))
     return found
 
 
@@ -102,7 +102,7 @@ def test_a_reference_beside_another_start(
     reference = other if kind == "run" else changed_model
     words = [f"prefer.start={first}", f"prefer.reference={reference}", "train.steps=2"]
     found = train(*words, name=f"beside-{kind}")
-    scores = json.loads((found / "scores.json").read_text())
+    scores = read_scores(found)
     rows = prefer.prepare(load(found.parent / "recipe.yaml", words))[2].held_out
     if kind == "run":
         known = log_p(PeftModel.from_pretrained(backbone(), other / "adapter"), rows)
@@ -160,9 +160,9 @@ def test_the_reference_is_asked_again_where_its_numbers_would_differ(
     """By model, adapter, template, truncation, rows, and how weights are stored and computed; not by names."""
     folder = first.parent
     rows = [pair(n) for n in range(30)]
-    (folder / "fewer.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
+    write_lines(folder / "fewer.jsonl", rows[:-1])
     rows[0]["rejected"][0]["content"] = "No."
-    (folder / "reworded.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "reworded.jsonl", rows)
     (folder / "template.jinja").write_text(TEMPLATE)
     shutil.copytree(short_stories, folder / "copy", dirs_exist_ok=True)
     names = {

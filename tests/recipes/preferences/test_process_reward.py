@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from tests.conftest import trains
+from tests.run_files import read_losses, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.config.sections.rewards_config import ModelReward
 from workbench.data.text.answer import Answer
@@ -57,7 +57,7 @@ def doubled(n: int) -> dict[str, Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Answers whose steps are rated."""
     found = tmp_path_factory.mktemp("process")
-    (found / "steps.jsonl").write_text("".join(json.dumps(doubled(n)) + "\n" for n in range(240)))
+    write_lines(found / "steps.jsonl", (doubled(n) for n in range(240)))
     return found
 
 
@@ -72,13 +72,9 @@ def taught(train: Train) -> Path:
     return train(name="taught")
 
 
-def _losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.slow
 def test_rated_steps_are_learnt(taught: Path, folder: Path, tmp_path: Path) -> None:
-    scores = json.loads((taught / "scores.json").read_text())
+    scores = read_scores(taught)
     before, after = scores["before"], scores["after"]
     assert after["accuracy"] > before["accuracy"] + 0.1 and after["loss"] < before["loss"]
     assert after["accuracy_low"] < after["accuracy"] < after["accuracy_high"]
@@ -91,7 +87,7 @@ def test_rated_steps_are_learnt(taught: Path, folder: Path, tmp_path: Path) -> N
     assert "steps are rated rightly" in page and "Surest mistakes" in page and "steps one probability" in page
     assert evaluate(taught, []) == after
     bare = [{name: value for name, value in doubled(n).items() if name != "labels"} for n in range(240)]
-    (folder / "bare.jsonl").write_text("".join(json.dumps(row) + "\n" for row in bare))
+    write_lines(folder / "bare.jsonl", bare)
     predict(taught, str(folder / "bare.jsonl"), out=tmp_path / "said.parquet", max_new_tokens=1)
     said = pd.read_parquet(tmp_path / "said.parquet")
     assert len(said) == sum(len(row["completions"]) for row in bare)
@@ -145,7 +141,7 @@ def test_check_tells_what_is_right_and_what_is_cut(train: Train, folder: Path) -
 
 def test_a_run_of_pairs_rates_no_steps(train: Train, folder: Path) -> None:
     rows = [{"prompt": f"{n}?", "chosen": f" It is {n}.", "rejected": " No."} for n in range(12)]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "pairs.jsonl", rows)
     run = train(f"data.train={folder / 'pairs.jsonl'}", "reward.kind=outcome", "train.steps=1", name="pairs")
     with pytest.raises(ConfigError, match=r"aggregate=min is for models that rate steps.*Leave aggregate out"):
         rewards.build([ModelReward(run=run, aggregate="min")])
@@ -157,10 +153,10 @@ def test_same_curve_for_any_micro_batch_of_steps(train: Train) -> None:
     whole, parts, single = (
         train(*words, f"batch.tokens_per_device={tokens}", name=f"of-{tokens}") for tokens in (10_000, 400, 130)
     )
-    assert _losses(parts) == pytest.approx(_losses(whole), rel=1e-5)
-    assert _losses(single) == pytest.approx(_losses(whole), rel=1e-5)
+    assert read_losses(parts) == pytest.approx(read_losses(whole), rel=1e-5)
+    assert read_losses(single) == pytest.approx(read_losses(whole), rel=1e-5)
     packed = train(*words, "batch.packing=on", name="packed")
-    assert _losses(packed) == pytest.approx(_losses(whole), rel=1e-5)
+    assert read_losses(packed) == pytest.approx(read_losses(whole), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -170,7 +166,7 @@ def test_a_stopped_run_of_steps_resumes_to_the_same_bits(train: Train, monkeypat
         stop_after(patch, 2)
         with pytest.raises(Stopped):
             train("train.steps=5", name="broken")
-    assert _losses(train("train.steps=5", name="broken", resume=True)) == _losses(unbroken)
+    assert read_losses(train("train.steps=5", name="broken", resume=True)) == read_losses(unbroken)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from scipy import special
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.conftest import trains
+from tests.run_files import read_losses, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.config.sections.rewards_config import ModelReward
 from workbench.data.text.answer import Answer
@@ -59,7 +59,7 @@ def pair(n: int) -> dict[str, Any]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pairs of answers."""
     found = tmp_path_factory.mktemp("reward")
-    (found / "pairs.jsonl").write_text("".join(json.dumps(pair(n)) + "\n" for n in range(60)))
+    write_lines(found / "pairs.jsonl", (pair(n) for n in range(60)))
     return found
 
 
@@ -74,16 +74,8 @@ def taught(train: Train) -> Path:
     return train(name="taught")
 
 
-def _losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def _scores(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / "scores.json").read_text()))
-
-
 def test_judgements_are_learnt(taught: Path) -> None:
-    before, after = (_scores(taught)[when] for when in ("before", "after"))
+    before, after = (read_scores(taught)[when] for when in ("before", "after"))
     assert before["loss"] == pytest.approx(math.log(2), abs=1e-6) and before["accuracy"] == 0.5
     assert after["accuracy"] > 0.8 and after["loss"] < 0.5
     assert after["accuracy_low"] < after["accuracy"] <= after["accuracy_high"]
@@ -98,7 +90,7 @@ def test_judgements_are_learnt(taught: Path) -> None:
 
 def test_equal_rewards_count_half_and_scored_rows_need_no_margins(folder: Path, train: Train) -> None:
     rows = [{name: value for name, value in pair(n).items() if name != "strength"} for n in range(100, 110)]
-    (folder / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "held_out.jsonl", rows)
     words = [f"data.held_out={folder / 'held_out.jsonl'}", "data.columns={margin: strength}"]
     _, _, pairs, _ = reward.prepare(load(folder / "recipe.yaml", words))
     assert pairs.train.margins.max() == 3 and not pairs.held_out.margins.any()
@@ -107,7 +99,7 @@ def test_equal_rewards_count_half_and_scored_rows_need_no_margins(folder: Path, 
 
 
 def test_verbs_agree_with_the_run(taught: Path, folder: Path, tmp_path: Path) -> None:
-    assert evaluate(taught, []) == _scores(taught)["after"]
+    assert evaluate(taught, []) == read_scores(taught)["after"]
     found = predict(taught, str(folder / "pairs.jsonl"), out=tmp_path / "said.parquet", max_new_tokens=1)
     assert found.rows == 120
     said, known = pd.read_parquet(tmp_path / "said.parquet"), pd.read_parquet(taught / "predictions.parquet")
@@ -176,7 +168,7 @@ def test_check_shows_both_answers(train: Train, folder: Path) -> None:
 def test_rows_that_are_scored_need_no_margins(taught: Path, folder: Path) -> None:
     rows = [{name: each for name, each in pair(n).items() if name != "strength"} for n in range(4)]
     bare = folder / "bare.jsonl"
-    bare.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    write_lines(bare, rows)
     config = load(taught.parent / "recipe.yaml", [f"data.test={bare}", "data.columns={margin: strength}"])
     assert len(reward_verbs.predict(taught, str(bare), config)[0]) == 8
     assert 0 <= reward_verbs.evaluate(taught, config)["accuracy"] <= 1
@@ -184,7 +176,7 @@ def test_rows_that_are_scored_need_no_margins(taught: Path, folder: Path) -> Non
 
 def test_ties_count_in_the_loss_and_in_no_accuracy(train: Train, folder: Path) -> None:
     rows = [pair(n) | {"tie": n % 3 == 0} for n in range(60)]
-    (folder / "ties.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "ties.jsonl", rows)
     words = [f"data.train={folder / 'ties.jsonl'}"]
     config = load(folder / "recipe.yaml", words)
     _, _, pairs, _ = reward.prepare(config)
@@ -209,10 +201,10 @@ def test_same_curve_for_any_micro_batch(train: Train) -> None:
     whole, parts, single = (
         train(*words, f"batch.tokens_per_device={tokens}", name=f"of-{tokens}") for tokens in (10_000, 300, 130)
     )
-    assert _losses(parts) == pytest.approx(_losses(whole), rel=1e-5)
-    assert _losses(single) == pytest.approx(_losses(whole), rel=1e-5)
+    assert read_losses(parts) == pytest.approx(read_losses(whole), rel=1e-5)
+    assert read_losses(single) == pytest.approx(read_losses(whole), rel=1e-5)
     plain = train("train.steps=5", "adapter.dropout=0.3", name="plain")
-    assert _losses(plain)[0] < _losses(whole)[0], "a margin is asked for"
+    assert read_losses(plain)[0] < read_losses(whole)[0], "a margin is asked for"
 
 
 @pytest.mark.few("nf4")
@@ -220,8 +212,8 @@ def test_same_curve_for_any_micro_batch(train: Train) -> None:
 @pytest.mark.parametrize("weights", ["nf4", "int8"])
 def test_quantised_weights_are_learnt_over(train: Train, weights: str) -> None:
     found = train(f"model.weights={weights}", name=weights)
-    assert _scores(found)["after"]["accuracy"] > 0.8
-    assert _scores(found)["after"]["loss"] < _scores(found)["before"]["loss"]
+    assert read_scores(found)["after"]["accuracy"] > 0.8
+    assert read_scores(found)["after"]["loss"] < read_scores(found)["before"]["loss"]
 
 
 @pytest.mark.slow
@@ -231,7 +223,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(train: Train, monkeypatch: pytes
         stop_after(patch, 2)
         with pytest.raises(Stopped):
             train("train.steps=6", name="broken")
-    assert _losses(train("train.steps=6", name="broken", resume=True)) == _losses(unbroken)
+    assert read_losses(train("train.steps=6", name="broken", resume=True)) == read_losses(unbroken)
 
 
 @pytest.mark.slow

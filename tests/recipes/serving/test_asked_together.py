@@ -12,6 +12,7 @@ import pytest
 
 from tests import forked
 from tests.recipes.serving import asked_together
+from tests.run_files import read_metrics
 
 RECIPE = """
 recipe: sft
@@ -50,4 +51,4 @@ def _trained(recipe: Path, out: Path, *words: str) -> list[dict[str, Any]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return read_metrics(out)

@@ -15,6 +15,7 @@ import workbench
 from tests import forked
 from tests.conftest import MINILM, cells, save_tiny, write_animals, write_questions
 from tests.recipes import answering
+from tests.run_files import write_lines
 from workbench.config.yaml_text import dump_yaml
 
 pytestmark = pytest.mark.slow
@@ -24,7 +25,7 @@ FEW = RECIPES[:4]
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return str(path)
 
 

@@ -16,6 +16,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.run_files import read_scores
 from workbench.errors import ConfigError, FileError
 from workbench.models import exported
 from workbench.models.exporting import hub
@@ -210,7 +211,7 @@ def test_a_card_tells_the_run(trained: Path, tmp_path: Path) -> None:
     text = (tmp_path / "out" / "README.md").read_text()
     card = ModelCard(text)
     assert card.data.library_name == "peft" and "lora" in card.data.tags and "loss" in card.data.metrics
-    scores = json.loads((trained / "scores.json").read_text())
+    scores = read_scores(trained)
     assert f"| loss | {scores['before']['loss']:.2f} | {scores['after']['loss']:.3f} (" in text
     lines = text.split("```python\n")[1].split("```")[0].replace("'out'", repr(str(tmp_path / "out")))
     loaded: dict[str, Any] = {}

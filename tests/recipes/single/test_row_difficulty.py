@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,8 @@ import pandas as pd
 import pytest
 
 import workbench
-from tests.conftest import MINILM
+from tests.conftest import MINILM, trains
+from tests.run_files import read_losses, read_metrics, write_lines
 from tests.stopping import stop_after
 from workbench.config import RunConfig
 from workbench.data.row_order import RowOrder
@@ -41,22 +41,13 @@ save: {{every: 1}}
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, short_stories: str, questions: Path) -> Path:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(RECIPE.format(model=short_stories, train=questions))
-    return path
+def train(tmp_path: Path, short_stories: str, questions: Path) -> Callable[..., Path]:
+    return trains(tmp_path, RECIPE, model=short_stories, train=questions)
 
 
 @pytest.fixture
-def train(recipe: Path) -> Callable[..., Path]:
-    def run(*overrides: str, name: str = "run", resume: bool = False) -> Path:
-        return workbench.run(recipe, overrides, out=recipe.parent / name, resume=resume, quiet=True)
-
-    return run
-
-
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+def recipe(train: Callable[..., Path], tmp_path: Path) -> Path:
+    return tmp_path / "recipe.yaml"
 
 
 def visits(run: Path) -> dict[str, int]:
@@ -81,13 +72,13 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
 
     monkeypatch.setattr(row_scores, "row_scores", again)
     broken = train(*words, name="broken", resume=True)
-    assert losses(whole) == losses(broken)
+    assert read_losses(whole) == read_losses(broken)
     assert sum(visits(whole).values()) == 10 * 5 and set(visits(whole).values()) == {2}
     if by == "perplexity":
         table = pd.read_parquet(whole / "difficulty.parquet")
         rows = replace(read(load(str(whole / "config.yaml"))), difficulty=table["loss"].to_numpy())
         order = RowOrder(rows, load(str(whole / "config.yaml")), 10)
-        trained = [json.loads(line)["tokens"] for line in (whole / "metrics.jsonl").read_text().splitlines()]
+        trained = [each["tokens"] for each in read_metrics(whole)]
         assert trained == [int(rows.lengths[order.rows(step)].sum()) for step in range(10)]
         assert list(rows.places()) == table["place"].tolist()
 
@@ -103,7 +94,7 @@ def test_labelled_rows_begin_with_those_that_a_probe_of_the_backbone_tells_right
     ]
     for row in rows[:6]:
         row["label"] = "cat"
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "rows.jsonl", rows)
     words = [f"data.train={tmp_path}/rows.jsonl", "data.held_out=0.1", "model.weights=float32", "train.steps=8"]
     words += ["batch.size=6", "evaluate={every: null, probe: 0, dynamics: true}", "save.every=1"]
     words += ["data.curriculum={by: loss, start: 0.5, until: 1, pace: linear}", f"model.id={MINILM}"]
@@ -115,7 +106,7 @@ def test_labelled_rows_begin_with_those_that_a_probe_of_the_backbone_tells_right
     table = pd.read_parquet(whole / "difficulty.parquet")
     wrong_N = table["place"].str.extract(r"row (\d+)$")[0].astype(int).isin([1, 3, 4, 6])
     assert wrong_N.any() and table["loss"][wrong_N].mean() > 2 * table["loss"][~wrong_N].mean()
-    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(whole)
     assert [line["open_share"] for line in lines] == sorted(line["open_share"] for line in lines)
     assert lines[0]["open_share"] == pytest.approx(0.5, abs=0.02)
     assert "Rows open by data.curriculum" in (whole / "report.html").read_text()
@@ -124,7 +115,7 @@ def test_labelled_rows_begin_with_those_that_a_probe_of_the_backbone_tells_right
         with pytest.raises(Stopped):
             train("broken")
     monkeypatch.setattr("workbench.evaluation.frozen_features.frozen_features", None)  # asks nobody
-    assert losses(train("broken", resume=True)) == losses(whole)
+    assert read_losses(train("broken", resume=True)) == read_losses(whole)
 
 
 def read(config: RunConfig) -> TokenizedSet:
@@ -140,7 +131,7 @@ def test_each_row_has_the_number_of_its_own_line(recipe: Path, tmp_path: Path) -
     for number in range(30):
         turns = [{"role": role, "content": f"{role} {number}"} for role in ("user", "assistant") * (1 + number % 2)]
         lines.append({"messages": turns if number % 7 else [], "number": number})
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    write_lines(tmp_path / "chats.jsonl", lines)
     words = [f"data.train={tmp_path}/chats.jsonl", "data.on_bad_row=skip", "data.limit=28"]
     words += ["data.curriculum.by=column", "data.curriculum.column=number"]
     config = load(str(recipe), words)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import workbench
+from tests.run_files import read_metrics, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.errors import Stopped
 from workbench.recipes.answers.serve import evaluate
@@ -24,13 +25,13 @@ def words(tmp_path: Path, short_stories: str, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "shards").mkdir()
     for shard in range(3):
         rows = [{"question": f"{shard} and {n}?", "answer": f"It is {shard + n}."} for n in range(50)]
-        (tmp_path / "shards" / f"{shard}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / "shards" / f"{shard}.jsonl", rows)
     found = [f"data.train={tmp_path}/shards", f"model.id={short_stories}", "model.weights=float32", "data.held_out=0.2"]
     return [*found, "train.epochs=null", "train.steps=8", "batch.size=4", "evaluate.every=4", "evaluate.answers=0"]
 
 
 def losses(run: Path) -> list[tuple[Any, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = read_metrics(run)
     return [(line["loss"], line.get("held_out_loss")) for line in lines]
 
 
@@ -50,7 +51,7 @@ def test_a_run_is_that_over_the_same_rows_as_a_file_and_goes_on_to_the_same_bits
     assert data["train"]["rows"] >= 8 * 4 and data["train"]["rows"] + data["held_out"]["rows"] == 41, "32 / 0.8 + 1"
     config = read_config(streamed)
     assert config.data.train == f"{tmp_path}/shards" and config.data.streaming.on, "what was asked for"
-    assert evaluate(streamed, [])["loss"] == json.loads((streamed / "scores.json").read_text())["after"]["loss"]
+    assert evaluate(streamed, [])["loss"] == read_scores(streamed)["after"]["loss"]
     with monkeypatch.context() as patch:
         stop_after(patch, 5)
         with pytest.raises(Stopped):
@@ -75,7 +76,7 @@ def test_labelled_rows_and_folds_are_streamed_too(
 ) -> None:
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
     rows = [{"text": f"The {name} said {n} words.", "label": name} for n in range(40) for name in ("cat", "dog")]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "rows.jsonl", rows)
     words = [
         f"data.train={tmp_path}/rows.jsonl",
         f"model.id={short_stories}",

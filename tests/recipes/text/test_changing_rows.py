@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-import workbench
+from tests.conftest import trains
+from tests.run_files import read_losses, read_metrics, read_scores, write_lines
 from tests.stopping import stop_after
 from tests.workbench.training.distributed import layouts
 from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
@@ -22,7 +21,7 @@ RECIPE = """
 recipe: sft
 model: {{id: {model}, weights: float32}}
 adapter: {{method: lora, rank: 4, alpha: 8, dropout: 0.1}}
-data: {{train: {folder}/rows.jsonl, held_out: 0.2}}
+data: {{train: {train}, held_out: 0.2}}
 batch: {{size: 6}}
 train: {{steps: 12, learning_rate: 2.0e-3}}
 evaluate: {{every: null, answers: 0, probe: 0}}
@@ -34,32 +33,13 @@ LENGTH = ["data.length_warm_up.start=16", "data.length_warm_up.until=0.7", "data
 Train = Callable[..., Path]
 
 
-def write(folder: Path, model: str) -> None:
+@pytest.fixture
+def train(tmp_path: Path, short_stories: str) -> Train:
     words = np.random.default_rng(0).choice(["the", "cat", "dog", "sat", "tree"], size=(30, 60))
     rows = [
         {"text": f"{' '.join(row[: 8 + n])} {n}", "label": "cat" if n % 2 else "dog"} for n, row in enumerate(words)
     ]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "recipe.yaml").write_text(RECIPE.format(model=model, folder=folder))
-
-
-@pytest.fixture
-def train(tmp_path: Path, short_stories: str) -> Train:
-    write(tmp_path, short_stories)
-
-    def run(*overrides: str, name: str = "run", resume: bool = False) -> Path:
-        path = tmp_path / "recipe.yaml"
-        return workbench.run(path, overrides, out=tmp_path / name, resume=resume, quiet=True)
-
-    return run
-
-
-def records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(run: Path) -> list[float]:
-    return [each["loss"] for each in records(run)]
+    return trains(tmp_path, RECIPE, model=short_stories, train=write_lines(tmp_path / "rows.jsonl", rows))
 
 
 @pytest.mark.slow
@@ -75,22 +55,22 @@ def test_a_resumed_run_has_the_same_bits_and_micro_batches_the_same_losses(
     broken = train(*words, name="broken", resume=True)
     trained = [load_file(run / "adapter" / "adapter_model.safetensors") for run in (whole, broken)]
     assert all(torch.equal(tensor, trained[1][name]) for name, tensor in trained[0].items())
-    assert losses(broken) == losses(whole)
+    assert read_losses(broken) == read_losses(whole)
     small = train(*words, "batch.tokens_per_device=128", name="small")
-    np.testing.assert_allclose(losses(small), losses(whole), rtol=1e-4)
-    assert [each["tokens"] for each in records(small)] == [each["tokens"] for each in records(whole)]
+    np.testing.assert_allclose(read_losses(small), read_losses(whole), rtol=1e-4)
+    assert [each["tokens"] for each in read_metrics(small)] == [each["tokens"] for each in read_metrics(whole)]
 
 
 def test_what_is_never_rewritten_is_as_without_it(train: Train) -> None:
     plain, never = train(LABELLED, name="plain"), train(*AUGMENT, "data.augment.probability=1e-9", name="never")
     always = train(*AUGMENT, "data.augment.probability=1", name="always")
-    assert losses(plain) == losses(never) and losses(always)[0] != losses(plain)[0]
-    scores = [json.loads((run / "scores.json").read_text())["before"] for run in (plain, always)]
+    assert read_losses(plain) == read_losses(never) and read_losses(always)[0] != read_losses(plain)[0]
+    scores = [read_scores(run)["before"] for run in (plain, always)]
     assert scores[0] == scores[1], "held-out rows are read as they are"
 
 
 def test_steps_read_as_much_of_their_rows_as_the_pace_says(train: Train) -> None:
-    whole, cut = records(train("data.format=text", name="whole")), records(train(*LENGTH, name="cut"))
+    whole, cut = read_metrics(train("data.format=text", name="whole")), read_metrics(train(*LENGTH, name="cut"))
     limits = [LengthWarmUpConfig(start=16, until=0.7).limit(step, steps=12, longest=10**6) for step in range(12)]
     assert limits[0] == 16 and cut[0]["tokens"] <= 6 * 16
     for limit, mine, plain in zip(limits, cut, whole, strict=True):
@@ -100,8 +80,7 @@ def test_steps_read_as_much_of_their_rows_as_the_pace_says(train: Train) -> None
 
 
 @pytest.mark.cube
-def test_two_processes_train_as_one_does(tmp_path: Path, short_stories: str) -> None:
-    write(tmp_path, short_stories)
+def test_two_processes_train_as_one_does(train: Train, tmp_path: Path) -> None:
     curriculum = "data.curriculum.by"
     jobs = {
         "augment": AUGMENT,
@@ -110,10 +89,12 @@ def test_two_processes_train_as_one_does(tmp_path: Path, short_stories: str) -> 
         "self-paced": ["data.format=text", f"{curriculum}=self_paced"],
     }
     for name, words in jobs.items():
-        workbench.run(tmp_path / "recipe.yaml", words, out=tmp_path / f"{name} alone", quiet=True)
+        train(*words, name=f"{name} alone")
     layouts.in_processes(tmp_path, [(name, words, None) for name, words in jobs.items()])
     for name in jobs:
-        np.testing.assert_allclose(losses(tmp_path / name), losses(tmp_path / f"{name} alone"), rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(
+            read_losses(tmp_path / name), read_losses(tmp_path / f"{name} alone"), rtol=1e-4, err_msg=name
+        )
 
 
 @pytest.mark.slow
@@ -123,4 +104,4 @@ def test_folds_in_a_bank_are_rewritten_as_each_alone(train: Train) -> None:
     folds = [sorted(run.rglob("repeat-*/metrics.jsonl")) for run in runs]
     assert len(folds[0]) == len(folds[1]) == 2
     for mine, theirs in zip(*folds, strict=True):
-        np.testing.assert_allclose(losses(mine.parent), losses(theirs.parent), rtol=1e-3)
+        np.testing.assert_allclose(read_losses(mine.parent), read_losses(theirs.parent), rtol=1e-3)

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import workbench
+from tests.run_files import read_losses, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.errors import Stopped
 from workbench.models import exported
@@ -38,8 +39,7 @@ def _rows(path: Path, *names: str) -> Path:
     rows = [
         (f"What comes after {n}?" + " Think about it." * (n % 5), f"{n + 1}" + " it is" * (n % 3)) for n in range(96)
     ]
-    path.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
-    return path
+    return write_lines(path, (dict(zip(names, row, strict=True)) for row in rows))
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +71,6 @@ def reference(train: Train) -> Path:
     return train("reference", "batch.tokens_per_device=100000")
 
 
-def _losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def _scores(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / "scores.json").read_text()))
-
-
 @torch.no_grad()
 def _logits(model: Any, folder: Path) -> Tensor:
     """What a stock model says of an answer to a question."""
@@ -89,7 +81,7 @@ def _logits(model: Any, folder: Path) -> Tensor:
 
 
 def test_held_out_loss_falls_and_the_answers_are_those_of_the_decoder(taught: Path) -> None:
-    scores = _scores(taught)
+    scores = read_scores(taught)
     assert scores["after"]["loss"] < 0.5 * scores["before"]["loss"]
     answers = pd.read_parquet(taught / "predictions.parquet")
     assert len(answers) == 5 and all(answers["prompt"].str.startswith("What comes after"))
@@ -110,7 +102,7 @@ def test_what_was_saved_is_a_stock_adapter(taught: Path, encoder_decoder: str) -
 
 
 def test_evaluate_and_merge_agree_with_the_run(taught: Path, tmp_path: Path) -> None:
-    assert evaluate(taught, []) == _scores(taught)["after"]
+    assert evaluate(taught, []) == read_scores(taught)["after"]
     found = merge(taught, out=tmp_path / "merged", weights="float32")
     assert found.agreement.top1 == 1.0 and 0 <= found.agreement.kl < 1e-8 and found.agreement.positions > 50
     merged = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "merged")
@@ -124,7 +116,7 @@ def test_predict_and_generate_answer_as_a_stock_model_does(
     """Prompts of unequal length in one batch, and each alone without padding."""
     asked = [f"What comes after {n}?" + " Think about it." * (3 * n % 4) for n in range(5)]
     rows = tmp_path / "asked.jsonl"
-    rows.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in asked))
+    write_lines(rows, ({"prompt": prompt} for prompt in asked))
     assert predict(taught, str(rows), out=tmp_path / "out.parquet", max_new_tokens=12).rows == 5
     written = pd.read_parquet(tmp_path / "out.parquet")
     assert list(written["prompt"]) == asked
@@ -142,10 +134,10 @@ def test_predict_and_generate_answer_as_a_stock_model_does(
 @pytest.mark.slow
 def test_same_curve_for_any_micro_batch_and_with_checkpointing(train: Train, reference: Path) -> None:
     longest = int(json.loads((reference / "manifest.json").read_text())["data"]["train"]["lengths"][-1])
-    assert _losses(reference)[-1] < 0.9 * _losses(reference)[0]
+    assert read_losses(reference)[-1] < 0.9 * read_losses(reference)[0]
     for name, words in {"one": [], "recomputed": ["train.checkpointing=true"]}.items():
         run = train(name, f"batch.tokens_per_device={longest}", *words)
-        assert _losses(run) == pytest.approx(_losses(reference), rel=1e-5)
+        assert read_losses(run) == pytest.approx(read_losses(reference), rel=1e-5)
         found, wanted = (load_file(each / "adapter" / "adapter_model.safetensors") for each in (run, reference))
         assert all((found[key] - each).norm() <= 1e-4 * each.norm() for key, each in wanted.items())
 
@@ -157,12 +149,12 @@ def test_a_stopped_run_resumes_to_the_same_bits(train: Train, reference: Path, m
         with pytest.raises(Stopped, match="after step 1 of 6"):
             train("broken", *words)
     broken = train("broken", *words, resume=True)
-    assert _losses(broken) == _losses(reference) and _scores(broken) == _scores(reference)
+    assert read_losses(broken) == read_losses(reference) and read_scores(broken) == read_scores(reference)
 
 
 def test_every_weight_trains(train: Train) -> None:
     run = train("full", "adapter={method: full}", "evaluate.answers=3", "evaluate.max_new_tokens=8")
-    assert _scores(run)["after"]["loss"] < _scores(run)["before"]["loss"]
+    assert read_scores(run)["after"]["loss"] < read_scores(run)["before"]["loss"]
     wanted = _logits(exported.load(run, run_directory.read_config(run)).model, run / "adapter")
     stock = AutoModelForSeq2SeqLM.from_pretrained(run / "adapter")
     torch.testing.assert_close(_logits(stock, run / "adapter"), wanted, rtol=1e-5, atol=1e-5)
@@ -174,8 +166,8 @@ def test_every_weight_trains(train: Train) -> None:
 @pytest.mark.parametrize("weights", ["bfloat16", "int8", "nf4"])
 def test_other_weight_formats_train_alike(train: Train, reference: Path, weights: str) -> None:
     run = train(weights, f"model.weights={weights}", "model.compute=float32")
-    assert _losses(run) == pytest.approx(_losses(reference), rel=0.05 if weights == "nf4" else 0.01)
-    assert _losses(run) != pytest.approx(_losses(reference), rel=1e-6)
+    assert read_losses(run) == pytest.approx(read_losses(reference), rel=0.05 if weights == "nf4" else 0.01)
+    assert read_losses(run) != pytest.approx(read_losses(reference), rel=1e-6)
 
 
 @pytest.mark.few("attention")
@@ -193,7 +185,7 @@ def test_new_tokens_train_in_both_stacks_and_ship(train: Train) -> None:
     run = train("tokens", "model.new_tokens=[<one>, <two>]")
     stock = exported.load(run, run_directory.read_config(run))
     assert stock.tokenizer("<two>", add_special_tokens=False)["input_ids"][-1] == 513
-    assert _scores(run)["after"]["loss"] < _scores(run)["before"]["loss"]
+    assert read_scores(run)["after"]["loss"] < read_scores(run)["before"]["loss"]
 
 
 def test_check_shows_both_sides(encoder_decoder: str, tmp_path: Path) -> None:

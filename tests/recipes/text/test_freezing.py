@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.run_files import read_losses, read_scores, write_lines
 from workbench.cli.console import Terminal
 from workbench.errors import Stopped
 from workbench.models import exported
@@ -41,7 +42,7 @@ def _write(path: Path, rows: int, *, first: int) -> str:
     lines = [
         {"text": f"{WORDS[names[n % 3]]} over {'the ' * (n % 4)}house {n}", "label": names[n % 3]} for n in numbers
     ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(path, lines)
     return str(path)
 
 
@@ -82,10 +83,6 @@ def _outputs(run: Path) -> list[np.ndarray[Any, Any]]:
     return [table.filter(like="p_").to_numpy() for table in tables]
 
 
-def _losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def plain(home: Path) -> Path:
     """A cross-validation that computes its frozen blocks each time. Read only."""
@@ -103,7 +100,7 @@ def test_a_bank_computes_each_row_once_in_the_whole_run(home: Path, plain: Path,
     members = sorted(path.parent.relative_to(plain) for path in plain.glob("members/round-0/*/metrics.jsonl"))
     assert len(members) == FOLDS
     for member in members:
-        assert _losses(run / member) == pytest.approx(_losses(plain / member), rel=1e-5)
+        assert read_losses(run / member) == pytest.approx(read_losses(plain / member), rel=1e-5)
 
 
 def test_on_disk_the_next_run_computes_none(home: Path, plain: Path, prefixes: list[CachedPrefix]) -> None:
@@ -190,8 +187,8 @@ def test_an_adapter_over_a_frozen_half_is_one_that_stock_peft_loads(
 
 def test_the_recipe_gives_the_same_curve_kept_or_not(short_stories: str, questions: Path, tmp_path: Path) -> None:
     kept, computed = (_sft(short_stories, questions, tmp_path / cache, HALF % cache) for cache in ("memory", "off"))
-    assert _losses(kept) == pytest.approx(_losses(computed), rel=1e-5)
-    scores = [json.loads((run / "scores.json").read_text()) for run in (kept, computed)]
+    assert read_losses(kept) == pytest.approx(read_losses(computed), rel=1e-5)
+    scores = [read_scores(run) for run in (kept, computed)]
     assert scores[0]["after"]["loss"] == pytest.approx(scores[1]["after"]["loss"], rel=1e-5)
     assert scores[0]["after"]["loss"] < scores[0]["before"]["loss"]
 
@@ -202,5 +199,5 @@ def test_quantised_weights_learn_over_a_frozen_half(short_stories: str, question
         _sft(short_stories, questions, tmp_path / cache, HALF % cache, "model.weights=nf4")
         for cache in ("memory", "off")
     )
-    assert _losses(kept) == pytest.approx(_losses(computed), rel=1e-4)
-    assert np.mean(_losses(kept)[-5:]) < np.mean(_losses(kept)[:5])
+    assert read_losses(kept) == pytest.approx(read_losses(computed), rel=1e-4)
+    assert np.mean(read_losses(kept)[-5:]) < np.mean(read_losses(kept)[:5])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import trains
+from tests.run_files import read_losses, read_scores
 from tests.stopping import stop_after
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, Stopped
@@ -45,25 +46,23 @@ def test_a_run_learns_from_the_generation_prompt_on(train: Callable[..., Path]) 
     saved = json.loads((run / "adapter/adapter_config.json").read_text())
     said = (run / "log.txt").read_text() if (run / "log.txt").exists() else ""
     assert saved["peft_type"] == "LORA" and saved["alora_invocation_tokens"]
-    scores = json.loads((run / "scores.json").read_text())
+    scores = read_scores(run)
     assert scores["after"]["loss"] != scores["before"]["loss"]
     assert not said or "The adapter acts from the last" in said
-
-
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.slow
 def test_micro_batches_and_a_restart_do_not_matter(train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     dropout = "adapter.dropout=0.1"
     whole = train(dropout, name="whole")
-    assert np.allclose(losses(whole), losses(train(dropout, "batch.tokens_per_device=100", name="small")), atol=1e-4)
+    assert np.allclose(
+        read_losses(whole), read_losses(train(dropout, "batch.tokens_per_device=100", name="small")), atol=1e-4
+    )
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
         with pytest.raises(Stopped, match="after step 1 of 2"):
             train(dropout, name="broken")
-    assert losses(train(dropout, name="broken", resume=True)) == losses(whole)
+    assert read_losses(train(dropout, name="broken", resume=True)) == read_losses(whole)
 
 
 def test_an_invocation_that_no_row_has_is_refused(train: Callable[..., Path]) -> None:

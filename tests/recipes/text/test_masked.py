@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.run_files import read_losses, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench import report
 from workbench.errors import ConfigError, Stopped
@@ -38,7 +38,7 @@ def train(tmp_path_factory: pytest.TempPathFactory, encoder: str) -> Train:
     folder = tmp_path_factory.mktemp("runs")
     words = ("the", "cat", "sat", "on", "a", "mat", "and", "the", "dog", "ran", "to", "a", "big", "red", "house")
     rows = [" ".join(words[number % 5 : 5 + number * 7 % 11]) + f" {number}" for number in range(60)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    write_lines(folder / "rows.jsonl", ({"text": row} for row in rows))
 
     def run(name: str, *words: str, resume: bool = False) -> Path:
         known = [f"model.id={encoder}", "model.weights=float32", f"data.train={folder}/rows.jsonl", "data.held_out=0.2"]
@@ -55,16 +55,8 @@ def taught(train: Train) -> Path:
     return train("taught")
 
 
-def _losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def _scores(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / "scores.json").read_text()))
-
-
 def test_held_out_loss_falls_and_the_report_says_so(taught: Path) -> None:
-    scores = _scores(taught)
+    scores = read_scores(taught)
     assert set(scores["after"]) == {"loss", "perplexity", "token_accuracy"}
     assert scores["after"]["loss"] < 0.85 * scores["before"]["loss"]
     assert scores["after"]["token_accuracy"] > scores["before"]["token_accuracy"]
@@ -74,7 +66,7 @@ def test_held_out_loss_falls_and_the_report_says_so(taught: Path) -> None:
 
 def test_same_curve_for_any_micro_batch(train: Train, taught: Path) -> None:
     parts = train("parts", "batch.tokens_per_device=32")
-    assert _losses(parts) == pytest.approx(_losses(taught), rel=1e-5)
+    assert read_losses(parts) == pytest.approx(read_losses(taught), rel=1e-5)
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(train: Train, taught: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,13 +74,13 @@ def test_a_stopped_run_resumes_to_the_same_bits(train: Train, taught: Path, monk
         stop_after(patch)
         with pytest.raises(Stopped, match="after step 1 of 10"):
             train("broken")
-    assert _losses(train("broken", resume=True)) == _losses(taught)
+    assert read_losses(train("broken", resume=True)) == read_losses(taught)
 
 
 @pytest.mark.cube
 def test_a_lora_run_merges_into_a_stock_model(train: Train, tmp_path: Path) -> None:
     run = train("lora", "adapter={method: lora, rank: 4}", "train.steps=3")
-    assert _losses(run)[-1] < _losses(run)[0]
+    assert read_losses(run)[-1] < read_losses(run)[0]
     tensors = load_file(run / "adapter" / "adapter_model.safetensors")
     assert all("lora" in name for name in tensors) and len(tensors) == 2 * 2 * 6
     found = merge(run, out=tmp_path / "merged", weights="float32")

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 import workbench
-from tests.recipes.test_named_sets import FAST, assert_each_scores_as_alone, lines, of, read, scores, write
+from tests.recipes.test_named_sets import FAST, assert_each_scores_as_alone, of
+from tests.run_files import read_lines, read_metrics, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.errors import DataError, Stopped
 from workbench.recipes import data_report
@@ -42,7 +43,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Pat
     for part, size, first in (("prompts.jsonl", 12, 0), ("a/rows.jsonl", 5, 20), ("b/rows.jsonl", 9, 40)):
         (found / part).parent.mkdir(exist_ok=True)
         rows = [{"question": f"What comes after {n}?", "bonus": n / 10} for n in range(first, first + size)]
-        write(found / part, rows)
+        write_lines(found / part, rows)
     (found / "rewards.py").write_text(REWARDS)
     (found / "recipe.yaml").write_text(REINFORCE.format(folder=found, model=short_stories))
     return found
@@ -68,7 +69,7 @@ def answered(prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_answers_to_each_set_of_prompts_earn_what_they_earn_alone(answered: Path, prompts: Path) -> None:
     assert_each_scores_as_alone(answered, {name: prompts / name / "rows.jsonl" for name in "ab"}, trust=True)
-    found = scores(answered)
+    found = read_scores(answered)
     assert found["after"] == found["test"], "the same prompts"
     assert found["before"].keys() == found["after"].keys()
     own = {"reward", "reward_low", "reward_high", "loss", "reward[vowels]", "reward[bonus]"}
@@ -81,12 +82,12 @@ def test_answers_to_each_set_of_prompts_earn_what_they_earn_alone(answered: Path
 
 def test_held_out_rewards_of_each_set_are_followed(answered: Path, prompts: Path, tmp_path: Path) -> None:
     keys = ("mean", "a", "b")
-    watched = [[line.get(f"held_out_reward[{key}]") for key in keys] for line in lines(answered)]
+    watched = [[line.get(f"held_out_reward[{key}]") for key in keys] for line in read_metrics(answered)]
     evaluated = [row for row in watched if row[0] is not None]
     assert len(evaluated) == 2
     for mean, a, b in evaluated:
         assert mean == pytest.approx((5 * a + 9 * b) / 14, rel=1e-6), "the mean over prompts"
-    assert evaluated[-1][1] == pytest.approx(scores(answered)["after"]["reward[a]"], abs=1e-5)
+    assert evaluated[-1][1] == pytest.approx(read_scores(answered)["after"]["reward[a]"], abs=1e-5)
     table = {row[0]: row[1:] for row in compare([answered], tmp_path / "compared.html").rows}
     assert {
         "mean reward after",
@@ -105,16 +106,16 @@ def test_a_stop_and_micro_batches_change_no_reward_of_a_set(
         stop_after(patch, 3)
         with pytest.raises(Stopped):
             rewarded(prompts, tmp_path / "broken")
-    assert scores(rewarded(prompts, tmp_path / "broken", resume=True)) == scores(answered)
+    assert read_scores(rewarded(prompts, tmp_path / "broken", resume=True)) == read_scores(answered)
     small = rewarded(prompts, tmp_path / "small", "batch.tokens_per_device=60")
-    assert scores(small)["after"] == pytest.approx(scores(answered)["after"], abs=1e-4)
+    assert read_scores(small)["after"] == pytest.approx(read_scores(answered)["after"], abs=1e-4)
 
 
 def test_a_set_without_a_column_of_the_rewards_is_named(prompts: Path, tmp_path: Path) -> None:
     rows = [{"question": f"Who is {n}?", "answer": str(n)} for n in range(12)]
     (tmp_path / "a").mkdir()
-    train = write(tmp_path / "train.jsonl", rows)
-    other = write(tmp_path / "a" / "rows.jsonl", [{"question": "Who?", "answer": "1"}])
+    train = write_lines(tmp_path / "train.jsonl", rows)
+    other = write_lines(tmp_path / "a" / "rows.jsonl", [{"question": "Who?", "answer": "1"}])
     known = [f"data.train={train}", f"data.held_out={{a: {other}, b: {prompts}/b/rows.jsonl}}", "data.test=null"]
     with pytest.raises(DataError, match=r"b: rows\.jsonl, row 1: no column `answer`"):
         check(load(str(prompts / "recipe.yaml"), [*known, "rewards=[{kind: number}]"]))
@@ -125,7 +126,7 @@ def test_so_many_prompts_of_each_set_are_answered(prompts: Path, tmp_path: Path)
     table = pd.read_parquet(run / "predictions.parquet")
     assert sorted(place[0] for place in table["row"]) == ["a", "a", "b", "b"]
     expected = table.groupby(table["row"].str[0])["reward_after"].mean()
-    assert scores(run)["after"]["reward[b]"] == pytest.approx(expected["b"], abs=1e-6)
+    assert read_scores(run)["after"]["reward[b]"] == pytest.approx(expected["b"], abs=1e-6)
 
 
 def test_check_plan_and_data_take_sets_of_prompts(prompts: Path, tmp_path: Path) -> None:
@@ -141,18 +142,19 @@ def test_a_set_named_as_a_source_is_read_from_its_own_file(prompts: Path, tmp_pa
     """Sources whose prompts stand in other columns, and as many rows, so that a mix-up would not be told."""
     known, sources = of_prompts(prompts), []
     for name, size in {"a": 5, "b": 9}.items():
-        path = write(tmp_path / f"{name}.jsonl", [{"ask": f"Who is {name} {n}?", "bonus": -1} for n in range(size)])
+        rows = [{"ask": f"Who is {name} {n}?", "bonus": -1} for n in range(size)]
+        path = write_lines(tmp_path / f"{name}.jsonl", rows)
         sources.append(f"{name}: {{path: {path}, columns: {{question: ask}}}}")
     known += [f"data.sources={{{', '.join(sources)}}}", "data.train=null", "train.steps=1"]
     run = workbench.run(prompts / "recipe.yaml", known, out=tmp_path / "run", quiet=True)
-    after = scores(run)["after"]
+    after = read_scores(run)["after"]
     assert after["reward[bonus][a]"] == pytest.approx(2.2) and after["reward[bonus][b]"] == pytest.approx(4.4)
-    assert lines(run)[0]["reward[bonus]"] == -1
+    assert read_metrics(run)[0]["reward[bonus]"] == -1
 
 
 def test_a_training_prompt_in_any_set_is_found(prompts: Path, tmp_path: Path) -> None:
-    planted = [*read(prompts / "prompts.jsonl"), read(prompts / "b" / "rows.jsonl")[3]]
-    known = [*of_prompts(prompts), f"data.train={write(tmp_path / 'train.jsonl', planted)}"]
+    planted = [*read_lines(prompts / "prompts.jsonl"), read_lines(prompts / "b" / "rows.jsonl")[3]]
+    known = [*of_prompts(prompts), f"data.train={write_lines(tmp_path / 'train.jsonl', planted)}"]
     with pytest.raises(DataError, match=r"also in .*b/rows\.jsonl"):
         check(load(str(prompts / "recipe.yaml"), known))
     found: Any = check(load(str(prompts / "recipe.yaml"), [*known, "data.overlap=drop"])).data

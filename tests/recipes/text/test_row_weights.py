@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.run_files import read_losses, read_scores, write_lines
 from workbench.recipes.check import check
 from workbench.recipes.load import load
 
@@ -34,10 +34,6 @@ TIMES = [1, 3, 2, 1, 4, 1]
 Train = Callable[..., Path]
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def weighted(weights: list[Any]) -> list[dict[str, Any]]:
     return [{**row, "w": weight} for row, weight in zip(ROWS, weights, strict=True)]
 
@@ -46,10 +42,10 @@ def weighted(weights: list[Any]) -> list[dict[str, Any]]:
 def train(tmp_path: Path, short_stories: str, monkeypatch: pytest.MonkeyPatch) -> Train:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(model=short_stories))
-    write(tmp_path / "held_out.jsonl", [{"question": "And then?", "answer": "They went home."}])
+    write_lines(tmp_path / "held_out.jsonl", [{"question": "And then?", "answer": "They went home."}])
 
     def run(name: str, rows: list[dict[str, Any]], *overrides: str) -> Path:
-        write(tmp_path / "rows.jsonl", rows)
+        write_lines(tmp_path / "rows.jsonl", rows)
         return workbench.run(tmp_path / "recipe.yaml", overrides, out=tmp_path / name, quiet=True)
 
     return run
@@ -59,23 +55,19 @@ def adapter(run: Path) -> dict[str, Tensor]:
     return load_file(run / "adapter" / "adapter_model.safetensors")
 
 
-def curve(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_row_of_weight_w_is_the_row_w_times_and_no_micro_batch_changes_that(train: Train) -> None:
     """The global batch is the whole file, in which rows are either weighed or repeated."""
     weighed = train("weighed", weighted(TIMES))
     repeated = [row for row, times in zip(ROWS, TIMES, strict=True) for _ in range(times)]
     often = train("often", repeated, "data.columns={}", f"batch.size={sum(TIMES)}")
-    assert curve(weighed) == pytest.approx(curve(often), rel=1e-5)
+    assert read_losses(weighed) == pytest.approx(read_losses(often), rel=1e-5)
     small = train("small", weighted(TIMES), "batch.tokens_per_device=64", "batch.packing=false")
-    assert curve(small) == pytest.approx(curve(weighed), rel=1e-5)
+    assert read_losses(small) == pytest.approx(read_losses(weighed), rel=1e-5)
     tenths = train("tenths", weighted([str(times / 10) for times in TIMES]))
-    assert curve(tenths) == pytest.approx(curve(weighed), rel=1e-5), "only ratios count"
+    assert read_losses(tenths) == pytest.approx(read_losses(weighed), rel=1e-5), "only ratios count"
     plain = train("plain", ROWS, "data.columns={}")
-    assert abs(curve(plain)[0] - curve(weighed)[0]) > 1e-3
-    before = [json.loads((run / "scores.json").read_text())["before"] for run in (weighed, plain)]
+    assert abs(read_losses(plain)[0] - read_losses(weighed)[0]) > 1e-3
+    before = [read_scores(run)["before"] for run in (weighed, plain)]
     assert before[0] == before[1], "held-out rows count once each"
 
 
@@ -83,7 +75,7 @@ def test_equal_weights_change_no_bit_and_a_column_that_nobody_names_is_not_read(
     unnamed = [{**row, "weight": weight} for row, weight in zip(ROWS, TIMES, strict=True)]
     plain, equal = train("plain", unnamed, "data.columns={}"), train("equal", weighted([0.3] * 6))
     assert all(torch.equal(tensor, adapter(plain)[name]) for name, tensor in adapter(equal).items())
-    assert curve(equal) == curve(plain)
+    assert read_losses(equal) == read_losses(plain)
 
 
 @pytest.mark.slow
@@ -92,13 +84,13 @@ def test_hidden_tokens_are_weighed_by_their_row(train: Train, tmp_path: Path) ->
     encoder = save_tiny(tmp_path / "encoder", "Bert", "MaskedLM", MINILM, max_position_embeddings=512)
     texts = [{"text": row["answer"] * 4, "w": 1e6 if n == 3 else 1.0} for n, row in enumerate(ROWS)]
     on = ["recipe=mlm", f"model.id={encoder}", "data.held_out=0.2", "train.learning_rate=1e-9", "train.steps=1"]
-    heavy = curve(train("heavy", texts, *on, "data.columns={weight: w}"))
-    assert heavy != curve(train("even", texts, *on, "data.columns={}"))
-    assert heavy == pytest.approx(curve(train("cut", texts, *on, "batch.tokens_per_device=64")), rel=1e-5)
+    heavy = read_losses(train("heavy", texts, *on, "data.columns={weight: w}"))
+    assert heavy != read_losses(train("even", texts, *on, "data.columns={}"))
+    assert heavy == pytest.approx(read_losses(train("cut", texts, *on, "batch.tokens_per_device=64")), rel=1e-5)
 
 
 def test_check_says_what_weights_do(train: Train, tmp_path: Path) -> None:
-    write(tmp_path / "rows.jsonl", weighted(TIMES))
+    write_lines(tmp_path / "rows.jsonl", weighted(TIMES))
     notes = check(load("recipe.yaml", ())).notes
     assert any(note.startswith("Weights: a training row counts 1 to 4 times (mean 2)") for note in notes)
 
@@ -108,7 +100,7 @@ def test_members_of_a_sweep_of_text_train_one_after_another(train: Train) -> Non
     on = ["recipe=sweep", "sweep.over={train.learning_rate: [1.0e-4, 2.0e-3]}", "evaluate.every=0.5"]
     run = train("sweep", weighted(TIMES), *on)
     alone = train("alone", weighted(TIMES))
-    assert curve(next((run / "members").glob("*0.002*"))) == pytest.approx(curve(alone), rel=1e-6)
+    assert read_losses(next((run / "members").glob("*0.002*"))) == pytest.approx(read_losses(alone), rel=1e-6)
 
 
 def test_near_duplicates_that_weigh_less_do_so_beside_a_column(tmp_path: Path) -> None:
@@ -119,7 +111,7 @@ def test_near_duplicates_that_weigh_less_do_so_beside_a_column(tmp_path: Path) -
     said = ["It rains on the hill.", "Snow lies in the town.", "A storm comes from the sea.", "The ice is thin today."]
     rows = [{"text": text, "label": "ab"[n % 2], "w": 1 + n} for n, text in enumerate(said)]
     rows.append({**rows[0], "w": 5})
-    write(tmp_path / "rows.jsonl", rows)
+    write_lines(tmp_path / "rows.jsonl", rows)
     overrides = [f"data.train={tmp_path}/rows.jsonl", "data.columns={weight: w}", "duplicates.on_duplicate=weight"]
     config = load("crossval/quickstart", [*overrides, "folds.k=2"])
     found = fold_data.load(config, row_readers.of_backbone(config)).rows

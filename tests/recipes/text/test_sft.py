@@ -9,6 +9,7 @@ import pytest
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.run_files import read_losses, read_scores
 from workbench import recipes
 from workbench.data import starter
 from workbench.recipes.load import load
@@ -17,14 +18,6 @@ FILES = Path(__file__).parents[2] / "files"
 GSM8K = Path(__file__).parents[3] / "scripts" / "bench" / "gsm8k_256.jsonl"
 SHORT = ["train.steps=3", "data.limit=24", "batch.size=4", "evaluate.answers=2", "evaluate.max_new_tokens=8"]
 SHORT += ["evaluate.every=2", "save.every=2"]
-
-
-def _losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def _scores(run: Path) -> dict[str, dict[str, float]]:
-    return dict(json.loads((run / "scores.json").read_text()))
 
 
 @pytest.mark.few("mlm/quickstart", "sft/quickstart")
@@ -47,10 +40,10 @@ def test_every_shipped_recipe_trains(name: str, tmp_path: Path) -> None:
     words = [f"model.id={save_tiny(tmp_path / 'bert', 'Bert', 'MaskedLM', MINILM)}"] if masked else []
     words += [f"data.max_tokens={64 if masked else 256}"]
     run = workbench.run(name, [*SHORT, f"data.held_out={held_out}", *words], out=tmp_path / "run", quiet=True)
-    losses = _losses(run)
+    losses = read_losses(run)
     assert len(losses) == 3 and all(3 < loss < (11 if masked else 8) for loss in losses)
     answered = set() if masked else {f"{name}{end}" for name in ("f1", "rouge_l") for end in ("", "_low", "_high")}
-    assert {"loss", "perplexity", "token_accuracy"} | answered == set(_scores(run)["after"])
+    assert {"loss", "perplexity", "token_accuracy"} | answered == set(read_scores(run)["after"])
     assert json.loads((run / "manifest.json").read_text())["status"] == "done"
     assert "<path" in (run / "report.html").read_text() and (run / "predictions.parquet").exists()
 
@@ -59,7 +52,7 @@ def test_recorded_losses(tmp_path: Path) -> None:
     """The first steps of the quickstart, as they were when this was written: a change of numerics shows here."""
     overrides = ["train.steps=4", "batch.size=4", "evaluate.answers=0", "evaluate.every=null", "model.weights=float32"]
     run = workbench.run("sft/quickstart", [*overrides, "data.held_out=0.01"], out=tmp_path / "run", quiet=True)
-    assert _losses(run) == pytest.approx(RECORDED, rel=1e-3)
+    assert read_losses(run) == pytest.approx(RECORDED, rel=1e-3)
 
 
 RECORDED = [5.24097, 6.02138, 4.93366, 7.08929]
@@ -73,7 +66,7 @@ def test_gsm8k_and_multi_turn_conversations(model: str, data: str, tmp_path: Pat
     overrides = [f"model.id={model}", f"data.train={source}", "data.held_out=0.25", "data.max_tokens=384"]
     overrides += ["train.steps=6", "evaluate.every=null", "evaluate.answers=0"]
     run = workbench.run("sft/quickstart", [*SHORT, *overrides], out=tmp_path / "run", quiet=True)
-    losses = _losses(run)
+    losses = read_losses(run)
     assert losses[-1] < losses[0]
 
 
@@ -89,7 +82,7 @@ def test_quantised_training_ends_within_five_percent_of_bfloat16(tmp_path: Path)
             out=tmp_path / weights,
             quiet=True,
         )
-        scores = _scores(run)
+        scores = read_scores(run)
         assert scores["after"]["loss"] < scores["before"]["loss"] - 0.8
         after[weights] = scores["after"]["loss"]
     assert after["nf4"] == pytest.approx(after["bfloat16"], rel=0.05)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import workbench
+from tests.run_files import read_metrics, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text.judged_set import JudgedSet
@@ -29,7 +29,7 @@ def train(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Train
     folder = tmp_path_factory.mktemp("sources")
     for name, size in zip(NAMES, (40, 12), strict=True):
         rows = [{"question": f"{name} {n}?", "answer": f"{name} says {n * n}."} for n in range(size)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(folder / f"{name}.jsonl", rows)
 
     def run(out: str, *words: str, resume: bool = False) -> Path:
         known = [f"data.sources.{name}.path={folder}/{name}.jsonl" for name in NAMES]
@@ -51,16 +51,12 @@ def taught(train: Train) -> Path:
     return train("taught", "batch.tokens_per_device=100000")
 
 
-def _lines(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_each_source_has_its_loss_in_every_evaluation_and_the_whole_is_their_mean_by_tokens(taught: Path) -> None:
     manifest = json.loads((taught / "manifest.json").read_text())
     assert manifest["data"]["train"]["sources"] == {"sums": 30, "tales": 9}
     assert manifest["data"]["held_out"]["sources"] == {"sums": 10, "tales": 3}
-    scores = json.loads((taught / "scores.json").read_text())
-    evaluated = [line for line in _lines(taught) if "held_out_loss" in line]
+    scores = read_scores(taught)
+    evaluated = [line for line in read_metrics(taught) if "held_out_loss" in line]
     assert len(evaluated) == 3
     told = [(each["loss"], [each[f"loss[{name}]"] for name in NAMES]) for each in scores.values()]
     told += [(each["held_out_loss"], [each[f"held_out_loss[{name}]"] for name in NAMES]) for each in evaluated]
@@ -85,11 +81,11 @@ def test_a_stopped_run_in_small_micro_batches_goes_on_to_the_same_losses(
         stop_after(patch)
         with pytest.raises(Stopped):
             train("broken", "batch.tokens_per_device=100000")
-    assert [line["loss"] for line in _lines(train("broken", "batch.tokens_per_device=100000", resume=True))] == [
-        line["loss"] for line in _lines(taught)
+    assert [line["loss"] for line in read_metrics(train("broken", "batch.tokens_per_device=100000", resume=True))] == [
+        line["loss"] for line in read_metrics(taught)
     ]
-    small = [line["loss"] for line in _lines(train("small", "batch.tokens_per_device=60"))]
-    assert small == pytest.approx([line["loss"] for line in _lines(taught)], rel=1e-5)
+    small = [line["loss"] for line in read_metrics(train("small", "batch.tokens_per_device=60"))]
+    assert small == pytest.approx([line["loss"] for line in read_metrics(taught)], rel=1e-5)
 
 
 @pytest.mark.few("reward")
@@ -100,7 +96,7 @@ def test_pairs_of_several_sources_are_drawn_by_their_weights_also_after_a_stop(
     for name, size in zip((*NAMES, "held"), (30, 9, 4), strict=True):
         rows = [{"prompt": f"{name} {n}?", "chosen": f"{n * n} it is", "rejected": "No" * (n % 3)} for n in range(size)]
         rows = [row | {"rejected": row["rejected"] or "I do not know"} for row in rows]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{name}.jsonl", rows)
     words = [f"data.sources.{name}.path={tmp_path}/{name}.jsonl" for name in NAMES]
     words += [f"model.id={stories}", "model.weights=float32", "model.compute=float32", "data.mix.by=weight"]
     words += [f"data.held_out={tmp_path}/held.jsonl"]
@@ -123,16 +119,16 @@ def test_pairs_of_several_sources_are_drawn_by_their_weights_also_after_a_stop(
         with pytest.raises(Stopped):
             workbench.run(f"{recipe}/quickstart", words, out=tmp_path / "broken", quiet=True)
     broken = workbench.run(f"{recipe}/quickstart", words, out=tmp_path / "broken", quiet=True, resume=True)
-    assert [line["loss"] for line in _lines(broken)] == [line["loss"] for line in _lines(whole)]
+    assert [line["loss"] for line in read_metrics(broken)] == [line["loss"] for line in read_metrics(whole)]
     small = [
         line["loss"]
-        for line in _lines(
+        for line in read_metrics(
             workbench.run(
                 f"{recipe}/quickstart", [*words, "batch.tokens_per_device=90"], out=tmp_path / "small", quiet=True
             )
         )
     ]
-    assert small == pytest.approx([line["loss"] for line in _lines(whole)], rel=1e-4)
+    assert small == pytest.approx([line["loss"] for line in read_metrics(whole)], rel=1e-4)
 
 
 @pytest.mark.slow
@@ -146,10 +142,10 @@ def test_a_learned_mixture_is_the_same_after_a_stop_and_in_small_micro_batches(
         stop_after(patch, 5)  # in the middle of a window
         with pytest.raises(Stopped):
             train("learned broken", *learned)
-    wanted = [(line["loss"], line["mix_share[tales]"]) for line in _lines(whole)]
-    broken = _lines(train("learned broken", *learned, resume=True))
+    wanted = [(line["loss"], line["mix_share[tales]"]) for line in read_metrics(whole)]
+    broken = read_metrics(train("learned broken", *learned, resume=True))
     assert [(line["loss"], line["mix_share[tales]"]) for line in broken] == wanted
-    small = _lines(train("learned small", *learned, "batch.tokens_per_device=60"))
+    small = read_metrics(train("learned small", *learned, "batch.tokens_per_device=60"))
     found = [(line["loss"], line["mix_share[tales]"]) for line in small]
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
     assert len({share for _, share in wanted}) == 4, "12 steps, 3 a window"
@@ -164,13 +160,13 @@ def test_evaluation_sets_have_names_and_scores_of_their_own_beside_a_single_sour
 ) -> None:
     for name in ("train", *NAMES):
         rows = [{"question": f"{name} {n}?", "answer": f"{name} says {n * n}."} for n in range(9)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{name}.jsonl", rows)
     named = "{" + ", ".join(f"{name}: {tmp_path}/{name}.jsonl" for name in NAMES) + "}"
     words = [f"data.train={tmp_path}/train.jsonl", f"model.id={short_stories}", "evaluate.answers=0", "train.steps=2"]
     words += [f"data.held_out={named}", "batch.size=3"]
     assert "Held-out rows: sums 9, tales 9." in check(load("sft/quickstart", words)).notes
     run = workbench.run("sft/quickstart", words, out=tmp_path / "run", quiet=True)
-    after = json.loads((run / "scores.json").read_text())["after"]
+    after = read_scores(run)["after"]
     alone = {name: evaluate(run, [f"data.test={tmp_path}/{name}.jsonl"])["loss"] for name in NAMES}
     together = evaluate(run, [f"data.test={named}"])
     for name in NAMES:
@@ -180,7 +176,7 @@ def test_evaluation_sets_have_names_and_scores_of_their_own_beside_a_single_sour
 def test_check_tells_of_each_source_and_of_what_is_learned(tmp_path: Path) -> None:
     for name, size in zip(NAMES, (30, 10), strict=True):
         rows = [{"question": f"{name} {n}?", "answer": "I cannot help with that."} for n in range(size)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{name}.jsonl", rows)
     words = [f"data.sources.{name}.path={tmp_path}/{name}.jsonl" for name in NAMES]
     notes = "\n".join(check(load("sft/quickstart", [*words, "data.held_out=0.2", "data.mix.by=learned"])).notes)
     assert "sums: 24 rows" in notes and "75.0% of the draws" in notes and "Mixture (learned)" in notes

@@ -9,6 +9,7 @@ import pytest
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.run_files import read_losses, read_scores, write_lines
 from workbench.errors import ConfigError
 from workbench.recipes.answers import serve
 from workbench.recipes.check import check
@@ -35,10 +36,6 @@ def words(method: str, short_stories: str, questions: Path) -> list[str]:
     ]
 
 
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.few("prefix", "p-tuning")
 @pytest.mark.parametrize("method", sorted(RATES))
 def test_they_learn_and_what_was_saved_is_served(
@@ -46,13 +43,13 @@ def test_they_learn_and_what_was_saved_is_served(
 ) -> None:
     given = words(method, short_stories, questions)
     run = workbench.run("sft/quickstart", given, out=tmp_path / "run", quiet=True)
-    scores = json.loads((run / "scores.json").read_text())
+    scores = read_scores(run)
     assert scores["after"]["loss"] < scores["before"]["loss"] - 0.05
     assert serve.evaluate(run, [])["loss"] == pytest.approx(scores["after"]["loss"], abs=1e-5)
 
     asked = tmp_path / "asked.jsonl"
     rows = [{"question": "What comes after 3?"}, {"question": "What comes after 4? Think about it. Think about it."}]
-    asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(asked, rows)
     serve.predict(run, str(asked), out=tmp_path / "answers.jsonl", max_new_tokens=4)
     answers = [json.loads(line)["answer"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     capsys.readouterr()
@@ -69,7 +66,7 @@ def test_the_curve_does_not_depend_on_micro_batches(
     given = [*words(method, short_stories, questions), "train.steps=3", "evaluate.answers=0"]
     whole = workbench.run("sft/quickstart", given, out=tmp_path / "whole", quiet=True)
     parts = workbench.run("sft/quickstart", [*given, "batch.tokens_per_device=150"], out=tmp_path / "parts", quiet=True)
-    assert losses(parts) == pytest.approx(losses(whole), rel=1e-4)
+    assert read_losses(parts) == pytest.approx(read_losses(whole), rel=1e-4)
 
 
 def test_virtual_tokens_take_positions(short_stories: str, questions: Path) -> None:
@@ -87,7 +84,7 @@ def test_prefixes_of_an_encoder_take_no_positions(method: str, tmp_path: Path) -
     words_of = " ".join(f"word{n * n}" for n in range(12))
     rows = [{"text": f"The sun of day {n}. {words_of}", "label": ("dry", "wet")[n % 2]} for n in range(60)]
     source = tmp_path / "rows.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(source, rows)
     given = [*words(method, model, source)[:3], "adapter.virtual_tokens=500", f"data.train={source}"]
     check(load("classify/quickstart", [*given, "data.held_out=0.2"]))
 
@@ -100,8 +97,8 @@ def test_prefixes_of_an_encoder_decoder_learn_the_same_when_activations_are_reco
     given = [*words(method, encoder_decoder, questions), "train.steps=4", "evaluate.answers=0"]
     plain = workbench.run("sft/quickstart", given, out=tmp_path / "plain", quiet=True)
     again = workbench.run("sft/quickstart", [*given, "train.checkpointing=true"], out=tmp_path / "again", quiet=True)
-    assert losses(again) == pytest.approx(losses(plain), rel=1e-5)
-    scores = json.loads((plain / "scores.json").read_text())
+    assert read_losses(again) == pytest.approx(read_losses(plain), rel=1e-5)
+    scores = read_scores(plain)
     assert serve.evaluate(plain, [])["loss"] == pytest.approx(scores["after"]["loss"], abs=1e-5)
 
 
@@ -111,15 +108,15 @@ def test_prefixes_of_an_encoder_learn_the_same_when_activations_are_recomputed(m
     model = save_tiny(tmp_path / "bert", "Bert", "SequenceClassification", MINILM)
     rows = [{"text": f"The {('sun', 'rain')[n % 2]} of day {n}.", "label": ("dry", "wet")[n % 2]} for n in range(60)]
     source = tmp_path / "rows.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(source, rows)
     given = [*words(method, model, source)[:5], "data.held_out=0.2", "batch.size=8", "train.steps=4"]
     given += [f"train.learning_rate={RATES[method]}", "evaluate.every=null"]
     plain = workbench.run("classify/quickstart", given, out=tmp_path / "plain", quiet=True)
     again = workbench.run(
         "classify/quickstart", [*given, "train.checkpointing=true"], out=tmp_path / "again", quiet=True
     )
-    assert losses(again) == pytest.approx(losses(plain), rel=1e-5)
-    scores = json.loads((plain / "scores.json").read_text())
+    assert read_losses(again) == pytest.approx(read_losses(plain), rel=1e-5)
+    scores = read_scores(plain)
     assert serve.evaluate(plain, [])["loss"] == pytest.approx(scores["after"]["loss"], abs=1e-5)
     assert scores["after"]["loss"] != scores["before"]["loss"]
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from tests.run_files import write_lines
 from workbench.config import DataConfig
 
 
 def write(folder: Path, rows: list[Any]) -> str:
     path = folder / "my.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_lines(path, rows)
     return str(path)
 
 

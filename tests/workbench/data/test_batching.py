@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.data.batching import PASS_OVERHEAD, Row, collate, global_batch, micro_batches, steps_per_epoch
+from workbench.data.batching import (
+    PASS_OVERHEAD,
+    Row,
+    collate,
+    evenly_spaced,
+    global_batch,
+    micro_batches,
+    steps_per_epoch,
+)
 
 rows = st.integers(1, 200)
 sizes = st.integers(1, 50)
@@ -73,3 +81,10 @@ def test_collate_pairs_each_supervised_token_with_the_position_before_it(masks: 
     assert batch.labels_N.tolist() == wanted
     assert batch.inputs["input_ids"].flatten()[batch.positions_N].tolist() == before
     assert batch.tokens == sum(map(len, masks))
+
+
+@given(st.integers(1, 300), st.integers(2, 300))
+def test_evenly_spaced_rows_go_from_the_first_to_the_last(rows: int, count: int) -> None:
+    chosen = evenly_spaced(rows, count)
+    assert (len(chosen), chosen[0], chosen[-1]) == (min(rows, count), 0, rows - 1)
+    assert np.ptp(np.diff(chosen)) <= 1 if len(chosen) > 2 else True

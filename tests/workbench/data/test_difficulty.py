@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.run_files import write_lines
 from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data import difficulty
 from workbench.data.rows import RawRow, read_rows
@@ -31,7 +31,7 @@ def function(folder: Path, body: str, name: str) -> CurriculumConfig:
 
 def test_numbers_of_a_column_whatever_the_file(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,n\nx,3\ny,-0.5\n")
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": "x", "n": each}) + "\n" for each in (3, -0.5)))
+    write_lines(tmp_path / "b.jsonl", ({"text": "x", "n": each} for each in (3, -0.5)))
     for name in ("a.csv", "b.jsonl"):
         assert difficulty.of_rows(column(), read_rows(str(tmp_path / name))).tolist() == [3, -0.5]
 

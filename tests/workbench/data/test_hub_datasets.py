@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import datasets
 import pytest
 from huggingface_hub import constants
 
+from tests.run_files import write_lines
 from workbench.data import hub_datasets
 from workbench.data.rows import fingerprint, read_rows
 from workbench.errors import DataError
@@ -41,7 +41,7 @@ def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_rows_of_a_data_set(local: Path) -> None:
     calls = [{"city": "Rome"}, {"sum": 2}]
-    (local / "train.jsonl").write_text("".join(json.dumps({"calls": [call]}) + "\n" for call in calls))
+    write_lines(local / "train.jsonl", ({"calls": [call]} for call in calls))
     rows = list(read_rows("owner/name"))
     assert [row.columns for row in rows] == [{"calls": [call]} for call in calls]
     assert rows[1].place == "owner/name, row 2"

@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.run_files import read_lines, write_lines
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.sections.sources_config import MixConfig, SourceConfig
 from workbench.data import mixture, selection
 from workbench.data.batching import Examples, global_batch
 from workbench.data.mixture import MixedRows, OneSourceBatches, counts, mixed, shares
+from workbench.data.splits import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.tokenized_set import Splits
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, DataError
 from workbench.models import backbones
 
@@ -96,11 +98,11 @@ def test_chances_follow_sizes_weights_and_temperature() -> None:
 def folder(tmp_path: Path) -> Path:
     for name, size in SIZES.items():
         rows = [{"question": f"{name} {n}?", "answer": f"{name} says {n * n}."} for n in range(size)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(tmp_path / f"{name}.jsonl", rows)
     return tmp_path
 
 
-def loaded(folder: Path, stories: str, **data: Any) -> tuple[RunConfig, Splits, Examples]:
+def loaded(folder: Path, stories: str, **data: Any) -> tuple[RunConfig, Splits[TokenizedSet], Examples]:
     sources = {name: {"path": str(folder / f"{name}.jsonl")} for name in SIZES}
     own = data.pop("sources", {})
     sources = {name: {**source, **own.get(name, {})} for name, source in sources.items()}
@@ -145,7 +147,7 @@ def test_an_epoch_has_its_counts_and_no_row_comes_twice_before_all_others_of_its
 
 def test_a_source_has_columns_and_a_limit_of_its_own(folder: Path, stories: str) -> None:
     rows = [{"q": f"note {n}?", "a": f"{n}."} for n in range(9)]
-    (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "notes.jsonl", rows)
     own = {"notes": {"columns": {"question": "q", "answer": "a"}, "limit": 5}}
     _, splits, _ = loaded(folder, stories, sources=own)
     assert (splits.train.source_N == 2).sum() + (splits.held_out.source_N == 2).sum() == 5
@@ -170,9 +172,9 @@ def test_too_many_passes_are_refused_with_those_that_would_be_made(folder: Path,
 
 def test_rows_are_compared_with_the_share_that_any_source_holds_out(folder: Path, stories: str) -> None:
     """Rows of one source stand in another one too, in capitals: what either holds out is dropped from the other."""
-    rows = [json.loads(line) for line in (folder / "sums.jsonl").read_text().splitlines()]
+    rows = read_lines(folder / "sums.jsonl")
     other = [{key: value.upper().replace("?", " !") for key, value in row.items()} for row in rows]
-    (folder / "tales.jsonl").write_text("".join(json.dumps(row) + "\n" for row in other))
+    write_lines(folder / "tales.jsonl", other)
     _, splits, _ = loaded(folder, stories, decontaminate={"action": "drop", "ngram": 3, "share": 1.0})
     held = [place.replace("tales", "sums") for place in splits.held_out.places() if "notes" not in place]
     kept = {place.replace("tales", "sums") for place in splits.train.places() if "notes" not in place}

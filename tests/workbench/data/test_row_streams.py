@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 from tests import forked
+from tests.run_files import write_lines
 from workbench.data import hub_datasets, row_streams
 from workbench.data.row_streams import RowStream, take
 from workbench.data.rows import fingerprint, read_rows
@@ -147,7 +148,7 @@ def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path: Path, shards: Path
     """SIGKILL in the middle of shards, with parts of the real size."""
     for shard in range(SHARDS):
         rows = ({"question": f"{shard} and {n}?", "answer": "x" * 200} for n in range(6_000))
-        (shards / f"{shard}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(shards / f"{shard}.jsonl", rows)
     program = tmp_path / "taking.py"
     program.write_text(
         "import sys\nfrom workbench.data.row_streams import *\nprint(take(RowStream(sys.argv[1], 28_000, 1, 3)))\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from scipy import special
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.conftest import MINILM, save_tiny
+from tests.run_files import read_losses, write_lines
 from workbench.config import RunConfig
 from workbench.config.expansions import distill_expansion
 from workbench.data.folds.similarity import normalised
@@ -63,11 +63,6 @@ def weather(rows: int, *, first: int = 0) -> list[dict[str, Any]]:
     return found
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 @pytest.fixture(scope="module", autouse=True)
 def unreported() -> Iterator[None]:
     """Drawing a report takes longer than these runs."""
@@ -80,9 +75,9 @@ def unreported() -> Iterator[None]:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where all runs of this file stand, beside their rows."""
     folder = tmp_path_factory.mktemp("classes")
-    write(folder / "train.jsonl", weather(30))
-    write(folder / "held-out.jsonl", weather(9, first=30))
-    write(folder / "test.jsonl", weather(6, first=39))
+    write_lines(folder / "train.jsonl", weather(30))
+    write_lines(folder / "held-out.jsonl", weather(9, first=30))
+    write_lines(folder / "test.jsonl", weather(6, first=39))
     return folder
 
 
@@ -188,10 +183,6 @@ def folds(train: Train) -> Path:
     return train("folds", "crossval", **own)
 
 
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def own_outputs(run: Path, rows: str) -> Floats:
     """What the model of a run says of the rows of its own splits."""
     config = run_directory.shipped_config(run)
@@ -203,10 +194,10 @@ def own_outputs(run: Path, rows: str) -> Floats:
 def test_alpha_0_trains_as_recipe_classify_does(train: Train, distil: Train, taught: Path) -> None:
     own = {"classes": {"weights": "balanced", "smoothing": 0.1}, "train": {"steps": 4}}
     plain = train("plain", **own)
-    assert losses(distil("alone", taught, distill={"alpha": 0.0}, **own)) == losses(plain)
+    assert read_losses(distil("alone", taught, distill={"alpha": 0.0}, **own)) == read_losses(plain)
     scores = files.read_json(plain.parent / "alone" / "scores.json")
     assert scores["after"] == files.read_json(plain / "scores.json")["after"]
-    assert losses(distil("both", taught, distill={"alpha": 0.5}, **own)) != losses(plain)
+    assert read_losses(distil("both", taught, distill={"alpha": 0.5}, **own)) != read_losses(plain)
 
 
 def test_scores_hold_the_teachers_own(distil: Train, taught: Path, home: Path) -> None:
@@ -221,10 +212,10 @@ def test_scores_hold_the_teachers_own(distil: Train, taught: Path, home: Path) -
 
 def test_a_student_distilled_from_itself_has_nothing_to_learn(distil: Train, bert: str, train: Train) -> None:
     own = {"alpha": 1.0, "temperature": 2.0, "match": [{"what": "hidden_mse"}]}
-    assert losses(distil("itself", bert, distill=own))[0] == pytest.approx(0, abs=1e-6)
+    assert read_losses(distil("itself", bert, distill=own))[0] == pytest.approx(0, abs=1e-6)
     other = train("other", train={"steps": 6})
-    both = losses(distil("matched", other, distill=own))[0]
-    said = losses(distil("unmatched", other, distill={**own, "match": []}))[0]
+    both = read_losses(distil("matched", other, distill=own))[0]
+    said = read_losses(distil("unmatched", other, distill={**own, "match": []}))[0]
     assert both > said > 1e-5
 
 
@@ -260,7 +251,7 @@ def test_numbers_are_said_in_the_students_units(ask: Any, train: Train, home: Pa
     number = {"classes": {"kind": "number"}}
     columns = {"columns": {"label": "degrees"}}
     teacher = train("degrees", **number, data=columns)
-    hot = write(tmp_path / "hot.jsonl", [{**row, "label": row["degrees"] * 3.0 + 40} for row in weather(30)])
+    hot = write_lines(tmp_path / "hot.jsonl", [{**row, "label": row["degrees"] * 3.0 + 40} for row in weather(30)])
     said, data = ask(teacher, **number, data={"train": str(hot), "held_out": 0.2})
     labels = classifier.read_labels(teacher / "adapter")
     by_text = dict(zip([row["text"] for row in weather(30)], labels.values(own_outputs(teacher, "train")), strict=True))
@@ -316,16 +307,18 @@ def test_rows_without_labels_take_part_and_their_labels_never(distil: Train, tau
     held_out = [{**row, "text": row["text"].upper() + "!"} for row in weather(9, first=30)][:4]
     found = {}
     for label in ("sun", "nonsense"):
-        more = write(
+        more = write_lines(
             home / f"more-{label}.jsonl", [{**row, "label": label} for row in (*weather(12, first=60), *held_out)]
         )
         own = {"alpha": 0.5, "unlabelled": str(more)}
         found[label] = distil(f"more-{label}", taught, distill=own, train={"steps": None, "epochs": 1.0})
-    assert losses(found["sun"]) == losses(found["nonsense"]) and len(losses(found["sun"])) == 5, "30 and 12 rows by 10"
+    assert read_losses(found["sun"]) == read_losses(found["nonsense"]) and len(read_losses(found["sun"])) == 5, (
+        "30 and 12 rows by 10"
+    )
     manifest = files.read_json(found["sun"] / "manifest.json")
     assert manifest["distill"]["rows"]["extra"] == manifest["data"]["unlabelled"]["rows"] == 12
     assert manifest["data"]["unlabelled"]["skipped"] == 1, "one sentence says how many"
-    measured = write(home / "measured.jsonl", held_out)
+    measured = write_lines(home / "measured.jsonl", held_out)
     with pytest.raises(DataError, match=r"every row of .*measured.jsonl is also held out"):
         distil("nothing-new", taught, distill={"unlabelled": str(measured)})
 
@@ -338,7 +331,7 @@ def test_a_run_that_goes_on_reads_what_it_kept(distil: Train, taught: Path, monk
     with monkeypatch.context() as patch:
         patch.setattr("workbench.distillation.class_distillation._computed", lambda *_: pytest.fail("asked again"))
         resumed = distil("broken", taught, resume=True, **own)
-    assert losses(resumed) == losses(unbroken)
+    assert read_losses(resumed) == read_losses(unbroken)
     assert files.read_json(resumed / "scores.json") == files.read_json(unbroken / "scores.json")
     kept = [(run / class_distillation.KEPT).read_bytes() for run in (resumed, unbroken)]
     assert kept[0] == kept[1]
@@ -350,7 +343,7 @@ def test_what_was_kept_of_other_rows_is_not_read(ask: Any, taught: Path, home: P
     np.testing.assert_array_equal(first.train_NC, again.train_NC)
     path = home / "train.jsonl"
     before = path.read_text()
-    write(path, [{**row, "text": "Truly. " + row["text"]} for row in weather(30)])
+    write_lines(path, [{**row, "text": "Truly. " + row["text"]} for row in weather(30)])
     try:
         moved, _ = ask(taught)
     finally:
@@ -372,7 +365,9 @@ def test_teachers_that_cannot_teach_these_classes_are_refused(
         ask(taught, classes={"kind": "number"}, data={"columns": {"label": "degrees"}})
     with pytest.raises(ConfigError, match=r"out_of_fold: .* is no cross-validation"):
         ask(taught, distill={"out_of_fold": True})
-    renamed = write(tmp_path / "renamed.jsonl", [{"body": row["text"], "label": row["label"]} for row in weather(30)])
+    renamed = write_lines(
+        tmp_path / "renamed.jsonl", [{"body": row["text"], "label": row["label"]} for row in weather(30)]
+    )
     with pytest.raises(ConfigError, match=r"reads the column `text`, which .*renamed.jsonl has not"):
         ask(taught, classes={"text": "{body}"}, data={"train": str(renamed), "held_out": 0.2})
     with pytest.raises(ConfigError, match=r"has other tokens than"):
@@ -380,7 +375,7 @@ def test_teachers_that_cannot_teach_these_classes_are_refused(
 
 
 def test_out_of_fold_wants_the_rows_of_the_cross_validation(ask: Any, folds: Path, tmp_path: Path) -> None:
-    other = write(tmp_path / "other.jsonl", [*weather(40, first=100), *weather(10)])
+    other = write_lines(tmp_path / "other.jsonl", [*weather(40, first=100), *weather(10)])
     with pytest.raises(ConfigError, match=r"(?s)only 10 of the 50 training rows of .*other.jsonl stand in .*parquet.*"):
         ask(folds, distill={"out_of_fold": True}, data={"train": str(other)})
     with pytest.raises(ConfigError, match=r"compares the layers of one model, and .*folds is several"):
@@ -388,7 +383,7 @@ def test_out_of_fold_wants_the_rows_of_the_cross_validation(ask: Any, folds: Pat
 
 
 def test_texts_are_matched_but_for_case(ask: Any, folds: Path, tmp_path: Path) -> None:
-    loud = write(tmp_path / "loud.jsonl", [{**row, "text": row["text"].upper()} for row in weather(30)])
+    loud = write_lines(tmp_path / "loud.jsonl", [{**row, "text": row["text"].upper()} for row in weather(30)])
     said, data = ask(folds, distill={"out_of_fold": True}, data={"train": str(loud)})
     known = pd.read_parquet(folds / "out_of_fold.parquet")
     texts = known["text"].map(normalised)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import trains
+from tests.run_files import read_losses
 from workbench.data.batching import Indices
 from workbench.training.trainer import Trainer
 
@@ -34,7 +34,7 @@ def test_where_memory_runs_out_they_take_smaller_micro_batches_and_recompute_not
     train = trains(tmp_path, RECIPE, model=short_stories, train=questions)
 
     def losses(name: str) -> list[float]:
-        return [json.loads(line)["loss"] for line in (train(name=name) / "metrics.jsonl").read_text().splitlines()]
+        return read_losses(train(name=name))
 
     kept, gradients, tried = losses("kept"), Trainer.gradients, list[tuple[object, int]]()
 

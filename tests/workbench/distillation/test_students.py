@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 import workbench
 from tests.conftest import MINILM, T5_SIZES, save_tiny, tiny
+from tests.run_files import write_lines
 from workbench.adapters import Prompt, anatomy
 from workbench.config import ModelConfig, RunConfig, tasks
 from workbench.config.sections.distill_config import TeacherConfig
@@ -369,7 +370,7 @@ def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     bert = save_tiny(folder / "bert", "Bert", "SequenceClassification", MINILM, num_hidden_layers=3)
     words = {"sun": "warm and bright", "rain": "cold and wet", "snow": "white all around"}
     rows = [{"text": f"{words[name]} {n}", "label": name} for n in range(12) for name in words]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "rows.jsonl", rows)
     settings = [f"data.train={folder / 'rows.jsonl'}", "data.held_out=0.2", f"model.id={bert}", "train.steps=6"]
     settings += ["model.weights=float32", "train.learning_rate=1e-2", "batch.size=12", "evaluate.every=null"]
     settings += ["save.every=null", f"adapter={{method: {request.param}}}"]

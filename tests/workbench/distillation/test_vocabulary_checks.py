@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.conftest import CHAT_TEMPLATE, MINILM, STORIES, write_questions
+from tests.run_files import write_lines
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.sections.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data.text import tokenized
@@ -148,7 +149,7 @@ def test_rows_that_are_left_out_are_not_compared(tmp_path: Path) -> None:
 
 def test_raw_text_has_no_template(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"text": f"Once upon a time {n}"}) + "\n" for n in range(9)))
+    write_lines(rows, ({"text": f"Once upon a time {n}"} for n in range(9)))
     Student(_config(rows)).compare(_teacher(tmp_path / "teacher", template=CHAT_TEMPLATE))
 
 
@@ -166,7 +167,7 @@ def test_the_template_of_a_run_is_named(trained: Path, questions: Path) -> None:
 
 def test_masked_text_has_no_template(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"text": f"Once upon a time {n}"}) + "\n" for n in range(9)))
+    write_lines(rows, ({"text": f"Once upon a time {n}"} for n in range(9)))
     Student(_config(rows, recipe="mlm", id=MINILM)).compare(TeacherSource("same", ModelConfig(id=MINILM)), of="mlm")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from tests.conftest import MINILM, write_animals
+from tests.run_files import write_lines
 from tests.vision_backbones import SIZE, save_vision
 from workbench.config import RunConfig
 from workbench.data.labelled import labelled_data
@@ -112,7 +112,7 @@ def test_the_verb_writes_features_of_folds_test_and_unlabelled_rows(tmp_path: Pa
     write_animals(tmp_path / "train.jsonl", range(60))
     write_animals(tmp_path / "test.jsonl", range(100, 109))
     rows = [{"text": f"An owl has {number} eggs."} for number in range(5)]
-    (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "more.jsonl", rows)
     data = {"train": str(tmp_path / "train.jsonl"), "test": str(tmp_path / "test.jsonl")}
     sections = {"model": {"id": stories}, "data": data, "pseudo_label": {"unlabelled": str(tmp_path / "more.jsonl")}}
     sections["duplicates"] = {"on_duplicate": "ignore"}
@@ -128,7 +128,7 @@ def test_the_verb_writes_features_of_folds_test_and_unlabelled_rows(tmp_path: Pa
 def test_labels_that_are_not_one_class_have_features_and_no_probe(kind: str, tmp_path: Path, stories: str) -> None:
     labels = (lambda n: ["odd"] * (n % 2) + ["high"] * (n > 9)) if kind == "several" else (lambda n: n / 2)
     rows = [{"text": f"It is {number}.", "label": labels(number)} for number in range(20)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "rows.jsonl", rows)
     sections = {"model": {"id": stories}, "data": {"train": str(tmp_path / "rows.jsonl"), "held_out": 0.25}}
     asked = RunConfig.model_validate({"recipe": "classify", **sections, "classes": {"kind": kind}})
     found = verb.write(asked, tmp_path / "f.parquet")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from scipy import stats
 from transformers import PreTrainedModel
 
 import workbench
+from tests.run_files import read_scores
 from workbench import evaluation, report
 from workbench.data.text.token_table import TokenTable
 from workbench.data.text.tokenized_set import TokenizedSet
@@ -146,7 +146,7 @@ def test_runs_keep_the_losses_of_what_they_ship_and_are_compared_by_them(tmp_pat
     first, second = run("first"), run("second", "train.learning_rate=1e-2")
     losses = [held_out_losses.read(each) for each in (first, second)]
     for path, kept in zip((first, second), losses, strict=True):
-        scores = json.loads((path / "scores.json").read_text())["after"]
+        scores = read_scores(path)["after"]
         assert kept is not None and kept.loss_S.sum() / kept.tokens_S.sum() == pytest.approx(scores["loss"], abs=1e-6)
     comparison = report.compare([first, second], tmp_path / "page.html")
     (row,) = comparison.paired

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from scipy import stats
 from transformers import AutoTokenizer
 
 from tests.conftest import MINILM, write_animals
+from tests.run_files import write_lines
 from workbench.config import RunConfig
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.sections.text_augment_config import TextAugmentConfig
@@ -132,7 +132,7 @@ def test_labels_that_are_not_one_class_are_said_not_to_be_known(ask: Ask, kind: 
     rows = [
         {"text": f"It is, so to say, {n}.", "label": ["odd"] * (n % 2) if kind == "several" else n} for n in range(20)
     ]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "own.jsonl", rows)
     data = {"train": str(tmp_path / "own.jsonl"), "held_out": 0.25}
     plain, rewritten = (
         ask(data=data | {"augment": augment}, classes={"kind": kind}) for augment in ({}, {"operators": ["drop_words"]})

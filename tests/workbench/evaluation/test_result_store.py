@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import forked
+from tests.run_files import read_scores
 from tests.workbench.evaluation.scoring_together import Impatient
 from workbench import evaluation
 from workbench.config import RunConfig
@@ -83,7 +84,7 @@ def _ends_equal(config: RunConfig, folder: Path, scored_rows: Counter[str], *, a
     assert json.loads((folder / "broken/manifest.json").read_text())["status"] == "stopped"
     assert (folder / "broken" / result_store.FILE).exists()
     run(config, out=folder / "broken", resume=True, callback=Impatient())
-    ended = [json.loads((folder / name / "scores.json").read_text()) for name in ("straight", "broken")]
+    ended = [read_scores(folder / name) for name in ("straight", "broken")]
     assert ended[0] == ended[1]
     assert not (folder / "broken" / result_store.FILE).exists()
     assert scored_rows == wanted, "something was scored twice"
@@ -116,7 +117,7 @@ def test_processes_that_share_weights_stop_together(text: RunConfig, tmp_path: P
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
-    ended = [json.loads((tmp_path / run / "scores.json").read_text()) for run in ("straight", "broken")]
+    ended = [read_scores(tmp_path / run) for run in ("straight", "broken")]
     assert ended[0] == ended[1]
     assert not (tmp_path / "broken" / result_store.FILE).exists()
 

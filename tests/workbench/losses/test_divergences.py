@@ -49,17 +49,17 @@ def _distance(name: str, student_NV: Tensor, teacher_NV: Tensor, temperature: fl
     return divergence(log_probs(student_NV, temperature), log_probs(teacher_NV, temperature))
 
 
-def _logits(*shape: int, seed: int = 0) -> Tensor:
+def random_logits(*shape: int, seed: int = 0) -> Tensor:
     return 2 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def _student(*shape: int) -> Tensor:
-    return _logits(*shape, seed=1).requires_grad_()
+    return random_logits(*shape, seed=1).requires_grad_()
 
 
 @each
 def test_equals_its_definition(name: str) -> None:
-    student, teacher = _logits(4, 9, seed=1), _logits(4, 9)
+    student, teacher = random_logits(4, 9, seed=1), random_logits(4, 9)
     rows = [[[math.exp(x / T) for x in row] for row in side.tolist()] for side in (teacher, student)]
     p, q = ([[x / sum(row) for x in row] for row in side] for side in rows)
     wanted = sum(DEFINED[name](*pair) for pair in zip(p, q, strict=True))
@@ -69,20 +69,21 @@ def test_equals_its_definition(name: str) -> None:
 
 @each
 def test_gradient(name: str) -> None:
-    teacher = _logits(3, 5)
+    teacher = random_logits(3, 5)
     assert torch.autograd.gradcheck(lambda student: _distance(name, student, teacher), _student(3, 5))
 
 
 @each
 def test_gradient_by_log_probabilities_that_do_not_add_up(name: str) -> None:
     divergence = scaled(name, temperature=T, beta=BETA, skew=SKEW)
-    assert torch.autograd.gradcheck(lambda student: divergence(student, log_probs(_logits(3, 5), T)), _student(3, 5))
+    teacher_NV = log_probs(random_logits(3, 5), T)
+    assert torch.autograd.gradcheck(lambda student: divergence(student, teacher_NV), _student(3, 5))
 
 
 @each
 def test_few_arrays_are_alive_at_once(name: str) -> None:
     """Beside the logits of both: the student's log-probabilities, and what value and gradient need."""
-    logits, teacher = _student(8, 1000), log_probs(_logits(8, 1000), T)
+    logits, teacher = _student(8, 1000), log_probs(random_logits(8, 1000), T)
     with LiveBytes() as live:
         _distance(name, logits, teacher.exp().log()).backward()
     assert live.peak / teacher.nbytes < (5.2 if name == "forward_kl" else 7.2)
@@ -97,12 +98,12 @@ def test_zero_where_they_agree_and_nowhere_below(name: str) -> None:
         (value, gradient), (torch.zeros_like(value), torch.zeros_like(gradient)), atol=1e-14, rtol=0
     )
     for seed in range(20):
-        assert float(_distance(name, _logits(1, 4, seed=seed), _logits(1, 4, seed=seed + 100))) > 0
+        assert float(_distance(name, random_logits(1, 4, seed=seed), random_logits(1, 4, seed=seed + 100))) > 0
 
 
 @each
 def test_the_gradients_size_does_not_depend_on_the_temperature(name: str) -> None:
-    student, teacher = _student(4, 9), _logits(4, 9)
+    student, teacher = _student(4, 9), random_logits(4, 9)
     at = {t: torch.autograd.grad(_distance(name, student, teacher, t), student)[0] for t in (50.0, 200.0)}
     assert float((at[50.0] - at[200.0]).norm() / at[200.0].norm()) < 0.05
 
@@ -110,7 +111,7 @@ def test_the_gradients_size_does_not_depend_on_the_temperature(name: str) -> Non
 @each
 def test_events_without_mass(name: str) -> None:
     """They change nothing where both sides have none there, in the value and in the gradient."""
-    student, teacher = _student(3, 6), _logits(3, 5)
+    student, teacher = _student(3, 6), random_logits(3, 5)
     outside = torch.tensor([False] * 5 + [True])
     found = _distance(
         name, student.masked_fill(outside, -torch.inf), torch.cat([teacher, teacher[:, :1] - torch.inf], 1)
@@ -121,7 +122,7 @@ def test_events_without_mass(name: str) -> None:
 
 
 def test_limits_of_jsd() -> None:
-    student, teacher = log_probs(_logits(4, 9, seed=1), T), log_probs(_logits(4, 9), T)
+    student, teacher = log_probs(random_logits(4, 9, seed=1), T), log_probs(random_logits(4, 9), T)
     assert torch.equal(jsd(student, teacher, beta=0), forward_kl(student, teacher))
     assert torch.equal(jsd(student, teacher, beta=1), reverse_kl(student, teacher))
     torch.testing.assert_close(jsd(student, teacher, beta=1e-6) / 1e-6, forward_kl(student, teacher), rtol=1e-4, atol=0)
@@ -132,14 +133,14 @@ def test_limits_of_jsd() -> None:
 
 
 def test_without_skew_they_are_plain() -> None:
-    student, teacher = log_probs(_logits(4, 9, seed=1), T), log_probs(_logits(4, 9), T)
+    student, teacher = log_probs(random_logits(4, 9, seed=1), T), log_probs(random_logits(4, 9), T)
     assert torch.equal(divergences.skew_forward_kl(student, teacher, skew=0), forward_kl(student, teacher))
     assert torch.equal(divergences.skew_reverse_kl(student, teacher, skew=0), reverse_kl(student, teacher))
 
 
 @pytest.mark.parametrize(("name", "whose"), [("skew_forward_kl", "student"), ("skew_reverse_kl", "teacher")])
 def test_skewed_ones_are_finite_where_one_side_has_no_mass(name: str, whose: str) -> None:
-    student, teacher = _student(2, 4), _logits(2, 4)
+    student, teacher = _student(2, 4), random_logits(2, 4)
     first = torch.tensor([True, False, False, False])
     sides = {"student": student, "teacher": teacher}
     sides[whose] = sides[whose].masked_fill(first, -torch.inf)
@@ -149,7 +150,7 @@ def test_skewed_ones_are_finite_where_one_side_has_no_mass(name: str, whose: str
 
 
 def test_low_precision_is_widened() -> None:
-    logits = _logits(2, 6)
+    logits = random_logits(2, 6)
     assert log_probs(logits.bfloat16(), T).dtype == torch.float32 and log_probs(logits, T).dtype == torch.float64
     assert torch.equal(log_probs(logits.bfloat16(), T), log_probs(logits.bfloat16().float(), T))
 
@@ -160,7 +161,7 @@ IDS = torch.tensor([[4, 0, 7], [1, 2, 8]])
 
 
 def test_coarse_adds_up_the_others() -> None:
-    probabilities = log_probs(_logits(2, 9), T).exp()
+    probabilities = log_probs(random_logits(2, 9), T).exp()
     found = top_k_and_rest(probabilities.log(), IDS).exp()
     for row, ids in enumerate(IDS.tolist()):
         others = sum(float(probabilities[row, token]) for token in range(9) if token not in ids)
@@ -178,7 +179,7 @@ def test_coarse_keeps_the_digits_of_what_little_is_left() -> None:
 )
 @pytest.mark.parametrize("k", [3, 8, 9])
 def test_coarse_never_tells_them_further_apart(name: str, k: int) -> None:
-    student, teacher = log_probs(_logits(2, 9, seed=1), T), log_probs(_logits(2, 9), T)
+    student, teacher = log_probs(random_logits(2, 9, seed=1), T), log_probs(random_logits(2, 9), T)
     ids = teacher.topk(k, -1).indices
     divergence = scaled(name, temperature=1, beta=BETA, skew=SKEW)
     less, whole = (
@@ -191,8 +192,8 @@ def test_coarse_never_tells_them_further_apart(name: str, k: int) -> None:
 @each
 @pytest.mark.parametrize("k", [3, 9])
 def test_gradient_of_coarse(name: str, k: int) -> None:
-    ids = _logits(2, 9).topk(k, -1).indices
-    teacher = top_k_and_rest(log_probs(_logits(2, 9), T), ids)
+    ids = random_logits(2, 9).topk(k, -1).indices
+    teacher = top_k_and_rest(log_probs(random_logits(2, 9), T), ids)
     divergence = scaled(name, temperature=T, beta=BETA, skew=SKEW)
     assert torch.autograd.gradcheck(
         lambda student: divergence(top_k_and_rest(log_probs(student, T), ids), teacher), _student(2, 9)
@@ -206,7 +207,7 @@ def test_coarse_of_others_that_are_ruled_out(name: str) -> None:
     ruled_out, ids = torch.tensor([False, False, True, True]), torch.tensor([[0, 1], [1, 0]])
     events = top_k_and_rest(log_probs(student.masked_fill(ruled_out, -torch.inf), T), ids)
     assert (events[:, 2] == -torch.inf).all()
-    teacher = top_k_and_rest(log_probs(_logits(2, 4).masked_fill(ruled_out, -torch.inf), T), ids)
+    teacher = top_k_and_rest(log_probs(random_logits(2, 4).masked_fill(ruled_out, -torch.inf), T), ids)
     (gradient,) = torch.autograd.grad(scaled(name, temperature=T, beta=BETA, skew=SKEW)(events, teacher), student)
     assert gradient.isfinite().all() and gradient[:, :2].all() and not gradient[:, 2:].any()
 
@@ -216,7 +217,7 @@ def test_coarse_of_others_that_are_ruled_out(name: str) -> None:
 
 def test_draws_estimate_forward_kl_without_bias() -> None:
     """The mean over all pairs of draws, each as often as it comes, is the divergence itself; so is its gradient."""
-    student, teacher = _student(1, 4), log_probs(_logits(1, 4), 1)
+    student, teacher = _student(1, 4), log_probs(random_logits(1, 4), 1)
     p, entropy = teacher.exp()[0], -(teacher.exp() * teacher).sum(-1)
     proposal = (p**0.5 / (p**0.5).sum()).tolist()
     mean = torch.zeros((), dtype=torch.float64)

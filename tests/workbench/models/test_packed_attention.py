@@ -58,7 +58,7 @@ def _padded(model: PreTrainedModel, rows: list[Row]) -> MicroBatch:
     return MicroBatch(inputs, places, torch.from_numpy(np.concatenate(ids)), sum(map(len, ids)))
 
 
-def _losses(model: PreTrainedModel, batch: MicroBatch, rows: int) -> Tensor:
+def row_losses(model: PreTrainedModel, batch: MicroBatch, rows: int) -> Tensor:
     """Summed loss of each row (B,)."""
     head = output_heads.known(model)
     logits_NV = head.project(head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N])
@@ -68,9 +68,9 @@ def _losses(model: PreTrainedModel, batch: MicroBatch, rows: int) -> Tensor:
 
 def test_losses_and_gradients_are_those_of_one_row_at_a_time(model: PreTrainedModel) -> None:
     rows = _rows()
-    alone = torch.cat([_losses(model, _padded(model, [row]), 1) for row in rows])
+    alone = torch.cat([row_losses(model, _padded(model, [row]), 1) for row in rows])
     wanted = torch.autograd.grad(alone.sum(), list(model.parameters()), materialize_grads=True)
-    packed = _losses(model, PACKED.lay(_padded(model, rows)), len(rows))
+    packed = row_losses(model, PACKED.lay(_padded(model, rows)), len(rows))
     found = torch.autograd.grad(packed.sum(), list(model.parameters()), materialize_grads=True)
     torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
@@ -90,7 +90,7 @@ def test_recomputed_activations_give_the_same_gradients(model: PreTrainedModel) 
     rows = _rows()
 
     def gradients() -> tuple[Tensor, ...]:
-        loss = _losses(model, PACKED.lay(_padded(model, rows)), len(rows)).sum()
+        loss = row_losses(model, PACKED.lay(_padded(model, rows)), len(rows)).sum()
         return torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
 
     wanted = gradients()

@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
-from tests.workbench.models.test_packed_attention import SHAPES, STILL
-from workbench.data.batching import MicroBatch, Row, collate
+from tests.workbench.models.test_packed_attention import SHAPES, STILL, row_losses
+from workbench.data.batching import Row, collate
 from workbench.data.shared_prefix import SharedPrefix
-from workbench.models import output_heads, packed_attention
+from workbench.models import packed_attention
 from workbench.models.packed_attention import FAMILIES
 
 PREFIX = 9
@@ -36,23 +36,15 @@ def _rows(prefix: int = PREFIX) -> list[Row]:
     return [Row(each, np.ones(len(each), dtype=bool)) for each in ids]
 
 
-def _losses(model: PreTrainedModel, batch: MicroBatch, rows: int) -> Tensor:
-    """Summed loss of each row (B,)."""
-    head = output_heads.known(model)
-    logits_NV = head.project(head.hidden(model, batch.inputs).flatten(0, 1)[batch.positions_N])
-    loss_N = nn.functional.cross_entropy(logits_NV, batch.labels_N, reduction="none")
-    return torch.zeros(rows).index_add(0, batch.row_of_label, loss_N)
-
-
 def _gradients(model: PreTrainedModel, losses_B: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad(losses_B.sum(), list(model.parameters()), materialize_grads=True)
 
 
 def test_losses_and_gradients_are_those_of_one_row_at_a_time(model: PreTrainedModel) -> None:
     rows = _rows()
-    alone = torch.cat([_losses(model, collate([row]), 1) for row in rows])
+    alone = torch.cat([row_losses(model, collate([row]), 1) for row in rows])
     wanted = _gradients(model, alone)
-    found = _losses(model, SharedPrefix(PREFIX).lay(collate(rows)), len(rows))
+    found = row_losses(model, SharedPrefix(PREFIX).lay(collate(rows)), len(rows))
     torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(_gradients(model, found), wanted, rtol=1e-4, atol=2e-5)
 
@@ -71,9 +63,9 @@ def test_another_row_beside_it_changes_no_bit_of_a_row(model: PreTrainedModel) -
 
 def test_recomputed_activations_give_the_same_gradients(model: PreTrainedModel) -> None:
     batch = SharedPrefix(PREFIX).lay(collate(_rows()))
-    wanted = _gradients(model, _losses(model, batch, len(OWN)))
+    wanted = _gradients(model, row_losses(model, batch, len(OWN)))
     model.activation_checkpointing_enable()
-    torch.testing.assert_close(_gradients(model, _losses(model, batch, len(OWN))), wanted, rtol=0, atol=0)
+    torch.testing.assert_close(_gradients(model, row_losses(model, batch, len(OWN))), wanted, rtol=0, atol=0)
 
 
 def test_half_precision_rounds_little(model: PreTrainedModel) -> None:

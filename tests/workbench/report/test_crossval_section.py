@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from scipy import special
 
+from tests.run_files import read_scores
 from workbench import report
 from workbench.cli import render
 from workbench.config.yaml_text import dump_yaml
@@ -333,7 +334,7 @@ def test_everything_is_escaped(tmp_path: Path) -> None:
 
 def test_runs_are_compared_by_out_of_fold_and_test_scores(tmp_path: Path) -> None:
     runs = [make(tmp_path / "first"), make(tmp_path / "other")]
-    scores = json.loads((runs[1] / "scores.json").read_text())
+    scores = read_scores(runs[1])
     scores["test"]["accuracy"] = 0.9
     (runs[1] / "scores.json").write_text(json.dumps(scores))
     found = report.compare(runs, tmp_path / "compare.html")

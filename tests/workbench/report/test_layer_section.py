@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from tests.run_files import write_lines
 from workbench import report
 from workbench.errors import FileError
 from workbench.report import layer_section, run_record
@@ -22,11 +22,11 @@ def _run(path: Path, *changes: tuple[int, str], steps: int = 10) -> Path:
     (path / "manifest.json").write_text('{"name": "run", "status": "stopped"}')
     held_out = {4: {"held_out_loss": 3.0}, 6: {"held_out_loss": 1.0, "asked": 1}, 8: {"held_out_loss": 2.0}}
     rows = [{"step": step, "loss": 2.0, "tokens": 9, **held_out.get(step, {})} for step in range(1, steps + 1)]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path / "metrics.jsonl", rows)
     lines = [{"step": step, "trains": trains} for step, trains in changes]
     if lines:
         lines[0]["layers"] = LAYERS  # type: ignore[assignment]
-    (path / "layers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(path / "layers.jsonl", lines)
     return path
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.run_files import write_lines
 from workbench import report
 from workbench.config.yaml_text import dump_yaml
 from workbench.errors import ConfigError
@@ -117,7 +118,7 @@ def make_run(
     (folder / "config.yaml").write_text(dump_yaml(config))
     (folder / "manifest.json").write_text(json.dumps(manifest))
     if lines is not None:
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write_lines(folder / "metrics.jsonl", lines)
     if scores is not None:
         (folder / "scores.json").write_text(json.dumps(scores))
     if answers is not None:

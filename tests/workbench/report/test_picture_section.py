@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from tests.run_files import write_lines
 from tests.workbench.report.test_pages import Page, metrics
 from workbench import report
 from workbench.config.yaml_text import dump_yaml
@@ -77,7 +78,7 @@ def make(
     (folder / "manifest.json").write_text(json.dumps({"name": "run", "status": "done"}))
     scores = {"loss": 1.0} | ({"rmse": 1.0} if kind == "number" else {"accuracy": 0.5})
     (folder / "scores.json").write_text(json.dumps({"before": scores, "after": scores}))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines or []))
+    write_lines(folder / "metrics.jsonl", lines or [])
     (folder / "stages.json").write_text(json.dumps(stages or {}))
     if recipe == "crossval":
         table = table.assign(repeat=0, fold="0")

@@ -8,13 +8,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.run_files import write_lines
 from workbench.report import reinforce_section, run_record
 
 
 def record(folder: Path, *, trained: tuple[float, float], held_out: list[tuple[float, float]]) -> run_record.RunRecord:
     """A run with rewards in training, at its ends, and of each held-out prompt before and after."""
     lines = [{"step": step, "loss": 0.0, "reward[mean]": trained[step > 4]} for step in range(1, 9)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(folder / "metrics.jsonl", lines)
     table = pd.DataFrame(held_out, columns=["reward_before", "reward_after"])
     table.to_parquet(folder / "predictions.parquet")
     means = {when: {"reward": float(table[f"reward_{when}"].mean())} for when in ("before", "after")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,6 +11,7 @@ from matplotlib import image
 from typer.testing import CliRunner
 
 import workbench
+from tests.run_files import read_metrics
 from workbench.cli.verbs import app
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
@@ -55,7 +55,7 @@ def test_what_is_drawn_is_what_a_run_does(recipe: Path, tmp_path: Path) -> None:
     x, y = curve.lines[1].get_data()
     drawn = [{int(at) for at, _ in np.concatenate(row.get_segments())} for row in strip.collections]
     run = workbench.run(recipe, out=tmp_path / "run", quiet=True)
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = read_metrics(run)
     assert y.tolist() == [record["learning_rate"] for record in records]
     assert (x + 0.5).tolist() == [record["step"] for record in records]
     evaluated = {record["step"] for record in records if "held_out_loss" in record}

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import workbench
+from tests.run_files import write_lines
 from workbench.config import RunConfig
 from workbench.errors import ResumeError
 from workbench.runs import provenance
@@ -58,7 +59,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory, trained: Path, short_stories
     (folder / "plugin.py").write_text("MINE = 1\n")
     write_questions(folder / "rows.jsonl", [f"It is {n}." for n in range(60)])
     rows = [{"question": f"And before {n}?", "answer": f"{n - 1}"} for n in range(4)]
-    (folder / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "held_out.jsonl", rows)
     sections = {
         "recipe": "distill",
         "plugins": [str(folder / "plugin.py")],

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.run_files import read_lines
 from tests.workbench.training.together import LabelledSet, Silent, Together, Trained, bert, class_outputs, section
 from workbench.data.batching import global_batch
 from workbench.errors import Stopped
@@ -96,7 +97,7 @@ def _survives(bank: Together, kill: int, *, resume: bool = False, stop_after: in
 def _lines(folder: Path) -> list[list[dict[str, Any]]]:
     """Every member's metrics without what a clock says."""
     files = [folder / "members" / str(number) / "metrics.jsonl" for number in range(len(MEMBERS))]
-    lines = [[json.loads(line) for line in file.read_text().splitlines()] if file.exists() else [] for file in files]
+    lines = [read_lines(file) if file.exists() else [] for file in files]
     return [[{key: each[key] for key in each.keys() - CLOCK} for each in member] for member in lines]
 
 

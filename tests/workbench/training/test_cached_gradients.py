@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import tiny
+from tests.run_files import write_lines
 from workbench import adapters
 from workbench.adapters import Lora
 from workbench.adapters.row_dropout import RowDraw, drawing
@@ -91,7 +91,7 @@ def noise(batch: MicroBatch, indices: Indices, seen: Units, *, step: int, packed
 
 def _rows(folder: Path, form: str, config: EmbedConfig, tokenizer: Any) -> PairSet:
     path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in FORMS[form]))
+    write_lines(path, FORMS[form])
     source = pair_records.read(str(path), DataConfig(train=str(path)))
     found = pair_set.encode(source, tokenizer, config, max_tokens=40)
     if config.loss != "triplet":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import MINILM, save_tiny, trains
+from tests.run_files import read_lines, read_losses, write_lines
 from tests.stopping import stop_after
 from workbench.data.arrangement import PADDED
 from workbench.data.batching import global_batch
@@ -70,10 +70,10 @@ WAYS: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture
 def folder(tmp_path: Path, questions: Path) -> dict[str, str]:
-    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    rows = read_lines(questions)
     texts, labelled = tmp_path / "texts.jsonl", tmp_path / "labelled.jsonl"
     said = [" ".join(str(value) for value in row.values()) for row in rows]
-    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in said))
+    write_lines(texts, ({"text": text} for text in said))
     labelled.write_text(
         "".join(
             json.dumps({"text": text, "label": ["odd", "even"][len(text) % 2], "fold": number // 2 % 2}) + "\n"
@@ -92,9 +92,7 @@ def folder(tmp_path: Path, questions: Path) -> dict[str, str]:
         )
     )
     twins = tmp_path / "twins.jsonl"
-    twins.write_text(
-        "".join(json.dumps({"anchor": row["question"], "positive": row["answer"] * 2}) + "\n" for row in rows[:48])
-    )
+    write_lines(twins, ({"anchor": row["question"], "positive": row["answer"] * 2} for row in rows[:48]))
     made = {"texts": texts, "labelled": labelled, "pairs": pairs, "twins": twins, "cache": tmp_path / "cache"}
     return {**encoders, **{name: str(path) for name, path in made.items()}}
 
@@ -102,14 +100,6 @@ def folder(tmp_path: Path, questions: Path) -> dict[str, str]:
 @pytest.fixture
 def train(tmp_path: Path, short_stories: str, questions: Path) -> Callable[..., Path]:
     return trains(tmp_path, RECIPE, model=short_stories, train=questions)
-
-
-def records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def losses(run: Path) -> list[float]:
-    return [record["loss"] for record in records(run)]
 
 
 def is_packed(run: Path) -> bool:
@@ -133,7 +123,7 @@ def test_the_curve_is_that_of_padded_rows(
     packed = train(*words, "batch.packing=true", name="packed")
     padded = train(*words, "batch.packing=false", name="padded")
     assert is_packed(packed) and not is_packed(padded)
-    assert losses(packed) == pytest.approx(losses(padded), rel=2e-5)
+    assert read_losses(packed) == pytest.approx(read_losses(padded), rel=2e-5)
 
 
 MEMBERS: dict[str, tuple[str, ...]] = {
@@ -157,7 +147,7 @@ def test_the_curves_of_members_are_those_of_padded_rows(
     members = [path.relative_to(packed) for path in sorted(packed.rglob("metrics.jsonl")) if path.parent != packed]
     assert len(members) >= 2 and is_packed(packed) and not is_packed(padded)
     for member in members:
-        curves = [losses((run / member).parent) for run in (packed, padded)]
+        curves = [read_losses((run / member).parent) for run in (packed, padded)]
         assert curves[0] == pytest.approx(curves[1], rel=2e-5)
 
 
@@ -182,9 +172,9 @@ def test_a_stopped_run_has_the_same_bits_and_may_go_on_padded(
                 train(*words, name=name)
         found = train(*words, *more, name=name, resume=True)
         if more:
-            assert losses(found) == pytest.approx(losses(whole), rel=1e-5)
+            assert read_losses(found) == pytest.approx(read_losses(whole), rel=1e-5)
             continue
-        assert losses(found) == losses(whole)
+        assert read_losses(found) == read_losses(whole)
         tensors, wanted = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (found, whole))
         assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
 
@@ -196,7 +186,7 @@ def test_micro_batches_of_packed_rows_change_nothing(
 ) -> None:
     words = ["batch.packing=true", "train.steps=3", *(word.format(**folder) for word in way)]
     small, large = (train(*words, f"batch.tokens_per_device={tokens}", name=str(tokens)) for tokens in (100, 4000))
-    assert losses(small) == pytest.approx(losses(large), rel=2e-5)
+    assert read_losses(small) == pytest.approx(read_losses(large), rel=2e-5)
 
 
 def test_padding_is_what_a_count_of_the_first_steps_finds() -> None:
@@ -225,11 +215,9 @@ def test_auto_packs_nothing_where_nobody_has_measured_it(monkeypatch: pytest.Mon
 def test_auto_decides_by_the_rows(train: Callable[..., Path], tmp_path: Path) -> None:
     answer = {"question": "How many?", "answer": "Twelve of them."}
     same, ragged = tmp_path / "same.jsonl", tmp_path / "ragged.jsonl"
-    same.write_text("".join(json.dumps(answer | {"question": f"How many {n}?"}) + "\n" for n in range(100, 140)))
+    write_lines(same, (answer | {"question": f"How many {n}?"} for n in range(100, 140)))
     words = " ".join(["again"] * 30)
-    ragged.write_text(
-        "".join(json.dumps(answer | {"question": f"{words[: 6 * (n % 30)]} {n}?"}) + "\n" for n in range(40))
-    )
+    write_lines(ragged, (answer | {"question": f"{words[: 6 * (n % 30)]} {n}?"} for n in range(40)))
     few = ["train.steps=2"]
     assert not is_packed(train(*few, f"data.train={same}", name="same"))
     assert is_packed(train(*few, f"data.train={ragged}", name="ragged"))
@@ -246,7 +234,5 @@ def test_auto_decides_by_single_texts(train: Callable[..., Path], folder: dict[s
             for row in range(100, 140)
         ]
         path = tmp_path / f"{name}.jsonl"
-        path.write_text(
-            "".join(json.dumps(dict(zip(("anchor", "positive"), each, strict=True))) + "\n" for each in texts)
-        )
+        write_lines(path, (dict(zip(("anchor", "positive"), each, strict=True)) for each in texts))
         assert is_packed(train(*words, f"data.train={path}", name=name)) == (name == "uneven")

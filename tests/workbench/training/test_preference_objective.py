@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from tests.run_files import write_lines
 from workbench.config import DataConfig
 from workbench.config.sections.prefer_config import PreferConfig
 from workbench.data.batching import Indices, MicroBatch
@@ -40,7 +40,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> JudgedSet:
         }
         for n in range(12)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     config = DataConfig(train=str(path), held_out=0.2, columns={"weight": "w", "margin": "m"})
     tokenizer = AutoTokenizer.from_pretrained(stories)
     return judged(tokenized.load(config, tokenizer, JudgedEncoder(ChatEncoder(tokenizer)), seed=0).train, pairs=True)
@@ -169,7 +169,7 @@ def single(tmp_path_factory: pytest.TempPathFactory, stories: str) -> JudgedSet:
         {"prompt": f"{n} men", "completion": " sat" * (1 + n % 5), "label": n % 3 > 0, "w": 1 + n % 2}
         for n in range(12)
     ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     config = DataConfig(train=str(path), held_out=0.2, columns={"weight": "w"})
     tokenizer = AutoTokenizer.from_pretrained(stories)
     answers = tokenized.load(config, tokenizer, JudgedEncoder(ChatEncoder(tokenizer)), seed=0).train

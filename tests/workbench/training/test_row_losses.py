@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.conftest import trains
+from tests.run_files import read_losses, read_metrics
 from tests.stopping import stop_after
 from workbench.config import RunConfig
 from workbench.data.batching import Row, collate
@@ -53,15 +53,11 @@ def checkpoint(run: Path) -> dict[str, Tensor]:
     return load_file(sorted((run / "checkpoints").glob("step-*"))[-1] / "dynamics.safetensors")
 
 
-def records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_recording_changes_no_bit_of_the_training(train: Callable[..., Path], plain: Path) -> None:
     silent = train("evaluate.dynamics=false", name="silent")
     assert not (silent / "dynamics.parquet").exists() and (plain / "dynamics.parquet").exists()
     assert all(torch.equal(tensor, adapter(plain)[name]) for name, tensor in adapter(silent).items())
-    assert [each["loss"] for each in records(silent)] == [each["loss"] for each in records(plain)]
+    assert read_losses(silent) == read_losses(plain)
 
 
 def test_the_losses_of_a_step_are_those_of_its_rows(train: Callable[..., Path]) -> None:
@@ -71,7 +67,7 @@ def test_the_losses_of_a_step_are_those_of_its_rows(train: Callable[..., Path]) 
     found = pd.DataFrame({name: tensor.numpy() for name, tensor in visits.items()})
     spread = found.groupby("row")["loss"].agg(lambda losses: losses.max() - losses.min())
     assert spread.max() < 1e-4 and (found.groupby("row").size() == 2).sum() >= 30
-    for line in records(still):
+    for line in read_metrics(still):
         rows = found[found["step"] == line["step"]]
         assert rows["loss"].min() <= line["loss"] <= rows["loss"].max(), "their mean, weighted by tokens"
     assert ((found["probability"] > 0) & (found["probability"] >= np.exp(-found["loss"]) - 1e-6)).all(), "Jensen"

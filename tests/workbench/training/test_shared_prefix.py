@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import trains
+from tests.run_files import read_lines, read_losses, write_lines
 from tests.stopping import stop_after
 from tests.workbench.data.test_shared_prefix import Rows
 from workbench.config import RunConfig
@@ -50,19 +51,14 @@ WAYS: dict[str, tuple[str, ...]] = {
 def begun(tmp_path: Path, questions: Path) -> Path:
     """Questions behind one beginning."""
     path = tmp_path / "begun.jsonl"
-    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    rows = read_lines(questions)
     texts = [{"prompt": BEGINNING + row["question"], "completion": row["answer"]} for row in rows]
-    path.write_text("".join(json.dumps(row) + "\n" for row in texts))
-    return path
+    return write_lines(path, texts)
 
 
 @pytest.fixture
 def train(tmp_path: Path, short_stories: str, begun: Path) -> Callable[..., Path]:
     return trains(tmp_path, RECIPE, model=short_stories, train=begun)
-
-
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def shared(run: Path) -> int:
@@ -77,7 +73,7 @@ def test_the_curve_is_that_of_rows_by_themselves(train: Callable[..., Path], way
     found = train(*way, "batch.shared_prefix=true", name="shared")
     apart = train(*way, "batch.shared_prefix=false", name="apart")
     assert shared(found) > 30 and not shared(apart)
-    assert losses(found) == pytest.approx(losses(apart), rel=2e-5)
+    assert read_losses(found) == pytest.approx(read_losses(apart), rel=2e-5)
 
 
 @pytest.mark.slow
@@ -87,13 +83,13 @@ def test_a_stopped_run_has_the_same_bits_and_any_micro_batch_the_same_curve(
     words = ["batch.shared_prefix=true", "evaluate.every=null"]
     whole = train(*words, name="whole")
     other = train(*words, "batch.tokens_per_device=250", name="other")
-    assert losses(other) == pytest.approx(losses(whole), rel=1e-5)
+    assert read_losses(other) == pytest.approx(read_losses(whole), rel=1e-5)
     with monkeypatch.context() as patch:
         stop_after(patch, step=4)
         with pytest.raises(Stopped):
             train(*words, name="stopped")
     found = train(*words, name="stopped", resume=True)
-    assert losses(found) == losses(whole)
+    assert read_losses(found) == read_losses(whole)
     tensors, wanted = (load_file(run / "adapter" / "adapter_model.safetensors") for run in (found, whole))
     assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
 

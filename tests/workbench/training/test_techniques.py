@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import trains
+from tests.run_files import read_losses
 from tests.stopping import stop_after
 from workbench.errors import Stopped
 
@@ -55,10 +55,6 @@ def train(
     return trains(tmp_path, RECIPE, model=stories if blocks else short_stories, train=questions)
 
 
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.few("mixout", "layer drop of all weights", "token drop", "r-drop")
 @pytest.mark.parametrize("words", TECHNIQUES.values(), ids=TECHNIQUES)
 def test_micro_batches_recomputing_and_a_stop_change_nothing(
@@ -67,14 +63,14 @@ def test_micro_batches_recomputing_and_a_stop_change_nothing(
     whole = train(*words, name="whole")
     rel = 2e-2 if "model.compute=bfloat16" in words else 2e-5
     small = train(*words, "batch.tokens_per_device=150", "train.checkpointing=true", name="small")
-    assert losses(small) == pytest.approx(losses(whole), rel=rel)
+    assert read_losses(small) == pytest.approx(read_losses(whole), rel=rel)
     with monkeypatch.context() as patch:
         stop_after(patch, step=3)
         with pytest.raises(Stopped):
             train(*words, name="stopped")
     found = train(*words, name="stopped", resume=True)
-    assert losses(found) == losses(whole)
+    assert read_losses(found) == read_losses(whole)
     tensors, wanted = (load_file(next((run / "adapter").glob("*.safetensors"))) for run in (found, whole))
     assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
     kept = [word for word in words if not word.startswith(("regularise", "layer_drop", "token_drop", "grow"))]
-    assert losses(train(*kept, name="without")) != pytest.approx(losses(whole), rel=1e-4)
+    assert read_losses(train(*kept, name="without")) != pytest.approx(read_losses(whole), rel=1e-4)

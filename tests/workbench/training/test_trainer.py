@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 import workbench
+from tests.conftest import trains
+from tests.run_files import read_losses, read_metrics, read_scores
 from tests.stopping import stop_after
 from tests.workbench.training.freezing.fits import build, configured
 from tests.workbench.training.freezing.fits import train as train_tiny
@@ -34,26 +36,8 @@ save: {{every: null}}
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, short_stories: str, questions: Path) -> Path:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(RECIPE.format(model=short_stories, train=questions))
-    return path
-
-
-@pytest.fixture
-def train(recipe: Path, tmp_path: Path) -> Callable[..., Path]:
-    def run(*overrides: str, name: str = "run", resume: bool = False) -> Path:
-        return workbench.run(recipe, overrides, out=tmp_path / name, resume=resume, quiet=True)
-
-    return run
-
-
-def _losses(run: Path) -> list[float]:
-    return [record["loss"] for record in _records(run)]
-
-
-def _records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+def train(tmp_path: Path, short_stories: str, questions: Path) -> Callable[..., Path]:
+    return trains(tmp_path, RECIPE, model=short_stories, train=questions)
 
 
 def _adapter(run: Path) -> torch.Tensor:
@@ -63,8 +47,8 @@ def _adapter(run: Path) -> torch.Tensor:
 
 def _assert_same_curve(run: Path, reference: Path) -> None:
     torch.testing.assert_close(
-        torch.tensor(_losses(run), dtype=torch.float64),
-        torch.tensor(_losses(reference), dtype=torch.float64),
+        torch.tensor(read_losses(run), dtype=torch.float64),
+        torch.tensor(read_losses(reference), dtype=torch.float64),
         rtol=1e-5,
         atol=0,
     )
@@ -78,9 +62,9 @@ def test_same_curve_for_any_micro_batch_and_with_checkpointing(train: Callable[.
     The learning rate is ten times the default. At fifty times, Adam amplifies rounding to about 2e-5, past the bound.
     """
     whole = train("batch.tokens_per_device=100000", name="whole")
-    assert len(_losses(whole)) == 20
-    assert _losses(whole)[-1] < 0.7 * _losses(whole)[0]
-    assert {record["tokens"] for record in _records(whole)} != {_records(whole)[0]["tokens"]}
+    assert len(read_losses(whole)) == 20
+    assert read_losses(whole)[-1] < 0.7 * read_losses(whole)[0]
+    assert {record["tokens"] for record in read_metrics(whole)} != {read_metrics(whole)[0]["tokens"]}
     longest = _longest(whole)
     one = train(f"batch.tokens_per_device={longest}", name="one")
     recomputed = train("train.checkpointing=true", f"batch.tokens_per_device={4 * longest}", name="recomputed")
@@ -98,8 +82,8 @@ def test_compiled_layers_learn_the_same(train: Callable[..., Path], short_storie
     words = ["train.steps=4", "batch.size=6", "adapter.targets=[v_proj, down_proj]", f"model.id={short_stories}"]
     eager = train(*words, name="eager")
     compiled = train(*words, "train.compile=true", name="compiled")
-    assert len({record["tokens"] for record in _records(eager)}) > 1
-    torch.testing.assert_close(torch.tensor(_losses(compiled)), torch.tensor(_losses(eager)), rtol=1e-4, atol=0)
+    assert len({record["tokens"] for record in read_metrics(eager)}) > 1
+    torch.testing.assert_close(torch.tensor(read_losses(compiled)), torch.tensor(read_losses(eager)), rtol=1e-4, atol=0)
     assert (_adapter(compiled) - _adapter(eager)).norm() <= 1e-2 * _adapter(eager).norm()
 
 
@@ -108,7 +92,7 @@ def test_full_fine_tuning_has_the_same_curve_for_any_micro_batch(train: Callable
     full = ["adapter={method: full}", "train.learning_rate=1e-3", "train.steps=8"]
     whole = train(*full, "batch.tokens_per_device=100000", name="whole")
     parts = train(*full, f"batch.tokens_per_device={_longest(whole)}", name="parts")
-    torch.testing.assert_close(torch.tensor(_losses(parts)), torch.tensor(_losses(whole)), rtol=1e-5, atol=0)
+    torch.testing.assert_close(torch.tensor(read_losses(parts)), torch.tensor(read_losses(whole)), rtol=1e-5, atol=0)
     found, wanted = (load_file(run / "adapter" / "model.safetensors") for run in (parts, whole))
     for name, tensor in wanted.items():
         assert (found[name] - tensor).norm() <= 1e-4 * tensor.norm()
@@ -239,12 +223,12 @@ def test_patience_stops_early_and_the_best_adapter_is_shipped(
 
     monkeypatch.setattr(trainer.Trainer, "work", worse_after_six)
     run = train("evaluate.every=2", "evaluate.patience=3", "save.ship=best")
-    held_out = {r["step"]: r["held_out_loss"] for r in _records(run) if "held_out_loss" in r}
+    held_out = {r["step"]: r["held_out_loss"] for r in read_metrics(run) if "held_out_loss" in r}
     assert held_out[2] > held_out[4] > held_out[6] and list(held_out) == [2, 4, 6, 8, 10, 12]
-    assert len(_records(run)) == 12
+    assert len(read_metrics(run)) == 12
     assert (run / "checkpoints" / "step-00000012").exists()  # where it ended, so that a resume does nothing again
     best = checkpoints.read_tensors(run / "checkpoints" / "best", "trainable")
-    scores = json.loads((run / "scores.json").read_text())
+    scores = read_scores(run)
     assert scores["after"]["loss"] == pytest.approx(held_out[6], rel=1e-4)
     assert sum(tensor.numel() for tensor in best.values()) == _adapter(run).numel()
 
@@ -257,8 +241,8 @@ def test_a_stopped_run_resumes_to_the_same_bits(train: Callable[..., Path], monk
         with pytest.raises(Stopped, match="after step 7 of 20"):
             train(dropout, "save.every=5", name="broken")
     broken = train(dropout, "save.every=5", name="broken", resume=True)
-    assert [record["step"] for record in _records(broken)] == list(range(1, 21))
-    assert _losses(broken) == _losses(straight)
+    assert [record["step"] for record in read_metrics(broken)] == list(range(1, 21))
+    assert read_losses(broken) == read_losses(straight)
     assert torch.equal(_adapter(broken), _adapter(straight))
 
 
@@ -276,7 +260,7 @@ def test_resume_refuses_what_is_not_the_same_run(train: Callable[..., Path], tmp
 def test_a_run_that_failed_before_a_checkpoint_may_be_mended_in_place(train: Callable[..., Path]) -> None:
     with pytest.raises(workbench.errors.ConfigError, match="below the longest example"):
         train("train.steps=2", "batch.tokens_per_device=10")
-    assert len(_records(train("train.steps=2"))) == 2
+    assert len(read_metrics(train("train.steps=2"))) == 2
 
 
 def _longest(run: Path) -> int:

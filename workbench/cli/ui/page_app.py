@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import iterate_in_threadpool
@@ -34,7 +34,6 @@ _REPORT = (
 """Policy of a report, which may come from anybody: it is shown, and nothing in it is executed."""
 _BODY = 2**20
 _ROWS = 200
-ValueT = TypeVar("ValueT")
 Answer = Callable[[Request], Awaitable[Response]]
 
 

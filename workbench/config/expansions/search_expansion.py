@@ -41,7 +41,7 @@ def ends(config: Run) -> list[Trial[Run]]:
     else:
         wanted = [first, *({**first, key: value} for key, values in ends.items() for value in values[1:])]
     members = _whole(config, wanted)
-    places = [(f"search.space.{key}", _TWICE) for key, each in config.search.space.items() if _repeats(key, each)]
+    places = [(f"search.space.{key}", _TWICE) for key, each in config.search.space.items() if _repeats(each)]
     member_runs.require(places)
     return members
 
@@ -110,5 +110,5 @@ def _refusal(config: RunSections, key: str) -> str | None:
 _TWICE = "duplicate value. Write each once."
 
 
-def _repeats(key: str, values: Range | tuple[Any, ...]) -> bool:
+def _repeats(values: Range | tuple[Any, ...]) -> bool:
     return not isinstance(values, Range) and len({str(value) for value in values}) < len(values)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat
 
-from workbench.schema import Section, Unit
+from workbench.schema import ConsistentSection, Unit
 
 _METHODS_OF: Mapping[str, tuple[str, ...]] = {
     "decay": ("ema",),
@@ -20,7 +20,7 @@ _METHODS_OF: Mapping[str, tuple[str, ...]] = {
 """The methods that each setting is for."""
 
 
-class AverageConfig(Section):
+class AverageConfig(ConsistentSection):
     """An average of the trained values along the run. Its held-out loss is measured beside theirs; the better ships."""
 
     method: Literal["none", "ema", "swa", "lawa", "rna"] = "none"
@@ -52,15 +52,9 @@ class AverageConfig(Section):
             return self.start
         return 0.75 if self.method == "swa" else 0.0
 
-    @model_validator(mode="after")
-    def _fits(self) -> AverageConfig:
-        if mistakes := list(self._contradictions()):
-            raise ValueError(" ".join(mistakes))
-        return self
-
     def _contradictions(self) -> Iterator[str]:
         for name, methods in _METHODS_OF.items():
-            if getattr(self, name) != type(self).model_fields[name].default and self.method not in methods:
+            if self.differs(name) and self.method not in methods:
                 known = " and ".join([", ".join(methods[:-1]), methods[-1]] if methods[1:] else methods)
                 yield (
                     f"{name} is for {known}, not for {self.method}. "

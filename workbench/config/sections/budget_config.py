@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, PositiveFloat, PositiveInt
 
-from workbench.schema import Section, Unit
+from workbench.schema import ConsistentSection, Unit
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DURATION = re.compile("".join(rf"(?:(\d+\.?\d*){unit})?" for unit in _UNITS), re.ASCII)
@@ -24,7 +24,7 @@ def _seconds(value: Any) -> Any:
     return sum(float(part) * unit for part, unit in zip(matched.groups(), _UNITS.values(), strict=True) if part)
 
 
-class BudgetConfig(Section):
+class BudgetConfig(ConsistentSection):
     """Limits of a run. The one that is used up first ends it, and the learning rate ends with it."""
 
     time: Annotated[
@@ -48,12 +48,6 @@ class BudgetConfig(Section):
     """Most that the run may cost, at `price`."""
     price: PositiveFloat | None = None
     """Cost of an hour, in the currency of `money`."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> BudgetConfig:
-        if mistakes := list(self._contradictions()):
-            raise ValueError(" ".join(mistakes))
-        return self
 
     def _contradictions(self) -> Iterator[str]:
         for amount, rate, unit in (("energy", "power", "watts"), ("money", "price", "a price of an hour")):

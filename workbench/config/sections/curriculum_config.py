@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
-from workbench.schema import Section, Unit
+from workbench.schema import ConsistentSection, Unit
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-class CurriculumConfig(Section):
+class CurriculumConfig(ConsistentSection):
     """Training begins with the easy rows, and opens the others as it goes on (Bengio et al. 2009).
 
     Every row is drawn as often as without a curriculum: only when it is drawn changes.
@@ -43,15 +43,9 @@ class CurriculumConfig(Section):
     stages: Annotated[PositiveInt | None, Unit("steps of the pace")] = None
     """Steps of pace=step, which are 4 unless said otherwise."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> CurriculumConfig:
-        if mistakes := list(self._contradictions()):
-            raise ValueError(" ".join(mistakes))
-        return self
-
     def _contradictions(self) -> Iterator[str]:
         unused = sorted(self.model_fields_set - {"by"})
-        if self.by == "none" and any(getattr(self, key) != type(self).model_fields[key].default for key in unused):
+        if self.by == "none" and any(self.differs(key) for key in unused):
             unused_keys = " and ".join(unused)
             yield f"{unused_keys} pace a curriculum, and by=none orders nothing. Write data.curriculum.by=length."
         yield from self._misnamed()

@@ -63,13 +63,13 @@ class EmbedConfig(Section):
         loss = self.loss
         if self.symmetric and loss not in ("auto", "contrastive"):
             raise ValueError(f"symmetric is for loss contrastive; loss is {loss}. Leave it out.")
-        if self.margin != type(self).model_fields["margin"].default and loss != "triplet":
+        if self.differs("margin") and loss != "triplet":
             raise ValueError(f"margin is for loss triplet; loss is {loss}. Leave it out, or write loss: triplet.")
-        if self.temperature != type(self).model_fields["temperature"].default and loss in ("triplet", "cosine"):
+        if self.differs("temperature") and loss in ("triplet", "cosine"):
             raise ValueError(f"temperature is for losses contrastive and cosent; loss is {loss}. Leave it out.")
         if self.mine and loss in ("cosent", "cosine"):
             raise ValueError(f"mine adds negatives, and loss {loss} compares scored pairs. Leave it out.")
-        if self.mine_below != type(self).model_fields["mine_below"].default and not self.mine:
+        if self.differs("mine_below") and not self.mine:
             raise ValueError("mine_below is for mined negatives, and mine is 0. Write mine: 3, or leave it out.")
         if twice := sorted({size for size in self.sizes if self.sizes.count(size) > 1}):
             raise ValueError(f"sizes names {twice[0]} twice. Name each size once.")

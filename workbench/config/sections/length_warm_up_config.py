@@ -25,7 +25,7 @@ class LengthWarmUpConfig(Section):
 
     @model_validator(mode="after")
     def _used(self) -> LengthWarmUpConfig:
-        if self.start is None and self.until != type(self).model_fields["until"].default:
+        if self.start is None and self.differs("until"):
             raise ValueError("until ends what start begins. Write data.length_warm_up.start=64, or leave until out.")
         return self
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.sections.schedule_config import ScheduleConfig
-from workbench.schema import Section, Unit
+from workbench.schema import ConsistentSection, Unit
 
 Name = Literal[
     "adamw",
@@ -74,7 +74,7 @@ _LOOKING: dict[str, tuple[Name, ...]] = {"curvature_every": ("sophia", "shampoo"
 _WRITE_GRADIENTS = ("lars", "schedule_free")
 
 
-class OptimizerConfig(Section):
+class OptimizerConfig(ConsistentSection):
     """The optimizer, its settings, and what is done to gradients."""
 
     name: Name = "adamw"
@@ -187,12 +187,6 @@ class OptimizerConfig(Section):
     def gamma(self) -> float:
         """Factor on the curvature of sophia."""
         return 0.05 if self.curvature_factor is None else self.curvature_factor
-
-    @model_validator(mode="after")
-    def _fits(self) -> OptimizerConfig:
-        if mistakes := list(self._contradictions()):
-            raise ValueError(" ".join(mistakes))
-        return self
 
     def _contradictions(self) -> Iterator[str]:
         for key in self.given:

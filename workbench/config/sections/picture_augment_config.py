@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from workbench.schema import Section, Unit
+from workbench.schema import ConsistentSection, Section, Unit
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -99,7 +99,7 @@ class AugmentGrowthConfig(Section):
     """Side of the pictures (progressive resizing), rounded to a multiple of the backbone's patches."""
 
 
-class AugmentConfig(Section):
+class AugmentConfig(ConsistentSection):
     """Random changes, carried out in the order of their fields; each is off by default."""
 
     preset: Literal["none", "light", "strong"] = "none"
@@ -172,7 +172,7 @@ class AugmentConfig(Section):
     @property
     def is_on(self) -> bool:
         """Whether training pictures are anything else than the stored ones."""
-        changed = any(self._differs(name) for name in _SWITCHED)
+        changed = any(self.differs(name) for name in _SWITCHED)
         return changed or self.mixes or self.curriculum.resolution.start < 1
 
     @model_validator(mode="before")
@@ -195,12 +195,6 @@ class AugmentConfig(Section):
             raise ValueError(f"the least of the two stands first. Write [{given[1]:g}, {given[0]:g}].")
         return given
 
-    @model_validator(mode="after")
-    def _fits(self) -> AugmentConfig:
-        if mistakes := list(self._contradictions()):
-            raise ValueError(" ".join(mistakes))
-        return self
-
     def _contradictions(self) -> Iterator[str]:
         if self.randaugment and self.trivialaugment:
             yield (
@@ -208,7 +202,7 @@ class AugmentConfig(Section):
                 "Write randaugment=0 or trivialaugment=false."
             )
         for name, needed in _NEEDS.items():
-            if self._differs(name) and not any(self._differs(each) for each in needed):
+            if self.differs(name) and not any(self.differs(each) for each in needed):
                 ways = " or ".join(f"{each}={_EXAMPLES[each]}" for each in needed)
                 yield f"{name} does nothing without {' or '.join(needed)}. Add {ways}, or leave {name} out."
         for name in ("strength", "resolution"):
@@ -219,8 +213,5 @@ class AugmentConfig(Section):
                     f"Write curriculum.{name}.start=0.5, or leave curriculum.{name} out."
                 )
         grows = self.curriculum.strength.start < 1
-        if grows and not self.mixes and not any(self._differs(name) for name in _WITH_STRENGTH):
+        if grows and not self.mixes and not any(self.differs(name) for name in _WITH_STRENGTH):
             yield "curriculum.strength has nothing to grow: no change with a strength is on. Add one, or leave it out."
-
-    def _differs(self, name: str) -> bool:
-        return bool(getattr(self, name) != type(self).model_fields[name].default)

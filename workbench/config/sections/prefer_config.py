@@ -123,7 +123,7 @@ class PreferConfig(Section):
             yield f"prefer.gamma is for prefer.loss=simpo, not for {self.loss}. Leave it out."
         if (self.desirable, self.undesirable) != (1.0, 1.0) and self.pairs:
             yield f"prefer.desirable and undesirable are for prefer.loss=kto, not for {self.loss}. Leave them out."
-        if self.ld_alpha != type(self).model_fields["ld_alpha"].default and self.length != "desensitised":
+        if self.differs("ld_alpha") and self.length != "desensitised":
             yield "prefer.ld_alpha is for prefer.length=desensitised. Write that too, or leave it out."
         if margin and self.loss not in WITH_MARGIN:
             yield (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, PositiveFloat
 
-from workbench.schema import Section, Unit
+from workbench.schema import ConsistentSection, Unit
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -26,7 +26,7 @@ DRAWING = ("infobatch", "importance", "selective")
 """Samplers that say which rows come; the others say how much those that come count."""
 
 
-class SamplingConfig(Section):
+class SamplingConfig(ConsistentSection):
     """Which rows a step trains on, or how much its rows and tokens count, by the losses that the run itself measures.
 
     A run takes as many steps as without it: rows that are left out make room for more passes over the others. To save
@@ -62,15 +62,9 @@ class SamplingConfig(Section):
     trust: bool = False
     """tokens: execute the Python code that the reference's run directory names. Only of those whom you trust."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> SamplingConfig:
-        if mistakes := list(self._contradictions()):
-            raise ValueError(" ".join(mistakes))
-        return self
-
     def _contradictions(self) -> Iterator[str]:
         for key, samplers in USED_BY.items():
-            if self.by not in samplers and getattr(self, key) != type(self).model_fields[key].default:
+            if self.by not in samplers and self.differs(key):
                 yield f"{key} is for by={'|'.join(samplers)}, not for by={self.by}. Leave {key} out."
         if self.by == "tokens" and self.reference is None:
             yield "by=tokens compares with a model: write data.sampling.reference=RUN, a run on rows to be trusted."

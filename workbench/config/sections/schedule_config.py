@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from workbench.schema import Section, Unit
+from workbench.schema import ConsistentSection, Unit
 
 
-class ScheduleConfig(Section):
+class ScheduleConfig(ConsistentSection):
     """Learning rate over the run, as a factor on train.learning_rate."""
 
     name: Literal[
@@ -83,12 +83,6 @@ class ScheduleConfig(Section):
                 f"evaluate.patience={patience} ends the run before schedule.patience={self.waits} lowers its rate. "
                 f"Write evaluate.patience={2 * self.waits + 1}, or a smaller schedule.patience."
             )
-
-    @model_validator(mode="after")
-    def _fits(self) -> ScheduleConfig:
-        if mistakes := list(self._contradictions()):
-            raise ValueError(" ".join(mistakes))
-        return self
 
     def _contradictions(self) -> Iterator[str]:
         name, warmup, start, floor = self.name, self.warmup, self.start, self.floor

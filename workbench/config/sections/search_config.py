@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import Field, PositiveInt, ValidationError, field_validator
 
 from workbench.config.sections.sweep_config import flat
-from workbench.schema import ROOT, Mistakes, Section, Unit, explain
+from workbench.schema import ROOT, ConsistentSection, Mistakes, Section, Unit, explain
 
 LEAST_ROWS = 8
 """Held-out rows of a comparison, where there are as many."""
@@ -17,7 +17,7 @@ _RANGE_KEYS = ("low", "high", "log", "integer")
 _EXAMPLE = "{low: 1.0e-4, high: 1.0e-2, log: true}"
 
 
-class Range(Section):
+class Range(ConsistentSection):
     """Numbers from `low` to `high`, both included."""
 
     low: float
@@ -28,12 +28,6 @@ class Range(Section):
     """Draw the logarithm evenly, so that each order of magnitude counts alike."""
     integer: bool = False
     """Whole numbers only."""
-
-    @model_validator(mode="after")
-    def _drawable(self) -> Range:
-        if mistakes := list(self._contradictions()):
-            raise ValueError(" ".join(mistakes))
-        return self
 
     def _contradictions(self) -> Iterator[str]:
         if not self.low < self.high:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt
 
-from workbench.schema import Section, Unit
+from workbench.schema import ConsistentSection, Unit
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-class SelectConfig(Section):
+class SelectConfig(ConsistentSection):
     """Training on a chosen part of the training rows; held-out and test rows are all scored."""
 
     by: Literal["all", "random", "importance", "perplexity", "ifd", "gradient"] = "all"
@@ -68,16 +68,10 @@ class SelectConfig(Section):
             ]
         return ["Choice: the run begins with reading all rows, a forward pass without gradients."]
 
-    @model_validator(mode="after")
-    def _fits(self) -> SelectConfig:
-        if mistakes := list(self._contradictions()):
-            raise ValueError(" ".join(mistakes))
-        return self
-
     def _contradictions(self) -> Iterator[str]:
         if self.by != "perplexity" and self.band != "middle":
             yield f"band is for by=perplexity, not for by={self.by}. Leave band out."
-        if self.by != "gradient" and self.warm_up != type(self).model_fields["warm_up"].default:
+        if self.by != "gradient" and self.differs("warm_up"):
             yield f"warm_up is for by=gradient, not for by={self.by}. Leave warm_up out."
         if self.by == "all":
             if given := [key for key in ("rows", "tokens", "target") if getattr(self, key) is not None]:

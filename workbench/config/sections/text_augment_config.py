@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from workbench.schema import Section
+from workbench.schema import ConsistentSection
 
 OperatorName = Literal[
     "drop_words", "swap_words", "insert_words", "punctuation", "typos", "lower", "upper", "no_punctuation"
@@ -16,7 +16,7 @@ NOISY: tuple[OperatorName, ...] = ("drop_words", "swap_words", "insert_words", "
 """Operators that change a share of a text; the others change all of it, always in the same way."""
 
 
-class TextAugmentConfig(Section):
+class TextAugmentConfig(ConsistentSection):
     """Labelled texts are rewritten while they are trained on, in another way in each pass; their labels stay.
 
     What a text becomes depends on the seed, the pass and the text alone.
@@ -40,15 +40,9 @@ class TextAugmentConfig(Section):
             raise ValueError(f"{', '.join(twice)} appears twice. Name each operator once.")
         return names
 
-    @model_validator(mode="after")
-    def _used(self) -> TextAugmentConfig:
-        if mistakes := list(self._contradictions()):
-            raise ValueError(" ".join(mistakes))
-        return self
-
     def _contradictions(self) -> Iterator[str]:
         given = [key for key in ("probability", "noise") if key in self.model_fields_set]
-        changed = [key for key in given if getattr(self, key) != type(self).model_fields[key].default]
+        changed = [key for key in given if self.differs(key)]
         if changed and not self.operators:
             yield (
                 f"{' and '.join(changed)} of rewriting, and no operator is named. "

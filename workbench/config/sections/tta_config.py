@@ -117,12 +117,12 @@ class TtaConfig(Section):
         if not self.views:
             return self
         noisy = any(name in NOISY for name in self.views)
-        if not noisy and (self.copies != 1 or self.noise != type(self).model_fields["noise"].default):
+        if not noisy and (self.copies != 1 or self.differs("noise")):
             raise ValueError(
                 f"copies and noise are for views {' and '.join(NOISY)}. Name one, or leave copies and noise out."
             )
         for setting, view in _SETTINGS.items():
-            if view not in self.views and getattr(self, setting) != type(self).model_fields[setting].default:
+            if view not in self.views and self.differs(setting):
                 raise ValueError(f"{setting} is for view `{view}`. Add {view} to views, or leave {setting} out.")
         if "templates" in self.views and not self.templates:
             raise ValueError("view `templates` needs templates, such as templates: ['Question: {text}'].")

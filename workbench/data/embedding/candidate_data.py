@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -12,27 +11,14 @@ from workbench.config.sections.embed_config import EmbedConfig
 from workbench.config.sections.rerank_config import RERANK_LOSSES
 from workbench.data.embedding import pair_data, pair_set, text_units
 from workbench.data.embedding.candidate_set import CandidateSet
-from workbench.data.embedding.pair_data import PairSplits
 from workbench.data.embedding.pair_records import PairSource
 from workbench.data.embedding.pair_set import PairSet
 from workbench.data.embedding.paired_texts import PairTokenizer
+from workbench.data.splits import Splits
 from workbench.errors import ConfigError, DataError
 
 
-class CandidateSplits(NamedTuple):
-    """Training, held-out and test rows."""
-
-    train: CandidateSet
-    held_out: CandidateSet
-    test: CandidateSet | None
-
-    @property
-    def pairs(self) -> PairSplits:
-        """The same rows without candidates."""
-        return PairSplits(self.train.pairs, self.held_out.pairs, None if self.test is None else self.test.pairs)
-
-
-def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> CandidateSplits:
+def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[CandidateSet]:
     """Read and split; refuses rows with nothing to learn or to measure.
 
     Raises:
@@ -56,10 +42,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> CandidateSpli
         assert len(rows.passage_NC), "refused where a row has too few"
         return rows
 
-    splits = sources.encoded(encoded)
-    return CandidateSplits(
-        candidates(splits.train), candidates(splits.held_out), None if splits.test is None else candidates(splits.test)
-    )
+    return sources.encoded(encoded).map(candidates)
 
 
 def _require_loss(config: RunConfig, train: PairSource) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.data import dataset_facts
-from workbench.data.batching import Indices, MicroBatch
+from workbench.data.batching import Indices, MicroBatch, WholeRows
 from workbench.data.embedding.pair_set import PairSet
 from workbench.data.embedding.paired_texts import PairedTexts, PairTokenizer
 from workbench.data.text.quality.cleaning import Cleaning
@@ -24,7 +24,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class CandidateSet:
+class CandidateSet(WholeRows):
     """Rows with their candidates; see `workbench.data.batching.Examples`."""
 
     pairs: PairSet
@@ -117,11 +117,6 @@ class CandidateSet:
         return np.ones(len(self), dtype=np.int64)
 
     @property
-    def difficulty(self) -> None:
-        """Nobody says how hard rows are."""
-        return None
-
-    @property
     def truncated(self) -> int:
         """Number of pairs whose passage is cut."""
         length_U, pairs = self.pairs.units.lengths, self.all_pairs
@@ -160,10 +155,6 @@ class CandidateSet:
     def place(self, index: int) -> str:
         """File and row that row `index` came from."""
         return self.pairs.place(index)
-
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Each draw takes the row of its number."""
-        return draws
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> CandidateSet:
         """The same rows with the negatives of pass `epoch`."""

@@ -13,7 +13,7 @@ from scipy.sparse.csgraph import connected_components
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig, RunConfig
-from workbench.config.sections.embed_config import LOSSES, Form
+from workbench.config.sections.embed_config import LOSSES
 from workbench.data import named_sets
 from workbench.data.embedding import pair_records, pair_set, text_units
 from workbench.data.embedding.pair_records import PairSource
@@ -22,25 +22,13 @@ from workbench.data.folds.row_split import Class
 from workbench.data.folds.similarity import normalised
 from workbench.data.folds.stratified_holdout import hold_out
 from workbench.data.overlap import without_overlap
+from workbench.data.splits import Splits
 from workbench.data.text.quality import cleaning, row_texts
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import ConfigError, DataError
 
 LEAST_ROWS = 2
 """A row has nothing to be told from in a batch of its own."""
-
-
-class PairSplits(NamedTuple):
-    """Training, held-out and test rows."""
-
-    train: PairSet
-    held_out: PairSet
-    test: PairSet | None
-
-    @property
-    def form(self) -> Form:
-        """Kind of rows, the same in all splits."""
-        return self.train.form
 
 
 class PairSources(NamedTuple):
@@ -52,13 +40,13 @@ class PairSources(NamedTuple):
     cleaning: Cleaning | None
     """Training rows that `data.clean` left out; None where it has no rule."""
 
-    def encoded(self, encode: Callable[[PairSource], PairSet]) -> PairSplits:
+    def encoded(self, encode: Callable[[PairSource], PairSet]) -> Splits[PairSet]:
         """The splits as a model reads them."""
         train, held_out = replace(encode(self.train), cleaning=self.cleaning), encode(self.held_out)
-        return PairSplits(train, held_out, None if self.test is None else encode(self.test))
+        return Splits(train, held_out, None if self.test is None else encode(self.test))
 
 
-def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PairSplits:
+def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[PairSet]:
     """Read and split; refuses rows with nothing to learn or to measure.
 
     Raises:
@@ -142,7 +130,7 @@ def _require_loss(config: RunConfig, train: PairSource) -> None:
         raise ConfigError(
             f"embed.mine and embed.symmetric are for pairs, and {train.name} has scored rows. Leave them out."
         )
-    if form == "labelled" and section.mine_below != type(section).model_fields["mine_below"].default:
+    if form == "labelled" and section.differs("mine_below"):
         raise ConfigError(
             f"embed.mine_below is for rows that say nothing of other rows, and {train.name} has texts with classes: "
             "mined negatives are of other classes. Leave it out."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +17,7 @@ from workbench.config.sections.embed_config import COLUMNS, NEGATIVE, NEGATIVES,
 from workbench.data import named_sets
 from workbench.data.batching import Indices
 from workbench.data.folds.similarity import normalised
-from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint
+from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint, finite
 from workbench.data.text.formats import renamed
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
@@ -184,11 +183,7 @@ def _label(value: Any) -> str:
 
 
 def _score(value: Any) -> float:
-    try:
-        score = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        score = math.nan
-    if not math.isfinite(score):
+    if (score := finite(value)) is None:
         raise DataError(f"`score` must be a number, found {excerpt(value)}.")
     return score
 

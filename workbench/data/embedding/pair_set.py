@@ -15,8 +15,8 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config.sections.embed_config import EmbedConfig, Form
-from workbench.data import dataset_facts
-from workbench.data.batching import Indices, MicroBatch
+from workbench.data import dataset_facts, named_sets
+from workbench.data.batching import Indices, MicroBatch, WholeRows
 from workbench.data.embedding import text_units
 from workbench.data.embedding.pair_records import PairRecord, PairSource
 from workbench.data.embedding.text_units import TextUnits
@@ -48,7 +48,7 @@ class BatchTexts(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class PairSet:
+class PairSet(WholeRows):
     """Rows with their texts; see `workbench.data.batching.Examples`."""
 
     form: Form
@@ -81,11 +81,6 @@ class PairSet:
         """File and row that row `index` came from."""
         return self.records[index].place
 
-    @property
-    def difficulty(self) -> None:
-        """Nobody says how hard rows are."""
-        return None
-
     @cached_property
     def lengths(self) -> Indices:
         """Tokens of all texts of each row."""
@@ -112,10 +107,6 @@ class PairSet:
     def truncated(self) -> int:
         """Number of texts that were cut."""
         return self.units.truncated
-
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Each draw takes the row of its number."""
-        return draws
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> PairSet:
         """The same rows; labelled ones with the positives of pass `epoch`."""
@@ -227,8 +218,7 @@ class PairSet:
     @property
     def rows_by_source(self) -> dict[str, int]:
         """Number of rows of each set; empty where there is one."""
-        counts = np.bincount(self.source_N, minlength=len(self.sources)).tolist()
-        return dict(zip(self.sources, counts, strict=True))
+        return named_sets.sizes(self)
 
     def with_negatives(self, more: list[Indices]) -> PairSet:
         """The same rows with further negatives of each, after those that were given."""

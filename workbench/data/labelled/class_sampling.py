@@ -6,7 +6,7 @@ Legend: M draws of an epoch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -37,10 +37,10 @@ class ClassBalancedRows(RepeatedRows):
     def __len__(self) -> int:
         return len(self.members) * self._each
 
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Numbers that the draws (of 0 to M - 1) of an epoch take: an equal number of draws for each class, in turn."""
-        taken: Indices = _table(self, epoch)[draws]
-        return taken
+    def table(self, epoch: int) -> Indices:
+        """The number of each draw of an epoch (M,): as many draws for each class, in turn."""
+        row_M = np.concatenate([self.taken(number, epoch) for number in range(len(self.members))])
+        return self.numbers(row_M, seed=self.seed, epoch=epoch)
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
         """The rows as a step reads them; their classes are known already."""
@@ -103,10 +103,3 @@ def balanced(rows: LabelledSet, config: RunConfig) -> LabelledSet | ClassBalance
     counts_C = torch.from_numpy(rows.targets_NC.sum(0, dtype=np.float64))
     weight_C = class_weights(counts_C, scheme=classes.weights, beta=classes.beta).double().numpy()
     return rows.reweighted(rows.targets_NC @ weight_C)
-
-
-@lru_cache(maxsize=2)
-def _table(sampled: ClassBalancedRows, epoch: int) -> Indices:
-    """The number of each draw (M,)."""
-    row_M = np.concatenate([sampled.taken(number, epoch) for number in range(len(sampled.members))])
-    return sampled.numbers(row_M, seed=sampled.seed, epoch=epoch)

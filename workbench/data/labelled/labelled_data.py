@@ -17,13 +17,14 @@ import torch
 from workbench.config import DataConfig, RunConfig
 from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data import dataset_facts, difficulty, named_sets, selection
-from workbench.data.batching import Indices, MicroBatch, Weights
+from workbench.data.batching import Indices, MicroBatch, Weights, WholeRows
 from workbench.data.labelled import held_out_rows, labels, record_table, records
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_inputs import RowInputs
 from workbench.data.labelled.row_reader import RowReader
+from workbench.data.splits import Splits
 from workbench.data.text import contamination
 from workbench.data.text.contamination import Contamination
 from workbench.data.text.decontamination import TextRow
@@ -37,7 +38,7 @@ Targets = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class LabelledSet:
+class LabelledSet(WholeRows):
     """Rows with their targets, which may be probabilities, and their weights in the loss."""
 
     records: Sequence[LabelledRecord]
@@ -73,10 +74,6 @@ class LabelledSet:
     def places(self) -> Iterator[str]:
         """File and row that each row came from."""
         return (record.place for record in self.records)
-
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Each draw takes the row of its number."""
-        return draws
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> LabelledSet:
         """The same rows, with texts as pass `epoch` over them has rewritten them, and pictures as large as by then."""
@@ -191,8 +188,7 @@ class LabelledSet:
     @property
     def rows_by_source(self) -> dict[str, int]:
         """Number of rows of each set; empty where there is one."""
-        counts = np.bincount(self.source_N, minlength=len(self.sources)).tolist()
-        return dict(zip(self.sources, counts, strict=True))
+        return named_sets.sizes(self)
 
     @property
     def truncated(self) -> int:
@@ -216,6 +212,11 @@ class ClassSplits(NamedTuple):
     held_out: LabelledSet
     test: LabelledSet | None
     labels: Labels
+
+    @property
+    def rows(self) -> Splits[LabelledSet]:
+        """The rows alone."""
+        return Splits(self.train, self.held_out, self.test)
 
 
 def load(config: RunConfig, reader: RowReader) -> ClassSplits:

@@ -5,7 +5,6 @@ Legend: N rows, C outputs: one for each class, or 1 for a number.
 
 from __future__ import annotations
 
-import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ from scipy import special
 
 from workbench.config.sections.classes_config import ClassesConfig, Kind
 from workbench.config.tasks import Problem
-from workbench.data.rows import excerpt
+from workbench.data.rows import excerpt, finite
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
@@ -178,11 +177,7 @@ def _name(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
+    if (number := finite(value)) is None:
         raise DataError(f"`label` must be a number, found {excerpt(value)}. For classes, write classes.kind=one.")
     return number
 

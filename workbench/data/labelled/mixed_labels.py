@@ -6,9 +6,6 @@ Legend: S sources, M draws of an epoch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy as np
 
 from workbench.config import RunConfig
 from workbench.data import mixture
@@ -23,10 +20,9 @@ from workbench.data.mixture import MixedRows
 class MixedLabelledRows(MixedRows[LabelledSet], RepeatedRows):
     """Labelled rows of several sources, drawn by the plan of `MixedRows`; a picture is augmented anew at each draw."""
 
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Numbers that the draws (of 0 to M - 1) of an epoch take: those of each source in turn."""
-        taken: Indices = _table(self, epoch)[draws]
-        return taken
+    def table(self, epoch: int) -> Indices:
+        """The number of each draw of an epoch (M,), of rows of each source in turn."""
+        return self.numbers(super().table(epoch), seed=self.seed, epoch=epoch)
 
 
 def drawn(rows: LabelledSet, config: RunConfig) -> LabelledSet | ClassBalancedRows | MixedLabelledRows:
@@ -36,10 +32,3 @@ def drawn(rows: LabelledSet, config: RunConfig) -> LabelledSet | ClassBalancedRo
         return balanced_rows
     assert isinstance(balanced_rows, LabelledSet), "classes.sampling beside data.sources is refused"
     return MixedLabelledRows(balanced_rows, *mixture.plan(balanced_rows, config))
-
-
-@lru_cache(maxsize=2)
-def _table(mixed: MixedLabelledRows, epoch: int) -> Indices:
-    """The number of each draw (M,)."""
-    row_M = MixedRows.sample(mixed, np.arange(len(mixed)), epoch=epoch)
-    return mixed.numbers(row_M, seed=mixed.seed, epoch=epoch)

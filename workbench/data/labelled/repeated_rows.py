@@ -13,11 +13,11 @@ import numpy as np
 from workbench.data import resampling
 from workbench.data.batching import Indices, MicroBatch, Weights
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.resampling import ResampledRows
+from workbench.data.resampling import DealtRows
 
 
 @dataclass(frozen=True, eq=False)
-class RepeatedRows(ResampledRows[LabelledSet]):
+class RepeatedRows(DealtRows[LabelledSet]):
     """Rows of which number `row + repeat * N` is a row that its epoch has drawn `repeat` times before.
 
     Where it is read in the same way at each draw, as a text is, its number is always `row`.

@@ -8,6 +8,7 @@ import numpy as np
 
 from workbench.config import RunConfig
 from workbench.data import difficulty
+from workbench.data.batching import evenly_spaced
 from workbench.data.labelled.augmented_texts import AugmentedTexts
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.row_reader import RowReader
@@ -77,7 +78,7 @@ def in_words(rows: LabelledSet, *, one_class: bool) -> list[str]:
 
 def _require_changes(plain: TokenRows, augmented: AugmentedTexts, source: str) -> None:
     """Raise DataError where an operator changes none of some rows, as the model reads them."""
-    chosen = np.unique(np.linspace(0, len(augmented.texts) - 1, num=SAMPLED, dtype=np.int64))
+    chosen = evenly_spaced(len(augmented.texts), SAMPLED)
     before = plain.take(chosen)
     for name in augmented.config.operators:
         after = TokenRows(augmented.take(chosen).alone(name).tokens(0))

@@ -171,7 +171,7 @@ class ChatEncoder:
             if example.messages and not example.tools
         }
         rendered = dict(zip(chats, wholes(list(chats.values())), strict=False))
-        pieces = ["".join(text for text, _ in example.text) for example in examples if len(example.text) > 1]
+        pieces = [example.whole_text for example in examples if len(example.text) > 1]
         raw = [example.text[0][0] for example in examples if len(example.text) == 1]
 
         def encoded(number: int) -> Encoded:
@@ -189,7 +189,7 @@ class ChatEncoder:
         """Where the last answer of an example stands in its text, whose tokens are those of `encode`."""
         if example.text:
             start = sum(len(text) for text, _ in example.text[:-1])
-            tokens = self._tokenizer.tokenise("".join(text for text, _ in example.text), [start])
+            tokens = self._tokenizer.tokenise(example.whole_text, [start])
             return LastAnswer(tokens, start, int(self._bos is not None and tokens.ids[:1] != [self._bos]))
         conversation = self._rendered_conversation(example)
         tokens, answers = self._masker.find(conversation, conversation.whole(), learnt(example.messages, "last"))
@@ -342,7 +342,7 @@ class ChatEncoder:
         """Ids of several pieces as one text, and whether each belongs to a wanted one."""
         stops = list(accumulate(len(text) for text, _ in example.text))
         starts = [start for start, (_, loss) in zip([0, *stops], example.text, strict=False) if loss]
-        tokens = self._tokenizer.tokenise("".join(text for text, _ in example.text), starts)
+        tokens = self._tokenizer.tokenise(example.whole_text, starts)
         supervised: list[bool] = []
         for stop, loss in zip(stops, wanted, strict=True):
             supervised += [loss] * (tokens.between(0, stop)[1] - len(supervised))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from workbench.data.rows import excerpt
+from workbench.data.rows import excerpt, finite
 from workbench.errors import DataError
 
 
 def number_of(value: Any, name: str) -> float:
     """The finite number `value`, found in the column `name`; raises DataError for anything else."""
-    try:
-        parsed = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        parsed = math.nan
-    if not math.isfinite(parsed):
+    if (parsed := finite(value)) is None:
         raise DataError(f"`{name}` must be a finite number, found {excerpt(value)}.")
     return parsed
 

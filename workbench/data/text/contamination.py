@@ -160,7 +160,7 @@ def _rows(config: DataConfig, source: str) -> Iterator[TextRow]:
 def text_row(example: Example) -> TextRow:
     """The prompt and the answer of an example, without what its system prompt says; or its raw text."""
     if not example.messages:
-        return TextRow(example.place, ("".join(text for text, _ in example.text),))
+        return TextRow(example.place, (example.whole_text,))
     by_role = {"user": "", "assistant": ""}
     for message in example.messages:
         if message["role"] in by_role:

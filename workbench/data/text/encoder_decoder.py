@@ -87,7 +87,7 @@ class Seq2SeqEncoder(ChatEncoder):
         """Input ids of the encoder for generating an answer."""
         if example.messages:
             return self.prompt(example.messages, example.tools)
-        return self._read("".join(text for text, _ in example.text))
+        return self._read(example.whole_text)
 
     def _text_pair(self, example: Example) -> tuple[list[int], str]:
         if [loss for _, loss in example.text] != [False, True]:

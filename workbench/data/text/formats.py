@@ -61,6 +61,11 @@ class Example:
     step_labels: tuple[float, ...] = ()
     """How right each is, from 0 (wrong) to 1 (right)."""
 
+    @property
+    def whole_text(self) -> str:
+        """The pieces of raw text as one."""
+        return "".join(text for text, _ in self.text)
+
 
 def read(
     source: str,

@@ -9,15 +9,15 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from typing_extensions import Self
 
 from workbench.data import row_weights
-from workbench.data.batching import Indices, MicroBatch, Weights
+from workbench.data.batching import Indices, MicroBatch, Weights, WholeRows
+from workbench.data.splits import Splits
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
 
@@ -28,7 +28,7 @@ _OF_PAIR = re.compile(r", answer [12] of 2$")
 
 
 @dataclass(frozen=True)
-class JudgedSet:
+class JudgedSet(WholeRows):
     """Pairs of a chosen and a rejected answer, or single answers that are good or bad."""
 
     answers: TokenizedSet
@@ -108,22 +108,9 @@ class JudgedSet:
         """The chosen answers, or the good ones."""
         return self.answers.subset(self.desired)
 
-    @property
-    def difficulty(self) -> None:
-        """Nobody has said how hard a judgement is."""
-        return None
-
     def place(self, index: int) -> str:
         """File and row of an example."""
         return _pair_of(self.answers.place(index * self.each)) if self.paired else self.answers.place(index)
-
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Each draw takes the example of its number."""
-        return draws
-
-    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
-        """The same in every step."""
-        return self
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The rows of the examples `indices`, padded, with labels (N, 4)."""
@@ -157,14 +144,6 @@ class RatedPairs(JudgedSet):
         labels = torch.from_numpy(answers[:, None])
         batch = replace(batch, positions_N=last_S, labels_N=labels, rows_B=indices)
         return replace(batch, sequences=self.each, row_tokens=self.answers.lengths[answers])
-
-
-class JudgedSplits(NamedTuple):
-    """Training, held-out and test sets of judged answers."""
-
-    train: JudgedSet
-    held_out: JudgedSet
-    test: JudgedSet | None
 
 
 class MismatchedRows:
@@ -223,7 +202,7 @@ def without_ties(split: TokenizedSet, *, refuse: bool, loss: str, cure: str) -> 
     return split.subset(~tie_S, f"{count:,} ties, for which {loss} has no target")
 
 
-def require_judgements(pairs: JudgedSplits) -> None:
+def require_judgements(pairs: Splits[JudgedSet]) -> None:
     """Refuse pairs of which none says which answer is better: nothing could be learnt, or no accuracy measured."""
     for name, rows in pairs._asdict().items():
         if rows is not None and rows.paired and rows.ties.all():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import pyarrow.compute
 import torch
 
 from workbench.data import row_weights
-from workbench.data.batching import Floats, Indices, MicroBatch, Weights
+from workbench.data.batching import Floats, Indices, MicroBatch, Weights, WholeRows
 from workbench.data.text.tokenized_set import TokenizedSet
 
 RIGHT = 0.5
@@ -25,7 +25,7 @@ RIGHT = 0.5
 
 
 @dataclass(frozen=True)
-class StepSet:
+class StepSet(WholeRows):
     """Answers with a label for each of their steps; those that cutting left."""
 
     answers: TokenizedSet
@@ -81,22 +81,9 @@ class StepSet:
         """Number of the set of each answer, where there are several."""
         return self.answers.source_N
 
-    @property
-    def difficulty(self) -> None:
-        """Nobody has said how hard an answer is to rate."""
-        return None
-
     def place(self, index: int) -> str:
         """File and row of an answer."""
         return self.answers.place(index)
-
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Each draw takes the answer of its number."""
-        return draws
-
-    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> StepSet:
-        """The same in every step of the training."""
-        return self
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The answers `indices`, padded, with the label of each step (N,) float32 at its last token."""
@@ -122,11 +109,3 @@ class StepSet:
         cut = {"cut_steps": self.cut_steps} if self.cut_steps else {}
         right = int((self.labels >= RIGHT).sum())
         return {**self.answers.facts(), "steps": len(self.labels), "right_steps": right, **cut}
-
-
-class StepSplits(NamedTuple):
-    """Training, held-out and test sets of answers whose steps are rated."""
-
-    train: StepSet
-    held_out: StepSet
-    test: StepSet | None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from workbench.data.text.tokenized_set import Splits
+from workbench.data.splits import Splits
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
 
 
-def require_teaching(data: Splits) -> None:
+def require_teaching(data: Splits[TokenizedSet]) -> None:
     """Raise DataError where training would learn nothing, or nothing would be measured."""
     if int(data.train.supervised.sum()) == 0:
         raise DataError(f"{data.train.source}: no token carries loss. Look at `workbench check`, and at data.loss_on.")
@@ -14,7 +15,7 @@ def require_teaching(data: Splits) -> None:
         raise DataError(f"{data.held_out.source}: no held-out token carries loss, so nothing would be measured.")
 
 
-def require_ends(data: Splits) -> None:
+def require_ends(data: Splits[TokenizedSet]) -> None:
     """Raise DataError where a model that writes text would never learn to stop."""
     if int(data.train.ends.sum()) == 0:
         raise DataError(

@@ -113,4 +113,4 @@ def _text(example: Example) -> str:
             f"{example.place}: is a conversation, but an encoder reads text. "
             "Write data.format=text data.columns='{text: NAME}' with the name of a column."
         )
-    return "".join(text for text, _ in example.text)
+    return example.whole_text

@@ -19,13 +19,14 @@ from workbench.config import DataConfig
 from workbench.data import named_sets, ordered_processes, selection, starter
 from workbench.data.batching import Indices
 from workbench.data.rows import RawRow, read_rows
+from workbench.data.splits import Splits
 from workbench.data.text import contamination, encoded_rows, formats
 from workbench.data.text.decontamination import TextRow
 from workbench.data.text.encoded_rows import RowEncoder
 from workbench.data.text.formats import Example
 from workbench.data.text.quality import cleaning
 from workbench.data.text.token_table import TokenTable
-from workbench.data.text.tokenized_set import Splits, TokenizedSet, joined
+from workbench.data.text.tokenized_set import TokenizedSet, joined
 from workbench.errors import DataError
 from workbench.runs import files
 
@@ -40,7 +41,7 @@ def load(
     *,
     seed: int,
     scored: DataConfig | None = None,
-) -> Splits:
+) -> Splits[TokenizedSet]:
     """Read, render, tokenise and split; refuses data that would teach or measure nothing.
 
     Args:

@@ -7,14 +7,14 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow
 
 from workbench.data import dataset_facts, named_sets
-from workbench.data.batching import Collate, Floats, Indices, MicroBatch, Row, collate
+from workbench.data.batching import Collate, Floats, Indices, MicroBatch, Row, WholeRows, collate
 from workbench.data.text import contamination
 from workbench.data.text.contamination import Contamination
 from workbench.data.text.quality import cleaning
@@ -26,7 +26,7 @@ _AT_ONCE = 2**16
 
 
 @dataclass(frozen=True)
-class TokenizedSet:
+class TokenizedSet(WholeRows):
     """A tokenised set of examples, read from disk row by row."""
 
     table: TokenTable
@@ -80,14 +80,6 @@ class TokenizedSet:
         for number, place in zip(self._source_of(rows).tolist(), places, strict=True):
             yield self.prefixes[number] + place
 
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Each draw takes the example of its number."""
-        return draws
-
-    def seen(self, *, epoch: int, step: int, steps: int | None = None) -> TokenizedSet:
-        """Whole, in every step."""
-        return self
-
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The examples `indices`, padded, as they are seen in pass `epoch` over the data."""
         return replace(self.collate([self[int(index)] for index in indices], epoch=epoch), rows_B=indices)
@@ -112,10 +104,7 @@ class TokenizedSet:
     @property
     def rows_by_source(self) -> dict[str, int]:
         """Number of examples of each source; empty where there is one."""
-        counts = (
-            np.bincount(self.source_N, minlength=len(self.sources)) if self.sources else np.zeros(0, dtype=np.int64)
-        )
-        return dict(zip(self.sources, counts.tolist(), strict=True))
+        return named_sets.sizes(self)
 
     @cached_property
     def lengths(self) -> Indices:
@@ -175,14 +164,6 @@ class TokenizedSet:
     def _column(self, name: str) -> Indices:
         column: Indices = self.table.numbers(name)[self.rows].astype(np.int64)
         return column
-
-
-class Splits(NamedTuple):
-    """Training, held-out and test sets of a run."""
-
-    train: TokenizedSet
-    held_out: TokenizedSet
-    test: TokenizedSet | None
 
 
 def joined(parts: Mapping[str, TokenizedSet]) -> TokenizedSet:

@@ -136,11 +136,17 @@ def adapt(
 
 
 def attach_bank(
-    backbone: PreTrainedModel, config: TrainingSections, methods: Sequence[Method], *, seeds: Sequence[int]
+    backbone: PreTrainedModel,
+    config: TrainingSections,
+    methods: Sequence[Method],
+    *,
+    seeds: Sequence[int],
+    numbers: Sequence[int] | None = None,
 ) -> tuple[Bank, Freezer]:
     """A bare backbone with a bank of fresh adapters, none where the policy freezes for good; see `bank.attach`."""
     layers = layers_of(backbone, config)
-    together = bank.attach(backbone, methods, seeds=seeds, below=config.freeze.never(len(layers.blocks)))
+    below = config.freeze.never(len(layers.blocks))
+    together = bank.attach(backbone, methods, seeds=seeds, numbers=numbers, below=below)
     return together, Freezer(together.model, backbone, layers, config.freeze, seed=config.seed)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.config import TrainingSections
 from workbench.data import mixture
-from workbench.data.batching import Examples, Indices
+from workbench.data.batching import Examples, Indices, evenly_spaced
 from workbench.data.mixture import Floats, MixedRows
 from workbench.runs.ranks import Ranks
 from workbench.training.row_losses import RowLosses, joined
@@ -195,5 +195,5 @@ def within(quota_S: Floats, left_S: Floats, share_S: Floats) -> Floats:
 
 def _spread(rows: Indices) -> Indices:
     """At most LOOKED_AT of the rows, evenly spaced."""
-    chosen = np.unique(np.linspace(0, len(rows) - 1, num=min(LOOKED_AT, len(rows)), dtype=np.int64))
+    chosen = evenly_spaced(len(rows), LOOKED_AT)
     return rows[chosen]

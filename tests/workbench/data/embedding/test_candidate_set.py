@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import MINILM
+from tests.run_files import write_lines
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.embedding import candidate_data, candidate_set
 from workbench.data.embedding.candidate_set import CandidateSet
@@ -26,7 +26,7 @@ def made(tmp_path: Path, rows: list[dict[str, Any]] = ROWS, *, max_tokens: int =
     """Rows as training reads them; a file of its own is held out."""
     other = [{"anchor": "a b", "positive": "c", "negatives": list("defgh")}]
     for name, own in {"train": rows, "other": other}.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+        write_lines(tmp_path / f"{name}.jsonl", own)
     values = {
         "recipe": "rerank",
         "data": {"train": f"{tmp_path}/train.jsonl", "held_out": f"{tmp_path}/other.jsonl", "max_tokens": max_tokens},

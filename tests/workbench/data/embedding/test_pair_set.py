@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,21 @@ import numpy as np
 import pytest
 
 from tests.conftest import STORIES
+from tests.run_files import write_lines
 from workbench.config import DataConfig, ModelConfig, RunConfig
 from workbench.config.sections.embed_config import EmbedConfig
 from workbench.data.embedding import pair_data, pair_records, pair_set
-from workbench.data.embedding.pair_data import PairSplits
 from workbench.data.embedding.pair_set import PairSet
+from workbench.data.splits import Splits
 from workbench.errors import ConfigError
 from workbench.models import backbones
 
 TOKENIZER = backbones.tokenizer(ModelConfig(id=str(STORIES)))
 
 
-def load(folder: Path, rows: Iterable[dict[str, Any]], *, batch: int = 32, **embed: Any) -> PairSplits:
+def load(folder: Path, rows: Iterable[dict[str, Any]], *, batch: int = 32, **embed: Any) -> Splits[PairSet]:
     path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     data = {"train": str(path), "held_out": 0.2, "max_tokens": 24}
     model, size = {"id": str(STORIES)}, {"size": batch}
     config = RunConfig.model_validate({"recipe": "embed", "model": model, "data": data, "batch": size, "embed": embed})
@@ -34,7 +34,7 @@ def load(folder: Path, rows: Iterable[dict[str, Any]], *, batch: int = 32, **emb
 def every(folder: Path, rows: Iterable[dict[str, Any]], **embed: Any) -> PairSet:
     """All rows, without a split."""
     path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     source = pair_records.read(str(path), DataConfig(train=str(path)))
     return pair_set.encode(source, TOKENIZER, EmbedConfig(**embed), max_tokens=24)
 

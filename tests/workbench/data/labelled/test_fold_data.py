@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from tests.run_files import write_lines
 from workbench.config import RunConfig
 from workbench.data.labelled import fold_data
 from workbench.data.labelled.fold_data import Features, FoldData
@@ -41,7 +41,7 @@ def load(tmp_path: Path, stories: str) -> Load:
     ) -> FoldData:
         data: dict[str, Any] = {"train": str(tmp_path / "train.jsonl")}
         for name, content in (("train", train), ("test", test), ("more", more)):
-            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+            write_lines(tmp_path / f"{name}.jsonl", content)
         if test:
             data["test"] = str(tmp_path / "test.jsonl")
         if more:

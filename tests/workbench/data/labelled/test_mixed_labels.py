@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.run_files import write_lines
 from tests.workbench.evaluation.picture_sets import picture_set
 from workbench.config import RunConfig
 from workbench.data.labelled import labelled_data
@@ -28,12 +28,8 @@ SIZES = {"news": 30, "mail": 12, "web": 7}
 def folder(tmp_path: Path) -> Path:
     for name, size in SIZES.items():
         rows = [{"text": f"{name} number {n} of all", "label": "odd" if n % 2 else "even"} for n in range(size)]
-        write(tmp_path / f"{name}.jsonl", rows)
+        write_lines(tmp_path / f"{name}.jsonl", rows)
     return tmp_path
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def loaded(folder: Path, stories: str, **data: Any) -> tuple[RunConfig, ClassSplits]:
@@ -98,7 +94,7 @@ def labelled(sizes: dict[str, int]) -> LabelledSet:
 
 def test_a_source_has_columns_and_a_limit_of_its_own(folder: Path, stories: str) -> None:
     rows = [{"body": f"note {n} of all", "kind": "odd" if n % 2 else "even", "w": 2} for n in range(9)]
-    write(folder / "web.jsonl", rows)
+    write_lines(folder / "web.jsonl", rows)
     own = {"web": {"columns": {"text": "body", "label": "kind", "weight": "w"}, "limit": 6}}
     _, splits = loaded(folder, stories, sources=own)
     of_web = splits.train.source_N == 2
@@ -119,7 +115,7 @@ def test_a_row_that_two_sources_have_stays_in_the_first(folder: Path, stories: s
     copied = (folder / "news.jsonl").read_text().splitlines(keepends=True)[:5]
     (folder / "web.jsonl").write_text("".join([*copied, (folder / "web.jsonl").read_text()]))
     held = folder / "held.jsonl"
-    write(held, [{"text": "not one of them", "label": "odd"}, {"text": "nor this", "label": "even"}])
+    write_lines(held, [{"text": "not one of them", "label": "odd"}, {"text": "nor this", "label": "even"}])
     _, splits = loaded(folder, stories, held_out=str(held), clean=["exact_duplicate"])
     assert np.bincount(splits.train.source_N).tolist() == list(SIZES.values())
     assert splits.train.cleaning is not None and len(splits.train.cleaning.places) == 5
@@ -128,7 +124,9 @@ def test_a_row_that_two_sources_have_stays_in_the_first(folder: Path, stories: s
 def test_rows_are_compared_with_the_share_that_any_source_holds_out_and_with_every_test_set(
     folder: Path, stories: str
 ) -> None:
-    write(folder / "x.jsonl", [{"text": "WEB number 3, of all!", "label": "odd"}, {"text": "no such", "label": "odd"}])
+    write_lines(
+        folder / "x.jsonl", [{"text": "WEB number 3, of all!", "label": "odd"}, {"text": "no such", "label": "odd"}]
+    )
     wanted = {"action": "drop", "ngram": 3, "share": 1.0}
     _, splits = loaded(folder, stories, decontaminate=wanted, test={"x": str(folder / "x.jsonl")}, overlap="drop")
     _, before = loaded(folder, stories)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from tests.workbench.data.text.test_chat import assistant, user
 from workbench.data.starter import FOLDER
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
@@ -21,14 +22,6 @@ from workbench.errors import BackboneError, DataError
 Message = dict[str, Any]
 ByName = Callable[[str], ChatEncoder]
 Runs = Callable[..., list[str]]
-
-
-def user(content: str) -> Message:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: str, **more: Any) -> Message:
-    return {"role": "assistant", "content": content, **more}
 
 
 def example(messages: tuple[Message, ...], tools: tuple[Message, ...] = ()) -> Example:

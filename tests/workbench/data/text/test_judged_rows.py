@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from tests.run_files import write_lines
 from workbench.config import DataConfig
 from workbench.data.text import formats, judged_answers, tokenized
 from workbench.data.text.chat import ChatEncoder
@@ -34,8 +34,7 @@ def examples(path: Path, **settings: Any) -> list[Example]:
 
 def written(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
     path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return write_lines(path, rows)
 
 
 def texts(example: Example) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.run_files import write_lines
 from workbench.config import RunConfig
 from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
 from workbench.data.batching import collate
@@ -23,7 +23,7 @@ from workbench.models import backbones
 
 
 def read(folder: Path, stories: str, rows: list[dict[str, Any]]) -> TokenizedSet:
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "rows.jsonl", rows)
     data = {"train": str(folder / "rows.jsonl"), "held_out": 0.1}
     config = RunConfig.model_validate({"recipe": "sft", "model": {"id": stories}, "data": data})
     tokenizer = backbones.tokenizer(config.model)

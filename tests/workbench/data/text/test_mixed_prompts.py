@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from tests.run_files import write_lines
 from workbench.config import DataConfig
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
@@ -24,7 +23,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Tokenized
     folder, tokenizer = tmp_path_factory.mktemp("prompts"), AutoTokenizer.from_pretrained(stories)
     for name, key, size in (("sums", "question", 20), ("tales", "ask", 4)):
         rows = [{key: f"{name} {n}?" + " Please." * n} for n in range(size)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(folder / f"{name}.jsonl", rows)
     sources = {
         "sums": {"path": str(folder / "sums.jsonl")},
         "tales": {"path": str(folder / "tales.jsonl"), "columns": {"question": "ask"}},

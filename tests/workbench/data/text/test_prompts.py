@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.run_files import write_lines
 from workbench.config import DataConfig
 from workbench.data.text.formats import Example
 from workbench.data.text.prompts import read_prompts
@@ -19,7 +19,7 @@ SHAREGPT = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": SECRET}
 
 
 def _prompts(path: Path, *rows: Any, **data: Any) -> list[Example]:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     return list(read_prompts(str(path), DataConfig.model_validate({"train": "unused.jsonl", **data})))
 
 

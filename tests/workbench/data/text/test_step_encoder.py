@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from tests.run_files import write_lines
 from workbench.config import DataConfig
 from workbench.data.text import formats, tokenized
 from workbench.data.text.chat import ChatEncoder
@@ -37,7 +37,7 @@ def base(stories: str) -> ChatEncoder:
 def read(folder: Path, base: ChatEncoder, rows: list[dict[str, Any]], **settings: Any) -> StepSet:
     """The rows of a file."""
     path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     config = DataConfig(train=str(path), **settings)
     found = tokenized.read(str(path), config, base._tokenizer.tokenizer, StepEncoder(base), weighted=True)
     return StepSet(found)

@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow
 import pytest
 
+from workbench.data.splits import Splits
 from workbench.data.text.text_checks import require_ends, require_teaching
 from workbench.data.text.token_table import TokenTable
-from workbench.data.text.tokenized_set import Splits, TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError
 
 

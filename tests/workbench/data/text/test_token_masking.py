@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tests.conftest import MINILM, STORIES
+from tests.run_files import write_lines
 from workbench.config import DataConfig
 from workbench.data.batching import Row
 from workbench.data.text import tokenized
@@ -59,7 +59,7 @@ def test_a_row_has_its_masks_wherever_it_stands(tmp_path: Path) -> None:
 
     def read(name: str, *numbers: int) -> TokenizedSet:
         path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps({"text": texts[n]}) + "\n" for n in numbers))
+        write_lines(path, ({"text": texts[n]} for n in numbers))
         return tokenized.read(str(path), DataConfig(train=str(path)), TOKENIZER, masking)
 
     def masks(rows: TokenizedSet, epoch: int) -> dict[str, str]:
@@ -104,7 +104,7 @@ def test_a_batch_predicts_what_was_there() -> None:
 def test_text_files(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     texts = ["Once upon a time there was a cat.", "The end."]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_lines(path, ({"text": text} for text in texts))
 
     def read(**settings: object) -> TokenizedSet:
         config = DataConfig.model_validate({"train": str(path), **settings})

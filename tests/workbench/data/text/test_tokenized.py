@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from tests.run_files import read_lines, write_lines
 from workbench.config import DataConfig
 from workbench.data import ordered_processes
 from workbench.data.text import encoded_rows, formats, tokenized
@@ -215,10 +216,10 @@ def test_the_first_bad_row_is_refused_whatever_the_processes(
     questions: Path, tokenizer: PreTrainedTokenizerBase, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that the template refuses stands before one that is malformed, and before another such row."""
-    lines = [json.loads(line) for line in questions.read_text().splitlines()]
+    lines = read_lines(questions)
     lines[50]["answer"] = lines[80]["answer"] = "left out"
     lines[60]["answer"] = None
-    questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(questions, lines)
     loop = "{%- for message in messages %}"
     refused = "{%- if message.content == 'left out' %}{{ raise_exception('too short') }}{%- endif %}"
     template = DEFAULT_TEMPLATE.replace(loop, loop + refused)

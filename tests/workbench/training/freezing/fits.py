@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
+from tests.run_files import read_metrics
 from tests.workbench.training.freezing.prefixes import STILL
 from tests.workbench.training.together import LabelledSet, Silent, Texts
 from workbench.config import RunConfig
@@ -145,7 +145,7 @@ def train(
             shipped = {name: named[name].detach().clone() for name in freezer.layers}
     finally:
         run.close()
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = read_metrics(folder)
     return Trained(fit, records, shipped, callback)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import trains
+from tests.run_files import read_lines
 from workbench.config.freeze_config import Moment
 from workbench.runs import run_directory
 
@@ -33,7 +33,7 @@ def run(tmp_path: Path, stories: str, questions: Path) -> Callable[..., Path]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (path / "layers.jsonl").read_text().splitlines()]
+    return read_lines(path / "layers.jsonl")
 
 
 def test_each_change_is_what_the_policy_says(run: Callable[..., Path]) -> None:

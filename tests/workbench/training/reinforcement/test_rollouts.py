@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from tests.run_files import write_lines
 from workbench.config import DataConfig
 from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch
@@ -79,7 +79,7 @@ class Lengths:
 def prompts(tmp_path_factory: pytest.TempPathFactory, stories: str) -> TokenizedSet:
     path = tmp_path_factory.mktemp("prompts") / "rows.jsonl"
     rows = [{"question": f"What is {n}?" + " Please." * (n % 3), "answer": "An answer." * n} for n in range(COUNT)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(path, rows)
     tokenizer = AutoTokenizer.from_pretrained(stories)
     config = DataConfig(train=str(path))
     return tokenized.read(str(path), config, tokenizer, PromptEncoder(ChatEncoder(tokenizer)))

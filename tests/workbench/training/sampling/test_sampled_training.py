@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.conftest import trains
+from tests.run_files import read_losses, read_metrics, write_lines
 from tests.stopping import stop_after
 from workbench.errors import Stopped
 from workbench.training.sampling.pools import ImportanceSampling
@@ -43,10 +42,6 @@ def adapter(run: Path) -> dict[str, Tensor]:
     return load_file(run / "adapter" / "adapter_model.safetensors")
 
 
-def records(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.few("importance")
 @pytest.mark.slow
 @pytest.mark.parametrize("by", SAMPLERS)
@@ -61,9 +56,9 @@ def test_a_resumed_run_has_the_same_bits_and_micro_batches_the_same_losses(
             train(on, name="broken")
     broken = train(on, name="broken", resume=True)
     assert all(torch.equal(tensor, adapter(whole)[name]) for name, tensor in adapter(broken).items())
-    assert [each["loss"] for each in records(broken)] == [each["loss"] for each in records(whole)]
+    assert read_losses(broken) == read_losses(whole)
     small = train(on, "batch.tokens_per_device=256", name="small")
-    np.testing.assert_allclose(*([each["loss"] for each in records(run)] for run in (small, whole)), rtol=1e-4)
+    np.testing.assert_allclose(*(read_losses(run) for run in (small, whole)), rtol=1e-4)
     drawn = pd.read_parquet(whole / "dynamics.parquet")["visits"]
     assert drawn.nunique() > 1, "rows come unequally often"
 
@@ -71,7 +66,7 @@ def test_a_resumed_run_has_the_same_bits_and_micro_batches_the_same_losses(
 def test_what_a_step_logs_is_the_weighted_mean_over_its_tokens(train: Callable[..., Path]) -> None:
     """With a rate of next to nothing the model stands still: the mean of pruned passes is near that of whole ones."""
     run = train("data.sampling.by=infobatch", "adapter.dropout=0", "train.learning_rate=1e-12", "train.steps=60")
-    metrics = pd.DataFrame(records(run))
+    metrics = pd.DataFrame(read_metrics(run))
     whole, pruned = metrics.iloc[:5], metrics[metrics["drawn_share"] < 1]
     wanted = np.average(whole["loss"], weights=whole["supervised_tokens"])
     found = np.average(pruned["loss"], weights=pruned["supervised_tokens"])
@@ -86,8 +81,8 @@ def test_what_a_step_logs_is_the_weighted_mean_over_its_tokens(train: Callable[.
 @pytest.mark.parametrize("by", SAMPLERS)
 def test_labelled_rows_are_sampled_too(tmp_path: Path, short_stories: str, train: Callable[..., Path], by: str) -> None:
     rows = [{"text": f"The {name} has {n} legs.", "label": name} for n in range(15) for name in ("cat", "dog")]
-    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(tmp_path / "labels.jsonl", rows)
     text = {"recipe": "classify", "train": f"{tmp_path}/labels.jsonl"}
     overrides = [f"recipe={text['recipe']}", f"data.train={text['train']}", "data.limit=null", "data.held_out=0.2"]
     run = train(*overrides, "train.steps=12", f"data.sampling.by={by}")
-    assert len(records(run)) == 12 and pd.read_parquet(run / "dynamics.parquet")["visits"].nunique() > 1
+    assert len(read_metrics(run)) == 12 and pd.read_parquet(run / "dynamics.parquet")["visits"].nunique() > 1
