@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.data.text.prompts import read_prompts
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, DataError
 from workbench.evaluation.result_store import ModelResults, dealt_results
 from workbench.models import exported
 from workbench.recipes.embeddings import embed_verbs, rerank_verbs
@@ -34,6 +34,7 @@ from workbench.runs import files, run_directory
 from workbench.runs.ranks import joined
 from workbench.runs.trust import Trust
 from workbench.schema import parse
+from workbench.training.preflight import longest_sequence
 
 _SEEN = ("size", "depth", "prepare", "augment")
 """Settings of pictures that decide what an adapter has seen."""
@@ -216,9 +217,18 @@ def require_text(config: RunConfig, run: Path) -> None:
 
 
 def question_ids(model: exported.ExportedModel, example: Example) -> Indices:
-    """Token ids that an answer to `example` starts from."""
+    """Token ids that an answer to `example` starts from; raises DataError where there are none, or too many to read."""
     assert isinstance(model.template, ChatEncoder)
-    return np.asarray(model.template.question(example), dtype=np.int64)
+    ids = np.asarray(model.template.question(example), dtype=np.int64)
+    if not len(ids):
+        raise DataError(f"{example.place} is empty. Write at least one word.")
+    hub: Any = model.model.config
+    most = longest_sequence(hub)
+    if most is not None and len(ids) >= most:
+        raise DataError(
+            f"{example.place} has {len(ids):,} tokens, and the backbone reads and writes {most:,} at most. Shorten it."
+        )
+    return ids
 
 
 def _serialised(table: pd.DataFrame, suffix: str) -> bytes:

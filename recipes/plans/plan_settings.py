@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from workbench.config import RunConfig
 from workbench.config.expansions import fleet_expansion
+from workbench.config.freeze_config import UNKEPT
 from workbench.config.sections.budget_config import BudgetConfig
 from workbench.runs import units
 from workbench.training.search.halving import Halving
@@ -87,5 +88,6 @@ def notes(config: RunConfig) -> Iterator[str]:
         yield "Rows that data.length_warm_up cuts are counted whole: the run is faster than planned."
     if config.grow.is_on:
         yield "Memory is that of all blocks, as after the last grow.at; the time of a step is the mean over the run."
-    if config.freeze.policy != "none" and config.freeze.cache in ("auto", "memory"):
+    keeps = config.recipe not in UNKEPT and config.freeze.cache in ("auto", "memory")
+    if config.freeze.policy != "none" and keeps:
         yield "Outputs of frozen blocks that freeze.cache keeps in memory are not counted: the run says how many."

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from workbench.adapters import Full, Lora, combine
 from workbench.adapters.combine import CombinationError, Updates
-from workbench.config import RunConfig
+from workbench.config import RunConfig, tasks
 from workbench.errors import ConfigError
+from workbench.recipes.shipping import merge
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
 
@@ -75,8 +77,14 @@ def _require_alike(sources: Sequence[Path], configs: Sequence[RunConfig]) -> Non
     for source, config in zip(sources, configs, strict=True):
         if isinstance(config.adapter, Full):
             raise ConfigError(f"{source} is fully trained: it has no adapter. Combine LoRA runs.")
+        merge.require_one_model(source, config)
         if not (source / "adapter").is_dir():
             raise ConfigError(f"{source}: no adapter there yet. Finish the run first.")
+        if tasks.head_of(config) != tasks.head_of(configs[0]):
+            raise ConfigError(
+                f"{source} is of recipe {config.recipe}, and {sources[0]} of {configs[0].recipe}, whose models have "
+                "another head. Combine runs of one recipe."
+            )
         for key in ("id", "revision", "sparsity"):
             if getattr(config.model, key) != getattr(configs[0].model, key):
                 raise ConfigError(
@@ -96,10 +104,10 @@ def _content(path: Path) -> bytes | None:
 
 
 def _copy_beside(adapters: Sequence[Path], folder: Path) -> None:
-    """Tokenizer and template of the first, and the stop tokens of all."""
-    for file in adapters[0].iterdir():
-        if file.name not in WEIGHT_FILES:
-            shutil.copyfile(file, folder / file.name)
+    """Tokenizer, template and pooling of the first, and the stop tokens of all where they write answers."""
+    shutil.copytree(adapters[0], folder, ignore=shutil.ignore_patterns(*WEIGHT_FILES), dirs_exist_ok=True)
+    if not (adapters[0] / GENERATION_CONFIG_NAME).exists():
+        return
     generation = GenerationConfig.from_pretrained(adapters[0])
     stops: set[int] = set()
     for adapter in adapters:

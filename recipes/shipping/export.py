@@ -152,15 +152,16 @@ def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> Non
     """Refuse, before weights are read, what the target could not load, or would load as something else."""
     if config.recipe == "crossval" and not config.folds.refit:
         merge.require_one_model(run, config)
-    head = "classes" if config.recipe in ("classify", "crossval") else tasks.of(config).head
-    if head not in TARGETS[to].heads:
-        takes = [name for name, each in TARGETS.items() if head in each.heads]
-        raise ConfigError(f"--to {to} takes language models, and {run} is of recipe {config.recipe}. Write --to "
-                          f"{' or '.join(takes)}.")  # fmt: skip
-    if config.recipe in ("reward", "rerank") and to == "onnx":
-        raise ConfigError(f"--to onnx does not write recipe {config.recipe}'s models yet. Write --to merged.")
+    head = tasks.head_of(config)
+    unwritten = ("onnx",) if config.recipe in ("reward", "rerank") else ()
+    takes = [name for name, each in TARGETS.items() if head in each.heads and name not in unwritten]
+    if to not in takes:
+        why = f"does not write recipe {config.recipe}'s models yet"
+        if head not in TARGETS[to].heads:
+            why = f"takes language models, and {run} is of recipe {config.recipe}"
+        raise ConfigError(f"--to {to} {why}. Write --to {' or '.join(takes)}.")
     exported.require_saved(run, config)
-    _require_architecture(config, to)
+    _require_architecture(run, config, to)
     if form == "whole":
         merge.require_one_model(run, config)
         return
@@ -180,10 +181,10 @@ def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> Non
         export_targets.require_base_template(run, config)
 
 
-def _require_architecture(config: RunConfig, to: str) -> None:
+def _require_architecture(run: Path, config: RunConfig, to: str) -> None:
     if to in ("peft", "merged"):
         return
-    model = backbones.hub_config(config.model)
+    model = backbones.hub_config(exported.model_under(config, run / "adapter"))
     if model.is_encoder_decoder:
         raise BackboneError(
             f"--to {to}: model.id={config.model.id} is an encoder-decoder, which this target is not written for. Write "

@@ -204,7 +204,8 @@ def ollama_folder(source: Source, folder: Path) -> WrittenExport:
 
 def _context(source: Source) -> int:
     """Tokens of prompt and answer that the run was trained for."""
-    most: int = backbones.hub_config(source.config.model).get_text_config().max_position_embeddings
+    hub = backbones.hub_config(exported.model_under(source.config, source.run / "adapter"))
+    most: int = hub.get_text_config().max_position_embeddings
     return min(source.config.data.max_tokens, most)
 
 

@@ -174,7 +174,9 @@ CASES = {
     ),
     "noise scale": Case("recipe=embed has one loss of the whole", "Leave it out", "optimizer.noise_scale=2"),
     "kept outputs": Case(
-        "rows of recipe=embed are several texts", "Write freeze.cache=off", "freeze.policy=static freeze.layers=2"
+        "recipe=embed reads rows of several texts",
+        "Write freeze.cache=off",
+        "freeze.policy=static freeze.layers=2 freeze.cache=memory",
     ),
     "smoothed labels": Case(
         "regularise.label_smoothing is for losses", "Leave it out", "regularise.label_smoothing=0.1"

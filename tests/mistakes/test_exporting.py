@@ -78,6 +78,18 @@ CASES = {
         "Write --to peft or merged or onnx",
         configured(("recipe: sft", "recipe: classify"), *PLAIN),
     ),
+    "a cross-encoder for vLLM": Case(
+        "export one --to vllm --out x", "one is of recipe rerank", "Write --to peft or merged.",
+        configured(("recipe: sft", "recipe: rerank"), *PLAIN),
+    ),
+    "a cross-encoder for ONNX": Case(
+        "export one --to onnx --out x", "--to onnx does not write recipe rerank", "Write --to peft or merged.",
+        configured(("recipe: sft", "recipe: rerank"), *PLAIN),
+    ),
+    "folds, combined": Case(
+        "combine one one --weights 1,1 --out x", "one: an ensemble of 5 folds is no single model", "folds.refit=true",
+        configured((r"  held_out: .*\n", ""), ("recipe: sft", "recipe: crossval"), *PLAIN),
+    ),
     "no model": Case(
         "export one --to gguf --merge --out x", "model.id: no folder ./gone", "Write an existing folder",
         configured((r"id: .*", "id: ./gone")),

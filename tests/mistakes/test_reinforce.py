@@ -90,7 +90,11 @@ CASES = {
     "smoothed labels": Case(
         "recipe=reinforce compares log-probabilities as they are", "Leave it out", "regularise.label_smoothing=0.1"
     ),
-    "kept outputs": Case("new in each step", "Write freeze.cache=off", "freeze.policy=static freeze.layers=2"),
+    "kept outputs": Case(
+        "new answers in each step",
+        "Write freeze.cache=off",
+        "freeze.policy=static freeze.layers=2 freeze.cache=disk",
+    ),
     "noise scale": Case("answers to one prompt are compared", "Leave it out", "optimizer.noise_scale=2"),
     "ZeRO": Case("writes with the whole model", "Leave section distributed out", "distributed.zero=2"),
     "dropped blocks": Case("recipe=reinforce compares them as they are", "Write recipe=sft", "layer_drop.rate=0.2"),

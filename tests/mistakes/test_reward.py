@@ -118,7 +118,9 @@ CASES = {
     ),
     "smoothed labels": Case("not for recipe=reward", "Leave it out", "regularise.label_smoothing=0.1"),
     "kept outputs": Case(
-        "recipe=reward computes two together", "Write freeze.cache=off", "freeze.policy=static freeze.layers=2"
+        "recipe=reward computes two together",
+        "Write freeze.cache=off",
+        "freeze.policy=static freeze.layers=2 freeze.cache=memory",
     ),
     "ZeRO": Case("not tried with ZeRO", "Leave section distributed out", "distributed.zero=2"),
     "section elsewhere": Case("reward is for recipe=reward", "Leave reward out", "recipe=sft reward.centre=1"),

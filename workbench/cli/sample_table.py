@@ -11,7 +11,7 @@ from workbench.recipes.answers.sample import SampledRows
 
 def show(sampled: SampledRows, out: Path) -> None:
     """Print how good answers are, and what may show that a reward is served and not its purpose."""
-    best = "" if sampled.best is None else f", of the best one to each prompt {sampled.best:.3f}"
+    best = "" if sampled.best is None else f", of the best to each prompt that ended by itself {sampled.best:.3f}"
     typer.echo(
         f"{sampled.rows:,} rows in {out}, from {sampled.answers:,} answers to {sampled.prompts:,} prompts; "
         f"{sampled.finished:.0%} ended by themselves."

@@ -91,6 +91,11 @@ def classes(labels: Sequence[str], *, seed: int, problem: Problem | None = None)
     return Task("classes", tuple(labels), seed, problem)
 
 
+def head_of(config: RunConfig) -> str:
+    """`Task.head` of what a recipe ships."""
+    return "classes" if config.recipe in ("classify", "crossval") else of(config).head
+
+
 def of(config: RunConfig) -> Task:
     """The task that the recipe of `config` trains; recipe classify learns it from its data instead."""
     if config.recipe in ("reward", "rerank"):

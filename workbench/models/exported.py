@@ -123,10 +123,14 @@ def load_backbone(
         task: By default what the recipe trains.
         waiting: On the host, as `backbones.load` says.
     """
-    model: ModelConfig = config.model
+    return backbones.load(model_under(config, folder), tokenizer, task=task or tasks.of(config), waiting=waiting)
+
+
+def model_under(config: RunConfig, folder: Path) -> ModelConfig:
+    """Section model with the place of the backbone of `load_backbone`."""
     if isinstance(config.adapter, Full):
-        model = model.model_copy(update={"id": str(folder.resolve()), "revision": None})
-    return backbones.load(model, tokenizer, task=task or tasks.of(config), waiting=waiting)
+        return config.model.model_copy(update={"id": str(folder.resolve()), "revision": None})
+    return config.model
 
 
 def _again(run: Path) -> str:

@@ -103,8 +103,8 @@ def refusal(block: nn.Module) -> str | None:
 
 def _own(module: nn.Module) -> Iterator[nn.Module]:
     """The modules of a backbone, without those of adapters over them."""
-    if isinstance(module, BaseTunerLayer):  # bottlenecks stand inside what they change, and hold nothing of it
-        base = getattr(module, "base_layer", None)
+    if isinstance(module, BaseTunerLayer):  # bottlenecks and copies stand inside what they change, and do not hold it
+        base = dict(module.named_children()).get("base_layer")
         yield from () if base is None else _own(base)
         return
     yield module

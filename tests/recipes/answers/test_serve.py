@@ -7,16 +7,22 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from tests.run_files import read_lines, read_scores, write_lines
 from workbench import evaluation
+from workbench.config import ModelConfig
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.formats import Example
 from workbench.errors import ConfigError, DataError
-from workbench.models import exported
-from workbench.recipes.answers.serve import evaluate, generate, predict
+from workbench.models import backbones, exported
+from workbench.recipes.answers.serve import evaluate, generate, predict, question_ids
 from workbench.runs import run_directory
 
 SaveRun = Callable[..., Path]
@@ -162,6 +168,16 @@ def test_a_run_on_raw_text_is_prompted_raw(
     monkeypatch.setattr(sys, "stdout", screen)
     generate(run, "Once 99 cats", max_new_tokens=10)
     assert screen.getvalue().strip() == wanted
+    with pytest.raises(DataError, match=r"the prompt has [\d,]+ tokens, and the backbone reads and writes"):
+        generate(run, "cats " * 2000, max_new_tokens=10)
+
+
+def test_a_prompt_of_no_tokens_is_told() -> None:
+    """The starter's tokenizer puts none before raw text."""
+    template = ChatEncoder(backbones.tokenizer(ModelConfig()))
+    model: Any = SimpleNamespace(template=template, model=SimpleNamespace(config=LlamaConfig()))
+    with pytest.raises(DataError, match="the prompt is empty"):
+        question_ids(model, Example("the prompt", text=(("", False),)))
 
 
 def test_a_run_without_an_adapter_is_told_how_to_get_one(trained: Path, tmp_path: Path) -> None:

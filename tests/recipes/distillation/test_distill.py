@@ -27,6 +27,7 @@ from workbench.models import exported
 from workbench.recipes.answers.serve import evaluate
 from workbench.recipes.distillation import distill_verbs
 from workbench.recipes.load import load
+from workbench.recipes.shipping.export import export
 from workbench.runs import run_directory
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_checks
@@ -87,6 +88,7 @@ def test_a_student_with_half_of_the_layers_is_a_stock_model(
     assert scores["teacher"]["loss"] == pytest.approx(read_scores(teachers["full"])["after"]["loss"], rel=0.02)
     assert scores["after"]["loss"] < scores["before"]["loss"]
     assert evaluate(run, [])["loss"] == pytest.approx(scores["after"]["loss"], rel=1e-4)
+    assert "same first choice 100" in export(run, to="vllm", out=tmp_path / "served", weights="float32").error
 
 
 def test_an_adapter_over_a_made_student_is_served_with_it(

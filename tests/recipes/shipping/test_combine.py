@@ -63,16 +63,30 @@ def test_the_verb_says_what_a_lower_rank_costs(pair: list[Path], tmp_path: Path)
     assert evaluated.exit_code == 0 and "loss" in evaluated.output
 
 
+def test_folders_beside_an_adapter_come_along(pair: list[Path], tmp_path: Path) -> None:
+    """As embedders have, which write no answers."""
+    for run in pair:
+        (run / "adapter" / "1_Pooling").mkdir()
+        (run / "adapter" / "1_Pooling" / "config.json").write_text("{}")
+        (run / "adapter" / "generation_config.json").unlink()
+    combine_runs(pair, weights=(1.0, 1.0), rank=None, out=tmp_path / "sum")
+    assert (tmp_path / "sum" / "adapter" / "1_Pooling" / "config.json").read_text() == "{}"
+
+
 def test_mistakes_are_told_before_anything_is_written(pair: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "sum"
     with pytest.raises(ConfigError, match="--weights has 1 numbers for 2 runs"):
         combine_runs(pair, weights=(1.0,), rank=None, out=out)
     with pytest.raises(ConfigError, match="exists already"):
         combine_runs(pair, weights=(1.0, 1.0), rank=None, out=pair[0])
+    config = (pair[1] / "config.yaml").read_text()
+    (pair[1] / "config.yaml").write_text(config.replace("recipe: sft", "recipe: mlm"))
+    with pytest.raises(ConfigError, match=r"second is of recipe mlm, and .*first of sft"):
+        combine_runs(pair, weights=(1.0, 1.0), rank=None, out=out)
+    (pair[1] / "config.yaml").write_text(config)
     (pair[1] / "adapter" / "chat_template.jinja").write_text("{{ messages }}")
     with pytest.raises(ConfigError, match=r"differ in adapter/chat_template\.jinja"):
         combine_runs(pair, weights=(1.0, 1.0), rank=None, out=out)
-    config = (pair[1] / "config.yaml").read_text()
     (pair[1] / "config.yaml").write_text(config.replace(run_directory.read_config(pair[1]).model.id, "starter"))
     with pytest.raises(ConfigError, match=r"second has model\.id=starter, and .*first"):
         combine_runs(pair, weights=(1.0, 1.0), rank=None, out=out)

@@ -32,6 +32,7 @@ from workbench.config.checks import (
     tensor_checks,
     thinning_checks,
 )
+from workbench.config.freeze_config import UNKEPT
 from workbench.config.sections.basic_sections import DataConfig, ModelConfig
 from workbench.config.sections.clean_rules import ANSWER_RULES, DUPLICATE_RULES
 from workbench.config.sections.optimizer_config import ADAMS
@@ -202,10 +203,10 @@ def _of_kept_outputs(config: RunSections) -> Iterator[str]:
             f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
             f"adapters of adapter.method={config.adapter.method}, which draw numbers each time. Write freeze.cache=off."
         )
-    if config.recipe == "mlm":
+    if config.recipe in UNKEPT:
         yield (
-            f"freeze.cache={freeze.cache} keeps what frozen blocks give, and recipe=mlm hides other tokens in each "
-            "epoch, so that no row comes twice. Write freeze.cache=off."
+            f"freeze.cache={freeze.cache} keeps what frozen blocks give for single rows, and recipe={config.recipe} "
+            f"{UNKEPT[config.recipe]}. Write freeze.cache=off."
         )
 
 

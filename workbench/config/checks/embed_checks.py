@@ -52,11 +52,6 @@ def _of_training(config: RunSections) -> Iterator[str]:
             "optimizer.noise_scale compares gradients of parts of a batch, and recipe=embed has one loss of the whole. "
             "Leave it out."
         )
-    if config.freeze.policy != "none" and config.freeze.cache != "off":
-        yield (
-            f"freeze.cache={config.freeze.cache} keeps what frozen blocks give for rows, and rows of recipe=embed are "
-            "several texts. Write freeze.cache=off."
-        )
     if config.freeze.policy != "none" and config.freeze.observes == "activations":
         yield (
             f"freeze.policy={config.freeze.policy} observes activations of rows, and rows of recipe=embed are several "

@@ -49,11 +49,6 @@ def _of_training(config: RunSections) -> Iterator[str]:
                 f"regularise.{key} is for recipe=sft|mlm: recipe=prefer compares log-probabilities as they are. "
                 "Leave it out."
             )
-    if config.freeze.policy != "none" and config.freeze.cache != "off":
-        yield (
-            f"freeze.cache={config.freeze.cache} keeps what frozen blocks give for single rows, and recipe=prefer "
-            "computes two together. Write freeze.cache=off."
-        )
     if config.model.new_tokens and config.prefer.compares:
         yield (
             "model.new_tokens are unknown to the reference of recipe=prefer. Teach them with recipe=sft, merge that "

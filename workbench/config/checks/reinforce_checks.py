@@ -84,11 +84,6 @@ def _of_training(config: RunSections) -> Iterator[str]:
             "regularise.mixout moves values in each step, and reinforce compares probabilities with those before the "
             "first update. Leave it out, or write reinforce.updates=1 and kl=loss."
         )
-    if config.freeze.policy != "none" and config.freeze.cache != "off":
-        yield (
-            f"freeze.cache={config.freeze.cache} keeps what frozen blocks give, and answers of recipe=reinforce are "
-            "new in each step. Write freeze.cache=off."
-        )
     if config.freeze.policy != "none" and config.freeze.observes == "activations":
         yield (
             f"freeze.policy={config.freeze.policy} observes activations of rows, and recipe=reinforce has none before "

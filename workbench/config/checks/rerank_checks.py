@@ -22,11 +22,6 @@ def mistakes(config: RunSections) -> Iterator[str]:
             f"adapter.method={config.adapter.method} looks at the loss of single rows, and recipe=rerank computes "
             f"several passages a row. Write {config.adapter.without_looking}."
         )
-    if config.freeze.policy != "none" and config.freeze.cache != "off":
-        yield (
-            f"freeze.cache={config.freeze.cache} keeps what frozen blocks give for rows, and recipe=rerank draws other "
-            "passages for a row in each pass. Write freeze.cache=off."
-        )
     for key in ("label_smoothing", "z_loss", "r_drop"):
         if getattr(config.regularise, key):
             yield f"regularise.{key} is for losses of tokens and classes, not for recipe=rerank. Leave it out."

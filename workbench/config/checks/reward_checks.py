@@ -29,11 +29,6 @@ def mistakes(config: RunSections) -> Iterator[str]:
     for key in ("label_smoothing", "z_loss", "r_drop"):
         if getattr(config.regularise, key):
             yield f"regularise.{key} is for losses of tokens and classes, not for recipe=reward. Leave it out."
-    if config.freeze.policy != "none" and config.freeze.cache != "off":
-        yield (
-            f"freeze.cache={config.freeze.cache} keeps what frozen blocks give for single rows, and recipe=reward "
-            "computes two together. Write freeze.cache=off."
-        )
     if config.distributed.sharded:
         yield "distributed: recipe=reward was not tried with ZeRO or FSDP2. Leave section distributed out."
     yield from _of_kind(config)

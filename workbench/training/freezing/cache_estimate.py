@@ -185,7 +185,7 @@ def nondeterministic(
 
     Args:
         model: In the modes that it trains in.
-        changing: Name of something that changes the rows from epoch to epoch, such as "masking".
+        changing: Name of something that changes the rows from epoch to epoch, such as "image.augment".
     """
     if changing is not None:
         return f"{changing} changes the rows in each epoch, so that none comes twice"

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from workbench.adapters import Full
 from workbench.config import TrainingSections
+from workbench.config.freeze_config import UNKEPT
 from workbench.config.sections.picture_augment_config import AugmentConfig
 from workbench.data.batching import Examples
 from workbench.data.text.tokenized import cache_folder
@@ -157,7 +158,8 @@ class PrefixCacheManager:
         with self._trial_context():
             obstacle = cache_estimate.refusal(backbone, blocks=blocks, depth=depth)
         obstacle = (
-            obstacle
+            of_recipe(config)
+            or obstacle
             or _drawing(config)
             or cache_estimate.nondeterministic(backbone, blocks=blocks, depth=depth, changing=_changing(config))
         )
@@ -197,6 +199,11 @@ class PrefixCacheManager:
         return DiskStore(folder, fingerprint=name, dtype=self._dtype)
 
 
+def of_recipe(config: TrainingSections) -> str | None:
+    """Reason why no row of this recipe has outputs to keep; None where rows have."""
+    return f"recipe={config.recipe} {UNKEPT[config.recipe]}" if config.recipe in UNKEPT else None
+
+
 def _drawing(config: TrainingSections) -> str | None:
     """Reason why adapters that freeze during a run go on drawing numbers; None where they do not."""
     draws = not config.freeze.fixed and config.adapter.facts.draws
@@ -211,4 +218,4 @@ def _changing(config: TrainingSections) -> str | None:
         return "data.augment"
     if config.data.length_warm_up.start is not None:
         return "data.length_warm_up"
-    return "masking" if config.recipe == "mlm" else None
+    return None

@@ -227,8 +227,8 @@ def test_an_adapters_dropout(llama: PreTrainedModel) -> None:
 
 
 def test_rows_that_change() -> None:
-    said = lot(build("Bert"), changing="masking")
-    assert said == "masking changes the rows in each epoch, so that none comes twice"
+    said = lot(build("Bert"), changing="image.augment")
+    assert said == "image.augment changes the rows in each epoch, so that none comes twice"
 
 
 def refused(model: PreTrainedModel, depth: int = 1) -> str | None:

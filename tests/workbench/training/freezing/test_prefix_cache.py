@@ -11,8 +11,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.workbench.training.freezing.fits import Trained, assert_same_bits, build, configured, interrupted, train
 from workbench.config import ModelConfig
+from workbench.config.freeze_config import UNKEPT
 from workbench.errors import ConfigError
 from workbench.models import backbones
+from workbench.recipes.load import load
+from workbench.training.freezing import prefix_cache
 
 METHODS: dict[str, dict[str, Any]] = {
     "lora": {"method": "lora", "rank": 3, "alpha": 6},
@@ -246,3 +249,10 @@ def test_numbers_are_finite_where_every_block_is_frozen(tmp_path: Path) -> None:
     (cached,) = found["memory"].callback.prefixes
     assert cached.computed == ROWS
     assert {name.split(".")[-2] for name in found["memory"].fit.masters.named()} == {"dense", "classifier"}
+
+
+@pytest.mark.parametrize("recipe", ["embed", "mlm", "prefer", "reinforce", "rerank", "reward"])
+def test_layers_freeze_where_rows_have_no_outputs_to_keep(recipe: str) -> None:
+    """Left to itself, the cache is not one more setting to write; asked for, it is refused (`tests/mistakes`)."""
+    config = load(f"{recipe}/quickstart", ["freeze.policy=static", "freeze.layers=2"])
+    assert config.freeze.cache == "auto" and prefix_cache.of_recipe(config) == f"recipe={recipe} {UNKEPT[recipe]}"
