@@ -56,6 +56,7 @@ from workbench.recipes.plans.plan_parts import DryRunParts
 from workbench.recipes.single import streamed_rows, token_reference
 from workbench.recipes.single.single_run import Supervise
 from workbench.runs import units
+from workbench.runs.ranks import Ranks
 from workbench.runs.run_directory import Run
 from workbench.training import activation_offload, capacity, checkpointing, limits
 from workbench.training.callbacks import Silent
@@ -78,6 +79,8 @@ def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, els
     if not elsewhere and backbones.device().type == "cpu" and config.recipe in ("sft", "mlm"):
         config = _with_possible_weights(config, devices=devices, memory=memory)
     _require_known(config, devices)  # once: what the solver tries first has no shares, whose bytes it adds
+    if config.distributed.zero != "auto":
+        layout_checks.require(config, Ranks(0, devices))
     make = plan_fleet.remembering(partial(_planned, devices=devices, memory=memory, elsewhere=elsewhere))
     config = plan_fleet.decided(config, make)
     choice = choose(config, make, timing)

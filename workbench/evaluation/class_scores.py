@@ -37,6 +37,7 @@ def scores(p_NC: Probabilities, labels_N: Labels) -> dict[str, float]:
 
     classes = np.arange(p_NC.shape[1])
     predicted_N = p_NC.argmax(1)
+    p_NC = np.minimum(p_NC, 1.0)  # the mean of rounded ones may be 1 + 2**-52, which scikit-learn refuses
     one_hot_NC = np.eye(len(classes))[labels_N]
     score_by_name = {
         "accuracy": float(metrics.accuracy_score(labels_N, predicted_N)),

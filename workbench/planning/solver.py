@@ -332,7 +332,6 @@ def _layouts(config: RunConfig, first: Plan) -> Iterator[DistributedConfig]:
     """Layouts that share the states of the model among devices, or keep them outside."""
     given = config.distributed
     if given.zero != "auto":
-        layout_checks.require(config, Ranks(0, first.devices))
         yield given
         return
     orders: list[dict[str, Any]] = [{"zero": 0}]

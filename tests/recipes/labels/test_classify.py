@@ -53,7 +53,7 @@ def weather(rows: int, *, rare: int | None = None) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny BERT, dropout and all, with the vocabulary of a real one."""
-    return save_tiny(tmp_path_factory.mktemp("bert"), "Bert", "SequenceClassification", MINILM)
+    return save_tiny(tmp_path_factory.mktemp("bert"), "Bert", "SequenceClassification", MINILM, vocabulary=None)
 
 
 @pytest.fixture(scope="module")

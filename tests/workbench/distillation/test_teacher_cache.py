@@ -22,16 +22,16 @@ DIVERGENCES = ("forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_rever
 
 
 @pytest.fixture
-def desk(stories: str, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+def desk(short_stories: str, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     monkeypatch.setattr(teacher_cache, "SHARD_POSITIONS", SMALL)
-    return Desk(stories, questions, tmp_path / "cache")
+    return Desk(short_stories, questions, tmp_path / "cache")
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 def test_with_all_tokens_it_is_the_live_teacher(
-    kind: str, questions: Path, stories: str, encoder_decoder: str, tmp_path: Path
+    kind: str, questions: Path, short_stories: str, encoder_decoder: str, tmp_path: Path
 ) -> None:
-    desk = Desk(stories if kind == "decoder" else encoder_decoder, questions, tmp_path / "cache")
+    desk = Desk(short_stories if kind == "decoder" else encoder_decoder, questions, tmp_path / "cache")
     rows, seen = desk.train.subset(np.arange(40)), batch(desk.train, 7, 3, 30, 12, 3)
     desk.write(settings(temperature=1.7, k=1000), rows)
     for name in DIVERGENCES:

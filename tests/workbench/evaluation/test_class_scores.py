@@ -38,6 +38,11 @@ def test_perfect_and_blind() -> None:
     assert blind["log_loss"] == pytest.approx(np.log(4)) and blind["brier"] == pytest.approx(0.75)
 
 
+def test_a_mean_that_rounding_puts_above_1_is_scored() -> None:
+    p = np.eye(4)[LABELS] * np.nextafter(1.0, 2.0)
+    assert class_scores.scores(p, LABELS) == class_scores.scores(np.eye(4)[LABELS], LABELS)
+
+
 def test_labels_drawn_from_the_probabilities_are_calibrated_and_sharpened_ones_are_not() -> None:
     p = GENERATOR.dirichlet(np.ones(3), size=20_000)
     labels = (p.cumsum(1) > GENERATOR.random((20_000, 1))).argmax(1)

@@ -62,10 +62,10 @@ def test_micro_batches_and_checkpointing_change_nothing(curve: Callable[..., lis
 
 
 def test_the_backbones_own_dropout_is_a_function_of_seed_and_step(
-    stories: str, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_stories: str, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever else has drawn numbers in this process, and after a stop too."""
-    gpt2 = save_tiny(tmp_path / "gpt2", "GPT2", "CausalLM", stories, max_position_embeddings=128, resid_pdrop=0.2)
+    gpt2 = save_tiny(tmp_path / "gpt2", "GPT2", "CausalLM", short_stories, max_position_embeddings=128, resid_pdrop=0.2)
     train = trains(tmp_path, RECIPE, model=gpt2, train=questions)
 
     def losses(name: str, *words: str, resume: bool = False) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -230,8 +231,8 @@ def test_auto_decides_by_single_texts(train: Callable[..., Path], folder: dict[s
     words = [word.format(**folder) for word in (*EMBED, "model.id={encoder}", "train.steps=2")]
     for name, several in (("even", (3, 3)), ("uneven", (1, 5))):
         texts = [
-            [" ".join(["so"] * many) + f" {row}{side}" for side, many in zip("ab", several, strict=True)]
-            for row in range(100, 140)
+            [" ".join([*["so"] * many, *pair]) for pair, many in zip((row, row[::-1]), several, strict=True)]
+            for row in itertools.product("abcdefgh", "12345")
         ]
         path = tmp_path / f"{name}.jsonl"
         write_lines(path, (dict(zip(("anchor", "positive"), each, strict=True)) for each in texts))

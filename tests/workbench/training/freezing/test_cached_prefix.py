@@ -119,8 +119,10 @@ def test_memory_that_runs_out_makes_passes_smaller_and_computes_no_row_twice() -
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["stories", "minilm"])
-def test_real_models(masked: bool, stories: str) -> None:
-    model = (AutoModel.from_pretrained(MINILM) if masked else AutoModelForCausalLM.from_pretrained(stories)).eval()
+def test_real_models(masked: bool, short_stories: str) -> None:
+    model = (
+        AutoModel.from_pretrained(MINILM) if masked else AutoModelForCausalLM.from_pretrained(short_stories)
+    ).eval()
     inputs = {"use_cache": False, **batch(ROWS, masked=masked)}
     real_BL = batch(ROWS, masked=True)["attention_mask"] > 0
     with torch.no_grad(), installed(prefix_of(model, len(stack(model)) // 2)) as cached:

@@ -26,9 +26,9 @@ ROWS = 24 + 9
 
 
 @pytest.fixture(scope="module")
-def stories_model(stories: str) -> PreTrainedModel:
+def stories_model(short_stories: str) -> PreTrainedModel:
     """Real weights, whose products have other last bits in other shapes."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(stories)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(short_stories)
     return model
 
 
@@ -115,8 +115,8 @@ def test_with_activations_that_are_recomputed(method: str, tmp_path: Path) -> No
 
 @pytest.mark.few("compute-0.0001")
 @pytest.mark.parametrize(("stored", "rel"), [("compute", 1e-4), ("bfloat16", 2e-2)])
-def test_over_quantised_weights(stored: str, rel: float, stories: str, tmp_path: Path) -> None:
-    asked = ModelConfig.model_validate({"id": stories, "weights": "nf4", "compute": "float32"})
+def test_over_quantised_weights(stored: str, rel: float, short_stories: str, tmp_path: Path) -> None:
+    asked = ModelConfig.model_validate({"id": short_stories, "weights": "nf4", "compute": "float32"})
     model = backbones.load(asked, backbones.tokenizer(asked)).model
     wanted, found = (
         train(
