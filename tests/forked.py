@@ -20,6 +20,9 @@ from functools import cache
 from select import select
 
 PRELOADED = (
+    "deepspeed",
+    "setuptools",
+    "sklearn.metrics",
     "torch._dynamo",
     "torch.distributed.launcher.api",
     "transformers.models.auto.modeling_auto",
@@ -27,14 +30,14 @@ PRELOADED = (
     "workbench.cli.answering_verbs",
     "workbench.cli.console",
     "workbench.cli.render",
+    "workbench.recipes.banks.sweep",
+    "workbench.recipes.folds.crossval",
     "workbench.recipes.run",
     "workbench.recipes.text.sft",
     "workbench.report.pages",
 )
 """Modules with what they import. None of them is started by `python -m`, which would import it a second time."""
 TORCHRUN = "-m torch.distributed.run"
-LOOK = 0.02
-"""Seconds between two looks at whether a child has ended."""
 
 
 @cache
@@ -74,8 +77,11 @@ def serve(descriptor: int) -> list[str]:
 
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))  # the folders of tests are named like packages
     gc.disable()
-    for name in PRELOADED:
-        import_module(name)
+    from workbench.runs.process_memory import importing
+
+    with importing():
+        for name in PRELOADED:
+            import_module(name)
     _prepare()
     gc.freeze()
     gc.enable()
@@ -139,14 +145,14 @@ def _begin(connection: socket.socket) -> list[str]:
 
 def _look_after(child: int, connection: socket.socket) -> None:
     """Pass on the signals that come, or kill a child whose asker is gone, and tell how it ended."""
-    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-        if select([connection], [], [], LOOK)[0]:
-            told = connection.recv(1)
-            os.kill(child, told[0] if told else signal.SIGKILL)
-            if not told:
-                os.waitpid(child, 0)
-                os._exit(0)
-    connection.sendall(os.waitstatus_to_exitcode(ended[1]).to_bytes(2, "big", signed=True))
+    end = os.pidfd_open(child)
+    while end not in select([connection, end], [], [])[0]:
+        told = connection.recv(1)
+        os.kill(child, told[0] if told else signal.SIGKILL)
+        if not told:
+            os.waitpid(child, 0)
+            os._exit(0)
+    connection.sendall(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]).to_bytes(2, "big", signed=True))
     os._exit(0)
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import random
-import signal
+import subprocess
 import time
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-import workbench
+from tests import forked
 
 KILLS = 9
 STEPS = 40
@@ -61,27 +58,24 @@ def test_killed_at_random_moments(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(text.format(model=short_stories, train=questions, steps=total))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["workbench.recipes.run", "workbench.cli.console"])
     chance = random.Random(0)
 
     straight, broken = tmp_path / "straight", tmp_path / "broken"
-    _join(_start(context, recipe, straight, resume=False))
+    _join(_start(recipe, straight, resume=False))
 
     inside_a_write = 0
     for number in range(kills):
-        child = _start(context, recipe, broken, resume=(broken / "config.yaml").exists())
+        child = _start(recipe, broken, resume=(broken / "config.yaml").exists())
         _wait_for_steps(broken, child, _steps(broken) + 1)
         if number % 3 == 0:
             inside_a_write += _wait_for_write(broken, child)
         else:
             time.sleep(chance.uniform(0, 0.25))
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
+        child.kill()
+        child.communicate()  # to the end of what it writes, which is its own
     assert _steps(broken) < total, "the run ended before it was killed often enough; raise its steps"
     assert inside_a_write >= kills // 6
-    _join(_start(context, recipe, broken, resume=True))
+    _join(_start(recipe, broken, resume=True))
 
     records = [
         [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (straight, broken)
@@ -102,19 +96,15 @@ def test_killed_at_random_moments(
     assert json.loads((straight / "scores.json").read_text()) == json.loads((broken / "scores.json").read_text())
 
 
-def _start(
-    context: multiprocessing.context.ForkServerContext, recipe: Path, out: Path, *, resume: bool
-) -> ForkServerProcess:
-    process = context.Process(
-        target=workbench.run, args=(recipe,), kwargs={"out": out, "resume": resume, "quiet": True}
-    )
-    process.start()
-    return process
+def _start(recipe: Path, out: Path, *, resume: bool) -> subprocess.Popen[str]:
+    command = [forked.python(), "-m", "workbench.cli.verbs", "run", str(recipe), "--out", str(out)]
+    command += ["--resume"] if resume else []
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def _join(process: ForkServerProcess) -> None:
-    process.join(timeout=180)
-    assert process.exitcode == 0
+def _join(process: subprocess.Popen[str]) -> None:
+    said, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, said
 
 
 def _steps(run: Path) -> int:
@@ -122,16 +112,16 @@ def _steps(run: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def _wait_for_steps(run: Path, child: ForkServerProcess, steps: int) -> None:
+def _wait_for_steps(run: Path, child: subprocess.Popen[str], steps: int) -> None:
     deadline = time.monotonic() + 90
-    while _steps(run) < steps and child.is_alive() and time.monotonic() < deadline:
+    while _steps(run) < steps and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.005)
 
 
-def _wait_for_write(run: Path, child: ForkServerProcess) -> bool:
+def _wait_for_write(run: Path, child: subprocess.Popen[str]) -> bool:
     """Wait until a checkpoint is half written; whether it was seen."""
     deadline = time.monotonic() + 5
-    while child.is_alive() and time.monotonic() < deadline:
+    while child.poll() is None and time.monotonic() < deadline:
         if any((run / "checkpoints").glob(".*.unfinished")):
             return True
     return False

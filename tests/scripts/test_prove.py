@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 ROOT = Path(__file__).parents[2]
 SIDES = ["workbench", "TRL tuned", "raw loop"]
 
@@ -21,8 +23,10 @@ def rehearsed(tmp_path: Path) -> Callable[..., Path]:
     """Runs prove.sh --rehearse with further words; gives the folder of its results."""
 
     def run(*words: str) -> Path:
-        environment = {**os.environ, "PYTHON": sys.executable, "OUT": str(tmp_path), "WHEELS": "none"}
+        environment = {**os.environ, "PYTHON": forked.python(), "OUT": str(tmp_path), "WHEELS": "none"}
         environment = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+        # A fork has imported what pytest's own plugins bring along.
+        environment["PYTEST_ADDOPTS"] = "-W ignore::pytest.PytestAssertRewriteWarning"
         command = ["bash", str(ROOT / "scripts" / "gpu" / "prove.sh"), "--rehearse", *words]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
@@ -34,7 +38,8 @@ def rehearsed(tmp_path: Path) -> Callable[..., Path]:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(("methods", "branches", "memory", "runs"), marks=pytest.mark.slow, id="one process"),
+        pytest.param(("methods", "branches", "memory"), marks=pytest.mark.slow, id="one process"),
+        pytest.param(("runs",), marks=pytest.mark.cube, id="runs"),
         pytest.param(("layouts",), marks=pytest.mark.cube, id="several"),
     ],
 )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ import pytest
 from safetensors.torch import load_file
 
 import workbench
+from tests import forked
 from tests.conftest import MINILM, save_tiny, write_questions
-from tests.forked import PRELOADED
 from tests.stopping import stop_after
 from workbench.cli import render
 from workbench.config import RunConfig
@@ -178,6 +176,7 @@ def test_members_of_other_methods(sections: dict[str, Any], tmp_path: Path, monk
     rest = {name: {key: each for key, each in known[name].items() if "adapter" not in key} for name in methods}
     members = {name: {**rest[name], "adapter": each} for name, each in methods.items()}
     mixed, adapter = {**sections["fleet"], "members": members}, {"method": "ia3"}
+    sections = {**sections, "evaluate": {"every": 4, "answers": 1, "max_new_tokens": 2}}
     path = run(sections, tmp_path / "run", fleet=mixed, adapter=adapter)
     for name in members:
         own = path / "members" / name
@@ -281,16 +280,13 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
     fleet: Path, sections: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    config = RunConfig.model_validate(sections)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, "workbench.recipes.fleet"])
+    recipe = tmp_path / "fleet.yaml"
+    recipe.write_text(json.dumps(sections))
 
-    def begin(out: Path, *, resume: bool) -> Any:
-        process = context.Process(
-            target=workbench.run, args=(config,), kwargs={"out": out, "resume": resume, "quiet": True}
-        )
-        process.start()
-        return process
+    def begin(out: Path, *, resume: bool) -> subprocess.Popen[str]:
+        command = [forked.python(), "-m", "workbench.cli.verbs", "run", str(recipe), "--out", str(out)]
+        command += ["--resume"] if resume else []
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def steps(out: Path) -> int:
         return sum(len(path.read_text().splitlines()) for path in out.glob("members/*/metrics.jsonl"))
@@ -299,12 +295,12 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(
     for wanted in (2, 7, 15):
         process = begin(broken, resume=(broken / "config.yaml").exists())
         end = time.monotonic() + 90
-        while steps(broken) < wanted and process.is_alive() and time.monotonic() < end:
+        while steps(broken) < wanted and process.poll() is None and time.monotonic() < end:
             time.sleep(0.002)
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
+        process.kill()
+        process.communicate()  # to the end of what it writes, which is its own
     assert table(broken)["bank"], "it ended before it was killed often enough"
     process = begin(broken, resume=True)
-    process.join(180)
-    assert process.exitcode == 0
+    said, _ = process.communicate(timeout=180)
+    assert process.returncode == 0, said
     assert_same(broken, fleet)

@@ -261,7 +261,7 @@ def test_check_says_what_will_happen_and_refuses_too_many_rungs(sections: dict[s
     assert "one after another: a bank holds no eva: its start comes from the training rows" in first
 
 
-@pytest.mark.slow
+@pytest.mark.cube
 def test_the_shipped_search_trains(tmp_path: Path) -> None:
     """With few trials, on few rows."""
     text = (recipes.CONFIGS / "search" / "quickstart.yaml").read_text()

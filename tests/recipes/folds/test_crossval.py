@@ -305,11 +305,15 @@ STAGES = (
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("drawn")
 @pytest.mark.few("every second")
 @pytest.mark.parametrize("deadly", [STAGES[::2], STAGES], ids=["every second", "every one"])
 def test_a_combination_killed_in_its_stages_ends_with_the_same_result(
-    train: Run, everything: list[str], whole: Path, monkeypatch: pytest.MonkeyPatch, deadly: Sequence[str]
+    train: Run,
+    everything: list[str],
+    whole: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    deadly: Sequence[str],
 ) -> None:
     """Killed in each stage before one of its files appears, a random one of several; resumed after each death."""
     chance, deaths = np.random.default_rng(5), 0
@@ -328,6 +332,7 @@ def test_a_combination_killed_in_its_stages_ends_with_the_same_result(
         with pytest.raises(Killed):
             train(f"killed {len(deadly)} times", *everything, recipe="crossval/combo", resume=deaths > 0)
     deaths = len(deadly)
+    request.getfixturevalue("drawn")  # the last report alone
     resumed = train(f"killed {len(deadly)} times", *everything, recipe="crossval/combo", resume=True)
     assert result(resumed) == result(whole)
     assert "<path" in (resumed / "report.html").read_text()

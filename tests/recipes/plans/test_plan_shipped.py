@@ -18,10 +18,8 @@ SHIPPED = sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in CONF
 REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
 MARKS = {
-    **dict.fromkeys(
-        ("crossval/combo", "reinforce/quickstart"),
-        pytest.mark.slow,
-    ),
+    "crossval/combo": pytest.mark.slow,
+    "reinforce/quickstart": pytest.mark.cube,
     **dict.fromkeys(
         ("crossval/quickstart", "crossval/pictures", "prefer/quickstart", "rerank/quickstart", "reward/quickstart"),
         pytest.mark.cube,

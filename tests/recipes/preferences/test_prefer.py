@@ -310,9 +310,9 @@ def test_beta_goes_in_a_straight_line_and_is_told(recipe: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_five_betas_in_one_bank_are_runs_of_their_own(recipe: Path, tmp_path: Path) -> None:
+def test_betas_in_one_bank_are_runs_of_their_own(recipe: Path, tmp_path: Path) -> None:
     """Each member has the losses that it has alone; all are measured by the loss of the first."""
-    betas = (0.05, 0.1, 0.2, 0.5, 0.9)
+    betas = (0.05, 0.2, 0.9)
     sweep = ["recipe=sweep", "sweep.of=prefer", f"sweep.over.prefer.beta={[*betas]}", "evaluate.every=3"]
     found = run(recipe, tmp_path / "sweep", *sweep)
     for beta in betas:
@@ -337,7 +337,7 @@ def test_a_sweep_measures_its_best_by_one_section_before_and_after(recipe: Path,
     assert scores(found)["before"]["loss"] == pytest.approx((1 / (2 * 0.5)) ** 2, rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.cube
 def test_the_shipped_recipe_trains(tmp_path: Path) -> None:
     text = (CONFIGS / "prefer" / "quickstart.yaml").read_text()
     assert text.startswith("# workbench run prefer/quickstart")

@@ -120,7 +120,7 @@ def test_members_on_two_devices_are_those_of_one(tmp_path: Path, short_stories: 
         "train": {"steps": STEPS},
         "evaluate": {"every": 4, "answers": 3, "max_new_tokens": 4},
         "save": {"every": 4},
-        "sweep": {"over": {"train.learning_rate": list(RATES), "seed": [0, 1]}},
+        "sweep": {"over": {"train.learning_rate": list(RATES)}},
     }
     (tmp_path / "recipe.yaml").write_text(dump_yaml(recipe))
     finish(tmp_path / "recipe.yaml", tmp_path / "one")
@@ -128,7 +128,7 @@ def test_members_on_two_devices_are_those_of_one(tmp_path: Path, short_stories: 
     finish(tmp_path / "recipe.yaml", tmp_path / "two", "--devices", "2", "--resume")
     found, wanted = (json.loads((tmp_path / run / "sweep.json").read_text()) for run in ("two", "one"))
     assert found["best"] == wanted["best"]
-    assert sorted(row["status"] for row in found["members"]) == ["done"] * 4 + ["failed"] * 2
+    assert sorted(row["status"] for row in found["members"]) == ["done"] * 2 + ["failed"]
     for mine, other in zip(found["members"], wanted["members"], strict=True):
         assert (mine["member"], mine["status"], mine["steps"]) == (other["member"], other["status"], other["steps"])
         if other["status"] == "done":
@@ -141,7 +141,7 @@ def test_members_on_two_devices_are_those_of_one(tmp_path: Path, short_stories: 
     ("words", "message"),
     [
         (["--devices", "2", "folds.k=3", "distributed.zero=3"], "correction reads rows by a backbone that is whole"),
-        (["--devices", "2", "budget.time=100s", "train.steps=null"], "budget.time"),
+        pytest.param(["--devices", "2", "budget.time=100s", "train.steps=null"], "budget.time", marks=pytest.mark.cube),
     ],
 )
 def test_what_cannot_be_spread_is_refused(folds: Path, tmp_path: Path, words: list[str], message: str) -> None:

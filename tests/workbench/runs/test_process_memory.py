@@ -66,19 +66,6 @@ def test_what_is_compiled_afterwards_is_compiled(asked: str | None, monkeypatch:
     assert outside(torch.ones(1)) == 2 and len(compiled) == (asked != "1")
 
 
-@pytest.mark.slow
-def test_a_command_imports_no_compiler() -> None:
-    """PEFT imports bitsandbytes, which would."""
-    code = """if True:
-        import sys
-        from workbench.runs.process_memory import importing
-        with importing():
-            import workbench.recipes.run, workbench.recipes.text.sft
-        assert "bitsandbytes" in sys.modules and "torch._inductor.compile_fx" not in sys.modules
-    """
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 FAULTS = """
 import resource, torch
 from workbench.runs import process_memory

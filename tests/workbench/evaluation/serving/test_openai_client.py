@@ -20,7 +20,7 @@ from tests import forked
 from tests.workbench.evaluation.serving.conftest import save_runs
 
 pytestmark = pytest.mark.slow
-ADAPTERS, STREAMS, TOKENS = 8, 64, 16
+ADAPTERS, STREAMS, TOKENS = 8, 64, 10
 WORDS = ("king", "fox", "sea", "old well", "moon", "bread", "wolf", "day")
 QUESTIONS = [f"Tell me about the {word}." for word in WORDS]
 

@@ -15,6 +15,7 @@ the last one. `away`: how many bytes of blocks' inputs it copied to a host's mem
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -63,7 +64,8 @@ def in_processes(
 
     (folder / "jobs.json").write_text(json.dumps(jobs))
     command = [forked.python(), "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--rdzv-backend=c10d"]
-    command += ["--rdzv-endpoint=localhost:0", __file__, str(folder), str(folder / "jobs.json"), *words]
+    command += ["--monitor-interval=0.5", "--rdzv-endpoint=localhost:0", __file__]
+    command += [str(folder), str(folder / "jobs.json"), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert done.returncode == 0, done.stderr[-5000:]
@@ -276,6 +278,8 @@ def main() -> None:
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, resume=origin is not None, quiet=True)
         if peaks is not None:
             (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps(min(peaks[1:] or peaks)))
+        gc.collect()
+        gc.freeze()  # else what DeepSpeed keeps of each job is searched in all that follow
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from workbench.evaluation import dynamics
 
 pytestmark = pytest.mark.slow
 
-STEPS = ["train.steps=4", "save.every=2", "distributed.bucket_bytes=1000"]
+STEPS = ["train.steps=3", "save.every=2", "distributed.bucket_bytes=1000"]
 TWO = "distributed.tensor=2"
 CELLS = {
     "lora": [

@@ -27,7 +27,7 @@ def machine(folder: Path, port: int, name: str, *, hosts_the_store: bool) -> sub
     """
     command = [forked.python(), "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=2"]
     command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=elastic"]
-    times = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
+    times = "last_call_timeout=10,keep_alive_interval=1,keep_alive_max_attempt=3"
     command += [f"--rdzv-conf=is_host={str(hosts_the_store).lower()},{times}"]
     command += [
         "--no-python",

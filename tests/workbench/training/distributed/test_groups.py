@@ -16,7 +16,7 @@ from tests.workbench.training.distributed.test_layouts import METHODS, require_s
 
 pytestmark = pytest.mark.slow
 
-STEPS = ["train.steps=4", "save.every=2"]
+STEPS = ["train.steps=3", "save.every=2"]
 PARTS = {
     "lora padded": "{sequence: 2}",
     "full packed": "{sequence: 2}",

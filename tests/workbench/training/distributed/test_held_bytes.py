@@ -41,7 +41,9 @@ CASES: dict[str, list[str]] = {
     "zero2, small buckets": ["distributed={zero: 2, bucket_bytes: 4000000}"],
     "zero3, small buckets": ["distributed={zero: 3, bucket_bytes: 4000000}"],
     "zero3, lora": ["distributed.zero=3", "adapter={method: lora}"],
-    "zero3, lora, nf4": ["distributed.zero=3", "adapter={method: lora}", "model.weights=nf4"],
+    "zero3, lora, nf4": [
+        *["distributed.zero=3", "adapter={method: lora, targets: attention}", "model.weights=nf4", "batch.size=2"],
+    ],
     "zero2, one pass": ["distributed.zero=2", "batch.size=2"],
     "zero2, optimizer on the host": ["distributed={zero: 2, offload_optimizer: cpu}"],
     "zero3, all on the host": ["distributed={zero: 3, offload_optimizer: cpu, offload_parameters: cpu}"],

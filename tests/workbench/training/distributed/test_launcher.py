@@ -19,7 +19,7 @@ from tests import forked
 from workbench.config.yaml_text import dump_yaml
 from workbench.evaluation import result_store
 
-STEPS = 60
+STEPS = 30
 GONE = 30.0
 """Seconds after which nothing of a killed run may be left."""
 
@@ -211,7 +211,7 @@ def test_a_polite_stop_while_processes_score_together_keeps_what_is_scored(recip
     assert launcher.stderr is not None
     lines = iter(launcher.stderr.readline, "")
     assert any("Scoring the backbone" in line for line in lines), launcher.communicate()
-    time.sleep(3)  # it knows the loss of all rows, and is in the middle of the answers
+    time.sleep(2)  # it knows the loss of all rows, and is in the middle of the answers
     launcher.send_signal(signal.SIGTERM)
     heard, said = launcher.communicate(timeout=60)
     assert launcher.returncode == 3, heard + said

@@ -56,7 +56,7 @@ CHOSEN = {
     "self-paced": ["data.curriculum={by: self_paced, start: 0.3}"],
     "gradient": [
         *["data.select={by: gradient, rows: 12, warm_up: 0.25}", "data.select.target={}/few.jsonl"],
-        *["data.limit=24", "batch.size=6"],  # whose gradients are computed one by one
+        *["data.limit=18", "batch.size=6"],  # whose gradients are computed one by one
     ],
 }
 """How those are asked for that data.sampling does not name."""
@@ -108,13 +108,15 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 if (method, budget) in pairs(name)
             ]
     for over, own in OVER_CUT.items():
-        words = [*own, f"batch.tokens_per_device={BUDGETS[0]}"]
+        words = [*own, f"batch.tokens_per_device={BUDGETS[1]}"]
         workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{over} alone", quiet=True)
         jobs += [(f"{over} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in CUTTING]
     for by, names in SAMPLED.items():
         own = CHOSEN.get(by, [f"data.sampling.by={by}"])
         chosen = [word.replace("{}", str(folder)) for word in own]
-        words = [f"adapter={METHODS['lora']}", "batch.size=15", f"train.steps={2 * STEPS}", "save.every=null", *chosen]
+        # Rows are left out once the losses of an epoch are known, and looked at in every step.
+        steps = STEPS if by == "selective" else 2 * STEPS
+        words = [f"adapter={METHODS['lora']}", "batch.size=16", f"train.steps={steps}", "save.every=null", *chosen]
         if any(cell["by"] == by for cell in cells(request, "test_rows_that_losses_choose_are_the_same")):
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{by} alone", quiet=True)
         jobs += [(f"{by} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in names]
@@ -153,7 +155,7 @@ def write_recipe(folder: Path, model: Path) -> None:
     recipe = {
         "recipe": "sft",
         "model": {"id": str(model), "weights": "float32", "compute": "float32"},
-        "data": {"train": str(folder / "rows.jsonl"), "held_out": 0.1},
+        "data": {"train": str(folder / "rows.jsonl"), "held_out": 0.05},
         "batch": {"size": 5},
         "train": {"steps": STEPS, "learning_rate": 2e-3, "weight_decay": 0.01},  # two groups of parameters
         "evaluate": {"every": None, "answers": 0},
@@ -186,7 +188,7 @@ def require_same(run: Path, alone: Path) -> None:
 
 
 @pytest.mark.few(
-    *("0-ddp", "0-zero2", "0-zero3", "0-fsdp2_2", "0-fsdp2_3", "1-zero3_cpu", "0-json", "1-nvme"),
+    *("0-ddp", "0-zero2", "0-zero3", "0-fsdp2_2", "0-fsdp2_3", "1-zero3_cpu", "1-json", "1-nvme"),
 )
 @pytest.mark.parametrize("layout", [*LAYOUTS, "json", pytest.param("nvme", marks=needs_disk)])
 @pytest.mark.parametrize("cell", [0, 1])
@@ -196,7 +198,7 @@ def test_a_layout_changes_nothing(runs: Path, cell: int, layout: str, record_pro
     require_same(runs / f"{method} {budget} {layout}", runs / f"{method} {budget} alone")
 
 
-@pytest.mark.few("packed-zero3", "packed-fsdp2_3", "probe-fsdp2_2")
+@pytest.mark.few("packed-zero3", "probe-fsdp2_2")
 @pytest.mark.parametrize("layout", CUTTING)
 @pytest.mark.parametrize("over", OVER_CUT)
 def test_whatever_is_cut(runs: Path, over: str, layout: str, record_property: Records) -> None:
@@ -213,7 +215,7 @@ def test_rows_that_losses_choose_are_the_same(runs: Path, by: str, layout: str) 
 
 
 def test_packed_weights_are_others(runs: Path) -> None:
-    assert curve(runs / "packed alone") != curve(runs / f"lora {BUDGETS[0]} alone")
+    assert curve(runs / "packed alone") != curve(runs / f"lora {BUDGETS[1]} alone")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -222,7 +224,7 @@ def test_it_learns(runs: Path, method: str) -> None:
     assert len(losses) == STEPS and losses[-1] < 0.95 * losses[0]
 
 
-@pytest.mark.few("ddp to zero3", "zero3 to fsdp2", "fsdp2 to fsdp2", "ddp to ddp")
+@pytest.mark.few("zero3 to fsdp2", "fsdp2 to fsdp2", "ddp to ddp")
 @pytest.mark.parametrize("change", RESUMED)
 def test_a_run_goes_on_in_another_layout(runs: Path, change: str) -> None:
     require_same(runs / change, runs / f"full {BUDGETS[0]} alone")

@@ -15,7 +15,7 @@ from tests.workbench.training.distributed.test_layouts import METHODS, require_s
 
 pytestmark = pytest.mark.slow
 
-STEPS = ["train.steps=4", "save.every=2"]
+STEPS = ["train.steps=3", "save.every=2"]
 TWO: dict[str, list[str]] = {
     "lora": [f"adapter={METHODS['lora']}", "batch.packing=false", "train.checkpointing=true"],
     "full": [f"adapter={METHODS['full']}", "evaluate.every=2"],
