@@ -117,7 +117,7 @@ def test_members_of_unequal_ranks_are_computed_together_in_half_precision(
     for member in made.members:
         disturbed(of_member(made, member))
 
-    def gradients(most: int) -> tuple[Tensor, list[Tensor]]:
+    def computed(most: int) -> tuple[Tensor, list[Tensor]]:
         monkeypatch.setattr(bank_layers, "PADDED", most)
         made.model.zero_grad()
         with routed(made, ids[:4], (1, 1, 1, 1)):
@@ -125,7 +125,7 @@ def test_members_of_unequal_ranks_are_computed_together_in_half_precision(
             logits.float().square().sum().backward()
         return logits, [gradients(of_member(made, member)).clone() for member in made.members]
 
-    (logits, found), (wanted_logits, wanted) = gradients(128), gradients(0)
+    (logits, found), (wanted_logits, wanted) = computed(128), computed(0)
     torch.testing.assert_close(logits, wanted_logits, rtol=0.05, atol=0.05)
     assert all((one - other).norm() <= 0.05 * other.norm() for one, other in zip(found, wanted, strict=True))
 
