@@ -79,14 +79,12 @@ def suspect_table(table: pd.DataFrame) -> pd.DataFrame:
     label, and `score`, the probability that the label is right, below 0.5.
     """
     suggestions, names = suspects(table), class_names(table)
+    shown = table.loc[list(suggestions), [name for name in ("row", "text", "image", "label") if name in table]]
     if not suggestions:
-        import pandas as pd  # 0.2 s, which the first step need not wait for
-
-        return pd.DataFrame(columns=["row", "label", "suggested", "self_confidence", "score"])
+        return shown.assign(suggested=[], self_confidence=[], score=[])
     p_NC = table[[f"p_{name}" for name in names]].to_numpy(np.float64)
     label_N = hot(table["label"], names).argmax(1).astype(np.int64)
     rows = np.asarray(list(suggestions))
-    shown = table.loc[list(suggestions), [name for name in ("row", "text", "image", "label") if name in table]]
     return shown.assign(
         suggested=list(suggestions.values()),
         self_confidence=p_NC[rows, label_N[rows]],

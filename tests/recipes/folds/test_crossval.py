@@ -39,7 +39,7 @@ Run = Callable[..., Path]
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny BERT with the vocabulary of a real one, and rows with, for a test, and without labels."""
     folder = tmp_path_factory.mktemp("crossval")
-    save_tiny(folder, "Bert", "SequenceClassification", MINILM)
+    save_tiny(folder, "Bert", "SequenceClassification", MINILM, vocabulary=None)
     write(folder / "train.jsonl", weather(60, seed=0, wrong=0.1))
     write(folder / "test.jsonl", weather(30, seed=1, wrong=0.1))
     write(folder / "more.jsonl", [{"text": row["text"]} for row in weather(45, seed=2)])

@@ -10,7 +10,7 @@ import pytest
 
 from workbench.data.labelled import labels
 from workbench.data.labelled.labels import Kind, Label
-from workbench.evaluation.prediction_table import class_names, ranked
+from workbench.evaluation.prediction_table import class_names, ranked, suspect_table
 
 CELLS: dict[Kind, list[Label]] = {
     "one": ["a", "b", "c"],
@@ -69,3 +69,10 @@ def test_a_table_that_was_written_and_read_ranks_alike(kind: Kind) -> None:
     for name in ("right_N", "sure_N", "doubt_N"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
     assert class_names(found) == ([] if kind == "number" else ["a", "b", "c"])
+
+
+def test_a_table_without_suspects_has_the_columns_of_one_with_some() -> None:
+    found = table("one", 60)
+    sure = found.assign(**{f"p_{name}": (found["label"] == name).astype(float) for name in "abc"})
+    some, none = suspect_table(found), suspect_table(sure)
+    assert len(some) > 0 == len(none) and list(some) == list(none)
