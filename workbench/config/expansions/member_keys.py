@@ -75,7 +75,8 @@ def refusal(config: RunSections, key: str, *, recipe: str, over: Mapping[str, An
     if name == "image" and rest.partition(".")[0] in type(config.image).model_fields:
         return f"members cannot differ in {key}: {_WHY[name].format(recipe=recipe)}"
     if rest and (not isinstance(section, Section) or rest not in type(section).model_fields):
-        return "unknown key." + did_you_mean(key, _known(config))
+        own = [known for known in _known(config) if known.startswith(f"{name}.")]
+        return "unknown key." + did_you_mean(key, own or _known(config))
     if key in _WHY or not _is_able(name, rest):
         why = _WHY.get(key) or _WHY.get(name) or _SHARED
         return f"members cannot differ in {key}: {why.format(recipe=recipe)}"
