@@ -76,7 +76,9 @@ def refusal(config: RunSections, key: str, *, recipe: str, over: Mapping[str, An
         return f"members cannot differ in {key}: {_WHY[name].format(recipe=recipe)}"
     if rest and (not isinstance(section, Section) or rest not in type(section).model_fields):
         own = [known for known in _known(config) if known.startswith(f"{name}.")]
-        return "unknown key." + did_you_mean(key, own or _known(config))
+        return "unknown key." + (
+            did_you_mean(key, own, within=f"{name}.") if own else did_you_mean(key, _known(config))
+        )
     if key in _WHY or not _is_able(name, rest):
         why = _WHY.get(key) or _WHY.get(name) or _SHARED
         return f"members cannot differ in {key}: {why.format(recipe=recipe)}"

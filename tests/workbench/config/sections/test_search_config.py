@@ -77,7 +77,7 @@ def test_what_is_shipped_is_the_best_member_without_the_clock_of_the_search(tmp_
     [
         ({"space": {}}, "search.space: needs a key, such as {train.learning_rate: {low: 1.0e-4, high: 1.0e-2"),
         ({"space": {"adapter.rnk": [1, 2]}}, "search.space.adapter.rnk: unknown key. Did you mean `adapter.rank`?"),
-        ({"space": {"adapter.beta": [1, 2]}}, "search.space.adapter.beta: unknown key. Known: adapter.alpha, adapter."),
+        ({"space": {"adapter.beta": [1, 2]}}, "search.space.adapter.beta: unknown key. Known: adapter.alpha, adapter"),
         ({"space": {"adapter": [1, 2]}}, "search.space.adapter: is a section. Name one of its keys"),
         (
             {"space": {"model.id": ["a", "b"]}},
