@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from torch import nn
 from transformers import TextStreamer
 
 from workbench import evaluation
@@ -222,13 +223,25 @@ def question_ids(model: exported.ExportedModel, example: Example) -> Indices:
     ids = np.asarray(model.template.question(example), dtype=np.int64)
     if not len(ids):
         raise DataError(f"{example.place} is empty. Write at least one word.")
-    hub: Any = model.model.config
-    most = longest_sequence(hub)
-    if most is not None and len(ids) >= most:
+    most = _longest_prompt(model.model)
+    if most is not None and len(ids) > most:
         raise DataError(
-            f"{example.place} has {len(ids):,} tokens, and the backbone reads and writes {most:,} at most. Shorten it."
+            f"{example.place} has {len(ids):,} tokens, and the model reads prompts of {most:,} at most. Shorten it."
         )
     return ids
+
+
+def _longest_prompt(model: nn.Module) -> int | None:
+    """Tokens for which there are positions beside virtual ones and, where it follows the prompt, one of the answer."""
+    from peft import PeftModel, PromptLearningConfig
+
+    hub: Any = model.config
+    limit = longest_sequence(hub)
+    if limit is None:
+        return None
+    adapter = model.active_peft_config if isinstance(model, PeftModel) else None
+    virtual = adapter.num_virtual_tokens if isinstance(adapter, PromptLearningConfig) else 0
+    return limit - virtual - int(not hub.is_encoder_decoder)
 
 
 def _serialised(table: pd.DataFrame, suffix: str) -> bytes:

@@ -69,7 +69,6 @@ Teaching = Callable[
 
 def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> SolverChoice:
     """The fastest way to carry out a run that fits; every `auto` of its settings decided. Arguments as of `plan`."""
-
     config = streamed_rows.local(config)
 
     def timing(plan: Plan) -> Timed:
@@ -197,19 +196,13 @@ def _total_steps(config: RunConfig, fit: Training) -> int:
 
 
 def _require_known(config: RunConfig, devices: int) -> None:
-    """Refuse what `plan` knows nothing of.
-
-    Raises:
-        ConfigError: as it says.
-    """
+    """Refuse what `plan` knows nothing of; raises ConfigError."""
     if config.recipe not in WAYS:
         raise ConfigError(
             f"recipe={config.recipe}: `plan` knows the recipes {', '.join(WAYS)}. Plan one of its members as such."
         )
-    if config.recipe == "sweep" and config.sweep.of == "reward":
-        raise ConfigError("sweep.of=reward: `plan` knows no bank of rewards. Plan one member: write recipe=reward.")
-    if config.recipe == "sweep" and config.sweep.of == "prefer":
-        raise ConfigError("sweep.of=prefer: `plan` knows no bank of preferences. Plan one member: write recipe=prefer.")
+    if config.recipe == "sweep" and (of := config.sweep.of) in ("reward", "prefer"):
+        raise ConfigError(f"sweep.of={of}: `plan` knows no bank of such members. Plan one: write recipe={of}.")
     if devices > 1 and config.recipe in layout_checks.SHARED and not config.distributed.sharded:
         raise ConfigError(
             f"recipe={config.recipe} trains on one device, or over a backbone that devices share. Leave --devices out, "

@@ -19,6 +19,11 @@ from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
 
 WEIGHT_FILES = ("adapter_config.json", "adapter_model.safetensors")
+READING_FILES = (
+    *("tokenizer.json", "chat_template.jinja"),
+    *("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"),
+)
+"""Files that say how a text is read, those of embedders too."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +96,11 @@ def _require_alike(sources: Sequence[Path], configs: Sequence[RunConfig]) -> Non
                     f"{source} has model.{key}={getattr(config.model, key)}, and {sources[0]} "
                     f"{getattr(configs[0].model, key)}. Combine runs over one backbone."
                 )
-        for name in ("tokenizer.json", "chat_template.jinja"):
+        for name in READING_FILES:
             if _content(source / "adapter" / name) != _content(sources[0] / "adapter" / name):
                 raise ConfigError(
-                    f"{source} and {sources[0]} differ in adapter/{name}, so that they read the same prompt "
-                    "differently. Combine runs with one tokenizer and one chat template."
+                    f"{source} and {sources[0]} differ in adapter/{name}, so that they read the same text "
+                    "differently. Combine runs with one tokenizer and one chat template, or one pooling and prefixes."
                 )
 
 
@@ -105,7 +110,12 @@ def _content(path: Path) -> bytes | None:
 
 def _copy_beside(adapters: Sequence[Path], folder: Path) -> None:
     """Tokenizer, template and pooling of the first, and the stop tokens of all where they write answers."""
-    shutil.copytree(adapters[0], folder, ignore=shutil.ignore_patterns(*WEIGHT_FILES), dirs_exist_ok=True)
+    for path in sorted(adapters[0].rglob("*")):  # a folder stands before what it holds
+        beside = folder / path.relative_to(adapters[0])
+        if path.is_dir():
+            beside.mkdir()
+        elif path.name not in WEIGHT_FILES:
+            shutil.copyfile(path, beside)  # without its mode: that of a shared run may forbid to write
     if not (adapters[0] / GENERATION_CONFIG_NAME).exists():
         return
     generation = GenerationConfig.from_pretrained(adapters[0])

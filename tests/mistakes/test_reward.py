@@ -105,7 +105,7 @@ CASES = {
         "recipe=sweep 'sweep={of: reward, folds: 3}' evaluate.every=1",
     ),
     "a plan of a bank of rewards": Case(
-        "`plan` knows no bank of rewards",
+        "sweep.of=reward: `plan` knows no bank of such members",
         "write recipe=reward",
         command="plan my.yaml recipe=sweep 'sweep={of: reward, over: {seed: [0, 1]}}' evaluate.every=1",
     ),

@@ -6,7 +6,6 @@ Legend: N rows.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from workbench.config import plugins
 from workbench.config.sections.curriculum_config import CurriculumConfig
-from workbench.data.rows import RawRow, excerpt
+from workbench.data.rows import RawRow, excerpt, finite
 from workbench.errors import ConfigError, DataError
 from workbench.schema import did_you_mean
 
@@ -87,8 +86,4 @@ def _finite(value: Any) -> float | None:
     """A number; None where it is none, or none that has a place in an order. Text of a csv file may be one."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | np.integer | np.floating):
         return None
-    try:
-        number = float(value)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+    return finite(value)

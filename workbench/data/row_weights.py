@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from workbench.data.batching import Examples, Indices, MicroBatch, Weights
 from workbench.data.resampling import ResampledRows
-from workbench.data.rows import excerpt
+from workbench.data.rows import excerpt, finite
 from workbench.errors import DataError
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -28,16 +28,13 @@ LEAST, MOST = 1e-6, 1e6
 
 def read(value: Any, name: str) -> float:
     """Convert a cell of the column `name` to a weight; raises DataError where it is none."""
-    try:
-        weight = np.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        weight = np.nan
-    if not LEAST <= weight <= MOST:
+    weight = finite(value)
+    if weight is None or not LEAST <= weight <= MOST:
         raise DataError(
             f"`{name}` must be a number from {LEAST:g} to {MOST:g}, found {excerpt(value)}. "
             "Leave out rows that are not to count."
         )
-    return float(weight)
+    return weight
 
 
 def effective(weight_N: Weights) -> float:

@@ -138,7 +138,7 @@ def finite(value: Any) -> float | None:
     """`value` as a number; None where it is none, or not a finite one."""
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
 

@@ -81,7 +81,7 @@ def suspect_table(table: pd.DataFrame) -> pd.DataFrame:
     suggestions, names = suspects(table), class_names(table)
     shown = table.loc[list(suggestions), [name for name in ("row", "text", "image", "label") if name in table]]
     if not suggestions:
-        return shown.assign(suggested=[], self_confidence=[], score=[])
+        return shown.assign(suggested=shown["label"], self_confidence=[], score=[])
     p_NC = table[[f"p_{name}" for name in names]].to_numpy(np.float64)
     label_N = hot(table["label"], names).argmax(1).astype(np.int64)
     rows = np.asarray(list(suggestions))

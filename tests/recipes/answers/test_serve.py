@@ -8,13 +8,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pytest
 import torch
-from transformers import LlamaConfig
+from peft import PromptTuningConfig, get_peft_model
+from transformers import BartConfig, LlamaConfig
 
+from tests.conftest import tiny
 from tests.run_files import read_lines, read_scores, write_lines
 from workbench import evaluation
 from workbench.config import ModelConfig
@@ -168,7 +170,7 @@ def test_a_run_on_raw_text_is_prompted_raw(
     monkeypatch.setattr(sys, "stdout", screen)
     generate(run, "Once 99 cats", max_new_tokens=10)
     assert screen.getvalue().strip() == wanted
-    with pytest.raises(DataError, match=r"the prompt has [\d,]+ tokens, and the backbone reads and writes"):
+    with pytest.raises(DataError, match=r"the prompt has [\d,]+ tokens, and the model reads prompts of"):
         generate(run, "cats " * 2000, max_new_tokens=10)
 
 
@@ -178,6 +180,22 @@ def test_a_prompt_of_no_tokens_is_told() -> None:
     model: Any = SimpleNamespace(template=template, model=SimpleNamespace(config=LlamaConfig()))
     with pytest.raises(DataError, match="the prompt is empty"):
         question_ids(model, Example("the prompt", text=(("", False),)))
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # PEFT's use of it
+def test_the_longest_prompt_leaves_a_position_for_the_answer_and_those_of_virtual_tokens() -> None:
+    """An encoder-decoder writes at positions of its own."""
+    template, question = ChatEncoder(backbones.tokenizer(ModelConfig())), Example("it", text=(("a cat " * 9, False),))
+    count = len(template.question(question))
+
+    def asked(model: Any) -> int:
+        return len(question_ids(cast(Any, SimpleNamespace(template=template, model=model)), question))
+
+    assert asked(SimpleNamespace(config=BartConfig(max_position_embeddings=count))) == count
+    plain = tiny("Llama", max_position_embeddings=count + 1)
+    assert asked(plain) == count
+    with pytest.raises(DataError, match=f"it has {count} tokens, and the model reads prompts of {count - 3} at most"):
+        asked(get_peft_model(plain, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)))
 
 
 def test_a_run_without_an_adapter_is_told_how_to_get_one(trained: Path, tmp_path: Path) -> None:

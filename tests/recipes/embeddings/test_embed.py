@@ -179,9 +179,8 @@ def test_a_merged_model_embeds_alike(taught: Path, tmp_path: Path) -> None:
     assert (tmp_path / "merged" / "modules.json").exists()
 
 
-@pytest.mark.few("onnx")
-@pytest.mark.slow
 @pytest.mark.few("peft")
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["peft", "onnx"])
 def test_an_exported_model_embeds_alike(taught: Path, to: str, tmp_path: Path) -> None:
     found = export(taught, to=to, out=tmp_path / "out")

@@ -240,7 +240,7 @@ def test_goes_on_from_another_run(recipe: Path, tmp_path: Path) -> None:
 
 def test_a_start_in_blocks_that_never_train_is_refused(trained: Path, recipe: Path) -> None:
     """They get no adapter, and would lose what that run learnt."""
-    words = [f"prefer.start={trained}", "freeze.policy=static", "freeze.layers=1", "freeze.cache=off"]
+    words = [f"prefer.start={trained}", "freeze.policy=static", "freeze.layers=1"]
     with pytest.raises(ConfigError, match="leaves this run none in the first"):
         prefer.prepare(load(str(recipe), words))
 
@@ -261,7 +261,7 @@ def test_a_start_that_differs_in_how_it_trains_is_taken(
     values = read_yaml(copy / "config.yaml")
     own = {key: each for key, each in values["adapter"].items() if key in ("rank", "alpha") and len(theirs) == 2}
     (copy / "config.yaml").write_text(dump_yaml({**values, "adapter": {**own, **theirs}}))
-    start_adapter.require(load(str(recipe), [f"prefer.start={copy}", "freeze.cache=off", *words]))
+    start_adapter.require(load(str(recipe), [f"prefer.start={copy}", *words]))
 
 
 @pytest.mark.slow
@@ -300,8 +300,12 @@ def test_all_weights_can_train(recipe: Path, tmp_path: Path) -> None:
 
 
 def test_beta_goes_in_a_straight_line_and_is_told(recipe: Path, tmp_path: Path) -> None:
-    """What the metrics tell of each step is what its loss was computed with: rewards are beta times log-ratios."""
-    found = run(recipe, tmp_path / "run", "train.steps=4", "prefer.beta_end=0.7", "batch.packing=false")
+    """What the metrics tell of each step is what its loss was computed with: rewards are beta times log-ratios.
+
+    Also over layers that are frozen, whose outputs are not kept.
+    """
+    words = ["train.steps=4", "prefer.beta_end=0.7", "batch.packing=false", "freeze={policy: static, layers: 1}"]
+    found = run(recipe, tmp_path / "run", *words)
     told = [json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines()]
     assert [each["scale[beta]"] for each in told] == pytest.approx(
         [BETA + (0.7 - BETA) * step / 4 for step in range(4)]

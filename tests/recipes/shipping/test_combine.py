@@ -69,8 +69,16 @@ def test_folders_beside_an_adapter_come_along(pair: list[Path], tmp_path: Path) 
         (run / "adapter" / "1_Pooling").mkdir()
         (run / "adapter" / "1_Pooling" / "config.json").write_text("{}")
         (run / "adapter" / "generation_config.json").unlink()
+    (pair[0] / "adapter" / "1_Pooling" / "config.json").chmod(0o444)
+    (pair[0] / "adapter").chmod(0o555)
     combine_runs(pair, weights=(1.0, 1.0), rank=None, out=tmp_path / "sum")
     assert (tmp_path / "sum" / "adapter" / "1_Pooling" / "config.json").read_text() == "{}"
+    copies = [tmp_path / "sum" / "adapter", *(tmp_path / "sum" / "adapter").rglob("*")]
+    assert all(path.stat().st_mode & 0o200 for path in copies)
+    (pair[0] / "adapter").chmod(0o755)
+    (pair[1] / "adapter" / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    with pytest.raises(ConfigError, match=r"differ in adapter/1_Pooling/config\.json"):
+        combine_runs(pair, weights=(1.0, 1.0), rank=None, out=tmp_path / "other")
 
 
 def test_mistakes_are_told_before_anything_is_written(pair: list[Path], tmp_path: Path) -> None:

@@ -58,7 +58,6 @@ def aimed(folder: Path, questions: Path) -> list[str]:
 
 @pytest.mark.few("sft")
 @pytest.mark.slow
-@pytest.mark.few("sft")
 @pytest.mark.parametrize("recipe", ["sft", "classify"])
 def test_a_run_trains_on_the_rows_of_most_influence_and_goes_on_where_it_was_stopped(
     tmp_path: Path, short_stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch, recipe: str

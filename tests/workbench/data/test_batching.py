@@ -88,3 +88,4 @@ def test_evenly_spaced_rows_go_from_the_first_to_the_last(rows: int, count: int)
     chosen = evenly_spaced(rows, count)
     assert (len(chosen), chosen[0], chosen[-1]) == (min(rows, count), 0, rows - 1)
     assert np.ptp(np.diff(chosen)) <= 1 if len(chosen) > 2 else True
+    assert evenly_spaced(rows, 1).tolist() == [0] and len(evenly_spaced(0, count)) == len(evenly_spaced(rows, 0)) == 0

@@ -14,10 +14,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workbench.data.rows import fingerprint, read_rows
+from workbench.data.rows import fingerprint, finite, read_rows
 from workbench.errors import DataError
 
 ROWS = [{"question": "Why?", "answer": 'He said "no",\nthen left.'}, {"question": "Où ça ?", "answer": "日本"}]
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(3, 3.0), ("-2.5", -2.5), (True, None), ("three", None), (None, None), (float("inf"), None), (10**400, None)],
+    ids=lambda value: str(value)[:8],
+)
+def test_a_finite_number(value: object, number: float | None) -> None:
+    """JSON may have whole numbers that are larger than any float."""
+    assert finite(value) == number
 
 
 def write(folder: Path, name: str, content: str | bytes) -> str:

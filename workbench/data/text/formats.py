@@ -16,15 +16,7 @@ from workbench.data.text.messages import Message, last_answer_only, message_of, 
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
-__all__ = [
-    "Conversion",
-    "Example",
-    "answered",
-    "convert",
-    "fingerprint",
-    "read",
-    "renamed",
-]
+__all__ = ["Conversion", "Example", "answered", "convert", "fingerprint", "read", "renamed"]
 
 Columns = Mapping[str, Any]
 Reader = Callable[[str, Mapping[str, str]], Iterator[RawRow]]
