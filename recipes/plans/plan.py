@@ -218,9 +218,7 @@ def _require_known(config: RunConfig, devices: int) -> None:
         )
     for key, (is_on, why) in bank_shares.refusals(config).items() if config.distributed.zero != "auto" else ():
         if is_on:
-            raise ConfigError(
-                f"recipe={config.recipe}: its members train one after another ({key}: {why}). Plan one of them."
-            )
+            raise plan_parts.one_after_another(config, f"{key}: {why}")
 
 
 def _cuts(config: RunConfig) -> bool:

@@ -9,7 +9,6 @@ from workbench.config import RunConfig
 from workbench.config.expansions import search_expansion, sweep_expansion
 from workbench.config.expansions.member_runs import Trial
 from workbench.config.tasks import Task
-from workbench.errors import ConfigError
 from workbench.models import classifier
 from workbench.models.backbones import Loader
 from workbench.planning import step_time
@@ -39,7 +38,7 @@ def members(config: RunConfig, run: Run) -> DryRunParts:
     elif config.recipe == "fleet":
         reason = None
     if reason:
-        raise ConfigError(f"recipe={config.recipe}: its members train one after another ({reason}). Plan one of them.")
+        raise plan_parts.one_after_another(config, reason)
     if config.recipe == "fleet":
         task, training = plan_fleet.training(config)
     else:

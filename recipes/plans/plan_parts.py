@@ -11,6 +11,7 @@ from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.config.tasks import Task
 from workbench.data.batching import Examples, first_rows
+from workbench.errors import ConfigError
 from workbench.models import adapter_sizes
 from workbench.models.adapter_sizes import AdapterSize
 from workbench.models.backbones import Backbone
@@ -63,6 +64,19 @@ def parts(
             measure=plan_blocks.measure(timed or config, backbone, fit, dry, training),
         ),
         contents=held,
+    )
+
+
+def one_after_another(config: RunConfig, reason: str) -> ConfigError:
+    """The refusal of members that no bank holds, and how one of them is planned."""
+    if config.recipe == "crossval":
+        alone = f"recipe=classify and data.held_out={1 / config.folds.k:.2g}, and leave folds and duplicates out"
+    else:
+        of = config.search.of if config.recipe == "search" else config.sweep.of
+        alone = f"recipe={of} and the values of a member, and leave {config.recipe} out"
+    return ConfigError(
+        f"recipe={config.recipe}: its members train one after another ({reason}). Plan one of them: in a copy of the "
+        f"recipe, write {alone}."
     )
 
 

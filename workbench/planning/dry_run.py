@@ -22,7 +22,7 @@ from workbench.adapters import anatomy, picture_tower
 from workbench.data.arrangement import PADDED, Arrangement
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.models import weight_storage
-from workbench.planning.dry_trainings import Lengths, Model, Training
+from workbench.planning.dry_trainings import Lengths, Model, Sequences, Training
 from workbench.planning.flop_counter import Operations
 from workbench.planning.memory_ledger import ACTIVATIONS, ELSEWHERE, MemoryLedger
 from workbench.training.distributed.sharding import Sharded
@@ -37,7 +37,8 @@ class DryRun:
     """Bytes and floating-point operations of a run on a device."""
 
     at_peak: dict[str, int]
-    """Bytes alive at the peak, by what they are for: weights, masters in float32, gradients, optimizer, activations."""
+    """Bytes alive at the peak, by what they are for: weights, masters in float32, gradients, optimizer (with averages
+    of the values that train), activations."""
     evaluation: int
     """The most that is alive while the held-out loss is computed."""
     micro_batches: int
@@ -73,6 +74,10 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
     with MemoryLedger() as ledger, ledger.placing(_modules(fit)):
         hold(ledger, fit, others=others)
         ledger.hold(fit.starts, MASTERS)
+        with ledger.making(OPTIMIZER, OPTIMIZER):
+            averages = [
+                torch.empty_like(value) for values, copies in fit.averaged for value in values for _ in range(copies)
+            ]
         peaks = _Peaks(ledger)
         _tell_gradients(fit, ledger, peaks.gradient)
         _tell_recomputing(fit, peaks.recomputing)
@@ -106,17 +111,23 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         fit.model.eval()
         with torch.no_grad():
             fit.masters.reading(held_out_loss) if isinstance(fit.masters, Sharded) else held_out_loss()
-        evaluation = ledger.peak
+        evaluation = ledger.peak + max(_swapped(values, copies) for values, copies in fit.averaged)
+        del averages
     return DryRun(
         at_peak=peaks.highest,
         evaluation=evaluation,
         micro_batches=max(len(each) for each in epoch),
-        padded_tokens=max(fit.arrangement.tokens(fit.train.lengths[each[0]]) for each in epoch),
+        padded_tokens=max(fit.arrangement.tokens(_sequences(fit.train, rows)) for each in epoch for rows in each),
         flops_per_token=flops / tokens,
         at_gradients=peaks.at_gradients,
         at_recomputing=peaks.at_recomputing,
         modules={place: peaks.modules[place] for place in sorted(peaks.modules, key=_order(fit))},
     )
+
+
+def _swapped(values: Iterable[Tensor], copies: int) -> int:
+    """Bytes that an evaluation of an average takes beside it: the values that train, whose place it takes."""
+    return min(copies, 1) * sum(value.nbytes for value in values)
 
 
 class _Peaks:
@@ -293,8 +304,13 @@ def _trials(train: Lengths, epoch: list[list[Indices]], arrangement: Arrangement
 
 
 def _trial(train: Lengths, rows: Indices, arrangement: Arrangement, *, later: bool) -> MicroBatchTrial:
-    tokens, pairs = (count(train.lengths[rows]) for count in (arrangement.tokens, arrangement.pairs))
+    tokens, pairs = (count(_sequences(train, rows)) for count in (arrangement.tokens, arrangement.pairs))
     return MicroBatchTrial(rows, later, tokens, pairs, float(train.supervised[rows].sum()))
+
+
+def _sequences(train: Lengths, rows: Indices) -> Indices:
+    """Tokens of all sequences of a micro-batch."""
+    return train.sequence_lengths[rows].ravel() if isinstance(train, Sequences) else train.lengths[rows]
 
 
 def largest_rows(rows: Examples, *, tokens: int) -> list[Indices]:

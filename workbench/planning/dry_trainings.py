@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from workbench.config import TrainingSections
 from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Indices, Weights
 from workbench.data.mixed_batches import OwnerRows
+from workbench.models import backbones
 from workbench.planning import step_kinds
 from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.bank_trainer import BankTrainer
@@ -24,6 +25,7 @@ from workbench.training.cached_gradients import CachedGradients
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.master_weights import MasterWeights
+from workbench.training.optim import weight_averaging
 from workbench.training.sampling.pools import PoolSampler
 from workbench.training.sampling.weighing import Weighing
 from workbench.training.trainer import Trainer
@@ -49,7 +51,7 @@ class Model(Protocol):
 
 
 class Lengths(Protocol):
-    """The rows of a training, as far as memory depends on them."""
+    """The rows of a training, as far as memory depends on them; see `Sequences`."""
 
     @property
     def lengths(self) -> Indices:
@@ -58,6 +60,23 @@ class Lengths(Protocol):
     @property
     def supervised(self) -> Weights:
         """Predicted tokens of each, or its weight."""
+
+
+@runtime_checkable
+class Sequences(Lengths, Protocol):
+    """Rows of several sequences each, which the model reads one by one, such as the two answers of a pair."""
+
+    @property
+    def sequence_lengths(self) -> Indices:
+        """Tokens of each sequence of each row, (rows, sequences)."""
+
+
+class Averaged(NamedTuple):
+    """Values of which a training keeps an average."""
+
+    values: Sequence[Tensor]
+    copies: int
+    """That are kept of them on the device where they train, at most."""
 
 
 class Training(Model, Protocol):
@@ -81,6 +100,10 @@ class Training(Model, Protocol):
         """Copies of the values that it began with, of those that are kept."""
 
     @property
+    def averaged(self) -> Sequence[Averaged]:
+        """The averages of each member."""
+
+    @property
     def tokens(self) -> int:
         """In one forward pass, padding included if there is any; known once it is prepared."""
 
@@ -95,7 +118,7 @@ class Training(Model, Protocol):
         """Do for one row what the method does before the first step."""
 
     def micro_batches(self) -> Iterator[list[Indices]]:
-        """Those of each step of the first epoch."""
+        """Those of each step of the first epoch, in the order in which their gradients come."""
 
     def backward(self, rows: Indices, *, step: int) -> None:
         """Compute the gradients of a micro-batch in a step (from 0) of one of the `kinds`."""
@@ -121,6 +144,10 @@ class SingleTraining:
     @property
     def starts(self) -> Sequence[Tensor]:
         return [*self._fit.member.start.values(), *self._fit.step_noise.mixout.start.values()]
+
+    @property
+    def averaged(self) -> Sequence[Averaged]:
+        return _averaged([self._fit.member])
 
     @property
     def tokens(self) -> int:
@@ -158,6 +185,15 @@ class SingleTraining:
                     self._fit.forward(batch, 1.0)
 
 
+def _averaged(members: Sequence[AdapterTrainer]) -> list[Averaged]:
+    averaged = []
+    for member in members:
+        config, values = member.task.config.average, list(member.trainable.values())
+        here = config.device == "same" or backbones.device().type == "cpu"
+        averaged.append(Averaged(values, weight_averaging.copies(config, steps=member.total) if here else 0))
+    return averaged
+
+
 class UnitTraining(SingleTraining):
     """The training of one model whose loss compares rows of several units, such as texts, which it computes apart."""
 
@@ -173,7 +209,7 @@ class UnitTraining(SingleTraining):
         member = self._fit.member
         for step in member.even_order.typical_steps[: member.total]:
             _, numbers, _ = self._cached.loss.of(self._fit.train, member.even_order.rows(step))
-            yield list(self.arrangement.cut(numbers, self.train.lengths, tokens=self._fit.tokens))
+            yield list(self.arrangement.cut(numbers, self.train.lengths, tokens=self._fit.tokens))[::-1]
 
     def backward(self, rows: Indices, *, step: int) -> None:
         self._cached.trial(self._units, rows, step=step, twice=self._twice)
@@ -220,6 +256,10 @@ class BankTraining:
     @property
     def starts(self) -> Sequence[Tensor]:
         return [each for member in self._members for each in member.start.values()]
+
+    @property
+    def averaged(self) -> Sequence[Averaged]:
+        return _averaged(self._members)
 
     @property
     def tokens(self) -> int:

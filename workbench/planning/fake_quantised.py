@@ -87,7 +87,31 @@ class Params4bit(FakeTensor):
 def _eight_bits(module: nn.Linear) -> nn.Parameter:
     device = module.weight.device
     whole = torch.zeros(module.out_features, module.in_features, dtype=torch.int8, device=device)
-    weight = nn.Parameter(whole, requires_grad=False)
-    scales: Tensor = torch.ones(module.out_features, dtype=torch.float32, device=device)
-    weight.CB, weight.SCB = weight, scales  # type: ignore[attr-defined]
-    return weight
+    return Int8Params.of(whole, torch.ones(module.out_features, dtype=torch.float32, device=device))
+
+
+class Int8Params(FakeTensor):
+    """A packed weight that stays one where a module moves or copies its parameters, as PEFT does for some methods."""
+
+    CB: Tensor | None
+    SCB: Tensor | None
+
+    @classmethod
+    def of(cls, packed: Tensor, scales: Tensor | None) -> nn.Parameter:
+        """The fake values with the scales of their outputs; None: the layer holds both already."""
+        weight = nn.Parameter(packed, requires_grad=False)
+        weight.__class__ = cls  # type: ignore[assignment]
+        weight.CB, weight.SCB = (None if scales is None else weight), scales  # type: ignore[attr-defined]
+        return weight
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Elsewhere, or in another precision, in which it is no packed weight."""
+        moved: Tensor = super().to(*args, **kwargs)
+        return moved if moved is self or moved.dtype != self.dtype else self.of(moved, self.SCB)
+
+    def detach(self) -> Tensor:
+        """The same values."""
+        return self.of(super().detach(), self.SCB)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        return self.of(super().detach().clone(), self.SCB)

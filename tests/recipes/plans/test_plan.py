@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
 import workbench
 from tests.conftest import MINILM, save_tiny
+from tests.run_files import write_lines
 from workbench.errors import ConfigError
 from workbench.models import last_block
 from workbench.planning.dry_run import hold
@@ -293,9 +296,47 @@ def test_every_byte_of_the_peak_is_at_home_somewhere(wide: Plan) -> None:
     assert modules["optimizer"] == wide.dry_run.at_peak["optimizer"]
 
 
+def test_an_average_takes_the_memory_of_what_it_averages(short_stories: str) -> None:
+    """And once more while it is evaluated, when it stands in the place of the values that train."""
+    words = [f"model.id={short_stories}", *FEW, *SHORT, "adapter={method: full}", "model.weights=float32"]
+    alone, averaged = (
+        plan(load("sft/quickstart", [*words, f"average={{method: {method}}}"]))
+        for method in ("none", "ema, device: cpu")
+    )
+    copy = sum(alone.contents.trained) * torch.float32.itemsize
+    assert averaged.at_peak["optimizer"] - alone.at_peak["optimizer"] == copy
+    assert averaged.dry_run.evaluation - alone.dry_run.evaluation == 2 * copy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("classify", ["adapter={method: full}", "average={method: lawa, every: 1, k: 2}"]),
+        ("embed", ["adapter={method: prefix}", "batch.size=16", "evaluate.every=null"]),
+    ],
+)
+def test_of_encoders_with_averages_and_of_texts_one_by_one(
+    recipe: str, words: list[str], compare: Callable[..., tuple[Plan, int]], tmp_path: Path
+) -> None:
+    bert = save_tiny(tmp_path / "bert", "Bert", "SequenceClassification", MINILM, max_position_embeddings=160)
+    generator = random.Random(0)
+    rows = [{key: "word " * generator.randrange(1, 60) + str(n) for key in ("anchor", "positive")} for n in range(24)]
+    data = ["data.limit=160", "evaluate.every=0.5"]
+    if recipe != "classify":
+        write_lines(tmp_path / "rows.jsonl", rows)
+        data = [f"data.train={tmp_path / 'rows.jsonl'}", "data.held_out=0.5", "data.columns={}"]
+    planned, measured = compare(f"{recipe}/quickstart", f"model.id={bert}", *data, "train.steps=3", *words)
+    peak = planned.dry_run.peak if "evaluate.every=null" not in words else sum(planned.dry_run.at_peak.values())
+    assert peak == pytest.approx(measured, rel=0.03)
+
+
 def test_what_cannot_be_planned_is_refused() -> None:
-    with pytest.raises(ConfigError, match="recipe=crossval: its members train one after another"):
+    alone = "recipe=classify and data.held_out=0.2, and leave folds and duplicates out"
+    with pytest.raises(ConfigError, match=f"recipe=crossval: its members train one after another .*{alone}"):
         plan(load("crossval/quickstart", ["folds.together=false"]))
+    with pytest.raises(ConfigError, match="recipe=sft and the values of a member, and leave sweep out"):
+        plan(load("sweep/quickstart", ["optimizer.sam=0.05"]))
     with pytest.raises(ConfigError, match="students of tokens with a live teacher"):
         plan(load("distill/quickstart", ["distill.peers=2", "distill.teacher.id=null", "model.id=starter"]))
     with pytest.raises(ConfigError, match="each device trains a share of the members"):

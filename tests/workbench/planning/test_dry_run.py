@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from workbench.planning.dry_run import Costs, MicroBatchTrial
+from workbench.planning.dry_run import Costs, MicroBatchTrial, largest_rows
 
 ROWS = np.arange(2)
 LARGEST = MicroBatchTrial(ROWS, later=True, padded=1000, pairs=100_000, supervised=50.0)
@@ -39,3 +40,19 @@ def test_where_pairs_may_take_anything_more_of_them_are_looked_at() -> None:
 def test_more_gradients_are_never_less() -> None:
     first = LARGEST._replace(later=False)
     assert not LARGEST.takes_less(first, ACTIVATIONS, COSTS)
+
+
+class Pairs:
+    """Rows of two sequences; the second has fewer tokens and more padding."""
+
+    sequence_lengths = np.asarray([[6, 6], [10, 1], [3, 3]])
+    lengths = sequence_lengths.sum(1)
+    supervised = np.ones(3)
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_rows_of_several_sequences_take_the_padding_of_each() -> None:
+    rows: Any = Pairs()
+    assert largest_rows(rows, tokens=12)[0].tolist() == [1]

@@ -102,13 +102,18 @@ class CandidateSet(WholeRows):
     @cached_property
     def lengths(self) -> Indices:
         """Tokens of all pairs of each row."""
-        lengths: Indices = self.all_pairs.lengths.reshape(-1, self.each).sum(1)
+        lengths: Indices = self.sequence_lengths.sum(1)
         return lengths
+
+    @property
+    def sequence_lengths(self) -> Indices:
+        """Tokens of each pair of each row, (N, C)."""
+        return self.all_pairs.lengths.reshape(-1, self.each)
 
     @property
     def longest_sequences(self) -> Indices:
         """Tokens of the longest pair of each row."""
-        longest: Indices = self.all_pairs.lengths.reshape(-1, self.each).max(1)
+        longest: Indices = self.sequence_lengths.max(1)
         return longest
 
     @property

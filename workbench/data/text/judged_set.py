@@ -48,8 +48,13 @@ class JudgedSet(WholeRows):
     @cached_property
     def lengths(self) -> Indices:
         """Tokens of each example, those of both answers."""
-        lengths: Indices = self.answers.lengths.reshape(-1, self.each).sum(1)
+        lengths: Indices = self.sequence_lengths.sum(1)
         return lengths
+
+    @property
+    def sequence_lengths(self) -> Indices:
+        """Tokens of each answer of each example, (examples, answers)."""
+        return self.answers.lengths.reshape(-1, self.each)
 
     @cached_property
     def longest_sequences(self) -> Indices:

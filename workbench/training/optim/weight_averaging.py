@@ -35,6 +35,18 @@ def average(config: AverageConfig, trainable: Mapping[str, nn.Parameter]) -> Wei
     return None if config.method == "none" else WeightAverage(config, trainable)
 
 
+def copies(config: AverageConfig, *, steps: int) -> int:
+    """Copies of the values that are kept at the end of a run of so many steps."""
+    if config.method not in _KEEPING:
+        return 0 if config.method == "none" else 1
+    shares = [step / steps for step in range(steps + 1)]
+    moments = (
+        after >= config.begin and schedules.due(config.every, step=step, before=shares[step - 1], after=after)
+        for step, after in enumerate(shares[1:], start=1)
+    )
+    return min(config.k, sum(moments))
+
+
 class WeightAverage:
     """The average of what `trainable` held after some of the steps. Its state is a function of those values only.
 

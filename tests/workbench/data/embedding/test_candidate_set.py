@@ -82,6 +82,7 @@ def test_a_batch_holds_the_pairs_as_the_tokenizer_joins_them(tmp_path: Path) -> 
     lengths = np.asarray([len(ids) for ids in wanted["input_ids"]])
     np.testing.assert_array_equal(lengths.reshape(2, 4).sum(1), rows.lengths[[4, 1]])
     np.testing.assert_array_equal(batch.row_tokens, lengths)
+    np.testing.assert_array_equal(rows.sequence_lengths[[4, 1]].ravel(), lengths)
     assert batch.tokens == lengths.sum()
 
 

@@ -252,6 +252,7 @@ def test_going_on_from_a_checkpoint_is_as_if_nothing_happened(
 def test_it_keeps_no_more_copies_than_it_needs(method: str, copies: int) -> None:
     parameters = _parameters()
     average = _made(method, parameters, **METHODS[method])
+    assert weight_averaging.copies(average.config, steps=30) == copies
     places = set()
     trajectory = _trajectory(30)
     for step in range(30):
