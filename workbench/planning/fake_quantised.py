@@ -1,4 +1,4 @@
-"""Layers of bitsandbytes with fake weights, packed as they are after loading.
+"""Layers of bitsandbytes with fake weights, or those of a small model that is timed, packed as they are after loading.
 
 8-bit layers keep the columns of their inputs that hold outliers in half precision. Which these are depends on weights
 and rows, so that every column is taken for one: what is counted is the most that may be.
@@ -19,7 +19,7 @@ BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}
 
 
 def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:
-    """Give the quantised layers of a fake model packed weights."""
+    """Give the quantised layers of a model packed weights."""
     from bitsandbytes.functional import quantize_4bit  # a second to import, and most plans need none of it
     from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 
@@ -61,10 +61,13 @@ INSTEAD["bitsandbytes.int8_mixed_scaled_mm.default"] = _mixed_product
 
 def _four_bits(module: nn.Linear, weights: str, compute: torch.dtype) -> nn.Parameter:
     from bitsandbytes.functional import quantize_4bit
+    from bitsandbytes.nn import modules
 
     whole = torch.zeros(module.out_features, module.in_features, dtype=compute, device=module.weight.device)
     packed, state = quantize_4bit(whole, compress_statistics=True, quant_type=weights)
-    return Params4bit.of(packed, state)
+    if isinstance(packed, FakeTensor):
+        return Params4bit.of(packed, state)
+    return modules.Params4bit(packed, quant_state=state, quant_type=weights, bnb_quantized=True)
 
 
 class Params4bit(FakeTensor):
@@ -85,9 +88,14 @@ class Params4bit(FakeTensor):
 
 
 def _eight_bits(module: nn.Linear) -> nn.Parameter:
+    from bitsandbytes.nn import modules
+
     device = module.weight.device
     whole = torch.zeros(module.out_features, module.in_features, dtype=torch.int8, device=device)
-    return Int8Params.of(whole, torch.ones(module.out_features, dtype=torch.float32, device=device))
+    scales = torch.ones(module.out_features, dtype=torch.float32, device=device)
+    if isinstance(whole, FakeTensor):
+        return Int8Params.of(whole, scales)
+    return modules.Int8Params(whole, requires_grad=False, has_fp16_weights=False, CB=whole, SCB=scales)
 
 
 class Int8Params(FakeTensor):
