@@ -10,6 +10,7 @@ import itertools
 import operator
 import re
 import textwrap
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -104,9 +105,9 @@ class ConsistentSection(Section):
             raise ValueError(" ".join(mistakes))
         return self
 
+    @abstractmethod
     def _contradictions(self) -> Iterator[str]:
         """Sentences on values that do not go together."""
-        raise NotImplementedError
 
 
 class Tagged(Section):
