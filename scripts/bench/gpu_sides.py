@@ -226,7 +226,7 @@ SIDES: dict[str, Callable[[Case, Clock, int, bool], list[int]]] = {
     "workbench": ours,
     "workbench packed": partial(ours, packed=True),
     "TRL": trl,
-    "TRL tuned": lambda *given: trl(*given, liger=HAS_LIGER),
+    "TRL tuned": lambda *given: trl(*given, liger=HAS_LIGER and DEVICE.type == "cuda"),
     "raw loop": raw,
 }
 

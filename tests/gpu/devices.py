@@ -11,6 +11,8 @@ from workbench.models import backbones
 
 REHEARSAL = "WORKBENCH_REHEARSAL" in os.environ
 """Whether `scripts/gpu/prove.sh --rehearse` runs them on a CPU."""
+FEW = os.environ.get("WORKBENCH_REHEARSAL") == "few"
+"""Whether it does so without `--whole`: a cover of the cases."""
 HERE = torch.cuda.is_available()
 needs_device = [
     pytest.mark.gpu,

@@ -9,7 +9,7 @@ import torch
 
 import workbench
 from tests.gpu.conftest import records
-from tests.gpu.devices import HERE, REHEARSAL, needs, needs_device
+from tests.gpu.devices import FEW, HERE, REHEARSAL, needs, needs_device
 from workbench.recipes.load import load
 from workbench.recipes.plans.plan import plan
 
@@ -29,7 +29,7 @@ FURTHEST = 0.10
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_is_what_the_run_holds(name: str, tmp_path: Path, short_stories: str) -> None:
-    if REHEARSAL and name != "bfloat16":
+    if FEW and name != "bfloat16":
         pytest.skip("a rehearsal plans one run")
     if name == "nf4":
         needs("bitsandbytes")

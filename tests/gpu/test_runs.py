@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from tests.gpu.conftest import losses, records
-from tests.gpu.devices import DEVICE, HERE, REHEARSAL, gpu_alone, needs, needs_device
+from tests.gpu.devices import DEVICE, FEW, HERE, gpu_alone, needs, needs_device
 from workbench.cli.verbs import app
 from workbench.data.batching import Indices
 from workbench.runs.run_directory import hardware
@@ -54,7 +54,7 @@ def test_a_run_is_that_of_a_cpu(train: Train, on_cpu: Callable[[], AbstractConte
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "nf4"])
 @pytest.mark.usefixtures("exact")
 def test_a_resumed_run_ends_at_the_same_bits(weights: str, train: Train) -> None:
-    if REHEARSAL and weights != "bfloat16":
+    if FEW and weights != "bfloat16":
         pytest.skip("a rehearsal goes on with bfloat16 alone")
     if weights == "nf4":
         needs("bitsandbytes")
@@ -121,7 +121,7 @@ def test_pages(name: str, train: Train) -> None:
 
 @pytest.mark.parametrize("name", ["adamw8bit", "muon", "adafactor"])
 def test_other_optimizers(name: str, train: Train, on_cpu: Callable[[], AbstractContextManager[None]]) -> None:
-    if REHEARSAL and name != "adamw8bit":
+    if FEW and name != "adamw8bit":
         pytest.skip("a rehearsal takes adamw8bit alone")
     if name == "adamw8bit":
         needs("bitsandbytes")
@@ -133,7 +133,7 @@ def test_other_optimizers(name: str, train: Train, on_cpu: Callable[[], Abstract
 
 @pytest.mark.parametrize("words", [(), ("train.checkpointing=true",), ("train.compile=true",)], ids=str)
 def test_half_precision(words: tuple[str, ...], train: Train) -> None:
-    if REHEARSAL and words:
+    if FEW and words:
         pytest.skip("a rehearsal takes the plain way alone")
     assert losses(train(*HALF, *words, name="half")) == pytest.approx(losses(train(name="whole")), rel=2e-2)
 

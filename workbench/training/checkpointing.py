@@ -92,7 +92,9 @@ def by_block(config: TrainingSections, model: nn.Module) -> bool:
 def keep(model: Any, wanted: Checkpointing) -> None:
     """Let the blocks of a backbone keep their activations as is wanted; what was recomputed before stays so."""
     if wanted is True:
-        model.activation_checkpointing_enable()
+        # Transformers' name for it; 5.17 has the older one alone.
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable()
         return
     blocks = _blocks(model)
     calls: dict[Way, Any] = {"whole": partial(checkpoint, use_reentrant=False), "elementwise": recomputing_elementwise}

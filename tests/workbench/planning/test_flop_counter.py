@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
 from tests.conftest import tiny
 from workbench.planning.flop_counter import Operations
@@ -18,6 +19,18 @@ def test_a_forward_pass_takes_two_operations_for_each_weight_and_token() -> None
     # Attention: queries with keys, and weights with values, over all pairs of positions in every head.
     attention = 2 * 2 * 6 * 6 * model.config.hidden_size * model.config.num_hidden_layers
     assert operations.count == 2 * 12 * (matrices - embeddings) + 2 * attention
+
+
+def test_attention_counts_every_head_of_the_query_forward_and_backward() -> None:
+    """Two products forward, five backward; a head of keys serves two of queries."""
+    query, key, value = (torch.ones(2, heads, 6, 8, requires_grad=True) for heads in (4, 2, 2))
+    with Operations() as operations:
+        found = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
+    product = 2 * (2 * 4) * 6 * 6 * 8
+    assert operations.count == 2 * product
+    with Operations() as operations:
+        found.sum().backward()
+    assert operations.count == 5 * product
 
 
 def test_products_that_add_to_what_is_there_count_too() -> None:
