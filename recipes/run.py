@@ -12,6 +12,7 @@ from typing import Any
 from workbench import report
 from workbench.config import RunConfig
 from workbench.errors import ResumeError, Stopped, WorkbenchError
+from workbench.models import backbones
 from workbench.recipes import inputs, start_checks
 from workbench.recipes.single import streamed_rows
 from workbench.runs import deadline, files, process_memory, run_directory
@@ -20,6 +21,7 @@ from workbench.runs.run_directory import Run
 from workbench.runs.run_log import RunLog
 from workbench.training import thread_choice
 from workbench.training.callbacks import Callback
+from workbench.training.measurements import forget_peak
 
 Main = Callable[[RunConfig, Run, Callback], Mapping[str, Any]]
 
@@ -64,6 +66,7 @@ def run(
     """
     began = time.monotonic() if began is None else began
     process_memory.keep()
+    forget_peak(backbones.device())  # of an earlier run in this process
     ranks = joined()
     # A machine that comes anew knows nothing of the restart that it takes part in.
     resume = ranks.any(resume or (restarted() and run_directory.began_since(out, launched())))

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-CHUNK = 2**18
-"""Elements of an 8-bit weight that are scaled in float32 at a time: 1 MB, which stays in a core's cache."""
+CHUNK, LARGE_CHUNK = 2**18, 2**26
+"""Elements of an 8-bit weight that are scaled in float32 at a time: 1 MB, which stays in a core's cache; and 256 MB."""
 
 
 def is_quantised(layer: nn.Module) -> bool:
@@ -36,7 +36,7 @@ def dequantised(layer: Any, dtype: torch.dtype) -> Tensor:
     largest_O = layer.state.SCB if stored.SCB is None else stored.SCB  # the first forward pass moves them
     scale_O1 = largest_O[:, None] * (1.0 / 127.0)
     eight = torch.empty(stored.shape, dtype=dtype, device=stored.device)
-    outputs = max(1, CHUNK // stored.shape[1])
+    outputs = max(1, (CHUNK if stored.device.type == "cpu" else LARGE_CHUNK) // stored.shape[1])
     for chunk, values, scale in zip(
         eight.split(outputs), stored.data.split(outputs), scale_O1.split(outputs), strict=True
     ):

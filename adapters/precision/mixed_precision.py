@@ -13,6 +13,7 @@ from peft.tuners import adalora, ia3, loha, lokr, vera
 from peft.tuners.hra.layer import HRAConv2d
 from peft.tuners.lora import dora
 from peft.tuners.lora.layer import Conv2d as LoraConv2d
+from peft.tuners.osf.layer import OSFLayer
 from peft.tuners.tuners_utils import BaseTuner
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,6 +22,7 @@ from workbench.adapters.anatomy import dense_weight
 from workbench.adapters.precision.float_layers import replacement
 from workbench.adapters.precision.latest_weight import SharingLayer
 from workbench.adapters.updates.alora_layers import activate
+from workbench.adapters.updates.osf_gradients import keep_orthogonal
 
 
 class VeraLinear(vera.Linear):
@@ -145,6 +147,8 @@ def compute_in_any_precision(model: nn.Module) -> None:
             module.__class__ = QuantisedIa3  # type: ignore[assignment]
         elif type(module) is ia3.IA3Model:
             module.__class__ = DetachableIa3
+        elif isinstance(module, OSFLayer):
+            keep_orthogonal(module)
         elif isinstance(module, adalora.AdaLoraLayer):
             module.ranknum.requires_grad_(False)  # PEFT moves it to the device of 4-bit weights as a trainable one
             if not isinstance(module, adalora.SVDLinear):

@@ -85,7 +85,7 @@ def _ways(case: Case, side: str) -> Iterator[tuple[int, bool]]:
     elif side == "TRL":
         yield from ((case.rows, True), (fewer, True))
     else:
-        yield from ((case.rows, False), (fewer, False), (1, False), (fewer, True))
+        yield from ((case.rows, False), (case.rows // 2, False), (fewer, False), (1, False), (fewer, True))
 
 
 def _figures(case: Case, measured: dict[str, Any], peak: float) -> dict[str, float]:

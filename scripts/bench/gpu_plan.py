@@ -1,4 +1,4 @@
-"""Predictions of `workbench plan` against runs on this accelerator, each by its command: Llamas of 1 and 8 B parameters.
+"""Predictions of `workbench plan` against runs on this accelerator, both by their commands: Llamas of 1 and 8 B.
 
     python scripts/bench/gpu_plan.py [CASE ...] [--out FOLDER] [--rehearse]
 
@@ -23,12 +23,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 STEPS, WARM_UP = 12, 2
-SHORT = [
-    f"train.steps={STEPS}",
-    "train.epochs=null",
-    "evaluate={every: null, answers: 0, samples: 0}",
-    "save.every=null",
-]
+QUIET = ["evaluate={every: null, answers: 0, samples: 0}", "save.every=null"]
+SHORT = [f"train.steps={STEPS}", "train.epochs=null", *QUIET]
 CASES: dict[str, tuple[str, list[str]]] = {
     "8B, lora, bfloat16": ("8b", ["model.weights=bfloat16"]),
     "8B, lora, nf4": ("8b", ["model.weights=nf4"]),

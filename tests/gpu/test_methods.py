@@ -23,7 +23,7 @@ pytestmark = [*needs_device, pytest.mark.filterwarnings("ignore:`is_gradient_che
 FORMATS = {"bfloat16": 0.03, "nf4": 0.03, "int8": 0.05}
 """Formats of weights, with the share of the first loss by which losses may differ: they are computed in bfloat16."""
 SOME = ("lora", "beft", "prefix", "glora", "full")
-"""Methods of a short rehearsal: of layers, of biases, of virtual tokens, over weights of one precision, of all weights."""
+"""Methods of a short rehearsal: of layers, biases, virtual tokens, over weights of one precision, of all weights."""
 IN_FLOAT32 = ("full", "glora")
 """Methods that do not compute in float32 over weights in half precision: the reference stores float32."""
 CASES = [

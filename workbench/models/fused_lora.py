@@ -117,9 +117,10 @@ def _dense(weight_OI: Tensor, packed: nn.Module | None, dtype: torch.dtype) -> T
 
 
 def fuse(model: nn.Module) -> None:
-    """Give every plain LoRA layer over a frozen linear layer the fused forward pass; a quantised one's on a CPU alone.
+    """Give every plain LoRA layer over a frozen linear layer the fused forward pass.
 
-    Accelerators have bitsandbytes' kernels, which multiply with packed weights.
+    On an accelerator, too, a quantised weight is dequantised for each product: bitsandbytes does the same where it trains
+    4-bit weights, and its product of 8-bit integers, which rounds the inputs, is left to evaluations.
     """
     for module in model.modules():
         if not isinstance(module, LoraLayer):
@@ -128,7 +129,7 @@ def fuse(model: nn.Module) -> None:
         base, kind = layer.get_base_layer(), type(layer)
         if kind is LoraLinear and type(base) in (nn.Linear, StoredLinear):
             layer.__class__ = FusedLoraLinear
-        elif is_quantised(base) and base.weight.device.type == "cpu" and kind in _quantised():
+        elif is_quantised(base) and kind in _quantised():
             layer.__class__ = _quantised()[kind]
 
 

@@ -71,7 +71,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
     fit.prepare()
     fit.freezer.follow(step=0, share=0)
     epoch = list(fit.micro_batches())
-    with MemoryLedger() as ledger, ledger.placing(_modules(fit)):
+    with MemoryLedger(fit.freezer.backbone.device.type) as ledger, ledger.placing(_modules(fit)):
         hold(ledger, fit, others=others)
         ledger.hold(fit.starts, MASTERS)
         with ledger.making(OPTIMIZER, OPTIMIZER):

@@ -14,12 +14,15 @@ from workbench.planning.dispatch_mode import DispatchMode
 
 
 class LiveBytes(DispatchMode):
-    """Inside of it, bytes of the storages on the CPU that torch's operations make there, until each is freed.
+    """Inside of it, bytes of the storages that torch's operations make on a kind of device, until each is freed.
 
     A storage counts once, whoever looks at it, and a tensor that was there before not at all. So nothing counts twice
     where one stands inside another: the outer counts everything, the inner what is made inside it. What a kernel
-    takes and frees while it runs is not seen, nor are values that numpy and memory-mapped files hold, nor tensors on
-    an accelerator, whose allocator counts them itself (`torch.accelerator.max_memory_allocated`).
+    takes and frees while it runs is not seen, nor are values that numpy and memory-mapped files hold. On an accelerator
+    this is for tensors without values: real ones its allocator counts (`torch.accelerator.max_memory_allocated`).
+
+    Args:
+        device: Kind of device, such as `cuda`.
     """
 
     now: int
@@ -27,18 +30,19 @@ class LiveBytes(DispatchMode):
     peak: int
     """The most that were alive at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
         super().__init__()
+        self._device = device
         self.now = self.peak = 0
         self._known: set[int] = set()
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # torch.tensor(...) hands over what it has just made; whatever else comes in was there before.
         if func is not torch.ops.aten.lift_fresh.default:
-            for storage in _storages((*args, *kwargs.values())):
+            for storage in _storages((*args, *kwargs.values()), self._device):
                 self._see(storage, 0)
         result = func(*args, **kwargs)
-        for storage in _storages(result):
+        for storage in _storages(result, self._device):
             self._see(storage, storage.nbytes())
         return result
 
@@ -56,14 +60,14 @@ class LiveBytes(DispatchMode):
         self.now -= size
 
 
-def _storages(value: Any) -> Iterator[torch.UntypedStorage]:
-    """Those of the tensors in nested lists that are on the CPU; of a tensor in shares this process's."""
+def _storages(value: Any, device: str) -> Iterator[torch.UntypedStorage]:
+    """Those of the tensors in nested lists that are on such a device; of a tensor in shares this process's."""
     if isinstance(value, DTensor):
         value = value.to_local()
     if isinstance(value, Tensor):
-        if value.device.type == "cpu" and value.layout == torch.strided:
+        if value.device.type == device and value.layout == torch.strided:
             yield value.untyped_storage()
     elif isinstance(value, (list, tuple)):
         for each in value:
             if isinstance(each, (Tensor, list, tuple)):
-                yield from _storages(each)
+                yield from _storages(each, device)

@@ -26,8 +26,8 @@ class Account(NamedTuple):
 class MemoryLedger(LiveBytes):
     """Live bytes by what they are for, `activations` unless somebody says otherwise, and by where they were made."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, device: str = "cpu") -> None:
+        super().__init__(device)
         self._purpose = ACTIVATIONS
         self._places: list[str] = []
         """Modules that are being called, the innermost last."""

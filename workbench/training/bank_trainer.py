@@ -36,7 +36,7 @@ from workbench.training.epoch_rows import EpochRows
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
-from workbench.training.measurements import measured
+from workbench.training.measurements import forget_peak, measured
 from workbench.training.optimizer_step import read
 from workbench.training.row_losses import RowLossWatch, VisitRecord
 from workbench.training.trainable_values import trained
@@ -285,6 +285,7 @@ class BankTrainer:
             )
         self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass{self.keeping.in_words}.")
         self._forget_gradients()
+        forget_peak(self.device)
         self.bank.train()  # blocks that are recomputed know it by their mode
 
     def _forget_gradients(self) -> None:

@@ -20,6 +20,12 @@ def measured(record: dict[str, Any], *, since: float, waited_s: float, device: t
     return {**record, "tokens_per_second": speed, "data_wait": share, "peak_bytes": peak_bytes(device)}
 
 
+def forget_peak(device: torch.device) -> None:
+    """Look for the most memory from now on, without what did not fit; a CPU knows that of the whole process alone."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_bytes(device: torch.device) -> int:
     """Most memory held so far: of the accelerator's allocator, or resident in this process."""
     if device.type == "cuda":

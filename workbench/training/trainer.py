@@ -35,7 +35,7 @@ from workbench.training.freezing import freeze_callbacks
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
-from workbench.training.measurements import measured, peak_bytes
+from workbench.training.measurements import forget_peak, measured, peak_bytes
 from workbench.training.method_choice import MethodChoice
 from workbench.training.optim import noise_scale, sophia
 from workbench.training.optim.noise_scale import GradientParts, NoiseScale
@@ -236,6 +236,7 @@ class Trainer:
         if self.config.batch.tokens_per_device == "auto":
             self._remembered.write(tokens, self.keeping.now)
         self._free_memory()
+        forget_peak(self.device)
 
     def _note_batch(self) -> None:
         """Note how a step is computed, for a run that goes on."""

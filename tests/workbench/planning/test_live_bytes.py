@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.conftest import tiny
 from workbench.planning.live_bytes import LiveBytes
@@ -126,3 +127,13 @@ def test_a_model_without_gradients_frees_its_layers_and_with_them_keeps_each() -
     assert peaks[1] == peaks[0]
     layer = kept[1] - kept[0]
     assert layer % 2 == 0 and 0 < kept[0] - layer < layer  # embeddings, positions and the last norm
+
+
+def test_tensors_without_values_count_on_their_own_device() -> None:
+    with FakeTensorMode(), LiveBytes("cuda") as accelerator, LiveBytes() as host:
+        tensor = torch.empty(250, device="cuda")
+        doubled = tensor * 2
+        torch.empty(10)
+        assert accelerator.now == tensor.nbytes + doubled.nbytes == 2000
+        del doubled
+        assert accelerator.now == 1000 and host.peak == 40
