@@ -62,6 +62,8 @@ from workbench.training import activation_offload, capacity, checkpointing, limi
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import bank_shares, layout_checks, layout_settings
 
+WORKSPACES = 2 * 2**25
+"""Bytes of an accelerator that cuBLAS works in: 32 MiB (Hopper's) for each of the threads of both passes."""
 Teaching = Callable[
     [PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits[TokenizedSet], Loader], Supervise[ExportedModel]
 ]
@@ -152,7 +154,9 @@ def _of_device(
         way: In place of that of the recipe.
     """
     accelerated = elsewhere or backbones.device().type != "cpu"
-    process = 0 if accelerated else psutil.Process().memory_info().rss
+    process = psutil.Process().memory_info().rss
+    if accelerated:
+        process = 0 if elsewhere else WORKSPACES
     notes = list(plan_settings.clock(config))
     # Weights of rows change neither.
     config = plan_settings.untimed(config.model_copy(update={"data": config.data.unweighted}))

@@ -2,10 +2,10 @@
 
     python scripts/bench/gpu.py [CASE ...] [--seconds 500] [--out FOLDER] [--rehearse]
 
-A case is SHAPE-WEIGHTS-ROWS, such as 8b-nf4-2k: 1b, 3b, 8b; bf16, nf4; 2k, ragged (64 to 512 tokens), 8k. Weights and
-tokens are random, made on the device; every token has loss. Every side is a process of its own. Where memory runs out
-a side is tried again with fewer rows at once, and at last with checkpointing; the workbench finds that itself. Results
-are written as they come, to gpu.jsonl and gpu.md.
+A case is SHAPE-WEIGHTS-ROWS, such as 8b-nf4-2k: 1b, 3b, 8b; bf16, nf4; 2k, ragged (64 to 512 tokens), near (384 to
+512), 8k. Weights and tokens are random, made on the device; every token has loss. Every side is a process of its own.
+Where memory runs out a side is tried again with fewer rows at once, and at last with checkpointing; the workbench finds
+that itself. Results are written as they come, to gpu.jsonl and gpu.md.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 """As in Llama 3.1 and 3.2; `tiny` for rehearsals."""
 WEIGHTS = {"bf16": "bfloat16", "nf4": "nf4"}
-LENGTHS = {"2k": (2048, 2048, 8), "ragged": (64, 512, 64), "8k": (8192, 8192, 2)}
+LENGTHS = {"2k": (2048, 2048, 8), "ragged": (64, 512, 64), "near": (384, 512, 64), "8k": (8192, 8192, 2)}
 """Fewest and most tokens of a row, and rows of a step."""
 FIRST = ["8b-nf4-2k", "8b-bf16-2k", "1b-bf16-ragged", "8b-nf4-8k", "3b-bf16-2k", "8b-nf4-ragged"]
 """Cases that a call comes to first; it has time for some."""

@@ -24,7 +24,7 @@ CASES = {
     "full": ["model.weights=bfloat16", "model.compute=bfloat16", "adapter={method: full}"],
 }
 FURTHEST = 0.10
-"""Largest share by which a plan may be wrong: the allocator rounds, and libraries keep workspaces."""
+"""Largest share by which a plan of a run this small may be wrong: the allocator rounds."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -34,14 +34,15 @@ def test_a_plan_is_what_the_run_holds(name: str, tmp_path: Path, short_stories: 
     if name == "nf4":
         needs("bitsandbytes")
     words = [*CASES[name], *SHORT, *SMALL, *([f"model.id={short_stories}", "data.held_out=0.1"] if REHEARSAL else [])]
-    planned = plan(load("sft/quickstart", words)).dry_run.peak
+    planned = plan(load("sft/quickstart", words))
+    needed = planned.dry_run.peak + planned.process
     if HERE:
+        torch._C._cuda_clearCublasWorkspaces()  # what an earlier run left, and what a run takes anew
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() if HERE else 0
     run = workbench.run("sft/quickstart", words, out=tmp_path / "run", quiet=True)
     held = max(record["peak_bytes"] for record in records(run)) - before
-    assert planned > 0 and held > 0
+    assert needed > 0 and held > 0
     if not HERE:
         pytest.skip("on an accelerator alone: a CPU tells its process's memory, and no bytes of tensors")
-    assert planned == pytest.approx(held, rel=FURTHEST)
+    assert needed == pytest.approx(held, rel=FURTHEST)

@@ -119,8 +119,8 @@ def _dense(weight_OI: Tensor, packed: nn.Module | None, dtype: torch.dtype) -> T
 def fuse(model: nn.Module) -> None:
     """Give every plain LoRA layer over a frozen linear layer the fused forward pass.
 
-    On an accelerator, too, a quantised weight is dequantised for each product: bitsandbytes does the same where it trains
-    4-bit weights, and its product of 8-bit integers, which rounds the inputs, is left to evaluations.
+    On an accelerator, too, a quantised weight is dequantised for each product: bitsandbytes does the same where it
+    trains 4-bit weights, and its product of 8-bit integers, which rounds the inputs, is left to evaluations.
     """
     for module in model.modules():
         if not isinstance(module, LoraLayer):

@@ -151,8 +151,12 @@ def _kernel() -> Callable[..., Tensor] | None:
         from torch.nn.attention.varlen import varlen_attn  # nothing for a CPU
     except ImportError:
         return None
-    known = set(inspect.signature(varlen_attn).parameters)
-    return cast("Callable[..., Tensor]", varlen_attn) if {"window_size", "enable_gqa"} <= known else None
+    return cast("Callable[..., Tensor]", varlen_attn) if "window_size" in _settings(varlen_attn) else None
+
+
+@cache
+def _settings(kernel: Callable[..., Tensor]) -> frozenset[str]:
+    return frozenset(inspect.signature(kernel).parameters)
 
 
 def of_any_lengths(
@@ -175,10 +179,14 @@ def of_any_lengths(
     """
     kernel = kernel or _kernel()
     assert kernel is not None, "`_has_kernel` says whether there is one"
-    rows = (each[0].transpose(0, 1) for each in (query_BHTD, key_BKTD, value_BKTD))
+    rows = [each[0].transpose(0, 1) for each in (query_BHTD, key_BKTD, value_BKTD)]
     settings: dict[str, Any] = {"scale": scale, "window_size": (-1, 0 if causal else -1)}
-    if query_BHTD.shape[1] != key_BKTD.shape[1]:
+    shared = query_BHTD.shape[1] // key_BKTD.shape[1]
+    if shared > 1 and "enable_gqa" in _settings(kernel):
         settings["enable_gqa"] = True
+    elif shared > 1:  # torch 2.11
+        query, *others = rows
+        rows = [query, *(each.repeat_interleave(shared, dim=1) for each in others)]
     return kernel(*rows, row_starts, row_starts, longest, longest, **settings)[None]
 
 

@@ -179,6 +179,11 @@ class _Timed:
             total += part * self._timed(partial(self._fit.backward, rows, step=step))
         return total / len(self._shares)
 
+    def warm_up(self, rows: Indices) -> None:
+        """Compute a micro-batch that is not timed where kernels are made once for all shapes: on an accelerator."""
+        if self._device.type != "cpu":
+            self.seconds(rows)
+
     def _operations(self, rows: Indices, step: int) -> float:
         """Floating-point operations of one token, forward and backward."""
         with Operations() as counted:
@@ -238,6 +243,7 @@ def _samples(timed: Sequence[_Timed], flops: float, clock: Clock, seconds: float
         at = int(_spread(passed) * len(batches))
         for number, each in enumerate(timed):
             rows = batches[(at + number) % len(batches)]
+            each.warm_up(rows)
             samples[number].append((first.tokens(rows), each.seconds(rows)))
     return samples
 

@@ -53,7 +53,8 @@ class Plan:
     """Work of that device in a step."""
     contents: Contents
     process: int
-    """Bytes that Python and its libraries hold beside all tensors, measured in this process; 0 on an accelerator."""
+    """Bytes that Python and its libraries hold beside all tensors, measured in this process; of an accelerator here,
+    what libraries work in; of one elsewhere 0."""
     memory: int
     """Bytes that there are, for each device."""
     offloaded: int = 0

@@ -10,10 +10,11 @@ import torch
 
 SECONDS = 0.1
 """For measuring each, about."""
-ROWS, WIDTH = 256, 1024
-"""Rows and width of the matrices that are multiplied: about those of a block."""
-READ = 2**27
-"""Bytes that are read: more than caches hold."""
+ROWS, WIDTH, LARGE = 256, 1024, 8192
+"""Rows and width of the matrices that are multiplied: about those of a block; both on an accelerator, which is fully at
+work from there on."""
+READ, LARGE_READ = 2**27, 2**30
+"""Bytes that are read: more than caches hold; on an accelerator."""
 
 
 class Roofline(NamedTuple):
@@ -27,12 +28,13 @@ class Roofline(NamedTuple):
 
 def roofline(device: torch.device, dtype: torch.dtype, *, clock: Callable[[], float] = time.perf_counter) -> Roofline:
     """Both rates of a device, at best."""
-    rows = torch.full((ROWS, WIDTH), 0.5, dtype=dtype, device=device)
-    matrix = torch.full((WIDTH, WIDTH), 0.5, dtype=dtype, device=device)
-    numbers = torch.ones(READ // 4, dtype=torch.int32, device=device)
+    many, width, read = (ROWS, WIDTH, READ) if device.type == "cpu" else (LARGE, LARGE, LARGE_READ)
+    rows = torch.full((many, width), 0.5, dtype=dtype, device=device)
+    matrix = torch.full((width, width), 0.5, dtype=dtype, device=device)
+    numbers = torch.ones(read // 4, dtype=torch.int32, device=device)
     product = _fastest(lambda: rows @ matrix, device, clock)
     reading = _fastest(numbers.max, device, clock)
-    return Roofline(2 * ROWS * WIDTH * WIDTH / product, READ / reading)
+    return Roofline(2 * many * width * width / product, read / reading)
 
 
 def _fastest(call: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:

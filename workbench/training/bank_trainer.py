@@ -25,7 +25,7 @@ from workbench.data.mixed_batches import JoinedRows, OwnerRows, mixed_batches, p
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.losses.label_losses import LabelScorer
-from workbench.models import forward_noise
+from workbench.models import cudnn_attention, forward_noise
 from workbench.training import capacity, epoch_rows, kernels, packing, row_losses, thread_choice
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
 from workbench.training.callbacks import Callback
@@ -189,7 +189,8 @@ class BankTrainer:
     def _computing(self) -> Iterator[Mapping[str, float]]:
         """Inside, rows are collated beside the training; yields when each member's clock began."""
         shared = thread_choice.chosen(self.members.values(), self.tokens, self.freezer.backbone)
-        with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead, shared:
+        same = cudnn_attention.allowed([each.task.train.lengths for each in self.members.values()])
+        with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead, shared, same:
             yield {name: time.monotonic() - member.progress.elapsed_s for name, member in self.members.items()}
         self.ahead = None
 

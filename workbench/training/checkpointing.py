@@ -24,7 +24,6 @@ from workbench.data.batching import Examples, MicroBatch
 from workbench.errors import ConfigError
 from workbench.models.recomputation import recomputing_elementwise
 from workbench.training import activation_offload, capacity
-from workbench.training.measurements import forget_peak
 
 T = TypeVar("T")
 Way = Literal["kept", "elementwise", "whole"]
@@ -178,7 +177,6 @@ class ActivationKeeping:
 
         def retry(fewer: int) -> None:
             remembered.write(fewer, self.now)
-            forget_peak(self._backbone.device)
 
         try:
             return self.until_it_fits(compute, tokens, longest=longest, retry=retry)

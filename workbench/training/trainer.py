@@ -21,7 +21,7 @@ from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
-from workbench.models import backbones, fused_lora
+from workbench.models import backbones, cudnn_attention, fused_lora
 from workbench.runs.run_directory import Run
 from workbench.training import capacity, failures, kernels, long_rows, packing, row_losses, step_figures, thread_choice
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
@@ -152,7 +152,8 @@ class Trainer:
             self.callback.say(f"Training: {left:,} steps of {self.config.batch.size} {self.arrangement.in_words()}.")
             self.run.deadline.begin(member.progress.share)
         shared = thread_choice.chosen([member], self.tokens, self.freezer.backbone)
-        with closing(self.trackers), closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead, shared:
+        same = cudnn_attention.allowed([self.train.lengths])
+        with closing(self.trackers), closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead, shared, same:
             self._steps(time.monotonic() - member.progress.elapsed_s)
         self.ahead = None
         self.prefix.close()
@@ -373,6 +374,7 @@ class Trainer:
             tokens = int(remembered or self.arrangement.worth(tokens))
         if auto and not remembered and self.device.type != "cpu" and self.config.distributed.rows_together == 1:
             tokens = min(self.ranks.gathered(self._largest_that_fits(tokens)))
+            forget_peak(self.device)  # the longest rows together, which no step may meet
         self.tokens = tokens
         self._note_batch()
 
