@@ -44,7 +44,7 @@ def _run(folder: Path, model: str, *words: str) -> tuple[list[float], int]:
 
 def test_tiles_change_rounding_alone(tmp_path: Path, deep: str) -> None:
     wanted, most = _run(tmp_path / "whole", deep, "train.mlp_tile=null")
-    found, tiled = _run(tmp_path / "tiles", deep, "train.mlp_tile=1024")
+    found, tiled = _run(tmp_path / "tiles", deep, "train.mlp_tile=64")
     assert found == pytest.approx(wanted, rel=2e-2)
     assert not HERE or tiled < most
 

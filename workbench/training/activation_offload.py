@@ -43,6 +43,9 @@ class Copies(Protocol):
 class PinnedCopies:
     """Copies on a stream of their own, in pinned memory where there is an accelerator.
 
+    A tensor that has left is held until the computation waits for its copy, so that what comes next may take its place
+    at once: memory that `record_stream` keeps is free only when the host, which is far ahead, sees the copy done.
+
     Args:
         pinned: Whether the host's memory is pinned: a device reads and writes no other while it computes.
     """
@@ -50,39 +53,40 @@ class PinnedCopies:
     def __init__(self, device: torch.device, *, pinned: bool = True) -> None:
         self._device, self._pinned = device, pinned
         self._stream = torch.Stream(device)
-        self._sent: torch.Event | None = None
-        """The end of the last copy away."""
+        self._leaving: Tensor | None = None
+        """The last that was sent away."""
 
     def away(self, tensor: Tensor) -> tuple[Tensor, list[Tensor]]:
         """A tensor without values of the same kind, and pieces on the host."""
-        computing = torch.accelerator.current_stream(self._device)
-        if self._sent is not None:
-            computing.wait_event(self._sent)
+        self._let_go()
         pieces = []
-        self._stream.wait_stream(computing)
+        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
         with self._stream:
             for part in tensor.reshape(-1).split(max(1, PIECE // tensor.element_size())):
                 room = torch.empty(len(part), dtype=part.dtype, pin_memory=self._pinned)
                 pieces.append(room.copy_(part, non_blocking=True))
-            self._sent = torch.Event(self._device)
-            self._sent.record(self._stream)
-        tensor.record_stream(self._stream)
+        self._leaving = tensor.detach()
         return torch.empty_like(tensor, device="meta"), pieces
 
     def back(self, kept: tuple[Tensor, list[Tensor]]) -> Tensor:
         """The tensor on the device, on its way."""
+        self._let_go()
         like, pieces = kept
         tensor = torch.empty_like(like, device=self._device)
         self._stream.wait_stream(torch.accelerator.current_stream(self._device))
         with self._stream:
             for part, piece in zip(tensor.view(-1).split([len(each) for each in pieces]), pieces, strict=True):
                 part.copy_(piece, non_blocking=True)
-        tensor.record_stream(self._stream)
         return tensor
 
     def arrived(self) -> None:
-        """Let the computation wait until all copies are there."""
+        """Let the computation wait until all copies are made."""
         torch.accelerator.current_stream(self._device).wait_stream(self._stream)
+
+    def _let_go(self) -> None:
+        if self._leaving is not None:
+            self.arrived()
+            self._leaving = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -123,9 +123,6 @@ class _Stream:
     def wait_stream(self, other: _Stream) -> None:
         self._log.append(f"{self._name} waits for {other._name}")
 
-    def wait_event(self, _: Any) -> None:
-        self._log.append(f"{self._name} waits for a copy")
-
     def __enter__(self) -> None:
         self._log.append("in")
 
@@ -133,34 +130,25 @@ class _Stream:
         self._log.append("out")
 
 
-class _Event:
-    def __init__(self, _: torch.device) -> None:
-        """The end of a copy."""
-
-    def record(self, _: _Stream) -> None:
-        """Nothing."""
-
-
 def test_copies_of_an_accelerator_run_on_a_stream_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most two wait to leave; what comes back is waited for before it is read. On an accelerator without values."""
     log: list[str] = []
     with fake_cuda(monkeypatch) as found:
         monkeypatch.setattr(torch, "Stream", lambda _: _Stream(log, "copying"))
-        monkeypatch.setattr(torch, "Event", _Event)
         monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: _Stream(log, "computing"))
-        monkeypatch.setattr(Tensor, "record_stream", lambda *_: None)
         copies = PinnedCopies(CUDA, pinned=False)
         tensor = torch.zeros(2, 3, device=CUDA, dtype=torch.bfloat16)
         monkeypatch.setattr(activation_offload, "PIECE", 8)
         kept, _ = copies.away(tensor), copies.away(tensor)
         assert [len(each) for each in kept[1]] == [4, 2] and all(each.device.type == "cpu" for each in kept[1])
         away = ["copying waits for computing", "in", "out"]
-        assert log == [*away, "computing waits for a copy", *away]
+        assert log == [*away, "computing waits for copying", *away]
         log.clear()
         back = copies.back(kept)
         copies.arrived()
         assert (back.shape, back.dtype, back.device) == (tensor.shape, tensor.dtype, CUDA)
-        assert log == ["copying waits for computing", "in", "out", "computing waits for copying"]
+        waits = "computing waits for copying"
+        assert log == [waits, "copying waits for computing", "in", "out", waits]
     assert all("copy_" in each for each in found.places), "what is not pinned is waited for, and nothing else"
 
 
