@@ -97,7 +97,7 @@ def measure(timed: Timed, name: str, lengths: Indices, sizes: list[int], rounds:
         for size in dict.fromkeys(size for _, size in ways)
     )
     padding = packing.padding([lengths], tokens=best[PADDED][1])
-    auto = "packs" if packing.pays(padding, compute=compute) else "pads"
+    auto = "packs" if packing.pays(padding, compute=compute, at_once=False) else "pads"
     print(
         f"{name}: {lengths.sum()} tokens, padding {padding:.1%}; padded / packed: {each}; tokens/s at the best "
         f"{lengths.sum() / median(taken[best[PADDED]]):.0f} / {lengths.sum() / median(taken[best[PACKED]]):.0f}, ratio "

@@ -119,9 +119,12 @@ def test_packed_rows_see_themselves_alone(dtype: torch.dtype, heads: int) -> Non
     torch.testing.assert_close(here, cpu, rtol=close, atol=close)
 
 
-def test_only_a_cpu_packs_unasked() -> None:
-    assert packing.refusal(tiny("Llama").config, longest=10, reads_packed=True) is None
-    assert packing.pays(0.5, compute=torch.bfloat16) == (not HERE)
+def test_what_packs_unasked() -> None:
+    config = tiny("Llama").config
+    assert packing.refusal(config, longest=10, reads_packed=True) is None
+    at_once = packed_attention.at_once(config, DEVICE, torch.bfloat16)
+    assert at_once == HERE and not packed_attention.at_once(config, DEVICE, torch.float32)
+    assert packing.pays(0.5, compute=torch.bfloat16, at_once=at_once)
 
 
 def test_precision_and_attention() -> None:

@@ -7,14 +7,42 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests import forked
 
 ROOT = Path(__file__).parents[2]
+THERE = [
+    "torch",
+    "transformers",
+    "peft",
+    "accelerate",
+    "einops",
+    "jinja2",
+    "matplotlib",
+    "ninja",
+    "opencv-python-headless",
+    "pandas",
+]
+THERE += [
+    "pillow",
+    "protobuf",
+    "psutil",
+    "pyarrow",
+    "rich",
+    "scikit-learn",
+    "tensorboard",
+    "threadpoolctl",
+    "typer",
+    "xxhash",
+]
+"""What a machine for training has (scripts/gpu/README.md)."""
 SIDES = ["workbench", "TRL tuned", "raw loop"]
 
 
@@ -65,6 +93,27 @@ def test_what_a_machine_lacks_or_has_too_old_is_installed(tmp_path: Path) -> Non
     command = [sys.executable, str(ROOT / "scripts" / "gpu" / "missing.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert [Path(line).name for line in done.stdout.split()] == ["nobody_has_this-1.0-py3-none-any.whl"]
+
+
+def test_wheels_and_machine_have_all_that_the_package_needs() -> None:
+    """A dependency that is new here is not there: the first minute on a GPU would end with its import."""
+    lines = (ROOT / "scripts" / "gpu" / "wheels.txt").read_text(encoding="utf-8").splitlines()
+    brought = {canonicalize_name(line.split("==")[0]) for line in lines if line and not line.startswith("#")}
+    assert _needed(["peft-workbench"]) - _needed(THERE) - brought == set()
+
+
+def _needed(names: Iterable[str]) -> set[str]:
+    """Packages, and all that these need."""
+    found, left = set[str](), [canonicalize_name(name) for name in names]
+    while left:
+        if (name := left.pop()) in found:
+            continue
+        found.add(name)
+        needs = (Requirement(text) for text in requires(name) or ())
+        left += [
+            canonicalize_name(each.name) for each in needs if each.marker is None or each.marker.evaluate({"extra": ""})
+        ]
+    return found - {"peft-workbench"}
 
 
 def test_one_binary_of_a_wheel_is_kept(tmp_path: Path) -> None:

@@ -134,12 +134,22 @@ def _split(heads: Sequence[Tensor], sizes: list[int]) -> list[tuple[Tensor, ...]
     return list(zip(*(each.split(sizes, dim=2) for each in heads), strict=True))
 
 
+def at_once(config: PretrainedConfig, device: torch.device, compute: torch.dtype) -> bool:
+    """Whether one kernel computes the attention of all packed rows of a backbone without dropout."""
+    text: Any = config.get_text_config(decoder=True)
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return _computes(device, compute, width)
+
+
 def _has_kernel(query_BHTD: Tensor, dropout: float) -> bool:
+    return not dropout and _computes(query_BHTD.device, query_BHTD.dtype, query_BHTD.shape[-1])
+
+
+def _computes(device: torch.device, dtype: torch.dtype, width: int) -> bool:
     """Whether flash attention computes rows of any lengths at once: on NVIDIA GPUs, in half precision."""
-    if query_BHTD.device.type != "cuda" or torch.version.hip is not None or _kernel() is None:
+    if device.type != "cuda" or torch.version.hip is not None or _kernel() is None:
         return False
-    width = query_BHTD.shape[-1]
-    return query_BHTD.dtype in HALVES and not dropout and width <= WIDEST and width % 8 == 0
+    return dtype in HALVES and width <= WIDEST and width % 8 == 0
 
 
 @cache

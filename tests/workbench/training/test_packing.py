@@ -203,14 +203,16 @@ def test_padding_is_what_a_count_of_the_first_steps_finds() -> None:
 
 @pytest.mark.parametrize(("compute", "some", "much"), [("float32", 0.02, 0.04), ("bfloat16", 0.11, 0.13)])
 def test_auto_packs_from_the_share_of_padding_from_which_it_is_faster(compute: str, some: float, much: float) -> None:
-    assert not packing.pays(some, compute=getattr(torch, compute))
-    assert packing.pays(much, compute=getattr(torch, compute))
-    assert not packing.pays(0.9, compute=torch.float16)
+    assert not packing.pays(some, compute=getattr(torch, compute), at_once=False)
+    assert packing.pays(much, compute=getattr(torch, compute), at_once=False)
+    assert not packing.pays(0.9, compute=torch.float16, at_once=False)
 
 
 def test_auto_packs_nothing_where_nobody_has_measured_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backbones, "device", lambda: torch.device("cuda"))
-    assert not packing.pays(0.9, compute=torch.bfloat16)
+    assert not packing.pays(0.9, compute=torch.bfloat16, at_once=False)
+    assert packing.pays(0.12, compute=torch.bfloat16, at_once=True)
+    assert not packing.pays(0.11, compute=torch.bfloat16, at_once=True)
 
 
 def test_auto_decides_by_the_rows(train: Callable[..., Path], tmp_path: Path) -> None:
