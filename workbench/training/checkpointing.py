@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -205,13 +205,17 @@ class ActivationKeeping:
 
     def _upcoming(self) -> Checkpointing | Literal["offload"] | None:
         """The next way that keeps less, where the configuration leaves it open."""
-        train = self._config.train
-        if train.checkpointing == "auto" and not refusal(self._config, self._backbone):
-            order: list[Checkpointing] = [False, *(_PARTS if by_block(self._config, self._backbone) else []), True]
-            if (following := order.index(self.now) + 1) < len(order):
-                return order[following]
+        if self._order and (following := self._order.index(self.now) + 1) < len(self._order):
+            return self._order[following]
         able = self._device is not None and self._device.type != "cpu" and self.now is True and not self.offloads
-        return "offload" if able and train.offload_activations == "auto" else None
+        return "offload" if able and self._config.train.offload_activations == "auto" else None
+
+    @cached_property
+    def _order(self) -> list[Checkpointing]:
+        """Ways that keep less and less, where the configuration leaves it open: each step asks, and blocks are many."""
+        if self._config.train.checkpointing != "auto" or refusal(self._config, self._backbone):
+            return []
+        return [False, *(_PARTS if by_block(self._config, self._backbone) else []), True]
 
 
 _PARTS: list[Checkpointing] = ["elementwise", HALF]
