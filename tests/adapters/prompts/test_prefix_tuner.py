@@ -152,7 +152,7 @@ def test_recomputed_activations_give_the_same_gradients(kind: str, config: Metho
     for recompute in (False, True):
         model = attach(build(kind), config).train()
         if recompute:
-            model.activation_checkpointing_enable()
+            checkpointing.keep(model, True)
         torch.manual_seed(0)
         logits(model).square().sum().backward()
         found.append({name: each.grad for name, each in model.named_parameters() if each.requires_grad})

@@ -19,6 +19,7 @@ from workbench.data.arrangement import PACKED
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
 from workbench.models import output_heads, packed_attention
 from workbench.models.packed_attention import FAMILIES
+from workbench.training import checkpointing
 
 LENGTHS = (12, 7, 7, 1)
 SHAPES = {
@@ -94,7 +95,7 @@ def test_recomputed_activations_give_the_same_gradients(model: PreTrainedModel) 
         return torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
 
     wanted = gradients()
-    model.activation_checkpointing_enable()
+    checkpointing.keep(model, True)
     torch.testing.assert_close(gradients(), wanted, rtol=0, atol=0)
 
 
