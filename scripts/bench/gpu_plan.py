@@ -81,7 +81,7 @@ def measured(model: str, words: list[str], run: Path) -> dict[str, Any]:
 
 
 def _workbench(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from workbench.cli.verbs import main; main()", verb, "sft/quickstart", *words]
+    command = [sys.executable, "-m", "workbench.cli", verb, "sft/quickstart", *words]
     return subprocess.run(command, capture_output=True, text=True)
 
 
