@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from peft.tuners import adalora, ia3, loha, lokr, vera
+from peft.tuners import adalora, ia3, loha, lokr, osf, vera
 from peft.tuners.hra.layer import HRAConv2d
 from peft.tuners.lora import dora
 from peft.tuners.lora.layer import Conv2d as LoraConv2d
-from peft.tuners.osf.layer import OSFLayer
 from peft.tuners.tuners_utils import BaseTuner
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,7 +21,7 @@ from workbench.adapters.anatomy import dense_weight
 from workbench.adapters.precision.float_layers import replacement
 from workbench.adapters.precision.latest_weight import SharingLayer
 from workbench.adapters.updates.alora_layers import activate
-from workbench.adapters.updates.osf_gradients import keep_orthogonal
+from workbench.adapters.updates.osf_layers import OsfLinear
 
 
 class VeraLinear(vera.Linear):
@@ -147,8 +146,9 @@ def compute_in_any_precision(model: nn.Module) -> None:
             module.__class__ = QuantisedIa3  # type: ignore[assignment]
         elif type(module) is ia3.IA3Model:
             module.__class__ = DetachableIa3
-        elif isinstance(module, OSFLayer):
-            keep_orthogonal(module)
+        elif type(module) is osf.layer.Linear:
+            module._detach_hooks()  # type: ignore[no-untyped-call]
+            module.__class__ = OsfLinear
         elif isinstance(module, adalora.AdaLoraLayer):
             module.ranknum.requires_grad_(False)  # PEFT moves it to the device of 4-bit weights as a trainable one
             if not isinstance(module, adalora.SVDLinear):

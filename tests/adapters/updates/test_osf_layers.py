@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from peft.tuners.osf.layer import Linear
 
 from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import Osf
+from workbench.adapters.updates.osf_layers import OsfLinear
 from workbench.training.master_weights import MasterWeights
 
 
@@ -29,3 +31,16 @@ def test_gradients_leave_the_large_parts_alone(dtype: torch.dtype, target: str) 
             grad_NR = grad if part == "U_low" else grad.T
             assert grad_NR.norm() > 0
             assert (basis_KN @ grad_NR).norm() < close * grad_NR.norm()
+
+
+def test_outputs_are_pefts() -> None:
+    """Of trained parts, whatever their gradients are."""
+    model = adapters.attach(tiny("Llama"), Osf(kept=0.5), seed=0)
+    ids_BL = torch.arange(3, 19).view(2, 8)
+    with torch.no_grad():
+        for parameter in filter(lambda each: each.requires_grad, model.parameters()):
+            parameter.add_(torch.randn_like(parameter) / 10)
+        found = model(input_ids=ids_BL).logits
+        for layer in (each for each in model.modules() if type(each) is OsfLinear):
+            layer.__class__ = Linear
+        torch.testing.assert_close(found, model(input_ids=ids_BL).logits)
