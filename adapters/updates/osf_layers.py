@@ -30,7 +30,8 @@ class OsfLinear(Linear):
         parts: Any = self.osf_svd_params[name]
         U_OR, V_IR = self._osf_U_low_init[name], self._osf_V_low_init[name].T
         # Of a square matrix both parts are a basis, and the large one is not stored.
-        large_U_OK, large_V_KI = (dict(each.items()).get(name) for each in (self._osf_U_high, self._osf_V_high))
+        stored: tuple[Any, ...] = (self._osf_U_high, self._osf_V_high)
+        large_U_OK, large_V_KI = (dict(each.items()).get(name) for each in stored)
         trained_U_OR = _projected(parts["U_low"], U_OR, large_U_OK)
         trained_V_IR = _projected(parts["V_low"].T, V_IR, None if large_V_KI is None else large_V_KI.T)
         outputs = torch.cat([trained_U_OR * parts["S_low"], -U_OR * self._osf_S_low_init[name]], dim=1)
