@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
-
 from workbench import report
 from workbench.config import RunConfig
 from workbench.config.expansions.member_runs import Trial
@@ -25,6 +23,8 @@ def finish(task: SweepTask, run: Run, members: Sequence[tuple[Trial[RunConfig], 
     Every pair is scored once, by the member that did not train on it; out_of_fold.parquet has them with their fold. A
     fold without an adapter, whose member failed, is left out.
     """
+    import pandas as pd  # 0.2 s, which a plan need not wait for
+
     tables = []
     for trial, own in members:
         if not own.adapter.exists():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig, RunConfig, tasks
@@ -35,6 +34,9 @@ from workbench.training import preflight
 from workbench.training.callbacks import Callback
 from workbench.training.limits import total_steps
 from workbench.training.signal import TrainingSignal
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Scores = dict[str, Any]
 
@@ -129,6 +131,8 @@ def score(
 
 def table(model: RewardModel, rows: JudgedSet, reward_S: Floats) -> pd.DataFrame:
     """One line a pair: its two answers behind their prompt, their rewards, and the chosen answer's margin."""
+    import pandas as pd  # 0.2 s, which a plan need not wait for
+
     texts = [str(model.tokenizer.decode(rows.answers[row].input_ids)) for row in range(len(rows.answers))]
     chosen_P, rejected_P = reward_S.reshape(-1, 2).T
     return pd.DataFrame(

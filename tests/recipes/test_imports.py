@@ -21,7 +21,7 @@ UNUSED = {"sklearn", "scipy.stats", "matplotlib", "nltk", "rouge_score", "optuna
 
 
 @pytest.mark.slow
-def test_training_imports_nothing_of_other_recipes_no_compiler_and_a_page_of_text_no_scores_of_classes() -> None:
+def test_training_and_plans_import_nothing_of_other_recipes_no_compiler_and_pages_of_text_no_class_scores() -> None:
     """As a command imports it: PEFT imports bitsandbytes, which would import a compiler."""
     code = """if True:
         import sys
@@ -32,12 +32,14 @@ def test_training_imports_nothing_of_other_recipes_no_compiler_and_a_page_of_tex
         from workbench.evaluation import text_overlap
         text_overlap.rouge_l("a word", "a word")
         print(*sys.modules)
+        import workbench.recipes.plans.plan
+        print(*sys.modules)
         import workbench.report.pages
         print(*sys.modules)
     """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    trained, told = (set(line.split()) for line in ended.stdout.splitlines()[-2:])
-    assert not UNUSED & trained
+    trained, planned, told = (set(line.split()) for line in ended.stdout.splitlines()[-3:])
+    assert not UNUSED & trained and not UNUSED & planned
     assert "bitsandbytes" in trained and "torch._inductor.compile_fx" not in trained
     assert not {"sklearn", "scipy.stats"} & told and "workbench.report.pages" in told
 

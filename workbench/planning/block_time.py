@@ -29,7 +29,7 @@ from workbench.planning.roofline import Roofline, roofline, synchronize
 from workbench.runs import process_memory
 
 SECONDS = 3.0
-"""For timing one way to carry out a run, about; building its models comes on top."""
+"""For timing one way to carry out a run, at most but for slow ones; building its models comes on top."""
 PASSES = (3, 24)
 """Micro-batches that each model is timed on, at least and at most."""
 STEPS = 64
@@ -233,13 +233,13 @@ def _samples(timed: Sequence[_Timed], flops: float, clock: Clock, seconds: float
     first = timed[0]
     most = max(1, int(seconds / 8 * flops / max(1.0, sum(each.flops for each in timed))))
     batches = [_cut(rows, first, most) for rows in first.batches]
-    for each in timed:
-        each.seconds(batches[-1])
     samples: list[Samples] = [[] for _ in timed]
     began = clock()
+    for each in timed:
+        each.seconds(batches[-1])  # what is computed first takes longer
     for passed in range(PASSES[1]):
-        if passed >= PASSES[0] and clock() >= began + seconds:
-            break
+        if passed >= PASSES[0] and (clock() - began) * (passed + 2) > seconds * (passed + 1):
+            break  # another pass would end too late
         at = int(_spread(passed) * len(batches))
         for number, each in enumerate(timed):
             rows = batches[(at + number) % len(batches)]

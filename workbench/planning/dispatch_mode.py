@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+_DEVICE = torch.ops.prim.device.default
+
 
 class DispatchMode(TorchDispatchMode, ABC):
     """Inside of it, each operation is handed to `called`."""
@@ -21,7 +23,7 @@ class DispatchMode(TorchDispatchMode, ABC):
         return False  # nothing is compiled in here, and keeping torch's compiler out takes as long as all else
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.prim.device.default:  # what autograd asks of fake tensors, more often than all else
+        if func is _DEVICE:  # what autograd asks of fake tensors, more often than all else
             return args[0].device
         return self.called(func, args, kwargs or {})
 

@@ -7,7 +7,7 @@ of its first epoch beside the optimizer's state, those that are not a step's fir
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -70,7 +70,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
     """
     fit.prepare()
     fit.freezer.follow(step=0, share=0)
-    epoch = list(fit.micro_batches())
+    epoch, homes = list(fit.micro_batches()), _homes(fit)
     with MemoryLedger(fit.freezer.backbone.device.type) as ledger, ledger.placing(_modules(fit)):
         hold(ledger, fit, others=others)
         ledger.hold(fit.starts, MASTERS)
@@ -79,15 +79,15 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
                 torch.empty_like(value) for values, copies in fit.averaged for value in values for _ in range(copies)
             ]
         peaks = _Peaks(ledger)
-        _tell_gradients(fit, ledger, peaks.gradient)
+        _tell_gradients(fit, ledger, homes, peaks.gradient)
         _tell_recomputing(fit, peaks.recomputing)
         flops, tokens = 0.0, 0
         with peaks.seen():
             fit.choose()
         for step, share in _moments(fit):
             fit.freezer.follow(step=step, share=share)
-            _hold_masters(ledger, fit)
-            _give_gradients(fit, ledger)
+            _hold_masters(ledger, fit, homes)
+            _give_gradients(fit, ledger, homes)
             with ledger.making(OPTIMIZER, OPTIMIZER):
                 fit.update(epoch[0][0])  # what an optimizer keeps, it keeps from here on
             done: list[tuple[MicroBatchTrial, int]] = []
@@ -96,7 +96,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
                     continue
                 count, activations = 0.0, 0
                 for kind, part in fit.kinds.items():
-                    (_give_gradients if trial.later else _drop_gradients)(fit, ledger)
+                    (_give_gradients if trial.later else _drop_gradients)(fit, ledger, homes)
                     with Operations() as operations, peaks.seen():
                         fit.backward(trial.rows, step=kind)
                     count += part * operations.count
@@ -104,7 +104,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
                 done.append((trial, activations))
                 if count > flops:
                     flops, tokens = count, int(fit.train.lengths[trial.rows].sum())
-            _give_gradients(fit, ledger)
+            _give_gradients(fit, ledger, homes)
             with peaks.seen(), ledger.making(OPTIMIZER, OPTIMIZER):
                 fit.update(epoch[0][0])
         ledger.restart()
@@ -271,7 +271,7 @@ def hold(ledger: MemoryLedger, fit: Model, *, others: Iterable[nn.Module] = ()) 
     homes, computing = _homes(fit), fit.masters.computing()
     for name, home in homes.items():
         ledger.hold([computing[name]], WEIGHTS, home)
-    _hold_masters(ledger, fit)
+    _hold_masters(ledger, fit, homes)
     for place, module in _modules(fit).items():
         ledger.hold(chain(weight_storage.held(module), module.buffers()), WEIGHTS, place)
     ledger.hold(chain(weight_storage.held(fit.model), fit.model.buffers()), WEIGHTS)
@@ -279,12 +279,12 @@ def hold(ledger: MemoryLedger, fit: Model, *, others: Iterable[nn.Module] = ()) 
         ledger.hold(chain(weight_storage.held(model), model.buffers()), TEACHER, TEACHER)
 
 
-def _hold_masters(ledger: MemoryLedger, fit: Model) -> None:
+def _hold_masters(ledger: MemoryLedger, fit: Model, homes: Mapping[str, str]) -> None:
     """Count the masters of what trains now; others are in no memory."""
-    homes, masters = _homes(fit), fit.masters.named()
+    masters = fit.masters.named()
     for name, parameter in fit.masters.computing().items():
         if parameter.requires_grad:
-            ledger.hold([masters[name]], MASTERS, homes.get(name, ELSEWHERE))
+            ledger.hold([masters[name]], MASTERS, homes[name])
 
 
 def _trials(train: Lengths, epoch: list[list[Indices]], arrangement: Arrangement) -> list[MicroBatchTrial]:
@@ -332,16 +332,16 @@ def _moments(fit: Training) -> tuple[tuple[int, float], ...]:
     return tuple(dict.fromkeys([(0, 0.0), (deepest, 0.0), (0, 0.999)]))
 
 
-def _give_gradients(fit: Model, ledger: MemoryLedger) -> None:
-    """Add the gradients that an earlier micro-batch leaves."""
-    masters, homes = fit.masters.named(), _homes(fit)
+def _give_gradients(fit: Model, ledger: MemoryLedger, homes: Mapping[str, str]) -> None:
+    """Add the gradients that an earlier micro-batch leaves, where they are not there yet."""
+    masters = fit.masters.named()
     for name, parameter in fit.masters.computing().items():
-        if parameter.requires_grad:
+        if parameter.requires_grad and masters[name].grad is None:
             with ledger.making(GRADIENTS, homes[name]):
                 masters[name].grad = torch.zeros_like(masters[name])
 
 
-def _drop_gradients(fit: Model, _: MemoryLedger) -> None:
+def _drop_gradients(fit: Model, *_: object) -> None:
     for master in fit.masters:
         master.grad = None
 
@@ -356,9 +356,9 @@ def _tell_recomputing(fit: Model, began: Callable[[], None]) -> None:
             part.register_forward_pre_hook(lambda *_: began())
 
 
-def _tell_gradients(fit: Model, ledger: MemoryLedger, came: Callable[[], None]) -> None:
+def _tell_gradients(fit: Model, ledger: MemoryLedger, homes: Mapping[str, str], came: Callable[[], None]) -> None:
     """From now on the ledger knows which tensors are gradients, and `came` is called for each."""
-    masters, homes = fit.masters.named(), _homes(fit)
+    masters = fit.masters.named()
 
     def tell(name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:

@@ -25,7 +25,7 @@ def fake_tensors() -> Iterator[None]:
     with (
         warnings.catch_warnings(),
         _mode() as mode,
-        _RealApart(Recall(mode)),
+        _RealApart(mode),
     ):
         # Copying a module asks where its values lie, to find out whether some share memory.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
@@ -35,6 +35,7 @@ def fake_tensors() -> Iterator[None]:
 def _mode() -> FakeTensorMode:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     mode.fake_tensor_converter = _Forgetful()
+    mode.cache_enabled = False  # what `Recall` knows is not asked for again, and keys to it take as long to make
     return mode
 
 
@@ -79,24 +80,26 @@ def _like(tensor: Tensor, device: torch.device) -> Tensor:
 class _RealApart(DispatchMode):
     """Computes real tensors for real, and fake ones with what is known of them."""
 
-    def __init__(self, recall: Recall) -> None:
+    def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__()
-        self._recall = recall
+        self._recall = Recall(mode, _inferred)
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        tensors = list(_tensors((*args, *kwargs.values())))
-        fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
-        if func in _READ and fakes:
+        return self._recall(func, args, kwargs)
+
+
+def _inferred(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    tensors = list(_tensors((*args, *kwargs.values())))
+    fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
+    if fakes:
+        if func in _READ:
             return True if func is not _SCALAR else _ONE.get(fakes[0].dtype, 1.0)
-        if fakes and (instead := INSTEAD.get(str(func))) is not None:
-            return instead(*args, **kwargs)
-        if fakes:
-            return self._recall(func, args, kwargs)
-        # Positions are real as the batch is: transformers looks at them to choose between ways to compute masks.
-        if tensors or func.overloadpacket is torch.ops.aten.arange:
-            with unset_fake_temporarily():
-                return func(*args, **kwargs)
-        return func(*args, **kwargs)
+        return INSTEAD.get(str(func), func)(*args, **kwargs)
+    # Positions are real as the batch is: transformers looks at them to choose between ways to compute masks.
+    if tensors or func.overloadpacket is torch.ops.aten.arange:
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+    return func(*args, **kwargs)
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:

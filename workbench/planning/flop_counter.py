@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,12 +40,16 @@ _QUANTISED = {f"bitsandbytes.{name}" for name in ("gemm_4bit", "gemv_4bit", "int
 """Products with packed weights, by name: importing bitsandbytes takes a second."""
 
 
-def flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
-    """Floating-point operations of a kernel's call: two for a multiplication and addition."""
+@cache
+def _formula(func: Any) -> Callable[..., int] | None:
+    """From a kernel's arguments and result to its floating-point operations: two for a multiplication and addition."""
     if str(func.overloadpacket) in _QUANTISED:
-        return 2 * int(result.numel()) * int(args[0].shape[-1])
-    formula = _FORMULAS.get(func.overloadpacket)
-    return 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+        return _packed_product
+    return _FORMULAS.get(func.overloadpacket)
+
+
+def _packed_product(inputs: Tensor, *_: Any, out_val: Tensor, **__: Any) -> int:
+    return 2 * out_val.numel() * inputs.shape[-1]
 
 
 class Operations(DispatchMode):
@@ -53,8 +58,21 @@ class Operations(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+        self._known: dict[Hashable, int] = {}
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        self.count += flops(func, args, kwargs, result)
+        if (formula := _formula(func)) is not None:
+            key = (func, _shapes(args), _shapes((*kwargs, *kwargs.values())), _shapes((result,)))
+            if key not in self._known:
+                self._known[key] = int(formula(*args, **kwargs, out_val=result))
+            self.count += self._known[key]
         return result
+
+
+def _shapes(values: Sequence[Any]) -> tuple[Hashable, ...]:
+    """All that a formula looks at: shapes of tensors, in nested lists too, and numbers."""
+    return tuple(
+        each.shape if isinstance(each, Tensor) else _shapes(each) if isinstance(each, (list, tuple)) else each
+        for each in values
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,40 +34,47 @@ class LiveBytes(DispatchMode):
         super().__init__()
         self._device = device
         self.now = self.peak = 0
-        self._known: set[int] = set()
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        # torch.tensor(...) hands over what it has just made; whatever else comes in was there before.
-        if func is not torch.ops.aten.lift_fresh.default:
-            for storage in _storages((*args, *kwargs.values()), self._device):
-                self._see(storage, 0)
         result = func(*args, **kwargs)
-        for storage in _storages(result, self._device):
-            self._see(storage, storage.nbytes())
+        new = [storage for storage in _storages(result, self._device, []) if storage._cdata not in self._known]
+        if new:
+            # Whatever else comes in was there before.
+            before = () if func in _BRINGING else _storages((*args, *kwargs.values()), self._device, [])
+            given = {storage._cdata for storage in before}
+            for storage in new:
+                self._see(storage, 0 if storage._cdata in given else storage.nbytes())
         return result
 
     def _see(self, storage: torch.UntypedStorage, size: int) -> None:
         address = storage._cdata  # of the storage itself, not of its values: empty ones have none
         if address in self._known:
             return
-        self._known.add(address)
-        weakref.finalize(storage, self._forget, address, size).atexit = False
+        self._known[address] = weakref.ref(storage, lambda _: self._forget(address, size))
         self.now += size
         self.peak = max(self.peak, self.now)
 
     def _forget(self, address: int, size: int) -> None:
-        self._known.remove(address)
+        del self._known[address]
         self.now -= size
 
 
-def _storages(value: Any, device: str) -> Iterator[torch.UntypedStorage]:
-    """Those of the tensors in nested lists that are on such a device; of a tensor in shares this process's."""
-    if isinstance(value, DTensor):
-        value = value.to_local()
+_BRINGING = (
+    torch.ops.aten.lift_fresh.default,
+    torch.ops.aten.set_.source_Storage,
+    torch.ops.aten.set_.source_Storage_storage_offset,
+)
+"""Operations that hand over what was just made outside of them, such as by torch.tensor(...)."""
+
+
+def _storages(value: Any, device: str, listed: list[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
+    """`listed` with those of the tensors in nested lists that are on such a device; of one in shares this process's."""
     if isinstance(value, Tensor):
-        if value.device.type == device and value.layout == torch.strided:
-            yield value.untyped_storage()
+        local = value.to_local() if isinstance(value, DTensor) else value
+        if local.device.type == device and local.layout == torch.strided:
+            listed.append(local.untyped_storage())
     elif isinstance(value, (list, tuple)):
         for each in value:
-            if isinstance(each, (Tensor, list, tuple)):
-                yield from _storages(each, device)
+            _storages(each, device, listed)
+    return listed

@@ -9,21 +9,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-
-class _Like(NamedTuple):
-    """All that is to be known of a fake tensor."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    """Offset of the first element in the storage, in elements."""
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, tensor: FakeTensor) -> _Like:
-        offset = int(tensor.storage_offset())
-        return cls(tensor.shape, tensor.stride(), offset, tensor.dtype, tensor.fake_device)
+_Like = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, torch.device]
+"""All that is to be known of a fake tensor: shape, strides, its first element in the storage, dtype and device."""
+Infer = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
+"""From an operation with its arguments to its result."""
 
 
 class _Given(NamedTuple):
@@ -39,26 +28,27 @@ class _Given(NamedTuple):
 
 
 class Recall:
-    """Operations on fake tensors: torch infers each result once for the same kinds of arguments."""
+    """Operations that give fake tensors: each result is inferred once for the same kinds of arguments."""
 
-    def __init__(self, mode: FakeTensorMode) -> None:
-        self._mode = mode
+    def __init__(self, mode: FakeTensorMode, infer: Infer) -> None:
+        self._mode, self._infer = mode, infer
         self._known: dict[Hashable, _Given | None] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}
         """Attributes of a fake tensor on each device, copied at once because torch takes long to set each."""
 
     def __call__(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Result of `func`, of whose arguments at least one is a fake tensor."""
-        kinds: list[Hashable] = [func]
+        """Result of `func`; real tensors among its arguments are always computed with."""
+        imagines = torch._C._get_dispatch_mode(_FAKE) is not None  # or what it makes is real for a while
+        kinds: list[Hashable] = [func, imagines, torch.get_default_dtype()]
         if not (_describe(args, kinds) and _describe((*kwargs, *kwargs.values()), kinds)):
-            return func(*args, **kwargs)
+            return self._infer(func, args, kwargs)
         key, first = tuple(kinds), args[0] if args else None
         if (given := self._known.get(key)) is not None:
             return self._made(given, first)
         address = _address(first)
-        result = func(*args, **kwargs)
+        result = self._infer(func, args, kwargs)
         if key not in self._known:
-            changed = isinstance(first, FakeTensor) and (_Like.of(first), _address(first)) != (kinds[1], address)
+            changed = isinstance(first, FakeTensor) and (_like(first), _address(first)) != (kinds[3], address)
             self._known[key] = None if changed else _given(result, args, kwargs)
         return result
 
@@ -69,24 +59,30 @@ class Recall:
         return made[0] if given.several is None else given.several(made)
 
     def _tensor(self, like: _Like, viewed: FakeTensor | None) -> FakeTensor:
-        storage = None if viewed is None else viewed.untyped_storage()
+        shape, stride, offset, dtype, device = like
         with torch._C._DisableTorchDispatch():
-            if storage is None:
-                inner = torch.empty_strided(like.shape, like.stride, dtype=like.dtype, device="meta")
+            if viewed is None:
+                inner = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
             else:
-                inner = torch.empty(0, dtype=like.dtype, device="meta")
-                inner.set_(storage, like.offset, like.shape, like.stride)
-        attributes = self._attributes.get(like.device)
+                inner = torch.empty(0, dtype=dtype, device=_META)
+                inner.set_(viewed.untyped_storage(), offset, shape, stride)
+        attributes = self._attributes.get(device)
         if attributes is None:
-            made = FakeTensor(self._mode, inner, like.device)
-            self._attributes[like.device] = dict(vars(made))
+            made = FakeTensor(self._mode, inner, device)
+            self._attributes[device] = dict(vars(made))
             return made
-        made = Tensor._make_subclass(
-            FakeTensor, inner, False, dispatch_device=True, device_for_backend_keys=like.device
-        )
+        made = Tensor._make_subclass(FakeTensor, inner, False, dispatch_device=True, device_for_backend_keys=device)
         torch._C._set_warn_deprecated_on_mutable_data_ptr(made)  # copying a module asks where values lie
         vars(made).update(attributes)
         return made
+
+
+_META = torch.device("meta")
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+
+def _like(tensor: FakeTensor) -> _Like:
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype, tensor.fake_device
 
 
 def _describe(values: Sequence[Any], kinds: list[Hashable]) -> bool:
@@ -95,7 +91,7 @@ def _describe(values: Sequence[Any], kinds: list[Hashable]) -> bool:
         if isinstance(value, FakeTensor):
             if value.layout is not torch.strided or value.is_complex():
                 return False
-            kinds.append(_Like.of(value))
+            kinds.append(_like(value))
         elif isinstance(value, Tensor):
             return False
         elif isinstance(value, (list, tuple)):
@@ -103,14 +99,13 @@ def _describe(values: Sequence[Any], kinds: list[Hashable]) -> bool:
             if not _describe(value, kinds):
                 return False
         else:
-            kinds.append(type(value).__name__)  # 1 and 1.0 are equal, and give other precisions
-            kinds.append(value)
+            kinds.append((type(value), value))  # 1 and 1.0 are equal, and give other precisions
     return True
 
 
 def _given(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Given | None:
     """None for what is not alike each time, or not put together as simply."""
-    first = args[0]
+    first = args[0] if args else None
     if result is first or (result is None and isinstance(first, (list, tuple))):  # steps of optimizers, over lists
         return _Given((), viewed=False, several=None, nothing=result is None)
     several = type(result) if type(result) in (list, tuple) else None
@@ -121,8 +116,8 @@ def _given(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Give
     viewed = theirs == {_address(first)}
     if not viewed and (len(theirs) < len(outputs) or theirs & set(_addresses((*args, *kwargs.values())))):
         return None
-    likes = tuple(map(_Like.of, outputs))
-    if any(each.dtype.is_complex or (each.offset and not viewed) for each in likes):
+    likes = tuple(map(_like, outputs))
+    if any(dtype.is_complex or (offset and not viewed) for _, _, offset, dtype, _ in likes):
         return None
     return _Given(likes, viewed, several)
 

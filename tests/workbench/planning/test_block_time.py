@@ -106,6 +106,19 @@ def test_what_each_new_shape_takes_is_counted_once_however_deep_the_model_is() -
     assert found.token == pytest.approx(REST + depth * BLOCK + NEW_SHAPE / tokens, rel=0.02)
 
 
+@pytest.mark.parametrize("seconds", [10.0, 60.0])
+def test_timing_ends_in_time_after_as_many_passes_as_fit(seconds: float) -> None:
+    machine = Machine()
+    with _training(machine, Small(1)) as one, _training(machine, Small(2)) as two:
+        timed = [block_time._Timed(each, torch.device("cpu"), machine) for each in (one, two)]
+        began = machine.now
+        samples = block_time._samples(timed, 1e30, machine, seconds)
+    taken = machine.now - began
+    assert len(samples[0]) == len(samples[1]) >= 3
+    assert taken <= seconds or len(samples[0]) == 3
+    assert taken >= seconds * (1 - 1.5 / len(samples[0])) or len(samples[0]) == block_time.PASSES[1]
+
+
 def test_whole_models_are_timed_where_that_is_soon_done_and_deep_ones_otherwise() -> None:
     def depths(**changed: float) -> tuple[int, ...]:
         known = {"depth": 12, "narrower": 1, "parameters": 10**8, "flops": 1e12} | changed

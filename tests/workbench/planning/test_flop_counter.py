@@ -42,6 +42,13 @@ def test_products_that_add_to_what_is_there_count_too() -> None:
     assert operations.count == 3 * (2 * 3 * 5 * 7)
 
 
+def test_each_shape_has_its_own_count_however_often_it_comes() -> None:
+    with Operations() as operations:
+        for rows, columns in ((3, 7), (4, 7), (3, 9), (3, 7)):
+            torch.ones(rows, 5) @ torch.ones(5, columns)
+    assert operations.count == 2 * 5 * (21 + 28 + 27 + 21)
+
+
 def test_products_with_packed_weights_count_as_those_with_whole_ones() -> None:
     import bitsandbytes as bnb
 

@@ -54,6 +54,15 @@ def test_what_was_there_before_does_not_count() -> None:
     assert live.now == 20 and len(kept) == 5
 
 
+def test_a_storage_that_a_tensor_is_given_counts() -> None:
+    tensor = torch.zeros(3)
+    with LiveBytes() as live:
+        tensor.set_(torch.zeros(5).untyped_storage())  # type: ignore[call-overload]
+        assert live.now == 20
+        tensor.set_(torch.UntypedStorage(80))  # type: ignore[call-overload]
+        assert live.now == 80
+
+
 @pytest.mark.parametrize("make", [lambda: torch.tensor([1.0, 2.0]), lambda: torch.as_tensor([1.0, 2.0])])
 def test_tensors_of_numbers_count(make: Callable[[], Tensor]) -> None:
     with LiveBytes() as live:

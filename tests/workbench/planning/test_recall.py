@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from workbench.planning.fake_tensors import fake_tensors
+from workbench.planning.fake_tensors import fake_tensors, real_tensors
 
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "product": lambda x, y: x @ y,
@@ -25,6 +25,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "in place": lambda x, y: x.add_(1).mul_(x),
     "another shape in place": lambda x, y: x.clone().t_(),
     "no copy": lambda x, y: x.contiguous(),
+    "made of nothing": lambda x, y: torch.zeros(4, 10),
 }
 
 
@@ -49,6 +50,28 @@ def _described(operation: Callable[[Tensor, Tensor], Any]) -> list[Any]:
         [each is x for each in tensors],
         x.shape,
     ]
+
+
+def test_what_is_made_of_nothing_has_the_precision_of_the_moment() -> None:
+    with fake_tensors():
+        made = [torch.zeros(3).dtype]
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            made += [torch.zeros(3).dtype, (torch.empty(2, dtype=torch.int64) * 0.5).dtype]
+        finally:
+            torch.set_default_dtype(torch.float32)
+        made += [torch.zeros(3).dtype, (torch.empty(2, dtype=torch.int64) * 0.5).dtype]
+    assert made == [torch.float32, torch.bfloat16, torch.bfloat16, torch.float32, torch.float32]
+
+
+def test_what_is_made_while_tensors_are_real_is_real() -> None:
+    with fake_tensors():
+        before = torch.zeros(3)
+        with real_tensors():
+            within = torch.zeros(3)
+            assert not isinstance(within, FakeTensor) and within.tolist() == [0, 0, 0]
+        after = torch.zeros(3)
+    assert isinstance(before, FakeTensor) and isinstance(after, FakeTensor)
 
 
 def test_modules_are_copied() -> None:

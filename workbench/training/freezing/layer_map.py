@@ -76,9 +76,10 @@ def survey(backbone: PreTrainedModel, *, needed: bool = True) -> LayerMap:
     ]
     for number, block in enumerate(blocks, start=1):
         handles.append(backbone.get_submodule(block).register_forward_hook(computed(number)))
+    settings = {"use_cache": False} if backbone.can_generate() else {}
     try:
         with torch.no_grad():
-            backbone(**trial_inputs(backbone))
+            backbone(**trial_inputs(backbone), **settings)
     finally:
         for handle in handles:
             handle.remove()
