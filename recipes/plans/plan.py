@@ -27,7 +27,7 @@ from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.losses import few_parts
-from workbench.losses.chunked import planned_for
+from workbench.losses.chunked import chunk_positions, planned_for
 from workbench.models import backbones, classifier, embedder, last_block, output_heads
 from workbench.models.backbones import Loader
 from workbench.models.exported import ExportedModel
@@ -37,7 +37,7 @@ from workbench.planning.dry_trainings import SingleTraining, Training, UnitTrain
 from workbench.planning.fake_loading import BlueprintLoader
 from workbench.planning.fake_quantised import packed_bytes
 from workbench.planning.fake_tensors import fake_tensors
-from workbench.planning.plan import Plan
+from workbench.planning.plan import WORKSPACES, Plan
 from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import Timed
 from workbench.recipes.plans import (
@@ -62,8 +62,6 @@ from workbench.training import activation_offload, capacity, checkpointing, limi
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import bank_shares, layout_checks, layout_settings
 
-WORKSPACES = 2 * 2**25
-"""Bytes of an accelerator that cuBLAS works in: 32 MiB (Hopper's) for each of the threads of both passes."""
 Teaching = Callable[
     [PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits[TokenizedSet], Loader], Supervise[ExportedModel]
 ]
@@ -154,9 +152,7 @@ def _of_device(
         way: In place of that of the recipe.
     """
     accelerated = elsewhere or backbones.device().type != "cpu"
-    process = psutil.Process().memory_info().rss
-    if accelerated:
-        process = 0 if elsewhere else WORKSPACES
+    process = WORKSPACES * (not elsewhere) if accelerated else psutil.Process().memory_info().rss
     notes = list(plan_settings.clock(config))
     # Weights of rows change neither.
     config = plan_settings.untimed(config.model_copy(update={"data": config.data.unweighted}))
@@ -280,7 +276,6 @@ def _text(
     loader, task = BlueprintLoader(), tasks.of(config)
     supervise = None if teaching is None else teaching(tokenizer, template, data, loader)
     new_token_ids = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
-    worst = [data.held_out.subset(rows) for rows in largest_rows(data.held_out, tokens=capacity.FORWARD_TOKENS)]
 
     def training(
         own: RunConfig, run: Run, load: Loader, supervise: Supervise[ExportedModel] | None = None
@@ -294,6 +289,9 @@ def _text(
         fit = training(config, run, loader, supervise)
         backbone, *teachers = loader.loaded
         head = output_heads.known(backbone.model)
+        once = chunk_positions(head.vocabulary, backbones.device())
+        most = largest_rows(data.held_out, tokens=capacity.FORWARD_TOKENS, positions=once)
+        worst = [data.held_out.subset(rows) for rows in most]
         usage = dry_run(
             fit,
             lambda: [evaluation.likelihood(fit.model, head, rows) for rows in worst],

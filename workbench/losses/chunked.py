@@ -78,8 +78,13 @@ def chunked(
 
 def chunks(vocabulary: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
     """Tensors (N, ...) cut into chunks of positions, whose logits over `vocabulary` stay small."""
-    rows = max(1, _chunk_elements(tensors[0].device) // vocabulary)
+    rows = chunk_positions(vocabulary, tensors[0].device)
     return list(zip(*(tensor.split(rows) for tensor in tensors), strict=True))
+
+
+def chunk_positions(vocabulary: int, device: torch.device) -> int:
+    """Positions whose logits exist at once."""
+    return max(1, _chunk_elements(device) // vocabulary)
 
 
 def _chunk_elements(device: torch.device) -> int:

@@ -287,14 +287,20 @@ def _hold_masters(ledger: MemoryLedger, fit: Model, homes: Mapping[str, str]) ->
             ledger.hold([masters[name]], MASTERS, homes[name])
 
 
-def _trials(train: Lengths, epoch: list[list[Indices]], arrangement: Arrangement) -> list[MicroBatchTrial]:
-    """The micro-batches that may take most, likeliest first: most tokens with padding, pairs, supervised tokens."""
+def _trials(
+    train: Lengths, epoch: list[list[Indices]], arrangement: Arrangement, *, positions: float = math.inf
+) -> list[MicroBatchTrial]:
+    """The micro-batches that may take most, likeliest first: most tokens with padding, pairs, supervised tokens.
+
+    Args:
+        positions: Supervised tokens beyond which more take no more.
+    """
     longest = int(train.lengths.max())
-    measures: list[Callable[[MicroBatchTrial], float]] = [
+    measures: list[Callable[[MicroBatchTrial], Any]] = [
         lambda trial: trial.pairs,
         lambda trial: trial.padded,
         lambda trial: trial.padded + trial.pairs / longest,
-        lambda trial: trial.supervised,
+        lambda trial: (min(trial.supervised, positions), trial.padded),
     ]
     trials: dict[int, MicroBatchTrial] = {}
     for parts in ([each[0] for each in epoch], [rows for each in epoch for rows in each[1:]]):
@@ -313,10 +319,14 @@ def _sequences(train: Lengths, rows: Indices) -> Indices:
     return train.sequence_lengths[rows].ravel() if isinstance(train, Sequences) else train.lengths[rows]
 
 
-def largest_rows(rows: Examples, *, tokens: int) -> list[Indices]:
-    """The micro-batches of a whole set that may take most."""
+def largest_rows(rows: Examples, *, tokens: int, positions: float = math.inf) -> list[Indices]:
+    """The micro-batches of a whole set that may take most.
+
+    Args:
+        positions: Of which logits are in memory at once, if they are; what is computed of others is small.
+    """
     every = [[part] for part in micro_batches(np.arange(len(rows)), rows.lengths, tokens=tokens)]
-    return [trial.rows for trial in _trials(rows, every, PADDED)]
+    return [trial.rows for trial in _trials(rows, every, PADDED, positions=positions)]
 
 
 def _moments(fit: Training) -> tuple[tuple[int, float], ...]:

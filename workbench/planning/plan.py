@@ -16,6 +16,10 @@ from workbench.planning.step_time import StepWork, Timed
 from workbench.planning.zero_memory import Contents, HeldBytes, Moment
 
 
+WORKSPACES = 2 * 2**25
+"""Bytes of an accelerator that cuBLAS works in: 32 MiB (Hopper's) for each of the threads of both passes."""
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One way to carry out a run, and what it would take."""

@@ -56,3 +56,20 @@ class Pairs:
 def test_rows_of_several_sequences_take_the_padding_of_each() -> None:
     rows: Any = Pairs()
     assert largest_rows(rows, tokens=12)[0].tolist() == [1]
+
+
+class Rows:
+    """Three rows, each a micro-batch."""
+
+    lengths = np.asarray([4, 9, 8])
+    supervised = np.asarray([1.0, 5.0, 7.0])
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_supervised_tokens_beyond_a_chunk_of_logits_take_no_more() -> None:
+    """Of three micro-batches the second has most tokens and enough of them supervised; the third most supervised."""
+    rows: Any = Rows()
+    assert [each.tolist() for each in largest_rows(rows, tokens=9)] == [[1], [2]]
+    assert [each.tolist() for each in largest_rows(rows, tokens=9, positions=5)] == [[1]]
