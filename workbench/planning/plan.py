@@ -15,7 +15,6 @@ from workbench.planning.memory_ledger import ACTIVATIONS
 from workbench.planning.step_time import StepWork, Timed
 from workbench.planning.zero_memory import Contents, HeldBytes, Moment
 
-
 WORKSPACES = 2 * 2**25
 """Bytes of an accelerator that cuBLAS works in: 32 MiB (Hopper's) for each of the threads of both passes."""
 
