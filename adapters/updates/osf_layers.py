@@ -32,26 +32,26 @@ class OsfLinear(Linear):
         # Of a square matrix both parts are a basis, and the large one is not stored.
         stored: tuple[Any, ...] = (self._osf_U_high, self._osf_V_high)
         large_U_OK, large_V_KI = (dict(each.items()).get(name) for each in stored)
-        trained_U_OR = _projected(parts["U_low"], U_OR, large_U_OK)
-        trained_V_IR = _projected(parts["V_low"].T, V_IR, None if large_V_KI is None else large_V_KI.T)
+        trained_U_OR = _without_large_parts(parts["U_low"], U_OR, large_U_OK)
+        trained_V_IR = _without_large_parts(parts["V_low"].T, V_IR, None if large_V_KI is None else large_V_KI.T)
         outputs = torch.cat([trained_U_OR * parts["S_low"], -U_OR * self._osf_S_low_init[name]], dim=1)
         inputs = torch.cat([trained_V_IR, V_IR], dim=1)
         update = F.linear(F.linear(x.to(inputs.dtype), inputs.T), outputs)
         return result + update.to(result.dtype)
 
 
-def _projected(trained_NR: Tensor, start_NR: Tensor, large_NK: Tensor | None) -> Tensor:
+def _without_large_parts(trained_NR: Tensor, start_NR: Tensor, large_NK: Tensor | None) -> Tensor:
     """The same values, whose gradient is orthogonal to the large singular vectors.
 
     Args:
         start_NR: The small singular vectors. Where they and the large ones are a basis, the gradient stays within them.
         large_NK: The large ones; None: they and the small ones are a basis.
     """
-    projected: Tensor = _Projected.apply(trained_NR, start_NR, large_NK)  # type: ignore[no-untyped-call]
+    projected: Tensor = _OrthogonalGradient.apply(trained_NR, start_NR, large_NK)  # type: ignore[no-untyped-call]
     return projected
 
 
-class _Projected(torch.autograd.Function):
+class _OrthogonalGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, trained_NR: Tensor, start_NR: Tensor, large_NK: Tensor | None) -> Tensor:
         ctx.save_for_backward(start_NR, large_NK)
