@@ -66,7 +66,6 @@ def run(
     """
     began = time.monotonic() if began is None else began
     process_memory.keep()
-    forget_peak(backbones.device())  # of an earlier run in this process
     ranks = joined()
     # A machine that comes anew knows nothing of the restart that it takes part in.
     resume = ranks.any(resume or (restarted() and run_directory.began_since(out, launched())))
@@ -131,6 +130,7 @@ def _resumed(config: RunConfig, out: Path) -> RunConfig:
 
 def _entered(out: Path, config: RunConfig, *, resume: bool, ranks: Ranks) -> Run:
     """The run directory, which the first of the processes starts."""
+    forget_peak(backbones.device())  # of an earlier run in this process, which knows its device by now
     require_same(ranks, hashlib.sha256(f"{resume} {out} {config.model_dump_json()}".encode()).hexdigest())
     directory = run_directory.start(out, config, resume=resume, ranks=ranks) if ranks.first else None
     ranks.wait()

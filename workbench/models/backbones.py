@@ -28,7 +28,7 @@ from workbench.config import ModelConfig
 from workbench.config.checks import sparsity_checks
 from workbench.config.tasks import TEXT, Task
 from workbench.errors import BackboneError
-from workbench.models import cudnn_attention, origins, packed_attention, pictures, quantisation, weight_storage
+from workbench.models import origins, packed_attention, pictures, quantisation, weight_storage
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTISED = quantisation.FORMATS
@@ -197,7 +197,6 @@ def load(
     Raises:
         BackboneError: not found, no network, gated, damaged, no such precision, no such head.
     """
-    cudnn_attention.forbid()
     if waiting:
         gc.collect()  # a model that was cut before is in cycles
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)

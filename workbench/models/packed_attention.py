@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig
 
 from workbench.models import cached_rows as cached_rows_attention
-from workbench.models import short_row_attention
+from workbench.models import cudnn_attention, short_row_attention
 from workbench.models.cached_rows import RowPart
 from workbench.models.sequence_attention import SequenceGroup
 from workbench.models.weight_storage import HALVES
@@ -44,7 +44,8 @@ FAMILIES = ("bert", "gemma", "gpt2", "granite", "llama", "mistral", "qwen2", "qw
 
 
 def register() -> None:
-    """Let every model of this process whose attention is sdpa read packed rows, and short rows fast."""
+    """Let every model of this process whose attention is sdpa read packed rows, and short rows and new shapes fast."""
+    cudnn_attention.forbid()
     AttentionInterface.register("sdpa", attend)
 
 

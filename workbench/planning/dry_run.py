@@ -75,9 +75,7 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         hold(ledger, fit, others=others)
         ledger.hold(fit.starts, MASTERS)
         with ledger.making(OPTIMIZER, OPTIMIZER):
-            averages = [
-                torch.empty_like(value) for values, copies in fit.averaged for value in values for _ in range(copies)
-            ]
+            averages = _averages(fit)
         peaks = _Peaks(ledger)
         _tell_gradients(fit, ledger, homes, peaks.gradient)
         _tell_recomputing(fit, peaks.recomputing)
@@ -123,6 +121,10 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         at_recomputing=peaks.at_recomputing,
         modules={place: peaks.modules[place] for place in sorted(peaks.modules, key=_order(fit))},
     )
+
+
+def _averages(fit: Training) -> list[Tensor]:
+    return [torch.empty_like(value) for values, copies in fit.averaged for value in values for _ in range(copies)]
 
 
 def _swapped(values: Iterable[Tensor], copies: int) -> int:

@@ -154,7 +154,7 @@ def pays(share: float, *, compute: torch.dtype, at_once: bool) -> bool:
 
 LEAST_PADDING = {torch.float32: 0.03, torch.bfloat16: 0.12}
 """Share of padding from which packing is faster, by the type of products; never in others. On an H100, tokens a second
-of a 1 B model against padded rows (scripts/bench/gpu.py): 1.05 at 12 % and 1.35 at 44 %. On one core of a CPU with
+of a 1 B model against padded rows (scripts/bench/gpu.py): 1.05 at 12 % and 1.35 at 42 %. On one core of a CPU with
 bfloat16 units, tokens a second against padded rows (scripts/bench/packing.py): float32 1.11 at 8 % of padding, 1.18 at
 15 %, 1.24 at 18 %; bfloat16 1.00, 1.09 and 1.17. A bank of five folds of Banking77 (scripts/bench/our_folds.py), 11 %:
 float32 1.08 and 1.19, bfloat16 0.97 and 1.07. Whole steps of embed and distill, with teachers or peers: float32 1.01 to

@@ -287,7 +287,7 @@ class BatchConfig(Section):
     """Lay the rows of a forward pass one after another, without padding and without seeing each other: rows of text in
     every recipe but reinforce. `auto`: where it is faster. Changes rounding, as micro-batches do. Why: on a CPU padding
     costs more than packing from 3 % of it on in float32 and 12 % in bfloat16; on an NVIDIA GPU, where flash attention
-    computes all rows at once in half precision, from 12 % on."""
+    computes all rows at once, from 12 % on in bfloat16."""
     shared_prefix: bool | Literal["auto"] = "auto"
     """Compute what all training rows begin with, such as a system prompt or examples, once in each forward and backward
     pass: for recipe sft. `auto`: where it is faster on a CPU. Changes rounding, as micro-batches do."""
