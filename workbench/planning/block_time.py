@@ -30,6 +30,8 @@ from workbench.runs import process_memory
 
 SECONDS = 3.0
 """For timing one way to carry out a run, at most but for slow ones; building its models comes on top."""
+NARROW = (4, 2 / 3)
+"""Blocks of the deeper of two narrower models, and their share of that time: what three blocks take shows at once."""
 PASSES = (3, 24)
 """Micro-batches that each model is timed on, at least and at most."""
 STEPS = 64
@@ -76,7 +78,7 @@ class Subject:
     depth: int
     """Blocks of each stack of the backbone."""
     narrower: int
-    """By which the built ones are narrower."""
+    """By which the built ones are narrower; 1 for a single block."""
     parameters: int
     trainable: int
     flops: float
@@ -111,7 +113,7 @@ def measure(build: Build, subject: Subject, *, clock: Clock = time.perf_counter,
     with ExitStack() as stack, torch.random.fork_rng():
         timed = [_Timed(stack.enter_context(build(Small(count, subject.narrower))), device, clock) for count in counts]
         update = median(timed[-1].update() for _ in range(4))
-        samples = _samples(timed, machine.flops, clock, seconds)
+        samples = _samples(timed, machine.flops, clock, seconds * (NARROW[1] if subject.narrower > 1 else 1))
         update *= subject.trainable / max(1, timed[-1].trainable)
     flops = [each.flops for each in timed]
     rates = [_rate(each) for each in samples]
@@ -138,7 +140,7 @@ def _depths(subject: Subject, flops: float) -> tuple[int, ...]:
     Otherwise two depths, as deep as that allows: what many blocks keep for the backward pass finds no room in caches.
     """
     if subject.narrower > 1:
-        return (1, 2)
+        return 1, min(NARROW[0], subject.depth)
     share = min(flops / subject.flops, WHOLE / subject.parameters)
     deep = max(2, int(subject.depth * share))
     return (deep // 2, deep) if deep < subject.depth else (subject.depth,)

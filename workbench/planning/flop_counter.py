@@ -61,7 +61,7 @@ class Operations(DispatchMode):
         self._known: dict[Hashable, int] = {}
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
+        result = self.computed(func, args, kwargs)
         if (formula := _formula(func)) is not None:
             key = (func, _shapes(args), _shapes((*kwargs, *kwargs.values())), _shapes((result,)))
             if key not in self._known:

@@ -37,7 +37,7 @@ class LiveBytes(DispatchMode):
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        result = func(*args, **kwargs)
+        result = self.computed(func, args, kwargs)
         new = [storage for storage in _storages(result, self._device, []) if storage._cdata not in self._known]
         if new:
             # Whatever else comes in was there before.

@@ -127,7 +127,8 @@ def test_whole_models_are_timed_where_that_is_soon_done_and_deep_ones_otherwise(
     assert depths() == (12,)
     assert depths(flops=2e12) == (3, 6) and depths(flops=1e15) == (1, 2)
     assert depths(parameters=8 * 10**8) == (3, 6), "memory, too, is limited"
-    assert depths(narrower=4, flops=1) == (1, 2)
+    assert depths(narrower=4, flops=1) == (1, 4)
+    assert depths(narrower=4, flops=1, depth=2) == (1, 2)
 
 
 def test_a_narrower_backbone_can_be_cut_too() -> None:
