@@ -122,8 +122,8 @@ def measure(build: Build, subject: Subject, *, clock: Clock = time.perf_counter,
     more, by = counts[1] - counts[0], subject.narrower
     block_flops = (flops[1] - flops[0]) / more
     block = max((rates[1].token - rates[0].token) / more, block_flops / machine.flops)
-    rest = max(0.0, rates[0].token - counts[0] * block)
-    rest_flops = max(0.0, flops[0] - counts[0] * block_flops)
+    # Less than nothing where the last block, of supervised tokens alone, saves more than the head takes.
+    rest, rest_flops = rates[0].token - counts[0] * block, flops[0] - counts[0] * block_flops
     wide = _wider(block, block_flops / machine.flops, by, packed=subject.packed)
     return Measured(
         token=subject.depth * wide + rest * by,
