@@ -28,10 +28,9 @@ MakeTraining = Callable[[RunConfig, Run, Loader], Training]
 def measure(config: RunConfig, backbone: Backbone, fit: Training, dry: DryRun, make: MakeTraining) -> step_time.Measure:
     """Times small models of the kind of `backbone`, when it is asked to."""
     hub = backbones.hub_config(config.model)
-    depth = block_time.depth(hub)
     subject = Subject(
-        depth=depth,
-        narrower=block_time.narrowing(hub, parts=config.distributed.tensor) if depth > 1 else 1,
+        depth=block_time.depth(hub),
+        narrower=block_time.narrowing(hub, parts=config.distributed.tensor),
         parameters=sum(each.numel() for each in backbone.model.parameters()),
         trainable=sum(each.numel() for each in fit.masters),
         flops=dry.flops_per_token * dry.padded_tokens,

@@ -78,7 +78,7 @@ class Subject:
     depth: int
     """Blocks of each stack of the backbone."""
     narrower: int
-    """By which the built ones are narrower; 1 for a single block."""
+    """By which the built ones are narrower."""
     parameters: int
     trainable: int
     flops: float
@@ -271,14 +271,15 @@ def _cut(rows: Indices, timed: _Timed, most: int) -> Indices:
 
 
 def narrowing(hub: PretrainedConfig, *, parts: int = 1) -> int:
-    """By how many times a backbone is built narrower; 1 where its shape does not allow it.
+    """By how many times a backbone is built narrower; 1 where its shape does not allow it, or it is a single block.
 
     Args:
         parts: Into which its heads and features are cut.
     """
     text: Any = anatomy.body_config(hub)
     factor = 1
-    if not isinstance(getattr(text, "num_key_value_heads", None), int) or hub.is_encoder_decoder:
+    is_grouped = isinstance(getattr(text, "num_key_value_heads", None), int)
+    if not is_grouped or hub.is_encoder_decoder or depth(hub) == 1:
         return 1
     cut = WIDTHS if parts == 1 else (*WIDTHS, "num_key_value_heads")
     while text.hidden_size // (2 * factor) >= WIDTH and all(

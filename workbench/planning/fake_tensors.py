@@ -82,24 +82,24 @@ class _RealApart(DispatchMode):
 
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__()
-        self._recall = Recall(mode, _inferred)
+        self._recall = Recall(mode, self._inferred)
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return self._recall(func, args, kwargs)
 
-
-def _inferred(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    tensors = list(_tensors((*args, *kwargs.values())))
-    fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
-    if fakes:
-        if func in _READ:
-            return True if func is not _SCALAR else _ONE.get(fakes[0].dtype, 1.0)
-        return INSTEAD.get(str(func), func)(*args, **kwargs)
-    # Positions are real as the batch is: transformers looks at them to choose between ways to compute masks.
-    if tensors or func.overloadpacket is torch.ops.aten.arange:
-        with unset_fake_temporarily():
-            return func(*args, **kwargs)
-    return func(*args, **kwargs)
+    def _inferred(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        tensors = list(_tensors((*args, *kwargs.values())))
+        fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
+        if fakes:
+            if func in _READ:
+                return True if func is not _SCALAR else _ONE.get(fakes[0].dtype, 1.0)
+            instead = INSTEAD.get(str(func))
+            return instead(*args, **kwargs) if instead else self.computed(func, args, kwargs)
+        # Positions are real as the batch is: transformers looks at them to choose between ways to compute masks.
+        if tensors or func.overloadpacket is torch.ops.aten.arange:
+            with unset_fake_temporarily():
+                return self.computed(func, args, kwargs)
+        return self.computed(func, args, kwargs)
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:

@@ -135,6 +135,8 @@ def test_whole_models_are_timed_where_that_is_soon_done_and_deep_ones_otherwise(
 def test_a_narrower_backbone_can_be_cut_too() -> None:
     hub = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8)
     assert [block_time.narrowing(hub, parts=parts) for parts in (1, 2, 4, 8)] == [4, 4, 2, 1]
+    hub.num_hidden_layers = 1
+    assert block_time.narrowing(hub) == 1, "of a single block nothing can be told apart"
 
 
 def test_few_samples_are_even() -> None:

@@ -94,6 +94,15 @@ class _Kernels(torch.utils._python_dispatch.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_what_is_computed_for_real_is_counted_from_outside_too() -> None:
+    with LiveBytes() as outer, fake_tensors():
+        positions = torch.arange(1000)
+        with LiveBytes() as inner:
+            doubled = positions * 2
+    assert inner.now == doubled.nbytes
+    assert outer.now == positions.nbytes + doubled.nbytes
+
+
 def test_values_copied_into_another_precision_take_no_memory() -> None:
     with fake_tensors():
         wide = _imagined(lambda: nn.Linear(3, 4)).weight.detach()
