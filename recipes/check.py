@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 from workbench.adapters import anatomy
 from workbench.adapters.target_modules import about_experts
 from workbench.adapters.weights import semi_structured
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.config.expansions import search_expansion, sweep_expansion
 from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data import mixture, row_weights
@@ -153,11 +153,11 @@ def _blocks(inspection: AnyInspection) -> int | None:
     return len(stack(backbones.skeleton(config.model, task=_task(inspection))))
 
 
-def _task(inspection: AnyInspection) -> tasks.Task:
+def _task(inspection: AnyInspection) -> model_heads.ModelHead:
     """The task of the backbone; that of labelled rows follows from their labels."""
     config = inspection.config
     return (
-        tasks.of(config)
+        model_heads.of(config)
         if isinstance(inspection, Inspection | EmbedInspection)
         else classifier.task(inspection.data.labels, seed=config.seed)
     )

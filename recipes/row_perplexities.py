@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from workbench.config import DataConfig, RunConfig, tasks
+from workbench.config import DataConfig, RunConfig, model_heads
 from workbench.data.batching import Indices, evenly_spaced
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
@@ -90,12 +90,14 @@ def _measured(
 ) -> Perplexities:
     work = None
     if size.cheap:
-        parameters = sum(each.numel() for each in backbones.skeleton(config.model, task=tasks.of(config)).parameters())
+        parameters = sum(
+            each.numel() for each in backbones.skeleton(config.model, task=model_heads.of(config)).parameters()
+        )
         if parameters > LARGEST or not model_files.are_here(config.model):
             why = "is not on this machine" if parameters <= LARGEST else f"has over {LARGEST // 10**6} M parameters"
             return Perplexities({}, f"Perplexities were not measured: {config.model.id} {why}. Write --perplexity 500.")
         work = WORK[backbones.device().type] / (2 * parameters) / len(sources)
-    backbone = backbones.load(config.model, tokenizer, task=tasks.of(config))
+    backbone = backbones.load(config.model, tokenizer, task=model_heads.of(config))
     head = output_heads.find(backbone.model, backbone.model)
     by_title = {}
     for title, own in sources:

@@ -39,7 +39,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 import workbench
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.config.freeze_policies import freezing_predictor
 from workbench.config.freeze_policies.freezing_predictor import FEATURES, SHIPPED, WIDTH, WINDOW, histories, settled
 from workbench.config.freeze_policies.smartfrz import LEAST
@@ -123,7 +123,7 @@ def _examples(run: Path, arguments: argparse.Namespace) -> list[Example]:
     """Each block of a run, from its checkpoints."""
     config = load(run / "config.yaml", [])
     # The head's size does not matter: only blocks are looked at.
-    task = tasks.classes(["one", "other"], seed=0) if config.recipe == "classify" else tasks.of(config)
+    task = model_heads.classes(["one", "other"], seed=0) if config.recipe == "classify" else model_heads.of(config)
     backbone = backbones.load(config.model, backbones.tokenizer(config.model), task=task)
     freezer = freezing.attach(backbone.model, config, seed=config.seed)
     named = {name: each for name, each in freezer.model.named_parameters() if each.requires_grad}

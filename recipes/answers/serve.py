@@ -14,7 +14,7 @@ from transformers import TextStreamer
 
 from workbench import evaluation
 from workbench.config import RunConfig
-from workbench.config.tasks import WRITING
+from workbench.config.model_heads import WRITING
 from workbench.config.yaml_text import override
 from workbench.data.batching import Indices
 from workbench.data.text import tokenized

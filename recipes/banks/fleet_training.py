@@ -8,7 +8,7 @@ from statistics import mean
 from workbench.config import RunConfig
 from workbench.config.expansions import fleet_expansion
 from workbench.config.expansions.member_runs import Trial
-from workbench.config.tasks import HIDDEN, MASKED, TEXT
+from workbench.config.model_heads import HIDDEN, MASKED, TEXT
 from workbench.errors import ConfigError, Stopped, TrainingError
 from workbench.evaluation.answer_samples import AnswerSamples
 from workbench.models import adapter_sizes, backbones

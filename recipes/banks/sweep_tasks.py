@@ -15,9 +15,9 @@ from torch import Tensor, from_numpy
 from workbench import evaluation
 from workbench.adapters import anatomy
 from workbench.adapters.banks.bank import Bank
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.config.expansions.member_runs import Trial
-from workbench.config.tasks import Task
+from workbench.config.model_heads import ModelHead
 from workbench.data import mixture
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
@@ -199,7 +199,7 @@ class RewardTask(SweepTask):
         """The task with its data, checked for every member."""
         shared = reward.begin(config, run, callback)
         for other in {trial.config.adapter.model_dump_json(): trial.config for trial in trials}.values():
-            preflight.require_backbone(other, list(shared.rows.values()), tasks.of(other))
+            preflight.require_backbone(other, list(shared.rows.values()), model_heads.of(other))
         if config.data.fold.of is None:
             return cls(shared)
         runs = {trial.config.data.fold.number: reward.begin(trial.config, run, callback) for trial in trials}
@@ -225,7 +225,7 @@ class RewardTask(SweepTask):
             members = [
                 name for name, trial in zip(together.members, trials, strict=True) if trial.config.seed == other.seed
             ]
-            _begin_heads(together, members, shared, tasks.of(other))
+            _begin_heads(together, members, shared, model_heads.of(other))
         with together.only(together.members[0]):
             live = shared.assemble(together.model, backbone)
         parts = [replace(self._part(trial.config), config=trial.config) for trial in trials]
@@ -320,7 +320,7 @@ def _attach(backbone: Backbone, shared: RunConfig, trials: Trials) -> tuple[Bank
 
 
 @torch.no_grad()
-def _begin_heads(together: Bank, members: Sequence[str], run: ClassRun | RewardRun, task: Task) -> None:
+def _begin_heads(together: Bank, members: Sequence[str], run: ClassRun | RewardRun, task: ModelHead) -> None:
     """Give members the head that their seed draws, as if they trained alone."""
     fresh = run.loader(run.config.model, run.vocabulary, task=task, waiting=run.placement.waiting)
     for member in members:

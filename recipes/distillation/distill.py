@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.adapters import Full
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.config.expansions import distill_expansion
 from workbench.config.sections.distill_config import STUDENT, TEACHER
 from workbench.data import mixture, named_sets
@@ -95,7 +95,7 @@ def require_teachable(
     data: Splits[TokenizedSet],
 ) -> None:
     """Refuse what would compare nonsense, before a weight is read."""
-    section, hub, task = config.distill, backbones.hub_config(base.model), tasks.of(base)
+    section, hub, task = config.distill, backbones.hub_config(base.model), model_heads.of(base)
     cached = section.cache.folder is not None and not teacher_cache.missing(section.cache.folder)
     if source is not None:
         vocabulary_checks.require_comparable(section, source, base, tokenizer, template, data.train)

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
-from workbench.config.tasks import HIDDEN
+from workbench.config.model_heads import HIDDEN
 from workbench.data import mixture
 from workbench.data.embedding import pair_data
 from workbench.data.embedding.pair_set import PairSet

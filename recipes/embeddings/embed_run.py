@@ -11,7 +11,7 @@ import pandas as pd
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from workbench.config.tasks import HIDDEN, Task
+from workbench.config.model_heads import HIDDEN, ModelHead
 from workbench.data import mixture, named_sets
 from workbench.data.batching import MicroBatch
 from workbench.data.embedding.pair_set import PairSet
@@ -43,7 +43,7 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
         return self.tokenizer
 
     @property
-    def task(self) -> Task:
+    def task(self) -> ModelHead:
         return HIDDEN
 
     def untrained(self, backbone: Backbone) -> Embedder:

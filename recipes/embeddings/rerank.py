@@ -14,9 +14,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from workbench.adapters import anatomy
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
+from workbench.config.model_heads import HIDDEN
 from workbench.config.sections.embed_config import EmbedConfig
-from workbench.config.tasks import HIDDEN
 from workbench.data import mixture, named_sets
 from workbench.data.embedding import candidate_data, text_units
 from workbench.data.embedding.candidate_set import CandidateSet
@@ -63,7 +63,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, Splits[Candidat
     train = mixture.mixed(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = list(data.named().values())
-    return tokenizer, data, preflight.require_backbone(config, splits, tasks.of(config))
+    return tokenizer, data, preflight.require_backbone(config, splits, model_heads.of(config))
 
 
 def with_mined(

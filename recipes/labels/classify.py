@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
+from workbench.config.model_heads import ModelHead
 from workbench.config.sections.select_config import SelectConfig
-from workbench.config.tasks import Task
 from workbench.data import mixture, named_sets
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
@@ -142,7 +142,7 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         return self.reader.tokenizer
 
     @property
-    def task(self) -> Task:
+    def task(self) -> ModelHead:
         return classifier.task(self.data.labels, seed=self.config.seed)
 
     def text(self, row: int) -> str:

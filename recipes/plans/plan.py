@@ -15,11 +15,11 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.adapters import Full
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.config.expansions import distill_expansion
+from workbench.config.model_heads import HIDDEN
 from workbench.config.sections.distill_config import STUDENT, OnPolicyConfig
 from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
-from workbench.config.tasks import HIDDEN
 from workbench.data.batching import micro_batches
 from workbench.data.splits import Splits
 from workbench.data.text.chat import ChatEncoder
@@ -104,7 +104,7 @@ def _with_possible_weights(config: RunConfig, *, devices: int, memory: int | Non
     for weights in formats(config):
         fewer = config.model_copy(update={"model": config.model.model_copy(update={"weights": weights})})
         trainable = isinstance(fewer.adapter, Full)
-        blueprint = backbones.blueprint(fewer.model, vocabulary=0, task=tasks.of(config), trainable=trainable)
+        blueprint = backbones.blueprint(fewer.model, vocabulary=0, task=model_heads.of(config), trainable=trainable)
         size = packed_bytes(blueprint.model, blueprint.weights)
         if size <= there:
             return fewer
@@ -273,7 +273,7 @@ def _text(
     tokenizer, template, data, make, *_ = planned
     whole = config.data.model_copy(update={"length_warm_up": LengthWarmUpConfig()})
     config = config.model_copy(update={"data": whole})  # the longest rows decide about memory
-    loader, task = BlueprintLoader(), tasks.of(config)
+    loader, task = BlueprintLoader(), model_heads.of(config)
     supervise = None if teaching is None else teaching(tokenizer, template, data, loader)
     new_token_ids = [tokenizer.get_vocab()[token] for token in config.model.new_tokens]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from workbench.config import RunConfig
 from workbench.config.expansions import search_expansion, sweep_expansion
 from workbench.config.expansions.member_runs import Trial
-from workbench.config.tasks import Task
+from workbench.config.model_heads import ModelHead
 from workbench.models import classifier
 from workbench.models.backbones import Loader
 from workbench.planning import step_time
@@ -52,7 +52,7 @@ def members(config: RunConfig, run: Run) -> DryRunParts:
     return parts._replace(size=parts.size._replace(trainable=every), contents=replace(parts.contents, apart=True))
 
 
-def _folds(config: RunConfig) -> tuple[Task, Callable[[RunConfig, Run, Loader], BankTraining]]:
+def _folds(config: RunConfig) -> tuple[ModelHead, Callable[[RunConfig, Run, Loader], BankTraining]]:
     """The first round of a cross-validation."""
     from workbench.crossval import fold_adapters
     from workbench.recipes.folds import crossval
@@ -71,7 +71,7 @@ def _folds(config: RunConfig) -> tuple[Task, Callable[[RunConfig, Run, Loader], 
 
 def _members(
     shared: RunConfig, trials: Sequence[Trial[RunConfig]], run: Run
-) -> tuple[Task, Callable[[RunConfig, Run, Loader], BankTraining]]:
+) -> tuple[ModelHead, Callable[[RunConfig, Run, Loader], BankTraining]]:
     """All members of a sweep, or those that a search begins with."""
     from workbench.recipes.banks import sweep, sweep_tasks
 

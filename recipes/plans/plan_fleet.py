@@ -9,7 +9,7 @@ from typing import Any
 from workbench.config import RunConfig
 from workbench.config.expansions import fleet_expansion, sweep_expansion
 from workbench.config.expansions.member_runs import Trial
-from workbench.config.tasks import Task
+from workbench.config.model_heads import ModelHead
 from workbench.models.backbones import Loader
 from workbench.planning.dry_trainings import BankTraining
 from workbench.planning.members_that_fit import MOST, MembersThatFit, that_fit
@@ -30,7 +30,7 @@ _ROWS = {"recipe", "seed", "data", "model", "masking", "classes", "image"}
 """Sections on which the rows of a member depend."""
 
 
-def training(config: RunConfig) -> tuple[Task, Callable[[RunConfig, Run, Loader], BankTraining]]:
+def training(config: RunConfig) -> tuple[ModelHead, Callable[[RunConfig, Run, Loader], BankTraining]]:
     """The members of a fleet that train at once."""
     trials = at_once(config)
     singles: dict[str, Single] = {}

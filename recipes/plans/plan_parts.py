@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
-from workbench.config.tasks import Task
+from workbench.config.model_heads import ModelHead
 from workbench.data.batching import Examples, first_rows
 from workbench.errors import ConfigError
 from workbench.models import adapter_sizes
@@ -38,7 +38,7 @@ class DryRunParts(NamedTuple):
 
 def parts(
     config: RunConfig,
-    task: Task,
+    task: ModelHead,
     backbone: Backbone,
     fit: Training,
     dry: DryRun,

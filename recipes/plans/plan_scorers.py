@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from workbench.adapters import Full
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.data.batching import MicroBatch, micro_batches
 from workbench.models import backbones
 from workbench.models.backbones import Loader
@@ -63,7 +63,7 @@ def _of_one_output(
     outputs: Callable[[Any, MicroBatch], object],
 ) -> DryRunParts:
     """A model that gives each of the held-out `scored` one number."""
-    loader, task, made = BlueprintLoader(), tasks.of(config), single(config, run)
+    loader, task, made = BlueprintLoader(), model_heads.of(config), single(config, run)
     numbers = np.arange(len(scored.lengths))
     longest = next(micro_batches(numbers, scored.lengths, tokens=capacity.FORWARD_TOKENS))
     worst = scored.batch(longest).to(backbones.device())

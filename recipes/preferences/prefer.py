@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.config.sections.prefer_config import WITH_TIES, PreferConfig
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices, MicroBatch
@@ -90,7 +90,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     train = mixture.mixed(pairs.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = list(pairs.named().values())
-    preflight.require_backbone(config, splits, tasks.of(config))
+    preflight.require_backbone(config, splits, model_heads.of(config))
     preference_reference.find(config, tokenizer)
     start_adapter.require(config)
     return tokenizer, template, pairs

@@ -9,7 +9,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.adapters import Full
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
 from workbench.data.splits import Splits
@@ -32,7 +32,7 @@ def inspect(config: RunConfig) -> Inspection:
     train, mixed = pairs.train, mixture.mixed(pairs.train, config)
     steps = total_steps(config, len(mixed))
     shown = evenly_spaced(len(train), SHOWN).tolist()
-    model = backbones.skeleton(config.model, task=tasks.of(config), trainable=isinstance(config.adapter, Full))
+    model = backbones.skeleton(config.model, task=model_heads.of(config), trainable=isinstance(config.adapter, Full))
     return Inspection(
         config=config,
         data=pairs.map(lambda split: split.answers),

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import special
 from transformers import PreTrainedTokenizerBase
 
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices
 from workbench.data.splits import Splits
@@ -56,7 +56,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     train = mixture.mixed(answers.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = list(answers.named().values())
-    return tokenizer, template, answers, preflight.require_backbone(config, splits, tasks.of(config))
+    return tokenizer, template, answers, preflight.require_backbone(config, splits, model_heads.of(config))
 
 
 def encoder(template: ChatEncoder, config: RunConfig, *, labelled: bool = True) -> StepEncoder:

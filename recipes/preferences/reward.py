@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench.config import DataConfig, RunConfig, tasks
+from workbench.config import DataConfig, RunConfig, model_heads
 from workbench.config.sections.basic_sections import MARGIN
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices
@@ -71,7 +71,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     train = mixture.mixed(pairs.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = list(pairs.named().values())
-    return tokenizer, template, pairs, preflight.require_backbone(config, splits, tasks.of(config))
+    return tokenizer, template, pairs, preflight.require_backbone(config, splits, model_heads.of(config))
 
 
 def read(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder) -> Splits[TokenizedSet]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices, MicroBatch, evenly_spaced
 from workbench.data.splits import Splits
@@ -100,7 +100,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     train = mixed_prompts.drawn(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = [RolloutRows(split, config.reinforce) for split in data if split is not None]
-    modules = preflight.require_backbone(config, splits, tasks.of(config))
+    modules = preflight.require_backbone(config, splits, model_heads.of(config))
     start_adapter.require(config)
     warm_up.require(config)
     return tokenizer, template, data, modules

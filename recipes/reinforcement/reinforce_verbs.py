@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from workbench import adapters, evaluation
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
 from workbench.data.splits import Splits
@@ -74,7 +74,7 @@ def _answered(config: RunConfig, data: Splits[TokenizedSet], judge: RowJudge) ->
     """Some prompts, each with answers that the model draws before it is trained, and their rewards."""
     section, train = config.reinforce, data.train
     tokenizer = backbones.tokenizer(config.model)
-    backbone = backbones.load(config.model, tokenizer, task=tasks.of(config))
+    backbone = backbones.load(config.model, tokenizer, task=model_heads.of(config))
     model: nn.Module = backbone.model
     if section.start is not None:
         model = adapters.load(backbone.model, Path(section.start).expanduser() / "adapter")

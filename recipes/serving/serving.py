@@ -14,7 +14,7 @@ from workbench.adapters import ALora, Full
 from workbench.adapters.banks import bank
 from workbench.adapters.multi_adapter import BARE
 from workbench.config import RunConfig
-from workbench.config.tasks import WRITING
+from workbench.config.model_heads import WRITING
 from workbench.data.text.chat import ChatEncoder
 from workbench.errors import ConfigError
 from workbench.evaluation.serving.adapter_loader import AdapterLoader

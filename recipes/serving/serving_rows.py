@@ -11,7 +11,7 @@ from pathlib import Path
 
 from workbench.adapters.banks import bank
 from workbench.config import RunConfig
-from workbench.config.tasks import WRITING
+from workbench.config.model_heads import WRITING
 from workbench.crossval import tta_predict
 from workbench.data.embedding import text_units
 from workbench.data.labelled import labelled_data

@@ -12,7 +12,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from workbench.adapters import Full, Lora, combine
 from workbench.adapters.combine import CombinationError, Updates
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.errors import ConfigError
 from workbench.recipes.shipping import merge
 from workbench.runs import files, run_directory
@@ -85,7 +85,7 @@ def _require_alike(sources: Sequence[Path], configs: Sequence[RunConfig]) -> Non
         merge.require_one_model(source, config)
         if not (source / "adapter").is_dir():
             raise ConfigError(f"{source}: no adapter there yet. Finish the run first.")
-        if tasks.head_of(config) != tasks.head_of(configs[0]):
+        if model_heads.head_of(config) != model_heads.head_of(configs[0]):
             raise ConfigError(
                 f"{source} is of recipe {config.recipe}, and {sources[0]} of {configs[0].recipe}, whose models have "
                 "another head. Combine runs of one recipe."

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from workbench.adapters import Full
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.errors import BackboneError, ConfigError
 from workbench.evaluation import held_out_losses
 from workbench.models import backbones, exported
@@ -152,7 +152,7 @@ def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> Non
     """Refuse, before weights are read, what the target could not load, or would load as something else."""
     if config.recipe == "crossval" and not config.folds.refit:
         merge.require_one_model(run, config)
-    head = tasks.head_of(config)
+    head = model_heads.head_of(config)
     unwritten = ("onnx",) if config.recipe in ("reward", "rerank") else ()
     takes = [name for name, each in TARGETS.items() if head in each.heads and name not in unwritten]
     if to not in takes:

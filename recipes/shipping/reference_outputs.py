@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.adapters import stock
-from workbench.config import RunConfig, tasks
-from workbench.config.tasks import HIDDEN, Task
+from workbench.config import RunConfig, model_heads
+from workbench.config.model_heads import HIDDEN, ModelHead
 from workbench.data.embedding import pair_data
 from workbench.data.embedding.pair_set import PairSet
 from workbench.data.embedding.paired_texts import PairedTexts
@@ -51,7 +51,7 @@ class RunOutputs(Protocol):
     """Outputs of a run for held-out rows, and the means to compare others with them."""
 
     @property
-    def task(self) -> Task:
+    def task(self) -> ModelHead:
         """Head of its model."""
 
     @property
@@ -129,8 +129,8 @@ class TextReference:
     note: str = ""
 
     @property
-    def task(self) -> Task:
-        return tasks.of(self.config)
+    def task(self) -> ModelHead:
+        return model_heads.of(self.config)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -165,7 +165,7 @@ class ClassReference:
     wanted_NC: Floats
 
     @property
-    def task(self) -> Task:
+    def task(self) -> ModelHead:
         return classifier.task(self.unmerged.labels, seed=self.config.seed)
 
     @property
@@ -198,8 +198,8 @@ class NumberReference(Generic[S, R]):
     note: str = ""
 
     @property
-    def task(self) -> Task:
-        return tasks.of(self.config)
+    def task(self) -> ModelHead:
+        return model_heads.of(self.config)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -245,7 +245,7 @@ class EmbedReference:
     rows: PairSet
     wanted_UD: Tensor
     note: str = ""
-    task: Task = HIDDEN
+    task: ModelHead = HIDDEN
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

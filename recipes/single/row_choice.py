@@ -11,7 +11,7 @@ import pandas as pd
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
-from workbench.config.tasks import TEXT
+from workbench.config.model_heads import TEXT
 from workbench.data import selection
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError

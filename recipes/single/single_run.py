@@ -16,8 +16,8 @@ from typing_extensions import Self
 
 from workbench import adapters, report
 from workbench.adapters import Full, Method
-from workbench.config import RunConfig, tasks
-from workbench.config.tasks import Task
+from workbench.config import RunConfig, model_heads
+from workbench.config.model_heads import ModelHead
 from workbench.data.batching import Examples, Indices, first_rows
 from workbench.evaluation import GeneratedAnswer
 from workbench.evaluation.answer_samples import AnswerSamples
@@ -260,9 +260,9 @@ class SingleRun(ABC, Generic[M, R]):
         """Decides how large the vocabulary is; None for a backbone that reads no text."""
 
     @property
-    def task(self) -> Task:
+    def task(self) -> ModelHead:
         """Head of the backbone, and the class of model that has it."""
-        return tasks.of(self.config)
+        return model_heads.of(self.config)
 
     @property
     def adapter(self) -> Method:

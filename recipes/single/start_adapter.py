@@ -12,7 +12,7 @@ from torch import nn
 
 from workbench.adapters import Bottleneck
 from workbench.config import RunConfig
-from workbench.config.tasks import WRITING
+from workbench.config.model_heads import WRITING
 from workbench.errors import ConfigError, FileError
 from workbench.models import backbones, exported
 from workbench.runs import run_directory

@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
+from workbench.config.model_heads import TEXT, WRITING
 from workbench.config.sections.distill_config import TeacherConfig
-from workbench.config.tasks import TEXT, WRITING
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.evaluation import reference_reading

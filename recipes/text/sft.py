@@ -20,10 +20,10 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation, losses
 from workbench.adapters import ALora, Method
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
+from workbench.config.model_heads import TEXT
 from workbench.config.sections.regularise_config import RegulariseConfig
 from workbench.config.sections.select_config import SelectConfig
-from workbench.config.tasks import TEXT
 from workbench.data import mixture
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.row_weights import weighted
@@ -330,7 +330,7 @@ def answer(
         model.model,
         split,
         model.tokenizer,
-        count=config.evaluate.answers if tasks.of(config) is TEXT else 0,
+        count=config.evaluate.answers if model_heads.of(config) is TEXT else 0,
         max_new_tokens=config.evaluate.max_new_tokens,
         scoring=scoring,
     )

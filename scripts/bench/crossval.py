@@ -142,7 +142,7 @@ def _targets(model: str) -> list[str]:
     """The layers that get an adapter: PEFT's own all-linear adds BERT's pooler, which ours leaves alone."""
     from workbench.adapters import Lora
     from workbench.config import ModelConfig
-    from workbench.config.tasks import classes
+    from workbench.config.model_heads import classes
     from workbench.models import backbones
 
     return Lora().modules(backbones.skeleton(ModelConfig(id=model), task=classes(("a", "b"), seed=0)))

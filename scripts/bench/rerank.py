@@ -20,8 +20,8 @@ import numpy as np
 
 import workbench
 from workbench.config import RunConfig
+from workbench.config.model_heads import HIDDEN
 from workbench.config.sections.embed_config import EmbedConfig
-from workbench.config.tasks import HIDDEN
 from workbench.data.embedding import candidate_data, candidate_set, text_units
 from workbench.evaluation import embeddings, rerank_scores, retrieval_scores
 from workbench.losses.embedding_losses import leading

@@ -40,7 +40,7 @@ from workbench import adapters
 from workbench.adapters import Full
 from workbench.adapters.method import HALF_OR_FULL, WEIGHTS
 from workbench.adapters.updates.lora_starts import QUANTISED
-from workbench.config import ModelConfig, RunConfig, tasks
+from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
 from workbench.schema import parse
@@ -128,7 +128,7 @@ def biased(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @lru_cache(maxsize=4)
-def stored(folder: str, weights: str, compute: str, task: tasks.Task = tasks.TEXT) -> PreTrainedModel:
+def stored(folder: str, weights: str, compute: str, task: model_heads.ModelHead = model_heads.TEXT) -> PreTrainedModel:
     """A backbone as this format stores it, frozen. Read only."""
     config = ModelConfig.model_validate({"id": folder, "weights": weights, "compute": compute})
     return backbones.load(config, None, task=task).model
@@ -235,9 +235,9 @@ def test_the_cube_of_kinds_formats_and_methods(
             "refused", config.facts.why_weights or "transformers does not quantise Falcon's own linear layers"
         )
         pytest.skip("refused: the method on this format, or the format on this family")
-    classes = tasks.classes(["a", "b", "c"], seed=0)
-    heads = {"masked": tasks.MASKED, "classes": classes, **dict.fromkeys(PICTURES, classes)}
-    task = heads.get(kind.rpartition("-")[2], tasks.TEXT)
+    classes = model_heads.classes(["a", "b", "c"], seed=0)
+    heads = {"masked": model_heads.MASKED, "classes": classes, **dict.fromkeys(PICTURES, classes)}
+    task = heads.get(kind.rpartition("-")[2], model_heads.TEXT)
     fresh = lambda: copy.deepcopy(stored(saved(kind), weights, compute, task))  # noqa: E731
     try:
         base = fresh()

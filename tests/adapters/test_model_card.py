@@ -16,7 +16,7 @@ from tests.vision_backbones import pixels, save_vision
 from workbench import adapters
 from workbench.adapters import BitFit, Boft, Bottleneck, DeepPrompt, Lora, Method, Pissa, Prompt
 from workbench.adapters.banks import bank
-from workbench.config import ModelConfig, tasks
+from workbench.config import ModelConfig, model_heads
 from workbench.models import backbones
 
 IDS = torch.tensor([[3, 60, 5, 61, 9, 60, 7]])
@@ -94,7 +94,7 @@ def test_its_lines_load_an_adapter_of_pictures_over_a_head_for_other_classes(
     config: Method, needed: bool, tmp_path: Path
 ) -> None:
     save_vision(tmp_path / "base", "ViT", labels=10)
-    task = tasks.classes(["a", "b", "c"], seed=0)
+    task = model_heads.classes(["a", "b", "c"], seed=0)
     base = backbones.load(ModelConfig(id=str(tmp_path / "base"), weights="float32"), None, task=task).model
     model = adapters.attach(base, config, seed=0).eval()
     adapters.save(model, tmp_path / "adapter")

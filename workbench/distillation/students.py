@@ -14,10 +14,10 @@ from transformers.backbone_utils import BackboneConfigMixin
 
 from workbench import adapters
 from workbench.adapters import Method, anatomy, stock
-from workbench.config import ModelConfig, RunConfig, tasks
+from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.config.expansions.distill_expansion import makes_student
+from workbench.config.model_heads import ModelHead
 from workbench.config.sections.distill_config import TEACHER, StudentConfig
-from workbench.config.tasks import Task
 from workbench.data.images.picture_reader import PROCESSOR
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
@@ -37,7 +37,7 @@ class _Origin:
     """Stored and computed in the checkpoint's own precision."""
     tokenizer: PreTrainedTokenizerBase | None
     """None where it reads pictures."""
-    task: Task
+    task: ModelHead
     headed: bool = True
     """Whether the checkpoint has the head of `task`."""
     adapter: Path | None = None
@@ -109,7 +109,9 @@ def _of_backbone(config: RunConfig, model: ModelConfig) -> _Origin:
     stored = str(hub.dtype or torch.float32).removeprefix("torch.")
     precision = stored if stored in DTYPES else "float32"
     plain = model.model_copy(update={"weights": precision, "compute": precision, "new_tokens": ()})
-    task = {"sft": tasks.TEXT, "mlm": tasks.MASKED, "classify": Task("classes", seed=config.seed)}[config.distill.of]
+    task = {"sft": model_heads.TEXT, "mlm": model_heads.MASKED, "classify": ModelHead("classes", seed=config.seed)}[
+        config.distill.of
+    ]
     headed = task.head != "classes" or any(name.endswith(_WITH_CLASSES) for name in hub.architectures or ())
     tokenizer = None if config.reads_pictures else backbones.tokenizer(plain)
     return _Origin(model.id, plain, tokenizer, task, headed)
@@ -129,7 +131,7 @@ def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
     if trained.recipe in ("classify", "crossval"):
         task = classifier.task(classifier.read_labels(adapter), seed=config.seed)
     else:
-        task = tasks.of(trained)
+        task = model_heads.of(trained)
     return replace(origin, task=task, headed=True, adapter=adapter, method=trained.adapter)
 
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import adapters
 from workbench.adapters import Full, anatomy, multi_adapter
-from workbench.config import ModelConfig, RunConfig, tasks
+from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.config.sections.distill_config import DistillConfig
 from workbench.data import starter
 from workbench.data.batching import Indices, MicroBatch, micro_batches
@@ -140,7 +140,7 @@ def alone(
         BackboneError, ConfigError, FileError: the teacher cannot be loaded.
     """
     same = source.run is None and _difference(source.model, student.model) is None
-    loaded = loader(source.model, tokenizer if same else source.tokenizer(), task=tasks.of(student))
+    loaded = loader(source.model, tokenizer if same else source.tokenizer(), task=model_heads.of(student))
     backbone = loaded.model
     if source.adapters:
         model = multi_adapter.load(backbone, _named(source.adapters))

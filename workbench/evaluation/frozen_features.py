@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from workbench.config import ModelConfig, tasks
+from workbench.config import ModelConfig, model_heads
 from workbench.data.images.picture_reader import PictureReader
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.records import RecordSource
@@ -81,7 +81,7 @@ def _store(model: ModelConfig, reader: RowReader) -> DiskStore:
 
 def _loaded(model: ModelConfig, reader: RowReader) -> Classifier:
     """The backbone as it came, under a head that nothing is read of."""
-    task = tasks.classes(_NO_LABELS.names, seed=0, problem=_NO_LABELS.problem)
+    task = model_heads.classes(_NO_LABELS.names, seed=0, problem=_NO_LABELS.problem)
     backbone = backbones.load(model, reader.tokenizer, task=task).model
     return classifier.classification_model(backbone, backbone, reader, _NO_LABELS)
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from workbench.config import ModelConfig, RunConfig
-from workbench.config.tasks import Task
+from workbench.config.model_heads import ModelHead
 from workbench.data.batching import Indices
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.row_reader import RowReader
@@ -183,7 +183,7 @@ def of_folds(config: RunConfig, reader: RowReader, rows: LabelledSet, fold_N: In
     return FrozenProbe(config.model, reader, rows, rows, rows_T, rows_T, found_TD, found_TD, fold_N, fold_N)
 
 
-def rows_before_run(config: RunConfig, task: Task, *, visits: int | None) -> int:
+def rows_before_run(config: RunConfig, task: ModelHead, *, visits: int | None) -> int:
     """How many rows a run looks at besides its training; 0 for none.
 
     Args:
@@ -195,7 +195,7 @@ def rows_before_run(config: RunConfig, task: Task, *, visits: int | None) -> int
     return rows if rows >= LEAST and _parameters(config, task) <= LARGEST else 0
 
 
-def rows_in_check(config: RunConfig, task: Task, lengths: Indices) -> int:
+def rows_in_check(config: RunConfig, task: ModelHead, lengths: Indices) -> int:
     """How many rows `check` looks at, in seconds; 0 for none, as where it would have to fetch weights.
 
     Args:
@@ -211,7 +211,7 @@ def rows_in_check(config: RunConfig, task: Task, lengths: Indices) -> int:
 
 
 def before_run(
-    config: RunConfig, run: Run, task: Task, look: Look, *, visits: int | None, say: Callable[[str], None]
+    config: RunConfig, run: Run, task: ModelHead, look: Look, *, visits: int | None, say: Callable[[str], None]
 ) -> FrozenProbe | None:
     """Look at rows in a small share of the run's time, write FILE and tell it; None where nobody looks.
 
@@ -230,7 +230,7 @@ def before_run(
     return frozen_probe
 
 
-def in_check(config: RunConfig, task: Task, lengths: Indices, look: Look) -> str:
+def in_check(config: RunConfig, task: ModelHead, lengths: Indices, look: Look) -> str:
     """FILE in words, of rows that `check` looks at; empty where it looks at none."""
     most = rows_in_check(config, task, lengths)
     return sentence(look(most=most).facts) if most else ""
@@ -251,7 +251,7 @@ def sentence(facts: Mapping[str, Any], *, after: float | None = None) -> str:
     )
 
 
-def _parameters(config: RunConfig, task: Task) -> int:
+def _parameters(config: RunConfig, task: ModelHead) -> int:
     return sum(each.numel() for each in backbones.skeleton(config.model, task=task).parameters())
 
 

@@ -24,9 +24,9 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from workbench import adapters
 from workbench.adapters import METHODS, Full, Lora, Method
 from workbench.adapters.export_form import as_shipped
-from workbench.config import ModelConfig, plugins, tasks
+from workbench.config import ModelConfig, model_heads, plugins
 from workbench.config.checks.cross_checks import unable
-from workbench.config.tasks import TEXT, Task
+from workbench.config.model_heads import TEXT, ModelHead
 from workbench.config.yaml_text import override
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.models import backbones
@@ -66,7 +66,7 @@ class _Question(Section):
     adapter: SerializeAsAny[Method] = Lora()
 
 
-def predict(model: ModelConfig, method: Method, *, task: Task = TEXT, below: int = 0) -> AdapterSize:
+def predict(model: ModelConfig, method: Method, *, task: ModelHead = TEXT, below: int = 0) -> AdapterSize:
     """Size of `method` on this backbone, whose first `below` blocks have none of it.
 
     Raises:
@@ -101,12 +101,12 @@ def survey(overrides: Sequence[str] = ()) -> SizeTable:
     return SizeTable(asked[0].model, alone, {each.adapter.method: _size_or_reason(each, task) for each in asked})
 
 
-def _task(model: ModelConfig) -> Task:
+def _task(model: ModelConfig) -> ModelHead:
     """To write text; where the backbone reads pictures, to tell the classes of its own configuration apart."""
     hub = backbones.hub_config(model)
     if type(hub) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         return TEXT
-    return tasks.classes([str(label) for label in (hub.id2label or {}).values()], seed=0)
+    return model_heads.classes([str(label) for label in (hub.id2label or {}).values()], seed=0)
 
 
 def _read(values: dict[str, Any]) -> _Question:
@@ -126,7 +126,7 @@ def _for_each(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _size_or_reason(question: _Question, task: Task) -> AdapterSize | str:
+def _size_or_reason(question: _Question, task: ModelHead) -> AdapterSize | str:
     try:
         return predict(question.model, question.adapter, task=task)
     except WorkbenchError as error:

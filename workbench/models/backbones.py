@@ -26,7 +26,7 @@ from workbench.adapters import anatomy
 from workbench.adapters.weights import semi_structured
 from workbench.config import ModelConfig
 from workbench.config.checks import sparsity_checks
-from workbench.config.tasks import TEXT, Task
+from workbench.config.model_heads import TEXT, ModelHead
 from workbench.errors import BackboneError
 from workbench.models import origins, packed_attention, pictures, quantisation, weight_storage
 
@@ -62,7 +62,7 @@ class Loader(Protocol):
         config: ModelConfig,
         tokenizer: PreTrainedTokenizerBase | None,
         *,
-        task: Task = TEXT,
+        task: ModelHead = TEXT,
         trainable: bool = False,
         waiting: bool = False,
     ) -> Backbone:
@@ -121,7 +121,7 @@ def of_one_sequence(config: ModelConfig, *, recipe: str, take: str = "a causal b
     return hub
 
 
-def skeleton(config: ModelConfig, *, task: Task = TEXT, trainable: bool = False) -> PreTrainedModel:
+def skeleton(config: ModelConfig, *, task: ModelHead = TEXT, trainable: bool = False) -> PreTrainedModel:
     """The backbone's modules without their weights; refuses what `load` would refuse before it reads a weight."""
     hub, target = task.configured(hub_config(config)), device()
     auto = _auto_class(config, task, hub)
@@ -140,7 +140,7 @@ def skeleton(config: ModelConfig, *, task: Task = TEXT, trainable: bool = False)
     return model
 
 
-def blueprint(config: ModelConfig, *, vocabulary: int, task: Task = TEXT, trainable: bool = False) -> Backbone:
+def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, trainable: bool = False) -> Backbone:
     """The backbone as `load` leaves it, from its config.json alone: on the meta device, without numbers.
 
     Layers that will be quantised are bitsandbytes' already, and their weights not packed yet.
@@ -179,7 +179,7 @@ def load(
     config: ModelConfig,
     tokenizer: PreTrainedTokenizerBase | None,
     *,
-    task: Task = TEXT,
+    task: ModelHead = TEXT,
     trainable: bool = False,
     waiting: bool = False,
 ) -> Backbone:
@@ -266,7 +266,7 @@ class _Decided(NamedTuple):
     notes: list[str]
 
 
-def _decided(config: ModelConfig, task: Task, *, trainable: bool) -> _Decided:
+def _decided(config: ModelConfig, task: ModelHead, *, trainable: bool) -> _Decided:
     packed_attention.register()
     hub = task.configured(hub_config(config))
     weights, compute, notes = _precision(config, hub, device(), trainable=trainable)
@@ -274,7 +274,7 @@ def _decided(config: ModelConfig, task: Task, *, trainable: bool) -> _Decided:
     return _Decided(hub, _auto_class(config, task, hub), weights, compute, stored, notes)
 
 
-def _auto_class(config: ModelConfig, task: Task, hub: PretrainedConfig) -> Any:
+def _auto_class(config: ModelConfig, task: ModelHead, hub: PretrainedConfig) -> Any:
     try:
         return task.auto_class(hub)
     except BackboneError as error:

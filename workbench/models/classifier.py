@@ -22,8 +22,8 @@ from transformers import (
 
 from workbench import adapters
 from workbench.adapters import Full, Method, anatomy
-from workbench.config import RunConfig, tasks
-from workbench.config.tasks import Task
+from workbench.config import RunConfig, model_heads
+from workbench.config.model_heads import ModelHead
 from workbench.data.batching import MicroBatch, encoder_inputs
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.row_reader import RowReader
@@ -137,9 +137,9 @@ def classification_model(model: nn.Module, backbone: PreTrainedModel, reader: Ro
     return classifier
 
 
-def task(labels: Labels, *, seed: int) -> Task:
+def task(labels: Labels, *, seed: int) -> ModelHead:
     """To give rows these labels."""
-    return tasks.classes(labels.names, seed=seed, problem=labels.problem)
+    return model_heads.classes(labels.names, seed=seed, problem=labels.problem)
 
 
 def require_known_form(config: RunConfig) -> None:
@@ -164,7 +164,7 @@ def require_known_form(config: RunConfig) -> None:
     backbones.of_one_sequence(config.model, recipe=config.recipe, take="an encoder or a causal backbone")
     size, shrinks = config.image.size, config.image.augment.curriculum.resolution.start < 1
     if size is not None or shrinks:
-        pictures.require_size(backbones.skeleton(config.model, task=Task("classes")), size, smaller=shrinks)
+        pictures.require_size(backbones.skeleton(config.model, task=ModelHead("classes")), size, smaller=shrinks)
 
 
 def save(classifier: Classifier, folder: Path, *, adapter: Callable[[Path], None] | None = None) -> None:

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from workbench import adapters
 from workbench.adapters import Full, anatomy
 from workbench.config import RunConfig
+from workbench.config.model_heads import HIDDEN
 from workbench.config.sections.embed_config import EmbedConfig
-from workbench.config.tasks import HIDDEN
 from workbench.data.batching import MicroBatch
 from workbench.errors import BackboneError, ConfigError
 from workbench.losses import embedding_losses

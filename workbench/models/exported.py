@@ -11,8 +11,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from workbench import adapters
 from workbench.adapters import Full
-from workbench.config import ModelConfig, RunConfig, tasks
-from workbench.config.tasks import Task
+from workbench.config import ModelConfig, RunConfig, model_heads
+from workbench.config.model_heads import ModelHead
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
@@ -114,7 +114,7 @@ def load_backbone(
     folder: Path,
     tokenizer: PreTrainedTokenizerBase | None,
     *,
-    task: Task | None = None,
+    task: ModelHead | None = None,
     waiting: bool = False,
 ) -> backbones.Backbone:
     """The backbone under the adapter in `folder`; for full fine-tuning the model in `folder` itself.
@@ -123,7 +123,7 @@ def load_backbone(
         task: By default what the recipe trains.
         waiting: On the host, as `backbones.load` says.
     """
-    return backbones.load(model_under(config, folder), tokenizer, task=task or tasks.of(config), waiting=waiting)
+    return backbones.load(model_under(config, folder), tokenizer, task=task or model_heads.of(config), waiting=waiting)
 
 
 def model_under(config: RunConfig, folder: Path) -> ModelConfig:

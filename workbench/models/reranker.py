@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench.adapters import anatomy
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.config.sections.rerank_config import RerankConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.embedding.candidate_set import CandidateSet
@@ -82,7 +82,7 @@ def require_known_form(config: RunConfig) -> None:
         BackboneError: It reads pictures, is an encoder-decoder, or has no classification head.
     """
     hub = backbones.of_one_sequence(config.model, recipe="rerank", take="an encoder or a causal backbone")
-    if anatomy.reads_pictures(backbones.skeleton(config.model, task=tasks.of(config))):
+    if anatomy.reads_pictures(backbones.skeleton(config.model, task=model_heads.of(config))):
         name = f"model.id={config.model.id}: {type(hub).__name__}"
         raise BackboneError(f"{name} reads pictures, and recipe rerank texts. Take another one.")
 

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import ModelConfig
-from workbench.config.tasks import TEXT, Task
+from workbench.config.model_heads import TEXT, ModelHead
 from workbench.models import backbones
 from workbench.models.backbones import Backbone
 from workbench.planning.block_time import materialise
@@ -26,7 +26,7 @@ class BlueprintLoader:
         config: ModelConfig,
         tokenizer: PreTrainedTokenizerBase | None,
         *,
-        task: Task = TEXT,
+        task: ModelHead = TEXT,
         trainable: bool = False,
         waiting: bool = False,
     ) -> Backbone:

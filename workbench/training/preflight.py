@@ -10,9 +10,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from workbench import adapters
 from workbench.adapters import Full, anatomy
-from workbench.config import RunConfig, TrainingSections, tasks
+from workbench.config import RunConfig, TrainingSections, model_heads
+from workbench.config.model_heads import TEXT, ModelHead
 from workbench.config.sections.optimizer_config import OF_INNER_MATRICES
-from workbench.config.tasks import TEXT, Task
 from workbench.data.batching import Examples, Indices
 from workbench.data.splits import Splits
 from workbench.data.text import text_checks
@@ -53,13 +53,13 @@ def require_runnable(config: RunConfig, data: Splits[TokenizedSet]) -> list[str]
         WorkbenchError: says what to change.
     """
     text_checks.require_teaching(data)
-    if tasks.of(config) is TEXT:
+    if model_heads.of(config) is TEXT:
         text_checks.require_ends(data)
     splits = list(data.named().values())
-    return require_backbone(config, splits, tasks.of(config))
+    return require_backbone(config, splits, model_heads.of(config))
 
 
-def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task: Task) -> list[str]:
+def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task: ModelHead) -> list[str]:
     """Refuse what the backbone, the adapter, the memory budget or a missing package would not allow.
 
     Args:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from tests.conftest import STORIES
 from workbench import adapters
 from workbench.adapters import Method
-from workbench.config import RunConfig, tasks
+from workbench.config import RunConfig, model_heads
 from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import teachers
@@ -68,7 +68,9 @@ class Student:
         self.config = config
         self.tokenizer = backbones.tokenizer(config.model)
         full = isinstance(config.adapter, adapters.Full)
-        self.backbone: Backbone = backbones.load(config.model, self.tokenizer, task=tasks.of(config), trainable=full)
+        self.backbone: Backbone = backbones.load(
+            config.model, self.tokenizer, task=model_heads.of(config), trainable=full
+        )
         self.model = moved(attached(self.backbone, config.adapter), seed=seed)
         self.head = output_heads.find(self.model, self.backbone.model)
 

@@ -17,8 +17,8 @@ from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import DeepPrompt, Lora, Method, Prompt
 from workbench.config import DataConfig, RunConfig
+from workbench.config.model_heads import TEXT
 from workbench.config.sections.distill_config import OnPolicyConfig
-from workbench.config.tasks import TEXT
 from workbench.data.batching import Indices
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder

@@ -14,7 +14,7 @@ from tests.vision_backbones import TRANSFORMER, VISION, pixels, save_vision
 from tests.workbench.distillation.test_students import _config, _made, _skipping, _stock
 from workbench.adapters import anatomy
 from workbench.config import ModelConfig, RunConfig
-from workbench.config.tasks import Task
+from workbench.config.model_heads import ModelHead
 from workbench.errors import ConfigError
 from workbench.models import backbones
 
@@ -69,7 +69,7 @@ def test_a_body_that_reads_pictures_gets_its_fresh_head_later(stored: str, tmp_p
     torch.manual_seed(0)
     whole = getattr(transformers, stored)(getattr(transformers, f"{family}Config")(**VISION[family]))
     whole.save_pretrained(tmp_path / "original")
-    task = Task("classes", ("a", "b", "c"), seed=5)
+    task = ModelHead("classes", ("a", "b", "c"), seed=5)
     made = _made(tmp_path / "student", _of_pictures(str(tmp_path / "original"), layers=[0, 1]))
     student, original = (
         backbones.load(ModelConfig(id=str(each), weights="float32"), None, task=task).model

@@ -20,9 +20,9 @@ import workbench
 from tests.conftest import MINILM, T5_SIZES, save_tiny, tiny
 from tests.run_files import write_lines
 from workbench.adapters import Prompt, anatomy
-from workbench.config import ModelConfig, RunConfig, tasks
+from workbench.config import ModelConfig, RunConfig, model_heads
+from workbench.config.model_heads import ModelHead
 from workbench.config.sections.distill_config import TeacherConfig
-from workbench.config.tasks import Task
 from workbench.data.starter import FOLDER
 from workbench.distillation import students, teacher_sources
 from workbench.distillation.teacher_sources import TeacherSource
@@ -152,7 +152,7 @@ def test_what_check_writes_describes_the_student(family: tuple[Path, str], tmp_p
     whole, described = (_made(tmp_path / f"{each}", config, weights=each) for each in (True, False))
     assert (whole / "config.json").read_text() == (described / "config.json").read_text()
     assert not list(described.glob("*.safetensors"))
-    task = tasks.MASKED if head == "MaskedLM" else tasks.TEXT
+    task = model_heads.MASKED if head == "MaskedLM" else model_heads.TEXT
     skeletons = [backbones.skeleton(ModelConfig(id=str(each)), task=task) for each in (whole, described)]
     first, second = ({name: value.shape for name, value in each.state_dict().items()} for each in skeletons)
     loaded = backbones.load(ModelConfig(id=str(whole), weights="float32"), None, task=task).model
@@ -194,7 +194,9 @@ def test_a_sentence_encoder_keeps_its_pooler(tmp_path: Path) -> None:
     with _skipping(original, [0, 2, 4]) as wanted:
         torch.testing.assert_close(_outputs(student), _outputs(wanted), rtol=1e-5, atol=1e-5)
     section = ModelConfig(id=str(made), weights="float32")
-    backbones.load(section, None, task=Task("classes", ("a", "b", "c")))  # a fresh head, and nothing else is missing
+    backbones.load(
+        section, None, task=ModelHead("classes", ("a", "b", "c"))
+    )  # a fresh head, and nothing else is missing
 
 
 def test_a_checkpoint_that_hides_tokens_keeps_its_pooler_for_classes(stories: str, tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ def test_a_checkpoint_that_hides_tokens_keeps_its_pooler_for_classes(stories: st
     made = _made(tmp_path / "student", _config(str(folder), of="classify", layers="last-2"))
     found, wanted = load_file(made / "model.safetensors"), load_file(folder / "model.safetensors")
     assert torch.equal(found["pooler.dense.weight"], wanted["bert.pooler.dense.weight"])
-    backbones.load(ModelConfig(id=str(made)), None, task=Task("classes", ("a", "b", "c")))
+    backbones.load(ModelConfig(id=str(made)), None, task=ModelHead("classes", ("a", "b", "c")))
 
 
 @pytest.mark.parametrize(("name", "stored"), [("Roberta", "MaskedLM"), ("Llama", "CausalLM")])
@@ -212,10 +214,10 @@ def test_a_body_gets_its_fresh_head_later(name: str, stored: str, stories: str, 
     folder = save_tiny(tmp_path / "original", name, stored, stories, **{**settings, "num_hidden_layers": 3})
     for weights in (True, False):
         made = _made(tmp_path / f"{weights}", _config(folder, of="classify", layers=[0, 2]), weights=weights)
-        skeleton = backbones.skeleton(ModelConfig(id=str(made)), task=Task("classes", ("a", "b", "c")))
+        skeleton = backbones.skeleton(ModelConfig(id=str(made)), task=ModelHead("classes", ("a", "b", "c")))
         assert [len(stack) for stack in anatomy.blocks(skeleton)] == [2] and skeleton.config.num_labels == 3
     made = tmp_path / "True"
-    task = Task("classes", ("a", "b", "c"), seed=5)
+    task = ModelHead("classes", ("a", "b", "c"), seed=5)
     student, original = (
         backbones.load(ModelConfig(id=str(each), weights="float32"), None, task=task).model for each in (made, folder)
     )

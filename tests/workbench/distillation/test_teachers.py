@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from tests.conftest import STORIES, save_tiny, tiny
 from tests.workbench.distillation.staged import PLAIN, Student, assert_same, log_probs, moved, run, said
 from workbench import adapters, evaluation
-from workbench.config import ModelConfig, RunConfig, tasks
+from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.config.sections.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data import starter
 from workbench.data.batching import MicroBatch, Row, collate
@@ -246,7 +246,7 @@ def test_an_encoder_teaches(kind: str, tmp_path: Path) -> None:
     inputs = {"input_ids": ids_BL, "attention_mask": torch.tensor([[1] * 6, [1] * 4 + [0] * 2])}
     read = MicroBatch(inputs, torch.tensor([1, 4, 8]), torch.tensor([7, 8, 9]), tokens=10)
     teacher = student.taught_by(source)
-    wanted = backbones.load(source.model, None, task=tasks.MASKED).model
+    wanted = backbones.load(source.model, None, task=model_heads.MASKED).model
     if source.adapters:
         wanted = adapters.load(wanted, source.adapters[0])  # type: ignore[assignment]
     assert teacher.shared

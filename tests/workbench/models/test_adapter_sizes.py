@@ -17,7 +17,7 @@ from tests.conftest import FAMILIES, tiny
 from workbench import adapters
 from workbench.adapters import METHODS, Lora, Method
 from workbench.config import ModelConfig
-from workbench.config.tasks import MASKED, TEXT
+from workbench.config.model_heads import MASKED, TEXT
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import adapter_sizes, backbones
 from workbench.models.adapter_sizes import AdapterSize

@@ -16,11 +16,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.vision_backbones import OTHERS, SIZE, VISION, pixels, save_vision, tiny_vision
 from workbench.adapters import anatomy, picture_tower
-from workbench.config import ModelConfig, tasks
+from workbench.config import ModelConfig, model_heads
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones, packed_attention, pictures, short_row_attention
 
-CLASSES = tasks.classes(["a", "b", "c", "d"], seed=3)
+CLASSES = model_heads.classes(["a", "b", "c", "d"], seed=3)
 
 
 def load(folder: str, **settings: Any) -> PreTrainedModel:

@@ -17,7 +17,7 @@ from tests.conftest import GROUPED, tiny
 from workbench import adapters
 from workbench.adapters import Lora
 from workbench.config import ModelConfig
-from workbench.config.tasks import classes
+from workbench.config.model_heads import classes
 from workbench.errors import BackboneError
 from workbench.models import backbones, quantisation
 from workbench.training.master_weights import MasterWeights

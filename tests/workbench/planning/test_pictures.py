@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tests.vision_backbones import pixels, save_vision, tiny_vision
 from workbench import adapters
 from workbench.adapters import Full, Lora, Method
-from workbench.config import ModelConfig, tasks
+from workbench.config import ModelConfig, model_heads
 from workbench.models import adapter_sizes, backbones
 from workbench.models.backbones import Backbone
 from workbench.planning import block_time
@@ -22,7 +22,7 @@ from workbench.planning.fake_tensors import fake_tensors
 from workbench.planning.flop_counter import Operations
 from workbench.planning.live_bytes import LiveBytes
 
-CLASSES = tasks.classes(["a", "b", "c"], seed=1)
+CLASSES = model_heads.classes(["a", "b", "c"], seed=1)
 METHODS: list[Method] = [Lora(rank=4), Full()]
 
 

@@ -21,7 +21,7 @@ from tests.conftest import tiny
 from tests.workbench.training.fake_cuda import CUDA, Synchronisations, fake_cuda
 from tests.workbench.training.together import LabelledSet, Silent, section
 from workbench.config import RunConfig
-from workbench.config.tasks import TEXT
+from workbench.config.model_heads import TEXT
 from workbench.data.batching import MicroBatch
 from workbench.data.prefetch import Prefetcher
 from workbench.losses.label_losses import LabelLosses

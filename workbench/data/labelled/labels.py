@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from workbench.config.model_heads import Problem
 from workbench.config.sections.classes_config import ClassesConfig, Kind
-from workbench.config.tasks import Problem
 from workbench.data.rows import excerpt, finite
 from workbench.errors import DataError
 from workbench.schema import did_you_mean

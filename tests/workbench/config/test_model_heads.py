@@ -29,8 +29,8 @@ from tests.conftest import MINILM, T5_SIZES, tiny
 from workbench import adapters
 from workbench.adapters import Lora
 from workbench.cli.console import Terminal
-from workbench.config import ModelConfig, RunConfig, tasks
-from workbench.config.tasks import MASKED, TEXT, Task
+from workbench.config import ModelConfig, RunConfig, model_heads
+from workbench.config.model_heads import MASKED, TEXT, ModelHead
 from workbench.data.batching import Indices, MicroBatch, encoder_inputs
 from workbench.errors import BackboneError
 from workbench.models import backbones
@@ -42,7 +42,7 @@ from workbench.training.trainer import Trainer
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
-INTENTS = tasks.classes(["card_arrival", "exchange_rate", "lost_card"], seed=0)
+INTENTS = model_heads.classes(["card_arrival", "exchange_rate", "lost_card"], seed=0)
 SENTENCES = {
     "card_arrival": [
         "I am still waiting on my card, when will it come?",
@@ -77,7 +77,7 @@ SENTENCES = {
         (INTENTS, ViTConfig(), "AutoModelForImageClassification"),
     ],
 )
-def test_the_architecture_and_the_task_decide_the_class(task: Task, config: PretrainedConfig, name: str) -> None:
+def test_the_architecture_and_the_task_decide_the_class(task: ModelHead, config: PretrainedConfig, name: str) -> None:
     assert task.auto_class(config).__name__ == name
 
 
@@ -90,7 +90,7 @@ def test_the_architecture_and_the_task_decide_the_class(task: Task, config: Pret
         (INTENTS, WhisperConfig(), "no classification head. .*SequenceClassification or AutoModelForImage"),
     ],
 )
-def test_an_architecture_without_that_head_is_refused(task: Task, config: PretrainedConfig, cure: str) -> None:
+def test_an_architecture_without_that_head_is_refused(task: ModelHead, config: PretrainedConfig, cure: str) -> None:
     with pytest.raises(BackboneError, match=cure):
         task.auto_class(config)
 
@@ -203,7 +203,7 @@ def test_a_real_encoder_learns_to_classify(weights: str, tmp_path: Path, request
         "base_model.model.classifier.weight",
         "base_model.model.classifier.bias",
     }
-    other = tasks.classes(INTENTS.labels, seed=7)  # the saved head, not the seeded one, must answer
+    other = model_heads.classes(INTENTS.labels, seed=7)  # the saved head, not the seeded one, must answer
     fresh = backbones.load(config.model, tokenizer, task=other).model
     loaded = adapters.load(fresh, tmp_path / "adapter")
     torch.testing.assert_close(_logits(loaded, rows), wanted, rtol=1e-5, atol=1e-5)
@@ -212,7 +212,7 @@ def test_a_real_encoder_learns_to_classify(weights: str, tmp_path: Path, request
 def test_the_seed_decides_the_fresh_head_and_nothing_else() -> None:
     def load(seed: int) -> dict[str, Tensor]:
         torch.manual_seed(seed + 5)
-        task = tasks.classes(["a", "b"], seed=seed)
+        task = model_heads.classes(["a", "b"], seed=seed)
         return dict(backbones.load(ModelConfig(id=MINILM, weights="float32"), None, task=task).model.named_parameters())
 
     one, same, other = load(0), load(0), load(1)

@@ -29,7 +29,7 @@ Problem = Literal["single_label_classification", "multi_label_classification", "
 
 
 @dataclass(frozen=True)
-class Task:
+class ModelHead:
     """The output of a backbone's head: text (causal or sequence to sequence), masked tokens, or classes; or no head."""
 
     head: Literal["text", "masked", "classes", "hidden"]
@@ -83,20 +83,20 @@ _CLASSES: dict[str, tuple[str, tuple[tuple[Any, Any], ...]]] = {
 
 WRITING = ("sft", "prefer", "reinforce")
 """Recipes whose models write answers."""
-TEXT, MASKED, HIDDEN = Task("text"), Task("masked"), Task("hidden")
+TEXT, MASKED, HIDDEN = ModelHead("text"), ModelHead("masked"), ModelHead("hidden")
 
 
-def classes(labels: Sequence[str], *, seed: int, problem: Problem | None = None) -> Task:
+def classes(labels: Sequence[str], *, seed: int, problem: Problem | None = None) -> ModelHead:
     """To tell `labels` apart, with a head that starts at random."""
-    return Task("classes", tuple(labels), seed, problem)
+    return ModelHead("classes", tuple(labels), seed, problem)
 
 
 def head_of(config: RunConfig) -> str:
-    """`Task.head` of what a recipe ships."""
+    """`ModelHead.head` of what a recipe ships."""
     return "classes" if config.recipe in ("classify", "crossval") else of(config).head
 
 
-def of(config: RunConfig) -> Task:
+def of(config: RunConfig) -> ModelHead:
     """The task that the recipe of `config` trains; recipe classify learns it from its data instead."""
     if config.recipe in ("reward", "rerank"):
         return classes(("reward" if config.recipe == "reward" else "score",), seed=config.seed, problem="regression")
