@@ -199,7 +199,7 @@ def _outlook(rows: TokenizedSet, config: RunConfig) -> Iterator[str]:
     for number, (name, own) in enumerate(config.data.training_files.items()):
         members = np.flatnonzero(rows.source_N == number) if rows.sources else np.arange(len(rows))
         first = {rows.place(int(row)) for row in members[: cleaning.OUTLOOK]}
-        sentences = cleaning.outlook(cleaning.texts(own.train, first, own))
+        sentences = cleaning.outlook(cleaning.row_texts_at(own.train, first, own))
         yield from (f"{name}: {sentence}" if name else sentence for sentence in sentences)
 
 

@@ -26,8 +26,8 @@ from workbench.data.text import formats, prompts
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.judged_encoder import JudgedEncoder
 from workbench.data.text.prompt_encoder import PromptEncoder
-from workbench.data.text.quality import row_texts, survey
-from workbench.data.text.quality.row_texts import RowText
+from workbench.data.text.quality import rules, survey
+from workbench.data.text.quality.rules import RowText
 from workbench.data.text.quality.survey import Findings, SourceRows
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.step_encoder import StepEncoder
@@ -177,7 +177,7 @@ def _encoded(source: _Source, template: Encoder) -> SourceRows:
             skipped.append(str(error))
             continue
         visible_example = prompts.without_answer(example) if isinstance(template, PromptEncoder) else example
-        rows.append(row_texts.of_example(visible_example))
+        rows.append(rules.row_text_of_example(visible_example))
         tokens.append(max(lengths, default=0))
     tokens_N = np.asarray(tokens, dtype=np.int64)
     return SourceRows(source.title, config.train, rows, tokens_N, source.trains, unreadable=tuple(skipped))
@@ -195,7 +195,7 @@ def _embedded(config: RunConfig) -> list[SourceRows]:
             SourceRows(
                 title,
                 source.name,
-                [row_texts.of_texts(record.place, record.texts) for record in records],
+                [rules.row_text_of_texts(record.place, record.texts) for record in records],
                 np.asarray(tokens_N, dtype=np.int64),
                 trains,
                 labels=[(record.label,) for record in records] if source.form == "labelled" else None,

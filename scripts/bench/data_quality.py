@@ -18,9 +18,8 @@ from measuring import machine
 from workbench.config import DataConfig
 from workbench.config.sections.clean_rules import CLEAN_RULES
 from workbench.data.text import formats
-from workbench.data.text.quality import flagging, row_texts
-from workbench.data.text.quality.row_texts import Exchange, RowText
-from workbench.data.text.quality.rules import SET_RULES
+from workbench.data.text.quality import cleaning, rules
+from workbench.data.text.quality.rules import SET_RULES, Exchange, RowText
 
 REFUSALS = (
     "I'm sorry, but I can\u2019t help with that.",
@@ -47,7 +46,7 @@ FAULTS: dict[str, Callable[[str, str, random.Random], tuple[str, str]]] = {
 def main(arguments: argparse.Namespace) -> None:
     print(machine("cpu", ("numpy", "py3langid")))
     examples = formats.read(arguments.train, DataConfig(train=arguments.train), skipped=[])
-    rows = list(islice(map(row_texts.of_example, examples), arguments.rows))
+    rows = list(islice(map(rules.row_text_of_example, examples), arguments.rows))
     generator = random.Random(0)
     kinds: list[str] = [""] * len(rows)
     for rule, fault in FAULTS.items():
@@ -56,9 +55,9 @@ def main(arguments: argparse.Namespace) -> None:
             rows.append(RowText(f"{rule} in {row.place}", "\n".join(exchange), turns=exchange, exchanges=(exchange,)))
             kinds.append(rule)
     began = time.perf_counter()
-    flags = flagging.by_rows(rows, CLEAN_RULES)
+    flags = cleaning.flags_by_row(rows, CLEAN_RULES)
     by_rows = time.perf_counter()
-    flags += flagging.by_comparison(rows, list(SET_RULES))
+    flags += cleaning.flags_by_comparison(rows, list(SET_RULES))
     ended = time.perf_counter()
     for rule in FAULTS:
         flagged = [kinds[flag.row] for flag in flags if flag.rule == rule]

@@ -12,7 +12,7 @@ from workbench.config import DataConfig
 from workbench.config.sections.clean_rules import CLEAN_RULES
 from workbench.data.batching import evenly_spaced
 from workbench.data.text.quality import survey
-from workbench.data.text.quality.flagging import Flag
+from workbench.data.text.quality.cleaning import Flag
 from workbench.data.text.quality.survey import Findings
 from workbench.report.perplexity_section import ends, surprises
 from workbench.report.plots import Axis, Plot, Series, draw

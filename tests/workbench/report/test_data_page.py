@@ -10,7 +10,7 @@ import pytest
 
 from workbench.config import DataConfig
 from workbench.data.text.quality import survey
-from workbench.data.text.quality.row_texts import Exchange, RowText
+from workbench.data.text.quality.rules import Exchange, RowText
 from workbench.data.text.quality.survey import Findings, SourceRows
 from workbench.report import data_page
 

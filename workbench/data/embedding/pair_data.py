@@ -23,7 +23,7 @@ from workbench.data.folds.similarity import normalised
 from workbench.data.folds.stratified_holdout import hold_out
 from workbench.data.overlap import without_overlap
 from workbench.data.splits import Splits
-from workbench.data.text.quality import cleaning, row_texts
+from workbench.data.text.quality import cleaning, rules
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import ConfigError, DataError
 
@@ -109,14 +109,17 @@ def _cleaned(train: PairSource, data: DataConfig) -> tuple[PairSource, Cleaning 
     """
     if not data.clean:
         return train, None
-    files, rows = data.training_files.values(), [row_texts.of_texts(each.place, each.texts) for each in train.records]
+    files, rows = (
+        data.training_files.values(),
+        [rules.row_text_of_texts(each.place, each.texts) for each in train.records],
+    )
     counts = np.bincount(train.source_N, minlength=len(files)) if train.sources else [len(rows)]
     left = iter(rows)
     parts = [list(itertools.islice(left, count)) for count in counts]
     read = [(own.train, part) for own, part in zip(files, parts, strict=True)]
-    reports = cleaning.find_in_sources(read, data.clean)
+    reports = cleaning.clean_sources(read, data.clean)
     kept = [report.kept([row.place for row in part]) for report, part in zip(reports, parts, strict=True)]
-    return train.subset(np.concatenate(kept)), cleaning.joined(reports, [""] * len(reports))
+    return train.subset(np.concatenate(kept)), cleaning.join_cleanings(reports, [""] * len(reports))
 
 
 def _require_loss(config: RunConfig, train: PairSource) -> None:

@@ -28,10 +28,9 @@ from workbench.data.splits import Splits
 from workbench.data.text import contamination
 from workbench.data.text.contamination import Contamination
 from workbench.data.text.decontamination import TextRow
-from workbench.data.text.quality import cleaning, flagging
-from workbench.data.text.quality.cleaning import Cleaning
-from workbench.data.text.quality.flagging import Flag
-from workbench.data.text.quality.row_texts import RowText
+from workbench.data.text.quality import cleaning
+from workbench.data.text.quality.cleaning import Cleaning, Flag
+from workbench.data.text.quality.rules import RowText
 from workbench.errors import DataError
 
 Targets = npt.NDArray[np.float32]
@@ -304,11 +303,11 @@ def cleaned(
         return dict(trains), None
     read = [(train.name, map(row_text, train.records)) for train in trains.values()]
     repeats = _repeated_pictures(list(trains.values()), config.data.clean, reader) if config.reads_pictures else None
-    cleaning_reports = cleaning.find_in_sources(read, config.data.clean, repeats=repeats)
+    cleaning_reports = cleaning.clean_sources(read, config.data.clean, repeats=repeats)
     return {
         name: train.subset(own.kept([record.place for record in train.records]))
         for (name, train), own in zip(trains.items(), cleaning_reports, strict=True)
-    }, cleaning.joined(cleaning_reports, records.prefixes(trains).values())
+    }, cleaning.join_cleanings(cleaning_reports, records.prefixes(trains).values())
 
 
 def _repeated_pictures(trains: Sequence[RecordSource], rules: Sequence[str], reader: RowReader) -> list[Flag]:
@@ -316,7 +315,7 @@ def _repeated_pictures(trains: Sequence[RecordSource], rules: Sequence[str], rea
     records = [record for train in trains for record in train.records]
     rows = [row_text(record) for record in records]
     exact = [record.key for record in records]
-    return flagging.by_keys(rows, rules, exact, lambda: reader.duplicates(trains).cluster_N.tolist())
+    return cleaning.duplicate_flags(rows, rules, exact, lambda: reader.duplicates(trains).cluster_N.tolist())
 
 
 def row_text(record: LabelledRecord) -> RowText:

@@ -244,11 +244,13 @@ def _cleaned(
     if not rules:
         return dict(train)
     places = {name: [example_of(place) for place in each.places()] for name, each in train.items()}
-    cleaning_reports = cleaning.find_in_sources(
+    cleaning_reports = cleaning.clean_sources(
         [
             (
                 config.train,
-                cleaning.texts(config.train, places[name], config, limit=config.limit, conversion=template.conversion),
+                cleaning.row_texts_at(
+                    config.train, places[name], config, limit=config.limit, conversion=template.conversion
+                ),
             )
             for name, config in files.items()
         ],

@@ -180,7 +180,7 @@ def joined(parts: Mapping[str, TokenizedSet]) -> TokenizedSet:
         skipped=[reason for each in sets for reason in each.skipped],
         chat=any(each.chat for each in sets),
         contamination=contamination.joined([each.contamination for each in sets], prefixes.values()),
-        cleaning=cleaning.joined([each.cleaning for each in sets], prefixes.values()),
+        cleaning=cleaning.join_cleanings([each.cleaning for each in sets], prefixes.values()),
         sources=dict(zip(parts, starts, strict=True)),
         prefixes=tuple(prefixes.values()) if any(prefixes.values()) else (),
     )

@@ -1,12 +1,16 @@
-"""Training rows that the rules of `data.clean` flag, which are left out of training."""
+"""Rows that the quality rules flag, and training without them (`data.clean`).
+
+Legend: N rows.
+"""
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +18,141 @@ import numpy.typing as npt
 from workbench.config import DataConfig
 from workbench.config.sections.clean_rules import ANSWER_RULES, DUPLICATE_RULES
 from workbench.data import starter
+from workbench.data.folds import duplicates
+from workbench.data.folds.duplicates import DuplicateClusters
+from workbench.data.folds.similarity import normalised
 from workbench.data.text import formats
 from workbench.data.text.formats import Conversion
-from workbench.data.text.quality import flagging, row_texts
-from workbench.data.text.quality.flagging import Flag
-from workbench.data.text.quality.row_texts import RowText
-from workbench.data.text.quality.rules import RULES, SET_RULES
+from workbench.data.text.quality.rules import NO_LANGUAGE, RULES, SET_RULES, RowText, row_text_of_example
 from workbench.errors import DataError
 
+NEAR = 0.8
+"""Jaccard similarity of near-duplicates, by sequences of four characters."""
+
 OUTLOOK, MANY = 1000, 0.05
-"""Rows that `check` judges, and the share of flagged ones that it tells of."""
+"""Rows that `check` judges, and the share of flagged rows from which it says so."""
 LISTED = 20
 """Flags that the manifest lists."""
+
+Near = Callable[[Sequence[str]], DuplicateClusters]
+
+
+class Flag(NamedTuple):
+    """A row that a rule flags."""
+
+    row: int
+    """Its number, from 0."""
+    place: str
+    rule: str
+    value: float
+    """The measured value; 1 where a rule only says yes."""
+    note: str = ""
+    """Details, such as the row that this one repeats."""
+
+
+def near_duplicates(texts: Sequence[str]) -> DuplicateClusters:
+    """Clusters of texts that are similar to NEAR.
+
+    Raises:
+        DataError: Thousands of different texts are similar, as if from one template.
+    """
+    return duplicates.find(texts, threshold=NEAR)
+
+
+def flags_by_row(rows: Iterable[RowText], names: Sequence[str]) -> list[Flag]:
+    """Flags by the rules among `names` that judge a row by itself, in one pass over the rows."""
+    rules = [RULES[name] for name in names if name in RULES]
+    return [
+        Flag(number, row.place, rule.name, value)
+        for number, row in enumerate(rows)
+        for rule in rules
+        if (value := rule.value(row)) is not None
+    ]
+
+
+def flags_by_comparison(
+    rows: Sequence[RowText], names: Sequence[str], near: Near = near_duplicates, titles: Sequence[str] = ()
+) -> list[Flag]:
+    """Flags by the rules among `names` that compare a row with the others.
+
+    Args:
+        titles: See `repeat_flags`.
+
+    Raises:
+        DataError: As `near_duplicates`, where they are looked for.
+    """
+    flags: list[Flag] = []
+    if "other_language" in names:
+        long_enough = Counter(row.language for row in rows if row.language)
+        common = max(long_enough, key=lambda language: long_enough[language], default="")
+        flags = [
+            Flag(number, row.place, "other_language", 1.0, f"{row.language}, not {common}")
+            for number, row in enumerate(rows)
+            if row.language not in ("", common, NO_LANGUAGE)
+        ]
+    if not set(DUPLICATE_RULES) & set(names):
+        return flags
+    keys = [normalised(row.text) for row in rows]
+    return flags + duplicate_flags(rows, names, keys, lambda: near_keys(rows, near([row.text for row in rows])), titles)
+
+
+def duplicate_flags(
+    rows: Sequence[RowText],
+    names: Sequence[str],
+    exact: Sequence[object],
+    near: Callable[[], Sequence[object]],
+    titles: Sequence[str] = (),
+) -> list[Flag]:
+    """Flags by the rules on duplicates among `names`; an exact duplicate is not flagged as a near-duplicate too.
+
+    Args:
+        exact: A key for each row, equal for rows that are the same.
+        near: Computes such a key for each row, equal for rows that are alike.
+        titles: See `repeat_flags`.
+    """
+    same = repeat_flags("exact_duplicate", rows, exact, titles)
+    flags = same if "exact_duplicate" in names else []
+    if "near_duplicate" in names:
+        known = {flag.row for flag in same}
+        flags = flags + [flag for flag in repeat_flags("near_duplicate", rows, near(), titles) if flag.row not in known]
+    return flags
+
+
+def flags_by_set(flags: Iterable[Flag], sizes: Sequence[int]) -> list[list[Flag]]:
+    """Split flags on several sets of rows, one set after another, by set; `sizes` are the rows of each set."""
+    ends = list(itertools.accumulate(sizes))
+    split: list[list[Flag]] = [[] for _ in sizes]
+    for flag in flags:
+        number = bisect.bisect_right(ends, flag.row)
+        split[number].append(flag._replace(row=flag.row - ends[number] + sizes[number]))
+    return split
+
+
+def near_keys(rows: Sequence[RowText], clusters: DuplicateClusters) -> list[tuple[int, int]]:
+    """Keys that are equal for rows in one cluster, both by their texts and by what is asked and answered in them."""
+    asked = [row.asked_and_answered for row in rows]
+    same = asked == [row.text for row in rows]
+    asked_N = clusters.cluster_N if same else near_duplicates(asked).cluster_N
+    return list(zip(clusters.cluster_N.tolist(), asked_N.tolist(), strict=True))
+
+
+def repeat_flags(rule: str, rows: Sequence[RowText], keys: Sequence[object], titles: Sequence[str] = ()) -> list[Flag]:
+    """Flags on all rows but the first of each key.
+
+    Args:
+        titles: The set that each row is of, which a note names where the first row is of another one.
+    """
+    first: dict[object, int] = {}
+
+    def earlier(number: int, key: object) -> str:
+        place, at = rows[first[key]].place, first[key]
+        return f"{place} ({titles[at]})" if titles and titles[at] != titles[number] else place
+
+    return [
+        Flag(number, row.place, rule, 1.0, earlier(number, key))
+        for number, (row, key) in enumerate(zip(rows, keys, strict=True))
+        if first.setdefault(key, number) != number
+    ]
 
 
 @dataclass(frozen=True)
@@ -60,7 +187,7 @@ class Cleaning:
         return {"rows": self.rows, "left_out": len(self.places), "rules": self.counts, "flags": listed}
 
 
-def joined(parts: Sequence[Cleaning | None], prefixes: Iterable[str]) -> Cleaning | None:
+def join_cleanings(parts: Sequence[Cleaning | None], prefixes: Iterable[str]) -> Cleaning | None:
     """Findings of the same rules in several sets of training rows.
 
     Args:
@@ -75,7 +202,7 @@ def joined(parts: Sequence[Cleaning | None], prefixes: Iterable[str]) -> Cleanin
     return Cleaning(sum(each.rows for each in reports), counts, tuple(flags))
 
 
-def texts(
+def row_texts_at(
     source: str,
     places: Iterable[str],
     config: DataConfig,
@@ -83,7 +210,7 @@ def texts(
     limit: int | None = None,
     conversion: Conversion | None = None,
 ) -> Iterator[RowText]:
-    """The texts of the rows of a file that stand at `places`, read a second time, as far as they go.
+    """Read a file a second time and yield the texts of its rows at `places`.
 
     Args:
         conversion: See `formats.read`.
@@ -91,17 +218,17 @@ def texts(
     wanted = set(places)
     for example in formats.read(starter.resolve(source), config, skipped=[], limit=limit, conversion=conversion):
         if example.place in wanted:
-            yield row_texts.of_example(example)
+            yield row_text_of_example(example)
             wanted.remove(example.place)
             if not wanted:
                 return
 
 
 def outlook(rows: Iterable[RowText]) -> list[str]:
-    """A sentence where rules that are not for web documents alone flag many of the first rows; none otherwise."""
+    """A sentence if rules that are not only for web documents flag many of the first rows; else none."""
     first = list(itertools.islice(rows, OUTLOOK))
-    flags = flagging.by_rows(first, [name for name, rule in RULES.items() if rule.source == "workbench"])
-    flags += flagging.by_comparison(first, ["exact_duplicate"])
+    flags = flags_by_row(first, [name for name, rule in RULES.items() if rule.source == "workbench"])
+    flags += flags_by_comparison(first, ["exact_duplicate"])
     share = len({flag.row for flag in flags}) / max(1, len(first))
     if share < MANY:
         return []
@@ -112,28 +239,28 @@ def outlook(rows: Iterable[RowText]) -> list[str]:
     ]
 
 
-def find_in_sources(
+def clean_sources(
     sources: Sequence[tuple[str, Iterable[RowText]]], rules: Sequence[str], *, repeats: Sequence[Flag] | None = None
 ) -> list[Cleaning]:
-    """Judge the training rows of several files, each with its name: of duplicates in any of them the first stays.
+    """Judge the training rows of several files, each with its name; the first of duplicates across files stays.
 
-    Otherwise as `find`.
+    Otherwise as `clean`.
 
     Args:
-        repeats: Flags of its rules on duplicates, in the rows of all files one after another; None: they are looked
-            for among the texts.
+        repeats: Flags of the rules on duplicates, over the rows of all files, one file after another; None: computed
+            from the texts.
     """
     if repeats is None and (len(sources) == 1 or not set(DUPLICATE_RULES) & set(rules)):
-        return [find(name, rows, rules) for name, rows in sources]
+        return [clean(name, rows, rules) for name, rows in sources]
     held = [list(rows) for _, rows in sources]
     if repeats is None:
         wanted = list(set(DUPLICATE_RULES) & set(rules))
-        repeats = flagging.by_comparison([row for rows in held for row in rows], wanted)
-    apart = flagging.apart(repeats, [len(rows) for rows in held])
-    return [find(name, rows, rules, repeats=own) for (name, _), rows, own in zip(sources, held, apart, strict=True)]
+        repeats = flags_by_comparison([row for rows in held for row in rows], wanted)
+    apart = flags_by_set(repeats, [len(rows) for rows in held])
+    return [clean(name, rows, rules, repeats=own) for (name, _), rows, own in zip(sources, held, apart, strict=True)]
 
 
-def find(
+def clean(
     name: str, rows: Iterable[RowText], rules: Sequence[str], *, repeats: Sequence[Flag] | None = None
 ) -> Cleaning:
     """Judge training rows, read once in their order; only rules that compare rows hold them all in memory.
@@ -141,7 +268,7 @@ def find(
     Args:
         name: The training file, for messages.
         rules: Names of rules, as `data.clean` has them.
-        repeats: Flags of its rules on duplicates; None: they are looked for among these rows.
+        repeats: Flags of the rules on duplicates; None: computed from these rows.
 
     Raises:
         DataError: A rule asks about answers and no row has one, or no row would be left.
@@ -158,9 +285,9 @@ def find(
 
     if compared:
         held = list(judged())
-        flags = flagging.by_rows(held, rules) + flagging.by_comparison(held, compared)
+        flags = flags_by_row(held, rules) + flags_by_comparison(held, compared)
     else:
-        flags = flagging.by_rows(judged(), rules)
+        flags = flags_by_row(judged(), rules)
     flags += repeats or []
     asking = [rule for rule in rules if rule in ANSWER_RULES]
     if asking and not answered:

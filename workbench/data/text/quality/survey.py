@@ -17,10 +17,9 @@ from workbench.data.batching import Indices
 from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.folds.similarity import normalised
-from workbench.data.text.quality import flagging
-from workbench.data.text.quality.flagging import Flag
-from workbench.data.text.quality.row_texts import RowText
-from workbench.data.text.quality.rules import RULES, SET_RULES
+from workbench.data.text.quality import cleaning
+from workbench.data.text.quality.cleaning import Flag
+from workbench.data.text.quality.rules import RULES, SET_RULES, RowText
 from workbench.errors import DataError
 
 REPORT_RULES: dict[str, str] = {
@@ -110,7 +109,9 @@ def examine(read: Sequence[SourceRows]) -> list[Findings]:
     flags, notes = _in_evaluation(train, others), {}
     for group in [train, *([each] for each in others)]:
         group_flags, notes[group[0].title] = _compared(group)
-        for each, own in zip(group, flagging.apart(group_flags, [len(each.rows) for each in group]), strict=True):
+        for each, own in zip(
+            group, cleaning.flags_by_set(group_flags, [len(each.rows) for each in group]), strict=True
+        ):
             flags[each.title] = [*own, *flags.get(each.title, [])]
     return [_examined(each, flags[each.title], notes.get(each.title, ())) for each in read]
 
@@ -152,12 +153,14 @@ def _added(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 def _examined(read: SourceRows, compared: Sequence[Flag], notes: tuple[str, ...]) -> Findings:
     """Findings in a source by itself, and those `compared` with others."""
-    flags, rows, notes = [_unreadable(reason) for reason in read.unreadable], read.rows, (*read.notes, *notes)
+    rows, notes = read.rows, (*read.notes, *notes)
+    reasons = [reason.partition(": ") for reason in read.unreadable]
+    flags = [Flag(-1, place, "unreadable", 1.0, why) for place, _, why in reasons]
     files = _pooled(Counter(row.place.rpartition(", row ")[0] or row.place for row in rows))
     if read.tokens_N is None:  # pictures have no words
         return Findings(read, (*flags, *compared), {}, {}, files, _classes(read), notes)
-    flags += flagging.by_rows(rows, list(RULES))
-    flags += flagging.by_comparison(rows, ["other_language"])
+    flags += cleaning.flags_by_row(rows, list(RULES))
+    flags += cleaning.flags_by_comparison(rows, ["other_language"])
     flags += [*compared, *_unlikely(read)]
     scripts: Counter[str] = Counter()
     for row in rows:
@@ -173,14 +176,14 @@ def _compared(group: Sequence[SourceRows]) -> tuple[list[Flag], tuple[str, ...]]
     clusters = _together([each.clusters for each in group])
     if group[0].tokens_N is None:
         return [*_repeated(rows, titles, clusters), *_conflicts(group, rows, clusters)], ()
-    flags = flagging.by_comparison(rows, ["exact_duplicate"], titles=titles)
+    flags = cleaning.flags_by_comparison(rows, ["exact_duplicate"], titles=titles)
     try:
         near_clusters = clusters = (
-            flagging.near_duplicates([row.text for row in rows]) if clusters is None else clusters
+            cleaning.near_duplicates([row.text for row in rows]) if clusters is None else clusters
         )
     except DataError as error:
         return flags, (f"Near-duplicates of {' + '.join(each.source for each in group)} were not counted: {error}",)
-    flags += flagging.by_comparison(rows, ["near_duplicate"], near=lambda _: near_clusters, titles=titles)
+    flags += cleaning.flags_by_comparison(rows, ["near_duplicate"], near=lambda _: near_clusters, titles=titles)
     return [*flags, *_conflicts(group, rows, clusters)], ()
 
 
@@ -190,18 +193,13 @@ def _together(parts: Sequence[DuplicateClusters | None]) -> DuplicateClusters | 
     return replace(known[0], distinct_N=np.concatenate([each.distinct_N for each in known])) if known else None
 
 
-def _unreadable(reason: str) -> Flag:
-    place, _, why = reason.partition(": ")
-    return Flag(-1, place, "unreadable", 1.0, why)
-
-
 def _repeated(rows: Sequence[RowText], titles: Sequence[str], clusters: DuplicateClusters | None) -> list[Flag]:
     """Pictures of which all pixels are those of an earlier one, and those that are like an earlier one."""
     if clusters is None:
         return []
-    equal = flagging.repeats("exact_duplicate", rows, clusters.distinct_N.tolist(), titles)
+    equal = cleaning.repeat_flags("exact_duplicate", rows, clusters.distinct_N.tolist(), titles)
     known = {flag.row for flag in equal}
-    near = flagging.repeats("near_duplicate", rows, clusters.cluster_N.tolist(), titles)
+    near = cleaning.repeat_flags("near_duplicate", rows, clusters.cluster_N.tolist(), titles)
     return [*equal, *(flag for flag in near if flag.row not in known)]
 
 

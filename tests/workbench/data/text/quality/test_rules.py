@@ -1,12 +1,18 @@
-"""Each rule flags what its paper describes, at its paper's limit, and leaves plain prose alone."""
+"""The quality rules: what each measures and flags; measures of repetition equal their definitions, written again."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workbench.config.sections.clean_rules import ANSWER_RULES, CLEAN_RULES, DUPLICATE_RULES
-from workbench.data.text.quality.row_texts import Exchange, RowText
-from workbench.data.text.quality.rules import RULES, SET_RULES
+from workbench.data.text.formats import Example
+from workbench.data.text.quality import rules
+from workbench.data.text.quality.rules import RULES, SET_RULES, Exchange, RowText
 
 PROSE = """\
 The old fisherman lived alone with his two dogs in a small stone house at the end of the bay. Every morning he walked
@@ -112,3 +118,106 @@ def test_answers_that_are_fine(prompt: str, answer: str) -> None:
 
 def test_rules_on_answers_say_nothing_of_texts() -> None:
     assert all(RULES[name].measure(RowText("", PROSE)) is None for name in ANSWER_RULES)
+
+
+WORDS = st.lists(st.sampled_from(["a", "bb", "ccc", "dddd"]), min_size=1, max_size=40)
+
+
+def _share(words: list[str], starts: list[int], n: int) -> float:
+    """Share of characters that lie in the n-grams at `starts`, each character counted once."""
+    letters = [(at, letter) for at, word in enumerate(words) for letter in range(len(word))]
+    return sum(any(start <= at < start + n for start in starts) for at, _ in letters) / len(letters)
+
+
+@given(WORDS, st.integers(2, 6))
+def test_duplicate_grams_are_those_that_came_before(words: list[str], n: int) -> None:
+    grams = [words[at : at + n] for at in range(len(words) - n + 1)]
+    again = [at for at, gram in enumerate(grams) if gram in grams[:at]]
+    found = rules.duplicate_grams(RowText("", " ".join(words)), n=n)
+    assert found == pytest.approx(_share(words, again, n))
+
+
+@given(WORDS, st.integers(2, 4))
+def test_the_top_gram_is_the_most_frequent_one(words: list[str], n: int) -> None:
+    grams = [tuple(words[at : at + n]) for at in range(len(words) - n + 1)]
+    most = max(map(grams.count, grams), default=0)
+    shares = {
+        _share(words, [at for at, gram in enumerate(grams) if gram == top], n)
+        for top in grams
+        if grams.count(top) == most
+    }
+    found = rules.top_gram(RowText("", " ".join(words)), n=n)
+    assert found is not None and 0 <= found <= 1
+    assert found == 0 if most < 2 else any(found == pytest.approx(share) for share in shares)
+
+
+@given(WORDS)
+def test_a_long_sequence_repeats_only_where_shorter_ones_do(words: list[str]) -> None:
+    row = RowText("", " ".join(words))
+    shares = [rules.duplicate_grams(row, n=n) for n in (5, 6, 7, 8)]
+    assert all(shorter or not longer for shorter, longer in pairwise(shares))
+
+
+@given(st.lists(st.text("xyz", min_size=1, max_size=4), min_size=1, max_size=12))
+def test_lines_and_paragraphs_count_from_their_second_time(parts: list[str]) -> None:
+    again = [part for at, part in enumerate(parts) if part in parts[:at]]
+    characters = sum(map(len, again)) / sum(map(len, parts))
+    lines, paragraphs = RowText("", "\n".join(parts)), RowText("", "\n\n".join(parts))
+    assert rules.repeated_share(lines.lines) == pytest.approx(len(again) / len(parts))
+    assert rules.repeated_share(paragraphs.paragraphs) == pytest.approx(len(again) / len(parts))
+    assert rules.repeated_characters(lines.lines) == pytest.approx(characters)
+    assert rules.repeated_characters(paragraphs.paragraphs) == pytest.approx(characters)
+
+
+def test_texts_without_spaces_between_words_are_not_measured() -> None:
+    assert rules.top_gram(RowText("", "床前明月光"), n=2) is None
+    assert rules.duplicate_grams(RowText("", ""), n=5) is None
+
+
+def _chat(*turns: tuple[str, str]) -> Example:
+    return Example("p", messages=tuple({"role": role, "content": content} for role, content in turns))
+
+
+def test_answers_have_the_prompt_before_them() -> None:
+    said = [("user", "A"), ("assistant", "B"), ("user", "C"), ("assistant", "D")]
+    row = rules.row_text_of_example(_chat(("system", "Be kind."), *said))
+    assert row.exchanges == (Exchange("A", "B"), Exchange("C", "D"))
+    assert row.text == "A\nB\nC\nD" and row.turns == ("A", "B", "C", "D")
+
+
+def test_calls_of_tools_are_no_answers() -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    example = Example("p", messages=({"role": "user", "content": "A"}, call, {"role": "tool", "content": "7"}))
+    row = rules.row_text_of_example(example)
+    assert row.exchanges == () and row.turns == ("A",)
+
+
+def test_raw_texts() -> None:
+    assert rules.row_text_of_example(Example("p", text=(("all of it", True),))).exchanges == ()
+    asked = rules.row_text_of_example(Example("p", text=(("2 + 2 = ", False), ("4", True))))
+    assert asked.text == "2 + 2 = 4" and asked.exchanges == (Exchange("2 + 2 = ", "4"),)
+
+
+def test_compared_answers_are_sides_of_one_row() -> None:
+    chosen, rejected = (_chat(("user", "A"), ("assistant", answer)) for answer in ("Good.", "Bad."))
+    raw, other = (Example("p", text=(("A\n", False), (answer, True))) for answer in ("Good.", "Bad."))
+    for pair in (replace(chosen, rejected=rejected), replace(raw, rejected=other)):
+        row = rules.row_text_of_example(pair)
+        assert row.text == "A\nGood.\nBad." and [side.text for side in row.sides] == ["A\nGood.", "A\nBad."]
+        assert row.exchanges[-1].answer == "Good.", "the answer that is learnt"
+        assert row.asked_and_answered == "A\nBad.\nA\nGood."
+    assert [side.text for side in rules.row_text_of_texts("p", ("x", "y", "z")).sides] == ["x", "y", "z"]
+    single = RowText("p", "x")
+    assert single.sides == (single,)
+
+
+def test_the_question_of_a_passage_stands_last() -> None:
+    row = RowText("", "", exchanges=(Exchange("A long passage.\n\nOf two parts.\n\nWho?", "He."),))
+    assert row.asked_and_answered == "Who?\nHe."
+
+
+def test_scripts_and_languages() -> None:
+    assert RowText("", "Grüße, мир!").scripts == {"Latin": 5, "Cyrillic": 3}
+    assert not RowText("", "床前明月光 ok").is_spaced and RowText("", "123").is_spaced
+    assert RowText("", "Too short to tell").language == ""
+    assert RowText("", "Der Hund schläft heute nicht im Haus, sondern draußen unter dem Baum.").language == "de"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from workbench.data.text.quality import survey
-from workbench.data.text.quality.row_texts import Exchange, RowText
+from workbench.data.text.quality.rules import Exchange, RowText
 from workbench.data.text.quality.survey import SourceRows
 
 
