@@ -21,7 +21,10 @@ from workbench import adapters
 from workbench.config import reference
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "adapters/*.md", "recipes/*.md", "scripts/*/*.md")
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *("adapters/*.md", "recipes/*.md", "recipes/*/*.md", "scripts/*/*.md"),
+)
 PACKAGES = {"workbench": "workbench", "workbench/adapters": "adapters", "workbench/recipes": "recipes"}
 _TABLE_ROW = re.compile(r"^\|.*$", re.MULTILINE)
 _CODE = re.compile(r"`[^`]+`")

@@ -10,9 +10,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted(path for path in (ROOT / "scripts" / "tutorials").glob("*.md") if path.name != "README.md")
-_GUIDES = ("README.md", "CONTRIBUTING.md", "recipes/README.md", "adapters/README.md")
+_GUIDES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "adapters/README.md")
 _OF_SCRIPTS = ("scripts/launch/README.md", "scripts/gpu/README.md", "scripts/bench/README.md")
-PAGES = [*(ROOT / name for name in (*_GUIDES, *_OF_SCRIPTS)), *TUTORIALS]
+OF_RECIPES = sorted([*(ROOT / "recipes").glob("*.md"), *(ROOT / "recipes").glob("*/*.md")])
+PAGES = [*(ROOT / name for name in (*_GUIDES, *_OF_SCRIPTS)), *OF_RECIPES, *TUTORIALS]
 TAKES_A_RECIPE = ("run", "check", "plan")
 MARK = r"(needs|run by|tiny): (.*)"
 _FENCE = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
@@ -42,6 +43,18 @@ class Block:
         """Its commands, as a test runs them."""
         lines = (line.partition("  #")[0].rstrip() for line in self.text.splitlines())
         return "\n".join(f"{line} {self.tiny}" if _takes_a_recipe(line) else line for line in lines)
+
+
+def links(page: Path) -> list[str]:
+    """What a page links to within the checkout: a file from its own folder, an anchor, or both."""
+    found = re.findall(r"\]\(([^)\s]+)\)", _INLINE.sub("", _FENCE.sub("", page.read_text())))
+    return [link for link in found if not link.startswith(("http://", "https://"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub and the site write them."""
+    headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", page.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def blocks(page: Path) -> list[Block]:

@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from tests.scripts.shown_commands import MARK, PAGES, ROOT, TUTORIALS, blocks, commands, inline, mentioned
+from tests.scripts.shown_commands import (
+    MARK,
+    OF_RECIPES,
+    PAGES,
+    ROOT,
+    TUTORIALS,
+    anchors,
+    blocks,
+    commands,
+    inline,
+    links,
+    mentioned,
+)
 from workbench import recipes
 from workbench.cli.verbs import app
 from workbench.config import reference
@@ -94,8 +106,23 @@ def test_every_shell_block_is_run_or_says_what_it_needs(page: Path) -> None:
 
 def test_commands_are_read_from_the_pages_that_have_some() -> None:
     counts = {str(page.relative_to(ROOT)): len(commands(page)) for page in PAGES}
-    assert all(counts[name] >= 5 for name in ("README.md", "recipes/README.md", "scripts/launch/README.md"))
+    assert all(counts[name] >= 5 for name in ("README.md", "recipes/tasks/prefer.md", "scripts/launch/README.md"))
     assert all(counts[str(page.relative_to(ROOT))] for page in TUTORIALS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in links(page):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_index_of_recipes_names_every_page() -> None:
+    index = ROOT / "recipes" / "README.md"
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in links(index)}
+    assert set(OF_RECIPES) - {index} == linked & set(OF_RECIPES)
 
 
 def test_tutorials_are_shell_alone() -> None:
