@@ -27,7 +27,7 @@ PRELOADED = (
     "torch.distributed.launcher.api",
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",
-    "workbench.cli.answering_verbs",
+    "workbench.cli.check_output",
     "workbench.cli.console",
     "workbench.cli.render",
     "workbench.recipes.banks.sweep",

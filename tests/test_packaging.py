@@ -38,20 +38,10 @@ def test_only_the_doors_import_recipes() -> None:
     }
     assert importers == {
         "workbench/__init__.py",
-        "workbench/cli/answering_verbs.py",
-        "workbench/cli/check_plot.py",
-        "workbench/cli/completions.py",
-        "workbench/cli/embed_table.py",
-        "workbench/cli/data_table.py",
-        "workbench/cli/init_verb.py",
-        "workbench/cli/listing_table.py",
-        "workbench/cli/picture_table.py",
-        "workbench/cli/rate_table.py",
+        "workbench/cli/arguments.py",
+        "workbench/cli/check_output.py",
         "workbench/cli/render.py",
-        "workbench/cli/sample_table.py",
-        "workbench/cli/shipping_verbs.py",
         "workbench/cli/ui/form.py",
-        "workbench/cli/ui/inspections.py",
         "workbench/cli/verbs.py",
     }
 

@@ -11,7 +11,7 @@ import pytest
 import workbench
 from tests.conftest import write_questions
 from tests.run_files import read_losses
-from workbench.cli import rate_table
+from workbench.cli import render
 from workbench.cli.console import Terminal
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, TrainingError
@@ -60,7 +60,7 @@ def test_each_rate_is_a_run_of_its_own_however_it_trains(
     table = json.loads((tmp_path / "lr" / "learning_rate.json").read_text())
     assert table["suggested"] == together.suggested and len(table["rates"]) == 3
     assert (tmp_path / "lr" / "learning_rate.svg").read_text().startswith("<")
-    rate_table.show(together)
+    render.learning_rates(together)
     printed = " ".join(capsys.readouterr().out.split())
     assert f"Suggested: train.learning_rate={together.suggested:g}" in printed
     assert together.whole is not None and together.whole > 100

@@ -1,45 +1,84 @@
-"""Printing of results: tables and short sentences for a terminal."""
+"""What verbs print: tables and short sentences for a terminal. What `check` prints is in `check_output`.
+
+Imports nothing heavy at the top: `workbench ls` and `workbench explain` answer at once.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+import textwrap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+import typer
+from rich.box import HEAVY_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from workbench.adapters import METHODS
-from workbench.cli import embed_table, fleet_table, fold_table, picture_table
-from workbench.runs import task_scores
-from workbench.runs.files import read_json
-from workbench.runs.run_directory import shipped_values
+from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from workbench.data.batching import Indices
-    from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
-    from workbench.data.text.tokenized_set import TokenizedSet
+    from workbench.config.foreign.translation import Translation
+    from workbench.config.reference import NamedChoice, SettingReference
+    from workbench.models.adapter_sizes import SizeTable
     from workbench.planning.plan import Plan
-    from workbench.recipes.check import AnyInspection
-    from workbench.recipes.folds.crossval_verbs import CrossvalInspection
-    from workbench.recipes.inspection import Inspection
-    from workbench.recipes.labels.classify_verbs import ClassInspection
-    from workbench.recipes.labels.picture_checks import PictureFindings
+    from workbench.recipes.answers.sample import SampledRows
+    from workbench.recipes.data_report import DataReport
     from workbench.recipes.plans.longest_rows import LongestRow
+    from workbench.recipes.rate_finder import Tried
     from workbench.recipes.shipping.combine import Combined
     from workbench.recipes.shipping.export import Exported
     from workbench.recipes.shipping.merge import Merged
     from workbench.report import Comparison
 
-_out = Console(highlight=False, soft_wrap=False)
+OUT = Console(highlight=False, soft_wrap=False)
 
 FARTHEST = 8
 """Members of a search that are shown."""
+PREDICTS = {
+    "embed": ("embeddings.parquet", "embed every text of a file"),
+    "rerank": ("scores.csv", "score every pair of a query and a passage of a file"),
+    "reward": ("answers.csv", "rate every answer of a file"),
+}
+"""A name for the file that `predict` writes, and what it does, by the recipe of the run."""
+
+
+def table(
+    columns: Iterable[str],
+    rows: Iterable[Sequence[str]] = (),
+    *,
+    right: Collection[int] | None = None,
+    title: str = "",
+    framed: bool = False,
+    styles: Sequence[str | None] = (),
+) -> Table:
+    """A table whose cells are plain text, never markup.
+
+    Args:
+        right: Numbers of the columns that are flush right; by default all but the first.
+        framed: With lines around it and the title in the middle, else the title at the left.
+        styles: One for each row.
+    """
+    justify: Literal["center", "left"] = "center" if framed else "left"
+    built = Table(title=escape(title) or None, title_justify=justify, box=HEAVY_HEAD if framed else None)
+    for number, column in enumerate(columns):
+        is_right = number > 0 if right is None else number in right
+        built.add_column(Text(column), justify="right" if is_right else "left")
+    for number, row in enumerate(rows):
+        built.add_row(*map(Text, row), style=styles[number] if styles else None)
+    return built
+
+
+def _lines(*lines: str) -> None:
+    for line in lines:
+        OUT.print(line, markup=False)
 
 
 def outcome(run: Path) -> str:
@@ -48,48 +87,65 @@ def outcome(run: Path) -> str:
     Returns:
         The same as plain text.
     """
-    _out.record = True
+    OUT.record = True
     if (run / "stages.json").exists():
         _stages(run)
     elif (run / "fleet.json").exists():
-        for part in fleet_table.parts(run):
-            _out.print(part, markup=False, soft_wrap=isinstance(part, str))
+        _fleet(run)
     else:
         _scored(run)
-    return _out.export_text()
+    return OUT.export_text()
 
 
 def _scored(run: Path) -> None:
     import pandas as pd
 
+    from workbench.runs import task_scores
+    from workbench.runs.files import read_json
+    from workbench.runs.run_directory import shipped_values
+
     run_scores = task_scores.without(read_json(run / "scores.json"))
     predictions = pd.read_parquet(run / "predictions.parquet")
     recipe = shipped_values(run).get("recipe")
-    embeds, classifies = recipe in embed_table.PREDICTS, "predicted" in predictions
-    table, first = Table("score", title="Held-out scores"), "baseline" if classifies or recipe == "reward" else "before"
-    for when in run_scores:
-        table.add_column(first if when == "before" else when, justify="right")
+    embeds, classifies = recipe in PREDICTS, "predicted" in predictions
+    first = "baseline" if classifies or recipe == "reward" else "before"
     names = dict.fromkeys(
         [*run_scores["after"], *(name for scored in run_scores.values() for name in scored if "[" in name)]
     )
-    for name in names:
-        table.add_row(Text(name), *(f"{scored[name]:.4f}" if name in scored else "" for scored in run_scores.values()))
-    _out.print(table)
+    rows = [
+        [name, *(f"{scored[name]:.4f}" if name in scored else "" for scored in run_scores.values())] for name in names
+    ]
+    columns = [first if when == "before" else when for when in run_scores]
+    OUT.print(table(["score", *columns], rows, title="Held-out scores", framed=True))
     _swept(run)
     _searched(run)
     if embeds:
-        for part in embed_table.searched(predictions):
-            _out.print(part)
+        shown = ("nearest", "label", "nearest_label", "score", "similarity", "rejected")
+        _examples(predictions, "text", (*shown, "chosen_reward", "rejected_reward"), width=15)
     elif classifies:
-        _classified(predictions)
+        _examples(predictions, "text" if "text" in predictions else "row", ("label", "predicted"))
     else:
-        _answered(predictions)
-    _out.print(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}", markup=False)
+        _examples(predictions, "prompt", ("reference", "before", "after"))
+    _lines(f"\nReport: {run / 'report.html'}    Adapter: {run / 'adapter'}")
     _next(run)
 
 
+def _examples(predictions: pd.DataFrame, heading: str, columns: Sequence[str], width: int = 10) -> None:
+    """Three rows, evenly spaced: the end of a prompt or the beginning of a text, and the values of columns."""
+    for _, row in predictions.iloc[:: max(1, len(predictions) // 3)].head(3).iterrows():
+        text = str(row[heading])
+        shown = f"\n... {text[-160:].strip()}" if heading == "prompt" else f"\n{text[:160].strip()}"
+        OUT.print(Text(shown, style="dim"))
+        for name in (name for name in columns if name in row):
+            value = str(row[name]) or "(nothing)"
+            OUT.print(Text.assemble((f"{name:>{width}}  ", "bold"), value if heading == "prompt" else value[:160]))
+
+
 def _next(run: Path) -> None:
-    """The commands that go on from here."""
+    """Print the commands that go on from here."""
+    from workbench.adapters import METHODS
+    from workbench.runs.run_directory import shipped_values
+
     values = shipped_values(run)
     recipe, section = values.get("recipe"), values.get("adapter") or {"method": "lora"}
     method = METHODS[section["method"]].model_validate(section)
@@ -97,29 +153,14 @@ def _next(run: Path) -> None:
         {f'workbench generate {run} "..."': "ask it something"} if recipe in ("sft", "prefer", "reinforce") else {}
     )
     if recipe != "mlm":
-        name, does = embed_table.PREDICTS.get(str(recipe), ("answers.csv", "answer every row of a file"))
+        name, does = PREDICTS.get(str(recipe), ("answers.csv", "answer every row of a file"))
         commands[f"workbench predict {run} FILE --out {name}"] = does
     commands[f"workbench evaluate {run} data.test=FILE"] = "score it on other rows"
     if not method.facts.no_merge and (recipe != "crossval" or (values.get("folds") or {}).get("refit")):
         commands[f"workbench merge {run} --out merged"] = "write a stock model"
     width = max(map(len, commands))
     for number, (command, purpose) in enumerate(commands.items()):
-        _out.print(f"{'Next:' if number == 0 else '':6}{command:{width}}  {purpose}", markup=False, soft_wrap=True)
-
-
-def plan(plan: Plan, longest: LongestRow | None = None) -> None:
-    """Print a plan: memory, where it lies, the alternatives, whether it fits, and the longest row that would."""
-    from workbench.cli import plan_table
-
-    for part in plan_table.parts(plan):
-        _out.print(part, markup=False)
-    if longest is not None:
-        _out.print(longest.sentence, markup=False)
-
-
-def plan_json(plan: Plan, longest: LongestRow | None = None) -> None:
-    """The same, for a program."""
-    print(json.dumps(plan.facts | ({} if longest is None else {"longest_row": longest._asdict()})))
+        OUT.print(f"{'Next:' if number == 0 else '':6}{command:{width}}  {purpose}", markup=False, soft_wrap=True)
 
 
 def _stages(run: Path) -> None:
@@ -128,267 +169,383 @@ def _stages(run: Path) -> None:
     this = run_record.read(run)
     main = crossval_section.MAIN.get(crossval_section.main_score(this) or "", "score")
     tested = "test" in this.scores
-    table = Table("stage", "kept", title="Stages, scored out of fold", title_justify="left", box=None)
-    for column in ("loss", "change, 95 %", main, *((f"test {main}",) if tested else ())):
-        table.add_column(column, justify="right")
-    for stage in crossval_section.stages(this):
-        numbers = (stage.loss, stage.chance, stage.score, *(stage.test[1:] if tested else ()))
-        table.add_row(Text(stage.title), "yes" if stage.kept else "no", *numbers)
-    _out.print(table, Text())
-    _out.print(findings.verdict(this), markup=False)
-    _out.print(f"\nReport: {run / 'report.html'}    Adapters: {run / 'members'}", markup=False)
+    rows = [
+        [
+            each.title,
+            "yes" if each.kept else "no",
+            each.loss,
+            each.chance,
+            each.score,
+            *(each.test[1:] if tested else ()),
+        ]
+        for each in crossval_section.stages(this)
+    ]
+    columns = ["stage", "kept", "loss", "change, 95 %", main, *([f"test {main}"] if tested else [])]
+    OUT.print(table(columns, rows, right=range(2, 6), title="Stages, scored out of fold"), Text())
+    _lines(findings.verdict(this), f"\nReport: {run / 'report.html'}    Adapters: {run / 'members'}")
     _next(run)
+
+
+def _fleet(run: Path) -> None:
+    """The members of a fleet, each a run of its own."""
+    from workbench.report import fleet_section
+
+    fleet = fleet_section.read(run)
+    assert fleet is not None, "a fleet has members"
+    first = next((row[0] for row in fleet.members if (run / "members" / row[0] / "adapter").exists()), "NAME")
+    OUT.print(table(fleet.columns, fleet.members, title="Members, each on held-out rows of its own", framed=True))
+    for sentence in (
+        *fleet.notes,
+        f"\nReport: {run / 'report.html'}    Runs: {run / 'members'}",
+        f"Next: workbench evaluate {run / 'members' / first} data.test=FILE",
+    ):
+        OUT.print(sentence, markup=False, soft_wrap=True)
 
 
 def _swept(run: Path) -> None:
     """The settings of a sweep, with mean and spread over seeds."""
     from workbench.report import sweep_section
 
-    sweep_table = sweep_section.read(run)
-    if sweep_table is None:
-        return
-    table = Table(title="Held-out loss by setting, over seeds")
-    for name in sweep_table.columns:
-        table.add_column(name, justify="right")
-    for setting in sweep_table.settings:
-        table.add_row(*map(Text, setting.row), style="bold green" if setting.ships else None)
-    _out.print(table)
-    for note in sweep_table.notes:
-        _out.print(note, markup=False)
+    if (swept := sweep_section.read(run)) is not None:
+        rows = [each.row for each in swept.settings]
+        styles = ["bold green" if each.ships else None for each in swept.settings]
+        title, right = "Held-out loss by setting, over seeds", range(len(swept.columns))
+        OUT.print(table(swept.columns, rows, right=right, title=title, framed=True, styles=styles))
+        _lines(*swept.notes)
 
 
 def _searched(run: Path) -> None:
     """The members of a search that came farthest, and which settings matter."""
     from workbench.report import search_section
 
-    search_table = search_section.read(run)
-    if search_table is None:
+    if (searched := search_section.read(run)) is None:
         return
-    table = Table(title="Members that came farthest")
-    for name in search_table.columns:
-        table.add_column(name.rpartition(".")[2].removeprefix("loss "), justify="right")
-    for number, row in enumerate(search_table.members[:FARTHEST]):
-        table.add_row(*map(Text, row), style="bold green" if number == search_table.shipped else None)
-    _out.print(table)
-    if search_table.settings:
-        _out.print("Explained: " + ", ".join(f"{key} {value}" for key, value in search_table.settings), markup=False)
-    for note in search_table.notes:
-        _out.print(note, markup=False)
+    columns = [name.rpartition(".")[2].removeprefix("loss ") for name in searched.columns]
+    styles = ["bold green" if number == searched.shipped else None for number in range(FARTHEST)]
+    members, right = searched.members[:FARTHEST], range(len(columns))
+    OUT.print(table(columns, members, right=right, title="Members that came farthest", framed=True, styles=styles))
+    if searched.settings:
+        _lines("Explained: " + ", ".join(f"{key} {value}" for key, value in searched.settings))
+    _lines(*searched.notes)
 
 
-def _answered(predictions: pd.DataFrame) -> None:
-    for _, row in predictions.iloc[:: max(1, len(predictions) // 3)].head(3).iterrows():
-        _out.print(Text(f"\n... {row['prompt'][-160:].strip()}", style="dim"))
-        for name in (name for name in ("reference", "before", "after") if name in row):
-            _out.print(Text.assemble((f"{name:>10}  ", "bold"), row[name] or "(nothing)"))
+def plan(plan: Plan, longest: LongestRow | None = None) -> None:
+    """Print a plan: memory, where it lies, the alternatives, whether it fits, and the longest row that would."""
+    for part in plan_parts(plan):
+        OUT.print(part, markup=False)
+    if longest is not None:
+        _lines(longest.sentence)
 
 
-def _classified(predictions: pd.DataFrame) -> None:
-    for _, row in predictions.iloc[:: max(1, len(predictions) // 3)].head(3).iterrows():
-        _out.print(Text(f"\n{str(row.get('text', row['row']))[:160].strip()}", style="dim"))
-        for name in ("label", "predicted"):
-            _out.print(Text.assemble((f"{name:>10}  ", "bold"), str(row[name])))
+def plan_json(plan: Plan, longest: LongestRow | None = None) -> None:
+    """Print a plan as one JSON object."""
+    print(json.dumps(plan.facts | ({} if longest is None else {"longest_row": longest._asdict()})))
 
 
-def inspection(inspection: AnyInspection) -> None:
-    """Rendered examples with the supervised tokens marked, lengths, and what a run would do."""
-    from workbench.recipes.embeddings.embed_verbs import EmbedInspection
-    from workbench.recipes.folds.crossval_verbs import CrossvalInspection
-    from workbench.recipes.labels.classify_verbs import ClassInspection
+def plan_parts(plan: Plan) -> Iterator[Table | Text | str]:
+    """Yield tables and sentences of a plan: memory, where it lies, the alternatives, and whether it fits."""
+    from workbench.runs import units
 
-    if isinstance(inspection, EmbedInspection):
-        for part in embed_table.inspection(inspection):
-            _out.print(part)
-        _plan(inspection)
-        return
-    if isinstance(inspection, ClassInspection):
-        _class_inspection(inspection)
-        return
-    if isinstance(inspection, CrossvalInspection):
-        crossval_inspection(inspection)
-        return
-    for place, pieces in inspection.examples:
-        _out.rule(Text(place))
-        _out.print(Text.assemble(*((text, "bold green" if loss else "dim") for text, loss in pieces)))
-    _out.rule()
-    _out.print("[bold green]green[/] carries loss, [dim]grey[/] is read only.\n")
-    numbers(inspection)
+    def step(seconds: float) -> str:
+        return units.duration(seconds) if seconds >= 1 else f"{units.number(1000 * seconds)} ms"
 
+    rows = [(name, units.size(size)) for name, size in plan.at_peak.items()]
+    each = f" on each of {plan.devices} devices" if plan.devices > 1 else ""
+    peak = table([f"bytes{each} at the peak of training", ""], rows)
+    peak.add_row("together", units.size(sum(plan.at_peak.values())), end_section=True)
+    peak.add_row("an evaluation", units.size(plan.evaluation))
+    if plan.offloaded:
+        peak.add_row("inputs of blocks in the host's memory", units.size(plan.offloaded))
+    if plan.process:
+        peak.add_row("Python and its libraries", units.size(plan.process))
+    yield from (peak, Text())
 
-def numbers(inspection: Inspection) -> None:
-    """Sizes and lengths of rows of text, and what a run would do with them."""
-    table = Table()
-    for column in ("split", "rows", "tokens", "with loss", "longest", "cut", "left out"):
-        table.add_column(column, justify="left" if column == "split" else "right")
-    splits = {"train": inspection.data.train, "held-out": inspection.data.held_out, "test": inspection.data.test}
-    for name, split in splits.items():
-        if split is not None:
-            table.add_row(name, *_counts(split))
-    _out.print(table)
-    _out.print(_histogram(inspection.data.train.lengths))
-    _plan(inspection)
+    if plan.devices > 1 or plan.distributed.zero != 0:
+        elsewhere = {"host": ("in the host's memory", plan.host), "disk": ("on disk", plan.disk)}
+        used = {place: told for place, told in elsewhere.items() if told[1]}
+        heads = [f"{where} for each ({units.size(size * plan.devices)} in all)" for where, size in used.values()]
+        moments = [
+            [
+                moment,
+                *(
+                    ", ".join(f"{name} {units.size(size)}" for name, size in vars(held)[place].items())
+                    for place in ("device", *used)
+                ),
+            ]
+            for moment, held in plan.timeline.items()
+        ]
+        yield from (table(["in", "on each device", *heads], moments, right=()), Text())
 
+    if len(plan.tried) > 1:
+        chosen = (plan.tokens_per_device, plan.needed, plan.seconds)
+        taken = [plan.fits and (way.tokens, way.needed, way.seconds) == chosen for way in plan.tried]
+        ways = []
+        for way, is_taken in zip(plan.tried, taken, strict=True):
+            verdict = "taken" if is_taken else "fits" if way.fits else "does not fit"
+            ways.append((way.way, f"{way.tokens:,}", units.size(way.needed), step(way.seconds), verdict))
+        styles = ["bold" if is_taken else None for is_taken in taken]
+        columns = ["tried", "tokens a pass", "memory", "a step", ""]
+        yield from (table(columns, ways, right=range(1, 4), styles=styles), Text())
 
-def _class_inspection(inspection: ClassInspection) -> None:
-    splits = {"train": inspection.data.train, "held-out": inspection.data.held_out, "test": inspection.data.test}
-    _labelled(inspection.examples, splits, inspection.pictures)
-    if inspection.data.labels.kind != "number":
-        _out.print(_frequencies(inspection.data))
-    if inspection.drawn != len(inspection.data.train):
-        _out.print(f"classes.sampling draws {inspection.drawn:,} rows in an epoch.")
-    _plan(inspection)
-
-
-def crossval_inspection(inspection: CrossvalInspection) -> None:
-    """Rendered rows, what the folds hold, what their duplicates would leak, and what a run would train."""
-    data = inspection.data
-    splits = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
-    _labelled(inspection.examples, splits, inspection.pictures)
-    _out.print(fold_table.sizes(data))
-    _out.print(fold_table.duplicates(data), markup=False)
-    times = {"deals of the rows": len(data.folds.fold_RN), "seeds": inspection.config.folds.seeds}
-    counts = [f"{data.folds.k} folds", *(f"{count} {name}" for name, count in times.items() if count > 1)]
-    _out.print(f"\n{inspection.members} adapters ({', '.join(counts)}), each trained as follows.")
-    _plan(inspection)
-
-
-def _labelled(
-    examples: list[tuple[str, str, str]], splits: Mapping[str, LabelledSet | None], pictures: PictureFindings | None
-) -> None:
-    """Some rows as the model reads them, sizes of the splits, and the lengths or the pictures of the first."""
-    there = {name: split for name, split in splits.items() if split is not None}
-    if pictures is not None:
-        _out.print(*picture_table.parts(pictures, there))
-        return
-    for place, text, label in examples:
-        _out.rule(Text(place))
-        _out.print(Text(text, style="dim"), Text.assemble(("label  ", "bold"), (label, "bold green")))
-    _out.rule()
-    table = Table()
-    for column in ("split", "rows", "tokens", "longest", "cut", "left out"):
-        table.add_column(column, justify="left" if column == "split" else "right")
-    for name, split in there.items():
-        cut = f"{split.truncated:,} ({split.truncated / len(split):.1%})"
-        numbers = (len(split), int(split.lengths.sum()), int(split.lengths.max()))
-        table.add_row(name, *(f"{number:,}" for number in numbers), cut, f"{len(split.skipped):,}")
-    _out.print(table)
-    _out.print(_histogram(there["train"].lengths))
-
-
-def _plan(inspection: AnyInspection) -> None:
-    from workbench.cli import outlook
-    from workbench.recipes.inspection import Inspection
-
-    where = (
-        f"{len(inspection.targets)} kinds of module: {', '.join(inspection.targets[:12])}"
-        if inspection.targets
-        else "all weights"
+    time = ""
+    if plan.seconds is not None:
+        interval = "" if plan.interval is None else f" ({step(plan.interval[0])} to {step(plan.interval[1])})"
+        before = f" with {units.duration(plan.once)} before the first" if plan.once else ""
+        whole = units.duration(plan.once + plan.seconds * plan.steps)
+        time = f", {step(plan.seconds)} a step{interval}, {whole} in all{before}"
+    yield (
+        f"{plan.size.trainable:,} of {plan.size.total:,} parameters train ({plan.weights} weights); the adapter's "
+        f"file has {units.size(plan.size.file_bytes)}.\n{plan.steps:,} steps, {plan.dry_run.micro_batches} passes of "
+        f"at most {units.count(plan.tokens_per_device)} tokens each; "
+        f"{plan.dry_run.flops_per_token / 1e6:,.1f} MFLOP a token{time}."
     )
-    batches = f"steps of {inspection.config.batch.size} examples"
-    if inspection.steps is None:
-        batches = f"{batches.capitalize()} until the budget is used up"
-    else:
-        batches = f"{'' if inspection.config.budget.unlimited else 'At most '}{inspection.steps} {batches}"
-    _out.print(f"\n{batches}, training {where}.", markup=False)
-    if not isinstance(inspection, Inspection) and inspection.probe:
-        _out.print(inspection.probe, markup=False)
-    for note in [
-        *outlook.sentences(inspection.config, steps=inspection.steps, blocks=inspection.blocks),
-        *inspection.notes,
-    ]:
-        _out.print(note, markup=False)
-
-
-def _frequencies(data: ClassSplits) -> Table:
-    """Rows of each class, the most frequent first."""
-    counts = {name: each.facts()["classes"] for name, each in (("train", data.train), ("held-out", data.held_out))}
-    table = Table("class", "train", "held-out", "", box=None, title="Classes", title_justify="left")
-    most = max(counts["train"].values())
-    for name in sorted(data.labels.names, key=lambda name: -counts["train"].get(name, 0)):
-        rows = [counts[split].get(name, 0) for split in counts]
-        table.add_row(Text(name), *(f"{count:,}" for count in rows), "#" * round(40 * rows[0] / most))
-    return table
+    where = f"{plan.device}, zero={plan.distributed.zero}" if plan.devices > 1 else plan.device
+    needed = f"{units.size(plan.needed)} of {units.size(plan.memory)} on {where}"
+    yield f"{'Fits' if plan.fits else 'Does not fit'}: {needed}. {' '.join(plan.notes)}".rstrip()
+    if plan.members is not None:
+        yield plan.members.sentence
 
 
 def scores(values: Mapping[str, float]) -> None:
-    """One column of scores."""
-    table = Table("score", "value")
-    for name, value in values.items():
-        table.add_row(Text(name), f"{value:.4f}")
-    _out.print(table)
+    """Print one column of scores."""
+    rows = [(name, f"{value:.4f}") for name, value in values.items()]
+    OUT.print(table(["score", "value"], rows, right=(), framed=True))
 
 
 def tasks(rows: Sequence[Mapping[str, str]], *, before: str) -> None:
-    """Tasks of lm-eval, a metric a line."""
-    table = Table("task", "metric", "documents", before, "this run", "difference", "95 %")
-    for row in rows:
-        table.add_row(*map(Text, row.values()))
-    _out.print(table)
+    """Print scores of lm-eval's tasks, a metric a line."""
+    columns = ["task", "metric", "documents", before, "this run", "difference", "95 %"]
+    OUT.print(table(columns, [list(row.values()) for row in rows], right=(), framed=True))
+
+
+def sampled(sampled: SampledRows, out: Path) -> None:
+    """Print how good sampled answers are, and signs that they game the reward."""
+    best = "" if sampled.best is None else f", of the best to each prompt that ended by itself {sampled.best:.3f}"
+    typer.echo(
+        f"{sampled.rows:,} rows in {out}, from {sampled.answers:,} answers to {sampled.prompts:,} prompts; "
+        f"{sampled.finished:.0%} ended by themselves."
+    )
+    typer.echo(f"Mean reward {sampled.reward:.3f}{best}.")
+    signals = sampled.signals
+    if "best_words" in signals:
+        typer.echo(
+            f"The best answers have {signals['best_words']:.1f} words, all {signals['words']:.1f}; of their runs of "
+            f"four words they repeat {signals['best_repetition']:.1%}, all {signals['repetition']:.1%}."
+        )
+    if "length_correlation" in signals:
+        typer.echo(f"Rank correlation of length and reward: {signals['length_correlation']:+.2f}.")
+    for reason in sampled.left_out[:20]:
+        typer.echo(f"left out: {reason}", err=True)
 
 
 def merged(merged: Merged, out: Path) -> None:
     """Print a merge and its error."""
-    _out.print(f"{merged.sentence}\nModel: {out}", markup=False)
-    _out.print(f"Against the unmerged model: {merged.agreement.sentence}")
+    _lines(f"{merged.sentence}\nModel: {out}")
+    OUT.print(f"Against the unmerged model: {merged.agreement.sentence}")
 
 
 def exported(exported: Exported, out: Path) -> None:
     """Print an export, its error, and the lines that load it."""
-    _out.print(f"{exported.sentence}\nExport: {out}\n{exported.error}", markup=False, soft_wrap=True)
-    _out.print(exported.usage, markup=False, style="bold", soft_wrap=True)
+    OUT.print(f"{exported.sentence}\nExport: {out}\n{exported.error}", markup=False, soft_wrap=True)
+    OUT.print(exported.usage, markup=False, style="bold", soft_wrap=True)
     if exported.pushed is not None:
-        _out.print(f"Pushed to {exported.pushed}", markup=False)
+        _lines(f"Pushed to {exported.pushed}")
 
 
 def combined(combined: Combined, out: Path) -> None:
     """Print a sum of adapters, and the layers where it is least exact."""
     low, high = combined.ranks
     ranks = f"rank {high}" if low == high else f"ranks {low} to {high}"
-    _out.print(f"Combined adapter of {ranks}, {combined.parameters:,} parameters: {out}", markup=False)
-    _out.print(f"Against the weighted sum: relative error {combined.error.overall:.2e} (Frobenius norm, all layers).")
-    if combined.error.overall < 1e-6:
-        return
-    worst = sorted(combined.error.layers.items(), key=lambda item: -item[1])[:5]
-    table = Table("layers that lost most", "relative error")
-    for layer, error in worst:
-        table.add_row(Text(layer), f"{error:.2e}")
-    _out.print(table)
+    _lines(f"Combined adapter of {ranks}, {combined.parameters:,} parameters: {out}")
+    OUT.print(f"Against the weighted sum: relative error {combined.error.overall:.2e} (Frobenius norm, all layers).")
+    if combined.error.overall >= 1e-6:
+        worst = sorted(combined.error.layers.items(), key=lambda item: -item[1])[:5]
+        rows = [(layer, f"{error:.2e}") for layer, error in worst]
+        OUT.print(table(["layers that lost most", "relative error"], rows, right=(), framed=True))
 
 
 def comparison(comparison: Comparison, out: Path) -> None:
-    """Runs as columns: measures, settings that differ, what makes them less comparable than they look; and pairs."""
+    """Print runs as columns: measures, settings that differ, what makes them less comparable than they look; pairs."""
     from workbench.report import paired_section
 
-    table = Table(*map(escape, comparison.columns))
-    for row in comparison.rows:
-        table.add_row(*map(Text, row))
-    table.add_section()
+    side_by_side = table(comparison.columns, comparison.rows, right=(), framed=True)
+    side_by_side.add_section()
     for row in comparison.settings:
-        table.add_row(*map(Text, row))
-    _out.print(table)
-    for note in comparison.notes:
-        _out.print(note, markup=False)
+        side_by_side.add_row(*map(Text, row))
+    OUT.print(side_by_side)
+    _lines(*comparison.notes)
     if comparison.paired:
-        pairs = Table(*paired_section.COLUMNS, title="On the same rows", title_justify="left")
-        for row in comparison.paired:
-            pairs.add_row(*map(Text, row))
-        _out.print(pairs)
-        _out.print(paired_section.note(comparison.paired), markup=False)
-    _out.print(f"Plots: {out}", markup=False)
+        pairs = table(paired_section.COLUMNS, comparison.paired, right=(), title="On the same rows", framed=True)
+        pairs.title_justify = "left"
+        OUT.print(pairs)
+        _lines(paired_section.note(comparison.paired))
+    _lines(f"Plots: {out}")
 
 
-def _counts(split: TokenizedSet) -> list[str]:
-    cut = f"{split.truncated:,} ({split.truncated / len(split):.1%})"
-    numbers = (len(split), int(split.lengths.sum()), int(split.supervised.sum()), int(split.lengths.max()))
-    return [*(f"{number:,}" for number in numbers), cut, f"{len(split.skipped):,}"]
+def data(report: DataReport) -> None:
+    """Print lengths, what each rule flags, a verdict, and where the page and the flags are."""
+    from workbench.report import data_page
+
+    findings = report.findings
+    lengths = ["rows", "unit", "in all", "median", "95 %", "99 %", "longest", "cut"]
+    if rows := data_page.length_rows(findings, report.config.data):
+        OUT.print(table(lengths, rows, right=range(2, 8)))
+    rules = [(rule.name, *rule.counts, rule.share) for rule in data_page.rules(findings)]
+    if rules:
+        flagged = table(["flagged by", *(each.read.title for each in findings), "share"], rules)
+        flagged.columns[0].no_wrap = True
+        OUT.print(flagged)
+    _lines(data_page.verdict(findings), *(note for each in findings for note in each.notes))
+    _lines(f"\nPage: {report.page}    Flags: {report.flags}")
 
 
-def _histogram(lengths: Indices) -> Table:
-    """Example lengths in eight bins."""
-    import numpy as np
+def learning_rates(tried: Tried) -> None:
+    """Print a line for each rate, the suggestion with its rule and its doubts, and where table and plot are."""
+    from workbench.recipes import rate_finder
 
-    counts, edges = np.histogram(lengths, bins=min(8, max(1, len(np.unique(lengths)))))
-    table = Table("tokens", "examples", "", box=None, title="Lengths of the training rows", title_justify="left")
-    for count, low, high in zip(counts, edges, edges[1:], strict=False):
-        table.add_row(f"{low:,.0f}-{high:,.0f}", f"{count:,}", "#" * round(40 * count / counts.max()))
-    return table
+    choice = tried.choice
+    rows = []
+    for each in choice.tried:
+        if each.mean is None or each.excess is None:
+            rows.append((f"{each.rate:g}", "", "", f"exploded after step {len(each.losses)}"))
+            continue
+        apart = "" if each is choice.best else f"{each.excess:.4f} ± {each.error:.4f}"
+        alike = choice.lowest.rate <= each.rate <= choice.highest.rate
+        verdict = "lowest" if each is choice.best else "alike" if alike else ""
+        rows.append((f"{each.rate:g}", f"{each.mean:.4f}", apart, verdict))
+    columns = ["learning rate", f"loss of the last {choice.late} steps", "above the lowest", ""]
+    OUT.print(table(columns, rows, right=range(3)))
+    _lines(*rate_finder.sentences(tried))
+    _lines(f"Plot: {tried.folder / rate_finder.PLOT}    Table: {tried.folder / rate_finder.TABLE}")
+
+
+def listing(what: str, folder: Path) -> None:
+    """Print the shipped recipes, or the runs of a folder."""
+    from workbench.recipes import CONFIGS, FOR_EDITORS, shipped
+    from workbench.runs.files import read_json
+
+    if what == "recipes":
+        listed = Table("recipe", "what it says of itself")
+        for name in shipped():
+            lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+            comments = [line for line in lines if line.startswith("#") and not line.startswith(FOR_EDITORS)]
+            listed.add_row(name, Text("\n".join(line.lstrip("# ") for line in comments)))
+    elif what == "runs":
+        listed = Table("run", "status", "held-out loss before", "after")
+        for path in sorted(folder.glob("*/manifest.json")):
+            run_scores = read_json(path.parent / "scores.json")
+            losses = (f"{run_scores[when]['loss']:.4f}" if when in run_scores else "" for when in ("before", "after"))
+            listed.add_row(Text(str(path.parent)), read_json(path).get("status", ""), *losses)
+    else:
+        raise ConfigError(f"ls {what}: expected recipes, adapters or runs.")
+    OUT.print(listed)
+
+
+def methods(known: SizeTable) -> None:
+    """Print a table of methods: description, size on one backbone, and reasons where one does not apply."""
+    from workbench.adapters import METHODS, NOT_OFFERED
+    from workbench.adapters.method import WEIGHTS
+    from workbench.runs import units
+
+    about = {name: METHODS[name].about[name] for name in known.sizes}
+    described = [(name, each.trains, each.paper) for name, each in about.items()]
+    refused = [(name, size) for name, size in known.sizes.items() if isinstance(size, str)]
+    sized = []
+    for name, size in known.sizes.items():
+        if not isinstance(size, str):
+            formats = "all" if about[name].weights == WEIGHTS else " ".join(about[name].weights)
+            numbers = (f"{size.trainable:,}", units.percent(size.share), units.size(size.file_bytes))
+            sized.append((name, *numbers, "no" if about[name].no_merge else "yes", formats))
+    columns = ["method", "trainable", "share", "file", "merges", "weights"]
+    title = f"\nOn {known.model.id}, {known.parameters:,} parameters"
+    sizes = table(columns, sized, right=range(1, 4), title=title)
+    OUT.print(table(["method", "what trains", "paper"], described, right=()), sizes)
+    absent = list(NOT_OFFERED.items()) if len(known.sizes) > 1 else []
+    for head, rows in (("does not work here", refused), ("PEFT's, and not offered", absent)):
+        if rows:
+            OUT.print(Text(), table(["method", head], rows, right=()))
+
+
+def methods_json(known: SizeTable) -> None:
+    """Print methods and their sizes as one JSON object."""
+    from workbench.adapters import METHODS, NOT_OFFERED
+
+    rows = {}
+    for name, size in known.sizes.items():
+        what = {"refusal": size} if isinstance(size, str) else {**size._asdict(), "share": size.share}
+        rows[name] = asdict(METHODS[name].about[name]) | what
+    facts = {"model": known.model.id, "parameters": known.parameters, "methods": rows, "not_offered": NOT_OFFERED}
+    print(json.dumps(facts, indent=1))
+
+
+def settings(settings: Sequence[SettingReference], words: str) -> None:
+    """Print what `explain` knows: one setting in full, of several a line each."""
+    exact = [each for each in settings if each.key == words and not each.is_section]
+    if exact or len(settings) == 1:
+        for setting in exact or settings:
+            _setting(setting)
+        return
+    shown = [f"{each.key} = {each.default}" if each.default and not each.is_section else each.key for each in settings]
+    heads = [_cut(head, 48) for head in shown]
+    for head, setting in zip(heads, settings, strict=True):
+        typer.echo(_cut(f"{head:{max(map(len, heads))}}  {setting.meaning}", _width()))
+    typer.echo("One of them in full: workbench explain KEY")
+
+
+def choices(chosen: Sequence[NamedChoice]) -> None:
+    """Print the sections that a name chooses, such as a method, and the keys that they have."""
+    for choice in chosen:
+        typer.echo(f"{choice.key}={choice.name}")
+        _paragraph("  meaning    ", choice.meaning)
+        if choice.papers:
+            _paragraph("  paper      ", "; ".join(choice.papers))
+        heads = [f"{each.key}" + (f" = {each.default}" if each.default else "") for each in choice.settings]
+        for head, setting in zip(heads, choice.settings, strict=True):
+            typer.echo(_cut(f"  {head:{max(map(len, heads))}}  {setting.meaning}", _width()))
+
+
+def _setting(setting: SettingReference) -> None:
+    from workbench.config import reference
+
+    typer.echo(setting.key)
+    lines = {
+        "values": setting.values,
+        "unit": setting.unit,
+        "default": setting.default or "none: it must be written",
+        "meaning": setting.meaning,
+        "why": setting.why,
+        "paper": "; ".join(setting.papers),
+        "only with": ", ".join(setting.of),
+    }
+    for name, text in lines.items():
+        if text:
+            _paragraph(f"  {name:10} ", text)
+    words = reference.choices(setting.key)
+    for name, text in words.items():
+        _paragraph(f"    {name:{max(map(len, words))}}  ", text)
+
+
+def _paragraph(head: str, text: str) -> None:
+    typer.echo(textwrap.fill(text, _width(), initial_indent=head, subsequent_indent=" " * len(head)))
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
+def _width() -> int:
+    return max(60, shutil.get_terminal_size((120, 24)).columns)
+
+
+def translation(translation: Translation, out: Path) -> None:
+    """Print what to look at in a translated recipe, what has no equivalent, and what comes next."""
+    unknown = [f"{key}: {value}" for key, value in translation.left.items()]
+    for title, lines in (("Look at", translation.looks), ("No equivalent", unknown)):
+        if lines:
+            typer.echo(f"{title}:")
+        for line in lines:
+            typer.echo(textwrap.fill(line, 100, initial_indent="  - ", subsequent_indent="    "))
+    if translation.idle:
+        idle = f"Decided here, or without effect on what is learnt: {', '.join(translation.idle)}."
+        typer.echo(textwrap.fill(idle, 100))
+    typer.echo(f"{out} written. Next: workbench check {out}")

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workbench.cli import answering_verbs, completions, init_verb, shipping_verbs
-from workbench.cli.arguments import Overrides, Recipe, RunFolder, Trusted, Version, byte_size, weights_of
-from workbench.cli.ui.verb import ui
+from workbench.cli.arguments import (
+    Devices,
+    Overrides,
+    Recipe,
+    RunFolder,
+    RunSettings,
+    Trusted,
+    Version,
+    byte_size,
+    complete_explained,
+    weights_of,
+)
 from workbench.errors import ConfigError, Stopped, WorkbenchError
 from workbench.runs.process_memory import importing
+
+if TYPE_CHECKING:
+    from workbench.config import RunConfig
+    from workbench.evaluation.serving.served_models import ServedModel
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +40,14 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing rich is half of what --help would take
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+_RUNS = Path("runs")
+
+
+def _loaded(recipe: str, overrides: Sequence[str] | None) -> RunConfig:
+    """The configuration of a recipe; read before torch is imported, so that a mistake is told at once."""
+    from workbench.recipes.load import load
+
+    return load(recipe, overrides or ())
 
 
 @app.callback()
@@ -43,18 +67,17 @@ def run(
     from workbench.recipes import opening
     from workbench.training.distributed import launcher
 
-    if launcher.needed():  # else who started the processes has told it
+    if launcher.needed():  # else the launcher has printed them
         for sentence in opening.sentences(recipe, overrides or ()):
             typer.echo(sentence, err=True)
-    if devices is not None and launcher.needed():
-        launcher.launch(devices, sys.argv[1:])
+    if _launched(devices):
         return
 
     import workbench
+    from workbench.cli import render
 
     with importing():
         import workbench.recipes.run
-        from workbench.cli import render
         from workbench.runs import deadline, run_log
         from workbench.runs.ranks import joined
 
@@ -73,19 +96,17 @@ def check(
     ] = None,
 ) -> None:
     """Show what the model sees and which tokens carry loss. A run that would not train is refused."""
-    from workbench.recipes.load import load
-
+    config = _loaded(recipe, overrides)
     with importing():
-        from workbench.cli import check_plot, render
+        from workbench.cli import check_output
         from workbench.recipes.check import check as inspect
 
-    config = load(recipe, overrides or ())
     if plot is not None:
-        check_plot.require_new(plot, config)
-    check_result = inspect(config)
-    render.inspection(check_result)
+        check_output.require_new_plot(plot, config)
+    found = inspect(config)
+    check_output.inspection(found)
     if plot is not None:
-        check_plot.write(plot, check_result)
+        check_output.write_plot(plot, found)
         typer.echo(f"Plot: {plot}")
 
 
@@ -100,13 +121,12 @@ def data(
     ] = "auto",
 ) -> None:
     """Show what is in the rows and what is wrong with them. Lengths, languages, duplicates, rules of quality."""
-    from workbench.recipes.load import load
-
+    config = _loaded(recipe, overrides)
     with importing():
-        from workbench.cli import data_table
+        from workbench.cli import render
         from workbench.recipes import data_report
 
-    data_table.show(data_report.write(load(recipe, overrides or ()), out, name=recipe, perplexity=perplexity))
+    render.data(data_report.write(config, out, name=recipe, perplexity=perplexity))
 
 
 @app.command()
@@ -118,12 +138,11 @@ def features(
     ] = None,
 ) -> None:
     """Say what the frozen backbone knows of labels. With --out, write its features of rows."""
-    from workbench.recipes.load import load
-
+    config = _loaded(recipe, overrides)
     with importing():
         from workbench.recipes.features import write
 
-    typer.echo(write(load(recipe, overrides or ()), out).sentence)
+    typer.echo(write(config, out).sentence)
     if out is not None:
         typer.echo(f"Features: {out}")
 
@@ -141,17 +160,15 @@ def lr(
     ] = None,
 ) -> None:
     """Find a learning rate by short trainings. All go over one frozen backbone, on the same rows."""
-    from workbench.recipes.load import load
-
+    config = _loaded(recipe, overrides)
     with importing():
-        from workbench.cli import rate_table
+        from workbench.cli import render
         from workbench.cli.console import Terminal
         from workbench.recipes import rate_finder
 
-    config = load(recipe, overrides or ())
     with Terminal() as terminal:
-        rate_trials = rate_finder.find(config, out, terminal, lowest=lowest, highest=highest, count=rates, steps=steps)
-    rate_table.show(rate_trials)
+        tried = rate_finder.find(config, out, terminal, lowest=lowest, highest=highest, count=rates, steps=steps)
+    render.learning_rates(tried)
 
 
 @app.command()
@@ -170,15 +187,13 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Say what memory and time a run takes, before it runs. The fastest way that fits, and what else was tried."""
-    from workbench.recipes.load import load
-
+    elsewhere = devices is not None and memory is not None
+    size = None if memory is None else byte_size(memory, option="--memory")
+    config = _loaded(recipe, overrides)
     with importing():
         from workbench.cli import render
         from workbench.recipes.plans import plan as planning
 
-    elsewhere = devices is not None and memory is not None
-    size = None if memory is None else byte_size(memory, option="--memory")
-    config = load(recipe, overrides or ())
     choice = planning.solve(config, devices=devices or 1, memory=size, elsewhere=elsewhere)
     stored = config.model_copy(update={"model": choice.config.model})
     longest = planning.longest_row(stored, memory=size, elsewhere=elsewhere) if longest_row else None
@@ -189,23 +204,248 @@ def plan(
 @app.command(name="distill-cache")
 def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
     """Ask a teacher about every training row, once. What it says is kept in distill.cache.folder."""
+    config = _loaded(recipe, overrides)
     from workbench.cli.console import Terminal
     from workbench.recipes.distillation.distill_verbs import cache
-    from workbench.recipes.load import load
 
-    config = load(recipe, overrides or ())
     with Terminal(quiet=False) as terminal:
         facts = cache(config, terminal)
     for name, value in facts.items():
         typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
 
 
-app.command()(answering_verbs.evaluate)
-app.command()(answering_verbs.predict)
-app.command()(answering_verbs.generate)
-app.command()(answering_verbs.sample)
-app.command()(answering_verbs.serve)
-app.command()(ui)
+@app.command()
+def evaluate(
+    run: RunFolder,
+    overrides: RunSettings = None,
+    against: Annotated[Path | None, typer.Option(help="Another run, whose answers are compared: a win rate.")] = None,
+    score: Annotated[list[str] | None, typer.Option(help="With --against: a reward, as `sample` takes it.")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="With --against: a program that reads pairs as JSON lines and writes 1, 2 or 0.")
+    ] = None,
+    judge_timeout: Annotated[float, typer.Option(min=0, help="Seconds for all verdicts.")] = 600.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="With --against: of an answer.")] = 256,
+    out: Annotated[Path | None, typer.Option(help="With --against: a .jsonl file of the answers.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Tasks of lm-eval, or YAML files of its form: A,B.")] = None,
+    limit: Annotated[int | None, typer.Option(help="With --tasks: documents of each.")] = None,
+    shots: Annotated[int | None, typer.Option(help="With --tasks: examples before a question.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="With --tasks: ask in the chat template.")] = False,
+    devices: Devices = None,
+    trust: Trusted = False,
+) -> None:
+    """Score a finished run again. On held-out rows or data.test=FILE, against another run, on tasks of lm-eval."""
+    if devices is not None and (tasks is not None or against is not None):
+        raise ConfigError("--tasks and --against ask on one device. Leave --devices out.")
+    if tasks is not None:
+        if overrides or score or judge is not None or out is not None:
+            raise ConfigError("--tasks takes no settings, --score, --judge or --out. Leave them out.")
+        _ask_tasks(run, tasks, against, limit=limit, shots=shots, chat=chat, trust=trust)
+        return
+    if limit is not None or shots is not None or chat:
+        raise ConfigError("--limit, --shots and --chat are of tasks. Write --tasks NAME as well.")
+    if against is None and (score or judge is not None or out is not None):
+        raise ConfigError("--score, --judge and --out compare with another run. Write --against OTHER as well.")
+    if _launched(devices):
+        return
+    with importing():
+        from workbench.cli import render
+        from workbench.recipes.answers.serve import evaluate as evaluated
+        from workbench.runs.ranks import joined
+
+    if against is None:
+        scores = evaluated(run, overrides or (), trust=trust)
+        if joined().first:
+            render.scores(scores)
+        return
+    from workbench.recipes.answers.win_rate import Contest, win_rate
+
+    contest = Contest(tuple(score or ()), judge, max_new_tokens, judge_timeout, out)
+    render.scores(win_rate(run, against, overrides or (), contest, trust=trust))
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    input: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
+    out: Annotated[Path, typer.Option(help="A .jsonl, .csv or .parquet file to write.")],
+    overrides: RunSettings = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    devices: Devices = None,
+    trust: Trusted = False,
+) -> None:
+    """Answer every row of a file. With data.on_bad_row=skip those that cannot be read are left out."""
+    if _launched(devices):
+        return
+    with importing():
+        from workbench.recipes.answers.serve import predict as answer
+        from workbench.runs.ranks import joined
+
+    summary = answer(run, input, overrides or (), out=out, max_new_tokens=max_new_tokens, trust=trust)
+    if not joined().first:
+        return
+    typer.echo(f"{summary.rows} answers in {out}")
+    for reason in summary.left_out[:20]:
+        typer.echo(f"left out: {reason}", err=True)
+    if (more := len(summary.left_out) - 20) > 0:
+        typer.echo(f"left out: {more} more", err=True)
+
+
+def _launched(devices: int | None) -> bool:
+    """Run this command in so many processes, unless this is one of them; whether that was done."""
+    if devices is None:
+        return False
+    from workbench.training.distributed import launcher
+
+    if not launcher.needed():
+        return False
+    launcher.launch(devices, sys.argv[1:])
+    return True
+
+
+def _ask_tasks(
+    run: Path, tasks: str, against: Path | None, *, limit: int | None, shots: int | None, chat: bool, trust: bool
+) -> None:
+    """Print the scores of tasks before and after, or of two runs."""
+    from workbench.cli import render
+    from workbench.evaluation.benchmarks import Benchmark
+    from workbench.recipes.answers.benchmark import benchmark
+    from workbench.report import tasks_section
+
+    names = tuple(name.strip() for name in tasks.split(",") if name.strip())
+    if not names:
+        raise ConfigError("--tasks: expected a name or a YAML file.")
+    task_scores = benchmark(run, Benchmark(names, limit, shots, chat), against=against, trust=trust)
+    render.tasks([tasks_section.shown(each.row()) for each in task_scores], before=str(against or "backbone"))
+
+
+@app.command()
+def generate(
+    run: RunFolder,
+    prompt: Annotated[str, typer.Argument(help="What a user would say.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    trust: Trusted = False,
+) -> None:
+    """Stream one greedy answer."""
+    with importing():
+        from workbench.recipes.answers.serve import generate as stream
+
+    stream(run, prompt, max_new_tokens=max_new_tokens, trust=trust)
+
+
+@app.command()
+def sample(
+    run: RunFolder,
+    prompts: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
+    score: Annotated[
+        list[str],
+        typer.Option(
+            help="number, unit_tests, my.py[:function], a run of recipe reward, or '{kind: ..., ...}'; a sum."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="A .jsonl file to write.")],
+    overrides: RunSettings = None,
+    to: Annotated[str, typer.Option(help="Rows to write: best, accepted, pairs or all.")] = "best",
+    n: Annotated[int, typer.Option("--n", min=1, help="Answers to each prompt.")] = 8,
+    temperature: Annotated[float, typer.Option(help="Logits are divided by it.")] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    least: Annotated[float | None, typer.Option(help="Lowest reward of an answer that is kept.")] = None,
+    margin: Annotated[float, typer.Option(min=0, help="By how much the rewards of a pair differ at least.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    trust: Trusted = False,
+) -> None:
+    """Sample answers, score them, and write rows. For SFT (best, accepted) or preferences (pairs); repeat to resume."""
+    with importing():
+        from workbench.cli import render
+        from workbench.recipes.answers.sample import SampleSettings
+        from workbench.recipes.answers.sample import sample as write
+
+    settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin)
+    render.sampled(write(run, prompts, overrides or (), score, settings, out=out, trust=trust), out)
+
+
+@app.command()
+def serve(
+    runs: Annotated[list[str], typer.Argument(help="Run directories, or NAME=DIRECTORY.")],
+    host: Annotated[str, typer.Option(help="Address to listen at; others than this machine's own need a key.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="WORKBENCH_API_KEY", show_envvar=True, help="What clients send as a bearer token."),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Answers that are written at the same time.")] = 64,
+    queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; more are turned away with 429.")] = 256,
+    context: Annotated[
+        int | None, typer.Option(min=2, help="Most tokens of prompt and answer; default: the backbone's.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for a request.")] = 600.0,
+    body: Annotated[str, typer.Option(help="Largest request, such as 8MB.")] = "8MB",
+    grace: Annotated[int, typer.Option(min=0, help="Seconds for begun answers after SIGTERM or Ctrl-C.")] = 30,
+    load_adapters: Annotated[
+        bool, typer.Option("--load-adapters", help="Load LoRA adapters from disk where clients ask, as vLLM does.")
+    ] = False,
+    trust: Trusted = False,
+) -> None:
+    """Answer over HTTP like OpenAI's interface. Several runs by name in one batch, until SIGTERM or Ctrl-C."""
+    size = byte_size(body, option="--body")
+    _require_server("serve")
+    from workbench.evaluation.serving.app import ServerLimits
+
+    with importing():
+        from workbench.recipes.serving.serving import ServeSettings, serve_runs
+    from workbench.runs.http_server import Address
+
+    limits = ServerLimits(api_key=api_key or None, seconds=timeout, body_bytes=size, loads_adapters=load_adapters)
+    settings = ServeSettings(Address(host, port), limits, rows, queue, context, grace)
+
+    def ready(address: str, models: Sequence[ServedModel]) -> None:
+        for model in models:
+            typer.echo(f"{model.name}: {model.verb}")
+        typer.echo(f"{address} answers. Stop it with Ctrl-C or SIGTERM.")
+
+    serve_runs(runs, settings, trust=trust, ready=ready)
+
+
+def _require_server(verb: str) -> None:
+    if missing := [name for name in ("starlette", "uvicorn") if find_spec(name) is None]:
+        raise ConfigError(f"{verb} needs {', '.join(missing)}. Install them: pip install 'peft-workbench[serve]'")
+
+
+@app.command()
+def ui(
+    folder: Annotated[Path, typer.Argument(help="Where runs stand.")] = _RUNS,
+    host: Annotated[str, typer.Option(help="Address to listen at; others than this machine's own need a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8765,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="WORKBENCH_UI_TOKEN", show_envvar=True, help="Opens what writes; default: a new one."),
+    ] = None,
+) -> None:
+    """Show the runs of a folder in a browser. While they train, too; start, stop, compare and ask them there."""
+    _require_server("ui")
+    if (folder / "manifest.json").is_file():
+        raise ConfigError(f"{folder} is a run. Name the folder that it stands in: workbench ui {folder.parent}")
+    if not folder.is_dir() and folder != _RUNS:
+        raise ConfigError(f"{folder}: no such folder. Name the one in which runs stand, or make it first.")
+    from workbench.cli.ui.server import Access, Page
+    from workbench.runs.http_server import Address, serve
+
+    access = Access(token or secrets.token_urlsafe(16), host)
+    if not access.is_local and not token:
+        raise ConfigError(
+            f"--host {host} lets others in, who could start programs here. Set WORKBENCH_UI_TOKEN (or --token) to "
+            "a long secret, which they then need for everything; the connection is not encrypted."
+        )
+
+    def ready(address: str) -> None:
+        typer.echo(f"{address}/#token={access.token}")
+        typer.echo(f"shows {folder}. Stop it with Ctrl-C; a run that it started goes on.")
+
+    with Address(host, port).bound() as listening:
+        serve(Page(folder, access).app, listening, grace=10, ready=ready)
 
 
 @app.command()
@@ -223,7 +463,31 @@ def merge(
     render.merged(merge_run(run, out=out, weights=weights, trust=trust), out)
 
 
-app.command()(shipping_verbs.export)
+@app.command()
+def export(
+    run: RunFolder,
+    to: Annotated[str, typer.Option(help="peft, merged, gguf, ollama, vllm, sglang or onnx.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    normalise: Annotated[
+        bool, typer.Option("--normalise", help="The adapter as plain LoRA of one rank, its scale folded in.")
+    ] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="One whole model instead of an adapter.")] = False,
+    weights: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; default bfloat16, for onnx float32.")
+    ] = None,
+    push: Annotated[str | None, typer.Option(help="OWNER/NAME on the hub to upload it to; private if new.")] = None,
+    trust: Trusted = False,
+) -> None:
+    """Write a run as another program loads it. Checked against the run's own outputs, with a model card."""
+    with importing():
+        from workbench.cli import render
+        from workbench.recipes.shipping.export import export as export_run
+
+    command = shlex.join(["workbench", *sys.argv[1:]])
+    exported_run = export_run(
+        run, to=to, out=out, normalise=normalise, whole=merge, weights=weights, push=push, trust=trust, command=command
+    )
+    render.exported(exported_run, out)
 
 
 @app.command()
@@ -261,24 +525,22 @@ def ls(
         list[str] | None,
         typer.Argument(help="For adapters: key=value, such as model.id=FOLDER adapter.rank=8.", show_default=False),
     ] = None,
-    folder: Annotated[Path, typer.Option(help="Where runs stand.")] = Path("runs"),
+    folder: Annotated[Path, typer.Option(help="Where runs stand.")] = _RUNS,
     json: Annotated[bool, typer.Option("--json", help="For adapters: one JSON object.")] = False,
 ) -> None:
     """List shipped recipes, adapter methods, or runs. Methods come with their sizes on a backbone."""
+    from workbench.cli import render
+
     if what == "adapters":
-        from workbench.cli import method_tables
         from workbench.models.adapter_sizes import survey
 
-        size_table = survey(overrides or ())
-        (method_tables.methods_json if json else method_tables.methods)(size_table)
+        (render.methods_json if json else render.methods)(survey(overrides or ()))
     elif json or overrides:
         raise ConfigError(
             f"ls {what}: --json and key=value words go with `workbench ls adapters` only. Leave them out."
         )
     else:
-        from workbench.cli import listing_table
-
-        listing_table.show(what, folder)
+        render.listing(what, folder)
 
 
 @app.command()
@@ -287,20 +549,20 @@ def explain(
         str,
         typer.Argument(
             help="A key or section, such as batch.size; a method or policy, such as dora; a word to look for.",
-            autocompletion=completions.explained,
+            autocompletion=complete_explained,
         ),
     ] = "",
 ) -> None:
     """Say what a setting or a method does. Values, unit, default, meaning, paper; without a name, all sections."""
-    from workbench.cli import reference_table
+    from workbench.cli import render
     from workbench.config import reference
 
     if chosen := reference.named_choices(setting):
-        reference_table.show_choices(chosen)
+        render.choices(chosen)
     elif setting:
-        reference_table.show(reference.look_up(setting), setting)
+        render.settings(reference.look_up(setting), setting)
     else:
-        reference_table.show_sections()
+        render.settings([each for each in reference.settings() if "." not in each.key], "")
 
 
 @app.command()
@@ -344,7 +606,42 @@ def cp(recipe: Recipe, file: Annotated[Path, typer.Argument(help="The YAML file 
     typer.echo(f"{file} written. Next: workbench check {file}")
 
 
-app.command()(init_verb.init)
+@app.command()
+def init(
+    out: Annotated[Path, typer.Argument(help="The recipe to write.")] = Path("my.yaml"),
+    rows: Annotated[str | None, typer.Option(help="A file, a folder, or a hub data set.")] = None,
+    goal: Annotated[str | None, typer.Option(help="answers, classes, folds, judged, rewards, embeddings ...")] = None,
+    model: Annotated[str | None, typer.Option(help="A folder or a hub id; starter: the shipped one.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Of the device, such as 24GB; default: what is free here.")] = None,
+    time: Annotated[str | None, typer.Option(help="Longest time, such as 90m; default: no limit.")] = None,
+) -> None:
+    """Ask five questions, and write a recipe that will fit. Rows and machine are looked at."""
+    asks = sys.stdin.isatty()
+    if rows is None:
+        if not asks:
+            raise ConfigError("--rows: which rows to learn from? Write --rows FILE, a folder, or a hub data set.")
+        rows = str(typer.prompt("Rows to learn from (a file, a folder, or a hub data set)"))
+    with importing():
+        from workbench.recipes.first_recipe import GOALS, Wishes, suggested, write
+
+    if goal is None:
+        goal = suggested(rows)
+        if asks:
+            for name, each in GOALS.items():
+                typer.echo(f"  {name:14} {each.says}")
+            goal = str(typer.prompt("What is to be learnt", default=goal))
+    model = model or _asked("Backbone (a folder or a hub id)", GOALS[goal].model if goal in GOALS else "", asks=asks)
+    memory = memory or _asked(
+        "Memory of the device (such as 24GB; here: what is free on this machine)", "here", asks=asks
+    )
+    time = time or _asked("Longest time (such as 90m; none: no limit)", "none", asks=asks)
+    size = None if memory == "here" else byte_size(memory, option="--memory")
+    summary = write(Wishes(rows, goal, model, size, None if time == "none" else time), out)
+    typer.echo(f"{out} written: {summary}.\nNext: workbench check {out}, then: workbench run {out}")
+
+
+def _asked(question: str, default: str, *, asks: bool) -> str:
+    return str(typer.prompt(question, default=default)) if asks else default
 
 
 @app.command("import")
@@ -353,10 +650,10 @@ def import_(
     out: Annotated[Path, typer.Option(help="The recipe to write.")] = Path("imported.yaml"),
 ) -> None:
     """Translate a configuration file of another tool. What has no equivalent is listed."""
-    from workbench.cli import import_table
+    from workbench.cli import render
     from workbench.recipes import translated
 
-    import_table.show(translated.write(file, out), out)
+    render.translation(translated.write(file, out), out)
 
 
 def main() -> None:
@@ -382,12 +679,12 @@ def main() -> None:
 
 @cache
 def _command() -> Callable[..., object]:
-    """The verbs with their arguments, read from the functions above, and what shells ask."""
+    """The verbs with their arguments, read from the functions above, and shell completion."""
     return typer.main.get_command(app)
 
 
 def _tell(text: str) -> None:
-    """To who reads this, or to who started it: of many processes that end the first is the one to hear."""
+    """Print why the process ends, or report it to the launcher, which shows the first of its processes that failed."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         from workbench.training.distributed import launcher
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from workbench import report
 from workbench.adapters import METHODS, NOT_OFFERED
-from workbench.cli import listing_table, method_tables, render
+from workbench.cli import check_output, render
 from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
 from workbench.evaluation.agreement import Agreement
@@ -27,8 +27,8 @@ from workbench.recipes.shipping.merge import Merged
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal on which nothing is wrapped."""
-    for module in (render, method_tables, listing_table):
-        monkeypatch.setattr(module, "_out", Console(highlight=False, width=300))
+    for module in (render, check_output):
+        monkeypatch.setattr(module, "OUT", Console(highlight=False, width=300))
 
 
 def _cells(text: str, start: str) -> list[str]:
@@ -67,7 +67,7 @@ def test_inspection_marks_what_carries_loss(
     on_a_terminal: bool,
 ) -> None:
     console = Console(highlight=False, width=300, force_terminal=on_a_terminal, color_system="standard")
-    monkeypatch.setattr(render, "_out", console)
+    monkeypatch.setattr(check_output, "OUT", console)
     rows = [{"question": f"Is [red]{n}[/] red?", "answer": "No [bold]" + " no" * n} for n in range(30)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -76,7 +76,7 @@ def test_inspection_marks_what_carries_loss(
         "data": {"train": str(path), "held_out": 0.1, "max_tokens": 64},
     }
     found = check(RunConfig.model_validate({"recipe": "sft", "batch": {"size": 9}, **sections}))
-    render.inspection(found)
+    check_output.inspection(found)
     text = capsys.readouterr().out
     if on_a_terminal:
         assert "\x1b[1;32mNo [bold]" in text and "\x1b[1;32mUser" not in text
@@ -103,7 +103,7 @@ def test_steps_that_a_budget_decides_about_are_told_in_words(
 ) -> None:
     sections = {"model": {"id": stories}, "data": {"train": str(questions)}, "batch": {"size": 9}, "train": train}
     paced = {"budget": {"tokens": 50_000}, "freeze": {"policy": "static", "layers": 1}, "optimizer": {"name": "muon"}}
-    render.inspection(check(RunConfig.model_validate({"recipe": "sft", **sections, **paced})))
+    check_output.inspection(check(RunConfig.model_validate({"recipe": "sft", **sections, **paced})))
     text = capsys.readouterr().out
     assert message in text and "50,000 tokens" in text and "Optimizer: muon." in text
     assert "freeze.policy=static: the embeddings and block 1 of 5 never train" in text
@@ -113,7 +113,7 @@ def test_the_histogram_counts_every_row(stories: str, questions: Path, capsys: p
     found = check(
         RunConfig.model_validate({"recipe": "sft", "model": {"id": stories}, "data": {"train": str(questions)}})
     )
-    render.inspection(found)
+    check_output.inspection(found)
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.rstrip().endswith("#")]
     assert sum(int(line[1]) for line in lines) == len(found.data.train)
     assert max(len(line[2]) for line in lines) == 40
@@ -144,13 +144,13 @@ def test_comparison_puts_runs_side_by_side(trained: Path, tmp_path: Path, capsys
 
 
 def test_the_list_of_recipes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    listing_table.show("recipes", tmp_path)
+    render.listing("recipes", tmp_path)
     text = capsys.readouterr().out
     for name in shipped():
         assert f"workbench run {name}" in " ".join(_cells(text, name))
     assert "schema" not in text
     with pytest.raises(ConfigError, match="ls cheese: expected recipes, adapters or runs"):
-        listing_table.show("cheese", tmp_path)
+        render.listing("cheese", tmp_path)
 
 
 SURVEY = SizeTable(
@@ -165,7 +165,7 @@ SURVEY = SizeTable(
 
 
 def test_the_table_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
-    method_tables.methods(SURVEY)
+    render.methods(SURVEY)
     text = capsys.readouterr().out
     about, sizes, refused, absent = text.split(" method ")[1:]
     for name in SURVEY.sizes:
@@ -180,7 +180,7 @@ def test_the_table_of_methods(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_methods_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    method_tables.methods_json(SURVEY)
+    render.methods_json(SURVEY)
     found = json.loads(capsys.readouterr().out)
     assert (found["model"], found["parameters"]) == ("[some]/model", 1_000_000)
     lora, prompt = found["methods"]["lora"], found["methods"]["prompt"]
@@ -196,7 +196,7 @@ def test_the_list_of_runs_says_how_each_ended(
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text(json.dumps({"status": status} if status else {}))
     shutil.copy(trained / "scores.json", tmp_path / "[a]" / "scores.json")
-    listing_table.show("runs", tmp_path)
+    render.listing("runs", tmp_path)
     text = capsys.readouterr().out
     scores = json.loads((trained / "scores.json").read_text())
     losses = [f"{scores[when]['loss']:.4f}" for when in ("before", "after")]
@@ -228,7 +228,7 @@ def test_check_shows_folds_duplicates_and_what_they_would_leak(
         "folds": {"k": 3, "repeats": 2, "seeds": 2},
     }
     found = check(RunConfig.model_validate(sections))
-    render.inspection(found)
+    check_output.inspection(found)
     text = capsys.readouterr().out
     cells = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
     assert cells["rows"] == ["50", "50", "50"]

@@ -16,7 +16,7 @@ from pydantic import PositiveInt, ValidationError
 
 from workbench import recipes
 from workbench.adapters import METHODS
-from workbench.cli import reference_table
+from workbench.cli import render
 from workbench.config import RunConfig, reference
 from workbench.config.freeze_config import POLICIES
 from workbench.config.reference import SettingReference
@@ -194,10 +194,10 @@ def test_a_setting_has_the_papers_of_its_docstring_or_else_of_its_section(
     shared = [cited for (key, of), cited in papers.items() if key == "adapter.rank" and len(of) > 2]
     assert shared and not any(shared), "what several methods have is from no paper of one"
     assert papers["batch.size", ()] == ()
-    reference_table.show(reference.look_up("data.length_warm_up.start"), "data.length_warm_up.start")
+    render.settings(reference.look_up("data.length_warm_up.start"), "data.length_warm_up.start")
     told = capsys.readouterr().out
     assert "\n  unit       tokens\n" in told and "\n  paper      Li, Zhang and He, NeurIPS 2022, arXiv:2108" in told
-    reference_table.show_choices(reference.named_choices("dora"))
+    render.choices(reference.named_choices("dora"))
     assert "\n  paper      Liu et al. 2024, arXiv:2402.09353\n" in capsys.readouterr().out
 
 
@@ -210,23 +210,23 @@ def test_the_reason_for_a_default_stands_apart_from_the_meaning(
     assert met_first <= reasons.keys() and len(reasons) > 30
     assert not [key for key, why in reasons.items() if not why.endswith(".") or not why[0].islower()]
     assert not [each.key for each in settings if "Why:" in each.meaning]
-    reference_table.show(reference.look_up("data.overlap"), "data.overlap")
+    render.settings(reference.look_up("data.overlap"), "data.overlap")
     assert "  why        scores of rows that were trained on flatter." in capsys.readouterr().out
 
 
 def test_a_name_that_is_a_key_is_the_key_and_an_unknown_one_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert reference.named_choices("model") == [] and reference.named_choices("lsia") == []
-    reference_table.show_choices(reference.named_choices("lisa"))
+    render.choices(reference.named_choices("lisa"))
     told = capsys.readouterr().out
     assert told.startswith("freeze.policy=lisa\n  meaning    LISA (Pan et al. 2024") and "freeze.active = 2 " in told
 
 
 def test_what_is_printed_is_whole_for_one_key_and_a_line_each_for_several(capsys: pytest.CaptureFixture[str]) -> None:
-    reference_table.show(reference.look_up("freeze.policy"), "freeze.policy")
+    render.settings(reference.look_up("freeze.policy"), "freeze.policy")
     told = capsys.readouterr().out
     assert told.startswith("freeze.policy\n  values     none | ") and "LISA (Pan et al. 2024" in told
-    reference_table.show(reference.look_up("batch"), "batch")
+    render.settings(reference.look_up("batch"), "batch")
     assert "batch.size = 32  " in capsys.readouterr().out
-    reference_table.show_sections()
+    render.settings([each for each in reference.settings() if "." not in each.key], "")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(RunConfig.model_fields) + 1 and max(map(len, lines)) <= 120

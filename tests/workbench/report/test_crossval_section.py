@@ -353,7 +353,7 @@ def test_runs_are_compared_by_out_of_fold_and_test_scores(tmp_path: Path) -> Non
 def test_the_terminal_shows_stages_and_the_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(render, "_out", Console(highlight=False, width=300))
+    monkeypatch.setattr(render, "OUT", Console(highlight=False, width=300))
     run = make(tmp_path / "[run]")
     rewrite(run, stages=[stages("one")[0] | {"title": "[red]Supervised"}, *stages("one")[1:]])
     render.outcome(run)

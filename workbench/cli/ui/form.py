@@ -1,19 +1,27 @@
-"""The form that starts a run: recipes, settings with their values and meanings, and mistakes in an answer."""
+"""The form that starts a run: recipes, settings, mistakes in an answer, and what `check` and `plan` say of it."""
 
 from __future__ import annotations
 
+import asyncio
+import io
+import itertools
+import multiprocessing
+import os
 import re
-from collections.abc import Mapping, Sequence
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import lru_cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from workbench import recipes
 from workbench.cli.ui.run_folder import flat
 from workbench.config import reference
-from workbench.config.reference import SettingReference
 from workbench.config.yaml_text import read_yaml
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.recipes.load import load
 from workbench.runs import trust
 from workbench.schema import ROOT
@@ -36,41 +44,29 @@ def recipe(name: str) -> dict[str, Any] | None:
     if name not in names():
         return None
     path = recipes.find(name)
-    values = read_yaml(path)
-    return {"name": name, "text": path.read_text(encoding="utf-8"), "written": flat(values)}
+    return {"name": name, "text": path.read_text(encoding="utf-8"), "written": flat(read_yaml(path))}
 
 
 @lru_cache(maxsize=1)
 def settings() -> list[dict[str, Any]]:
     """Every setting that has a place of its own, sections before their keys."""
-    return [_field(each) for each in reference.settings() if "NAME" not in each.key and "[]" not in each.key]
-
-
-def _field(setting: SettingReference) -> dict[str, Any]:
-    return {
-        "key": setting.key,
-        "values": setting.values,
-        "words": setting.words,
-        "closed": setting.is_closed,
-        "choices": reference.choices(setting.key),
-        "default": setting.default,
-        "meaning": setting.meaning,
-        "why": setting.why,
-        "unit": setting.unit,
-        "papers": setting.papers,
-        "of": setting.of,
-        "section": setting.is_section,
-        "top": setting.key in _TOP,
-    }
+    facts = ("key", "values", "words", "default", "meaning", "why", "unit", "papers", "of")
+    return [
+        {name: getattr(each, name) for name in facts}
+        | {"closed": each.is_closed, "section": each.is_section, "top": each.key in _TOP}
+        | {"choices": reference.choices(each.key)}
+        for each in reference.settings()
+        if "NAME" not in each.key and "[]" not in each.key
+    ]
 
 
 def words(answers: Answers) -> list[str]:
-    """As they stand on the command line."""
+    """Answers as words of the command line."""
     return [f"{key}={value}" for key, value in answers.items()]
 
 
 def mistakes(name: str, answers: Answers) -> list[tuple[str, str]]:
-    """Place and cure of each mistake; none is looked for where Python code would be executed for it."""
+    """Place and cure of each mistake; empty where looking for them would execute Python code."""
     try:
         if not code(name, answers):
             load(name, words(answers))
@@ -96,12 +92,8 @@ def require_name(name: str, taken: Sequence[str]) -> None:
 def free_name(name: str, taken: Sequence[str]) -> str:
     """A name for a run of a recipe that no other has."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name.removesuffix(".yaml").removesuffix(".yml")).strip("-.") or "run"
-    number = 1
-    candidate = stem
-    while candidate in taken:
-        number += 1
-        candidate = f"{stem}-{number}"
-    return candidate
+    candidates = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
+    return next(name for name in candidates if name not in taken)
 
 
 def _is_recipe(path: Path) -> bool:
@@ -109,3 +101,118 @@ def _is_recipe(path: Path) -> bool:
         return bool(re.search(r"^recipe:", path.read_text(encoding="utf-8"), re.MULTILINE))
     except (OSError, UnicodeDecodeError):
         return False
+
+
+Part = dict[str, Any]
+"""A table (title, head, rows, right), a text, or an example (place, pieces)."""
+
+Ask = Callable[[str, Sequence[str]], list[Part]]
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["workbench.cli.check_output", "workbench.recipes.plans.plan"])
+
+
+def inspect(recipe: str, words: Sequence[str]) -> list[Part]:
+    """Show what `workbench check` does."""
+    from workbench.cli import check_output
+    from workbench.recipes.check import check
+    from workbench.recipes.inspection import Inspection
+    from workbench.recipes.load import load
+
+    found, parts = check(load(recipe, words)), []
+    with redirect_stdout(io.StringIO()) as printed:
+        if isinstance(found, Inspection):
+            parts = [{"example": place, "pieces": pieces} for place, pieces in found.examples]
+            check_output.numbers(found)
+        else:
+            check_output.inspection(found)
+    return [*parts, {"text": printed.getvalue()}]
+
+
+def plan(recipe: str, words: Sequence[str]) -> list[Part]:
+    """Show what `workbench plan` does."""
+    from workbench.cli import render
+    from workbench.recipes.load import load
+    from workbench.recipes.plans.plan import solve
+
+    return list(_parts(render.plan_parts(solve(load(recipe, words)).plan)))
+
+
+def paired(folder: str, names: Sequence[str]) -> list[Part]:
+    """Show scores of runs of a folder against the first of them on the same rows, as `workbench compare` does."""
+    from workbench.report import paired_section, run_record
+
+    pairs = paired_section.paired([run_record.read(Path(folder, name)) for name in names], names)
+    notes: list[Part] = [{"text": text} for text in pairs.notes]
+    if not pairs.rows:
+        return notes
+    head = list(paired_section.COLUMNS)
+    rows, right = list(map(list, pairs.rows)), [place > 1 for place in range(len(head))]
+    table = {"table": "On the same rows", "head": head, "rows": rows, "right": right}
+    return [table, {"text": paired_section.note(pairs.rows)}, *notes]
+
+
+def _parts(parts: Iterable[Any]) -> Iterable[Part]:
+    from rich.table import Table
+
+    for each in parts:
+        if isinstance(each, Table):
+            columns = [list(map(str, column.cells)) for column in each.columns]
+            yield {
+                "table": str(each.title or ""),
+                "head": [str(column.header) for column in each.columns],
+                "right": [column.justify == "right" for column in each.columns],
+                "rows": list(map(list, zip(*columns, strict=True))),
+            }
+        elif text := str(each):
+            yield {"text": text}
+
+
+def _answer(ask: Ask, recipe: str, words: Sequence[str], end: Connection) -> None:
+    os.environ["COLUMNS"] = "100"
+    try:
+        end.send({"parts": ask(recipe, words)})
+    except WorkbenchError as error:
+        end.send({"error": str(error), "mistakes": list(getattr(error, "mistakes", ()))})
+    except Exception:
+        end.send({"error": traceback.format_exc()})
+
+
+async def answered(ask: Ask, recipe: str, words: Sequence[str]) -> dict[str, Any]:
+    """What `ask` finds, in a new process, or why it finds nothing. The process ends when the caller stops waiting."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[dict[str, Any]] = loop.create_future()
+    given_up = threading.Event()
+
+    def work() -> None:
+        answer = _asked(ask, recipe, words, given_up)
+        if answer is not None:
+            loop.call_soon_threadsafe(future.set_result, answer)
+
+    # The first process waits for imports that take long: a server that ends does not wait for them.
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        return await future
+    finally:
+        given_up.set()
+
+
+def _asked(ask: Ask, recipe: str, words: Sequence[str], given_up: threading.Event) -> dict[str, Any] | None:
+    """The answer of a process; None where nobody waits for it any more."""
+    ours, theirs = _context.Pipe(duplex=False)
+    process = _context.Process(target=_answer, args=(ask, recipe, words, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        while not ours.poll(0.05):
+            if given_up.is_set():
+                return None
+        reply: dict[str, Any] = ours.recv()
+        return reply
+    except EOFError:
+        process.join()
+        return {"error": f"The process that looked ended with status {process.exitcode}: memory may have run out."}
+    finally:
+        process.kill()
+        process.join()
+        ours.close()

@@ -1,18 +1,29 @@
-"""The runs of a folder, as a list shows them and as a page about one of them does."""
+"""The runs of a folder as a page shows them: a list, one run, its curves, sample answers and layers.
+
+Legend: N rows.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import threading
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from workbench.cli.ui import step_files
-from workbench.cli.ui.metric_files import MetricFiles, last_rows
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+import pyarrow.json
+
 from workbench.config.yaml_text import read_yaml
-from workbench.errors import WorkbenchError
+from workbench.errors import FileError, WorkbenchError
 from workbench.runs import evaluation_request, files, run_log, task_scores, trust
 
 _WRITING = ("sft", "prefer", "reinforce")
@@ -88,7 +99,8 @@ class RunFolder:
         except (WorkbenchError, OSError) as error:
             return {"name": name, "status": "damaged", "reason": str(error)}
         values = self.config(name)
-        status = _status(path, manifest)
+        status = str(manifest.get("status", "unknown"))
+        status = "interrupted" if status == "running" and not is_live(path) else status
         facts = {
             "name": name,
             "status": status,
@@ -146,17 +158,17 @@ class RunFolder:
 
     def samples(self, name: str) -> list[Facts]:
         """The sample answers of a run."""
-        return step_files.samples(self.path / name)
+        return sample_answers(self.path / name)
 
     def layers(self, name: str) -> Facts:
         """Which layers of a run train, and trained when."""
-        return step_files.layers(self.path / name, files.read_json(self.path / name / "manifest.json"))
+        return training_layers(self.path / name, files.read_json(self.path / name / "manifest.json"))
 
     def marks(self, name: str) -> Facts:
         """Sizes of these files, by which a page knows that they changed, and whether an evaluation is asked for."""
         path = self.path / name
         asked = {"asked": True} if evaluation_request.is_open(path) else {}
-        return {**step_files.marks(path), **asked}
+        return {**step_marks(path), **asked}
 
     def differences(self, names: Sequence[str]) -> list[tuple[str, list[str]]]:
         """Settings that are not the same in all of some runs, with their value in each."""
@@ -199,11 +211,6 @@ def is_live(path: Path) -> bool:
     except OSError:
         return False
     return False
-
-
-def _status(path: Path, manifest: Mapping[str, Any]) -> str:
-    status = str(manifest.get("status", "unknown"))
-    return "interrupted" if status == "running" and not is_live(path) else status
 
 
 def _left(rows: Sequence[Mapping[str, float]], steps: Any) -> float | None:
@@ -257,3 +264,268 @@ def _cell(value: Any) -> Any:
     if isinstance(value, bytes):
         return f"{len(value):,} bytes"
     return json.dumps(value, ensure_ascii=False, default=str)
+
+
+SAMPLES, LAYERS = "samples.jsonl", "layers.jsonl"
+STEPS = 200
+"""Newest steps whose answers are sent."""
+CHANGES = 400
+"""Changes of the layers that train that are sent; of more, evenly spaced ones."""
+LONGEST_TEXT = 4000
+"""Most characters of a text that are sent."""
+_STEP_BYTES = 2**23
+"""Bytes of the end of a file that are read."""
+
+
+def step_marks(path: Path) -> dict[str, int]:
+    """Sizes of the files that are there, which grow with each line; a page reads them again where they have changed."""
+    sizes = {}
+    for name in (SAMPLES, LAYERS):
+        try:
+            sizes[name.partition(".")[0]] = (path / name).stat().st_size
+        except OSError:
+            continue
+    return sizes
+
+
+def sample_answers(path: Path) -> list[Facts]:
+    """The prompts of a run's sample answers, each with its answers, those of the newest step first."""
+    prompts: dict[str, Facts] = {}
+    for line in _step_lines(path / SAMPLES):
+        row = str(line.get("row", ""))
+        own = prompts.setdefault(row, {"row": row, "prompt": "", "reference": "", "answers": []})
+        own |= {"prompt": _cut(line.get("prompt")), "reference": _cut(line.get("reference"))}
+        own["answers"].append({"step": line["step"], "answer": _cut(line.get("answer"))})
+    for own in prompts.values():
+        first, rest = own["answers"][:1], own["answers"][1:]
+        own["answers"] = [*rest[: -STEPS - 1 : -1], *first]  # that before training is what others are compared with
+    return list(prompts.values())
+
+
+def training_layers(path: Path, manifest: Mapping[str, Any]) -> Facts:
+    """The parts of each layer, and from which step on which layers train; empty where a run does not tell.
+
+    Args:
+        manifest: Of the run, where blocks that are not there yet are told.
+    """
+    lines = list(_step_lines(path / LAYERS, whole=True))
+    table = lines[0].get("layers") if lines else None
+    if not isinstance(table, list):
+        return {}
+    for each in table:
+        if not (isinstance(each, dict) and isinstance(each.get("parts"), dict) and isinstance(each.get("layer"), int)):
+            return {}
+    changes = [[line["step"], str(line.get("trains", ""))] for line in lines]
+    changes = _grown(manifest, len(changes[0][1])) or changes
+    thinned = changes[:: -(-len(changes) // CHANGES)]
+    changes = thinned if thinned[-1] is changes[-1] else [*thinned, changes[-1]]
+    return {"layers": table, "changes": changes}
+
+
+def _grown(manifest: Mapping[str, Any], count: int) -> list[list[Any]]:
+    """The changes of a run whose blocks are stacked; empty for any other."""
+    grow = manifest.get("grow")
+    if not isinstance(grow, Mapping) or not isinstance(grow.get("first"), int):
+        return []
+    there = [(0, grow["first"]), *((each["step"] + 1, each["blocks"]) for each in grow.get("stackings", []))]
+    return [[step, "1" + ("1" * blocks).ljust(count - 2, "0")[: count - 2] + "1"] for step, blocks in there]
+
+
+def _cut(value: Any) -> str:
+    text = str(value or "")
+    return (
+        text
+        if len(text) <= LONGEST_TEXT
+        else f"{text[:LONGEST_TEXT]} ... ({len(text) - LONGEST_TEXT:,} more characters)"
+    )
+
+
+def _step_lines(path: Path, *, whole: bool = False) -> Iterator[Facts]:
+    """The JSON objects with a step in the lines of the end of a file, or of all of it."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            first = 0 if whole else max(0, size - _STEP_BYTES)
+            file.seek(first)
+            text = file.read()
+    except OSError:
+        return
+    for line in text.split(b"\n")[1 if first else 0 : -1]:  # a live run may be in the middle of its last line
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            yield record
+
+
+POINTS = 4000
+"""Rows that are sent as they are; of more, each is the mean of several."""
+_FILES_KEPT = 64
+"""Files that are kept in memory."""
+_MANY = 5000
+"""Lines at once that are worth a faster parser."""
+_ROW_BYTES = 1024
+"""Room for a row at the end of a file."""
+_LAST = ("step", "tokens_seen", "elapsed_s")
+"""Columns that only grow: several rows become the last of them."""
+
+Columns = dict[str, list[float | None]]
+
+
+class MetricFile:
+    """One metrics.jsonl. Only what is new is read; a file that was replaced, as a resumed run does, is read anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._forget(0)
+
+    def _forget(self, inode: int) -> None:
+        self._inode = inode
+        self._ends = array("q")
+        self._columns: dict[str, array[float]] = {}
+
+    def refresh(self) -> None:
+        """Read the rows that have come; raises FileError for a line that is none."""
+        with self._lock:
+            try:
+                with self._path.open("rb") as file:
+                    self._read(file)
+            except FileNotFoundError:
+                self._forget(0)
+
+    def _read(self, file: IO[bytes]) -> None:
+        file_stat = os.fstat(file.fileno())
+        if file_stat.st_ino != self._inode or file_stat.st_size < self._offset:
+            self._forget(file_stat.st_ino)
+        file.seek(self._offset)
+        text = file.read(file_stat.st_size - self._offset)
+        whole = text[: text.rfind(b"\n") + 1]  # a live run may be in the middle of its last line
+        lines = whole.splitlines(keepends=True)
+        try:
+            self._extend(_parsed(whole, lines), len(lines))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise FileError(f"{self._path}: damaged ({error}).") from None
+        self._ends.extend((self._offset + np.cumsum([len(line) for line in lines], dtype=np.int64)).tolist())
+
+    def _extend(self, columns: dict[str, npt.NDArray[np.float64]], rows: int) -> None:
+        seen = self._columns.get("tokens_seen")
+        tokens_N = np.nan_to_num(columns.get("tokens", np.zeros(rows)))
+        columns["tokens_seen"] = (seen[-1] if seen else 0.0) + np.cumsum(tokens_N)
+        count, unknown_N = len(self._ends), np.full(rows, math.nan)
+        for name in columns.keys() | self._columns.keys():
+            column = self._columns.setdefault(name, array("d", [math.nan]) * count)
+            column.frombytes(columns.get(name, unknown_N).tobytes())
+
+    @property
+    def _offset(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def position(self) -> str:
+        """Where reading goes on: the file, and the number of its bytes that were read."""
+        return f"{self._inode:x}.{self._offset}"
+
+    def after(self, position: str | None) -> tuple[bool, Columns]:
+        """The rows behind a position, and whether they go on from there rather than begin anew."""
+        with self._lock:
+            inode, _, offset = (position or "").partition(".")
+            if inode == f"{self._inode:x}" and offset.isdigit():
+                first = bisect_left(self._ends, int(offset))
+                if first < len(self._ends) and self._ends[first] == int(offset):
+                    return True, self._sent(first + 1)
+            return False, self._sent(0)
+
+    def _sent(self, first: int) -> Columns:
+        columns = {name: np.array(column[first:]) for name, column in self._columns.items()}
+        return {name: _listed(values_N) for name, values_N in thinned(columns).items()}
+
+
+def last_rows(path: Path, rows: int) -> list[dict[str, float]]:
+    """At most so many of the newest rows, from the end of the file alone: a list shows many runs."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - rows * _ROW_BYTES))
+            text = file.read()
+    except FileNotFoundError:
+        return []
+    lines = text[: text.rfind(b"\n") + 1].splitlines()
+    whole = lines[1:] if size > rows * _ROW_BYTES else lines
+    try:
+        records = [json.loads(line) for line in whole[-rows:]]
+        return [{key: value for key, value in row.items() if isinstance(value, (int, float))} for row in records]
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise FileError(f"{path}: damaged ({error}).") from None
+
+
+def _parsed(text: bytes, lines: list[bytes]) -> dict[str, npt.NDArray[np.float64]]:
+    """The columns of lines that hold a JSON object each; of many, by a parser that reads no NaN, where it can."""
+    if len(lines) >= _MANY:
+        try:
+            table = pyarrow.json.read_json(pyarrow.BufferReader(text))
+            if table.num_rows == len(lines):
+                kept = [field.name for field in table.schema if pyarrow.types.is_primitive(field.type)]
+                return {name: table[name].cast(pyarrow.float64()).to_numpy() for name in kept}
+        except pyarrow.ArrowInvalid:
+            pass
+    rows = json.loads(b"[" + b",".join(lines) + b"]")
+    if len(rows) != len(lines):
+        raise ValueError("a line holds several values")
+    names = dict.fromkeys(name for row in rows for name in row.keys())  # noqa: SIM118, refuses what is no object
+    return {name: _numbers([row.get(name) for row in rows]) for name in names}
+
+
+def _numbers(values: list[Any]) -> npt.NDArray[np.float64]:
+    """NaN where there is none, or something else than a number."""
+    try:
+        return np.array(values, dtype=np.float64)
+    except (ValueError, TypeError):
+        return np.array([value if isinstance(value, (int, float)) else math.nan for value in values], dtype=np.float64)
+
+
+def thinned(columns: dict[str, npt.NDArray[np.float64]]) -> dict[str, npt.NDArray[np.float64]]:
+    """At most POINTS rows: means of as many rows each, and for the loss the lowest and highest of them too."""
+    rows = len(columns.get("step", ()))
+    width = -(-rows // POINTS)
+    if width <= 1:
+        return columns
+    downsampled: dict[str, npt.NDArray[np.float64]] = {}
+    starts = np.arange(0, rows, width)
+    ends = np.append(starts[1:], rows) - 1
+    for name, values_N in columns.items():
+        if name in _LAST:
+            downsampled[name] = values_N[ends]
+            continue
+        known = np.isfinite(values_N)
+        count = np.add.reduceat(known, starts, dtype=np.int64)
+        total = np.add.reduceat(np.where(known, values_N, 0.0), starts)
+        downsampled[name] = np.divide(total, count, out=np.full(len(starts), np.nan), where=count > 0)
+        if name == "loss":
+            downsampled["loss_low"] = np.fmin.reduceat(values_N, starts)
+            downsampled["loss_high"] = np.fmax.reduceat(values_N, starts)
+    return downsampled
+
+
+def _listed(values_N: npt.NDArray[np.float64]) -> list[float | None]:
+    """As JSON has them: seven digits, and None for what is no number."""
+    return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values_N.tolist()]
+
+
+class MetricFiles:
+    """The files that were read last."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[Path, MetricFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, path: Path) -> MetricFile:
+        """The file at a path, up to its last whole row."""
+        with self._lock:
+            file = self._files.pop(path, None) or MetricFile(path)
+            self._files[path] = file
+            if len(self._files) > _FILES_KEPT:
+                self._files.popitem(last=False)
+        file.refresh()
+        return file

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from workbench.cli import outlook
+from workbench.cli import check_output
 from workbench.config import RunConfig
 from workbench.config.freeze_config import Moment
 
@@ -20,11 +20,11 @@ def configured(**sections: object) -> RunConfig:
 
 
 def said(steps: int | None = 100, **sections: object) -> str:
-    return " ".join(outlook.sentences(configured(**sections), steps=steps, blocks=BLOCKS))
+    return " ".join(check_output.outlook(configured(**sections), steps=steps, blocks=BLOCKS))
 
 
 def test_of_a_plain_run_nothing_is_said() -> None:
-    assert outlook.sentences(configured(), steps=100, blocks=None) == []
+    assert check_output.outlook(configured(), steps=100, blocks=None) == []
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_first_and_the_last_step_of_a_plan_are_told() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_layers_that_take_turns_are_those_that_are_drawn(seed: int) -> None:
     config = configured(freeze={"policy": "lisa", "active": 3}, seed=seed)
-    (text,) = outlook.sentences(config, steps=100, blocks=BLOCKS)
+    (text,) = check_output.outlook(config, steps=100, blocks=BLOCKS)
     assert "5 of 8 layers may train at a time" in text
     (named,) = re.findall(r"at first the embeddings, blocks? (.*) and the head;", text)
     spans = [[int(number) for number in span.split(" to ")] for span in named.split(", ")]

@@ -10,37 +10,37 @@ import typer
 from typer.testing import CliRunner
 
 from workbench import recipes
-from workbench.cli import completions, verbs
+from workbench.cli import arguments, verbs
 from workbench.config import reference
 from workbench.recipes.load import load
 
 
 def test_every_shipped_recipe_and_what_is_on_the_way_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert completions.recipes("") == recipes.shipped()
+    assert arguments.complete_recipes("") == recipes.shipped()
     (tmp_path / "sft").mkdir()
     for name in ("mine.yaml", "rows.jsonl", ".hidden.yml", "sft/other.yml"):
         (tmp_path / name).touch()
-    assert completions.recipes("sft/q") == ["sft/qlora", "sft/quickstart"]
-    assert completions.recipes("sft/o") == ["sft/other.yml"]
-    assert completions.recipes("m") == ["mlm/quickstart", "mine.yaml"]
-    assert completions.recipes(f"{tmp_path}/") == [f"{tmp_path}/mine.yaml", f"{tmp_path}/sft/"]
-    assert completions.recipes("gone/") == []
-    assert completions.runs("s") == ["sft/"], "a file is no run"
+    assert arguments.complete_recipes("sft/q") == ["sft/qlora", "sft/quickstart"]
+    assert arguments.complete_recipes("sft/o") == ["sft/other.yml"]
+    assert arguments.complete_recipes("m") == ["mlm/quickstart", "mine.yaml"]
+    assert arguments.complete_recipes(f"{tmp_path}/") == [f"{tmp_path}/mine.yaml", f"{tmp_path}/sft/"]
+    assert arguments.complete_recipes("gone/") == []
+    assert arguments.complete_runs("s") == ["sft/"], "a file is no run"
 
 
 def test_settings_complete_to_keys_and_then_to_values_that_a_recipe_takes() -> None:
-    assert completions.settings("train.learn") == ["train.learning_rate="]
+    assert arguments.complete_settings("train.learn") == ["train.learning_rate="]
     known = {each.key for each in reference.settings()}
-    assert {word.rstrip("=") for word in completions.settings("")} < known
-    assert completions.settings("schedule.name=co") == ["schedule.name=cosine", "schedule.name=constant"]
-    for word in completions.settings("schedule.name=co"):
+    assert {word.rstrip("=") for word in arguments.complete_settings("")} < known
+    assert arguments.complete_settings("schedule.name=co") == ["schedule.name=cosine", "schedule.name=constant"]
+    for word in arguments.complete_settings("schedule.name=co"):
         load("sft/quickstart", [word])
-    assert completions.settings("train.learning_rate=") == completions.settings("nothing=") == []
+    assert arguments.complete_settings("train.learning_rate=") == arguments.complete_settings("nothing=") == []
 
 
 def test_explain_completes_to_what_it_knows() -> None:
-    found = completions.explained("do")
+    found = arguments.complete_explained("do")
     assert "dora" in found and all(reference.named_choices(word) or reference.look_up(word) for word in found)
 
 

@@ -15,11 +15,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.workbench.cli.ui.made_runs import HOSTILE, TOKEN, asked, log, make_run, served, write_layers, write_samples
-from workbench.cli.ui.events import EventSource, Watched
-from workbench.cli.ui.guards import Access
 from workbench.cli.ui.job_queue import JobQueue
-from workbench.cli.ui.page_app import STATIC, Page
 from workbench.cli.ui.run_folder import RunFolder
+from workbench.cli.ui.server import STATIC, Access, EventSource, Page, Watched
 from workbench.errors import ConfigError
 from workbench.evaluation import held_out_losses
 from workbench.runs import evaluation_request
