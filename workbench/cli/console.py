@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -49,9 +49,7 @@ class Terminal:
             self._handlers = {number: signal.signal(number, self._request_stop) for number in _SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._task is not None:
             self._progress.stop()
         for number, handler in self._handlers.items():
@@ -71,21 +69,18 @@ class Terminal:
                 self._task = self._progress.add_task("", total=total, completed=record["step"] - 1, **fields)
             self._progress.update(self._task, total=total, completed=record["step"], **fields)
         if record["step"] % max(1, total // 20) == 0 or "held_out_loss" in record or record["step"] == total:
-            self._tell(record, total)
+            line = (
+                f"step {record['step']}/{total}  loss {record['loss']:.3f}  held-out {self._held_out}  "
+                f"{record['tokens_per_second']:,.0f} tokens/s  {record['elapsed_s']:.0f} s{self._left(record, total)}"
+            )
+            if not self.console.is_terminal:
+                self.console.print(line, soft_wrap=True)
+            if self._log is not None:
+                self._log.write(line)
         if record["step"] == total and self._task is not None:
             self._progress.stop()
             self._progress.remove_task(self._task)
             self._task = None
-
-    def _tell(self, record: dict[str, Any], total: int) -> None:
-        line = (
-            f"step {record['step']}/{total}  loss {record['loss']:.3f}  held-out {self._held_out}  "
-            f"{record['tokens_per_second']:,.0f} tokens/s  {record['elapsed_s']:.0f} s{self._left(record, total)}"
-        )
-        if not self.console.is_terminal:
-            self.console.print(line, soft_wrap=True)
-        if self._log is not None:
-            self._log.write(line)
 
     def _left(self, record: dict[str, Any], total: int) -> str:
         """Time left, by the pace of this process so far; empty after one step, which is slower than others."""

@@ -90,10 +90,7 @@ def run(
 def check(
     recipe: Recipe,
     overrides: Overrides = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Draw pictures as the model sees them, learning rate, which layers train: a .png file."),
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Picture of rates, layers and pictures to write, a .png.")] = None,
 ) -> None:
     """Show what the model sees and which tokens carry loss. A run that would not train is refused."""
     config = _loaded(recipe, overrides)
@@ -115,10 +112,7 @@ def data(
     recipe: Recipe,
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Folder for data.html and flags.parquet.")] = Path("data-report"),
-    perplexity: Annotated[
-        str,
-        typer.Option(help="Rows of each file that the backbone reads: auto (what is cheap), all, off, a number."),
-    ] = "auto",
+    perplexity: Annotated[str, typer.Option(help="Rows that the backbone reads: auto, all, off, a number.")] = "auto",
 ) -> None:
     """Show what is in the rows and what is wrong with them. Lengths, languages, duplicates, rules of quality."""
     config = _loaded(recipe, overrides)
@@ -133,9 +127,7 @@ def data(
 def features(
     recipe: Recipe,
     overrides: Overrides = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where features are written, with rows and labels: .parquet.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A .parquet file for features, rows and labels.")] = None,
 ) -> None:
     """Say what the frozen backbone knows of labels. With --out, write its features of rows."""
     config = _loaded(recipe, overrides)
@@ -155,9 +147,7 @@ def lr(
     lowest: Annotated[float | None, typer.Option(help="Lowest rate; default the recipe's / 32.")] = None,
     highest: Annotated[float | None, typer.Option(help="Highest rate; default the recipe's * 32.")] = None,
     rates: Annotated[int, typer.Option(min=3, max=50, help="How many rates.")] = 11,
-    steps: Annotated[
-        int | None, typer.Option(min=8, help="Steps of each; default 24, or fewer where the run has fewer.")
-    ] = None,
+    steps: Annotated[int | None, typer.Option(min=8, help="Steps of each; default 24, or those of the run.")] = None,
 ) -> None:
     """Find a learning rate by short trainings. All go over one frozen backbone, on the same rows."""
     config = _loaded(recipe, overrides)
@@ -175,15 +165,9 @@ def lr(
 def plan(
     recipe: Recipe,
     overrides: Overrides = None,
-    devices: Annotated[
-        int | None, typer.Option(min=1, help="How many; with --memory accelerators that need not be here.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Of each device, such as 24GB; default: what is free here.")
-    ] = None,
-    longest_row: Annotated[
-        bool, typer.Option("--longest-row", help="Say also of how many tokens a row may be, one at a time.")
-    ] = False,
+    devices: Annotated[int | None, typer.Option(min=1, help="How many; with --memory they may be elsewhere.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Of each device, such as 24GB; default: free memory here.")] = None,
+    longest_row: Annotated[bool, typer.Option("--longest-row", help="Find the longest row that would fit.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Say what memory and time a run takes, before it runs. The fastest way that fits, and what else was tried."""
@@ -208,7 +192,7 @@ def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
     from workbench.cli.console import Terminal
     from workbench.recipes.distillation.distill_verbs import cache
 
-    with Terminal(quiet=False) as terminal:
+    with Terminal() as terminal:
         facts = cache(config, terminal)
     for name, value in facts.items():
         typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
@@ -220,9 +204,7 @@ def evaluate(
     overrides: RunSettings = None,
     against: Annotated[Path | None, typer.Option(help="Another run, whose answers are compared: a win rate.")] = None,
     score: Annotated[list[str] | None, typer.Option(help="With --against: a reward, as `sample` takes it.")] = None,
-    judge: Annotated[
-        str | None, typer.Option(help="With --against: a program that reads pairs as JSON lines and writes 1, 2 or 0.")
-    ] = None,
+    judge: Annotated[str | None, typer.Option(help="With --against: a program; JSON pairs in, 1, 2 or 0 out.")] = None,
     judge_timeout: Annotated[float, typer.Option(min=0, help="Seconds for all verdicts.")] = 600.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="With --against: of an answer.")] = 256,
     out: Annotated[Path | None, typer.Option(help="With --against: a .jsonl file of the answers.")] = None,
@@ -337,10 +319,7 @@ def sample(
     run: RunFolder,
     prompts: Annotated[str, typer.Argument(help="Rows to answer; answers they hold are ignored.")],
     score: Annotated[
-        list[str],
-        typer.Option(
-            help="number, unit_tests, my.py[:function], a run of recipe reward, or '{kind: ..., ...}'; a sum."
-        ),
+        list[str], typer.Option(help="number, unit_tests, my.py[:function], a reward run, '{kind: ...}'.")
     ],
     out: Annotated[Path, typer.Option(help="A .jsonl file to write.")],
     overrides: RunSettings = None,
@@ -366,25 +345,18 @@ def sample(
 @app.command()
 def serve(
     runs: Annotated[list[str], typer.Argument(help="Run directories, or NAME=DIRECTORY.")],
-    host: Annotated[str, typer.Option(help="Address to listen at; others than this machine's own need a key.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[str, typer.Option(help="Address to listen at; one open to others needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
-    api_key: Annotated[
-        str | None,
-        typer.Option(envvar="WORKBENCH_API_KEY", show_envvar=True, help="What clients send as a bearer token."),
-    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="WORKBENCH_API_KEY", help="Bearer token of clients.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Answers that are written at the same time.")] = 64,
     queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; more are turned away with 429.")] = 256,
     context: Annotated[
-        int | None, typer.Option(min=2, help="Most tokens of prompt and answer; default: the backbone's.")
+        int | None, typer.Option(min=2, help="Tokens of prompt and answer; default: the model's.")
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for a request.")] = 600.0,
     body: Annotated[str, typer.Option(help="Largest request, such as 8MB.")] = "8MB",
     grace: Annotated[int, typer.Option(min=0, help="Seconds for begun answers after SIGTERM or Ctrl-C.")] = 30,
-    load_adapters: Annotated[
-        bool, typer.Option("--load-adapters", help="Load LoRA adapters from disk where clients ask, as vLLM does.")
-    ] = False,
+    load_adapters: Annotated[bool, typer.Option("--load-adapters", help="Load adapters on request, as vLLM.")] = False,
     trust: Trusted = False,
 ) -> None:
     """Answer over HTTP like OpenAI's interface. Several runs by name in one batch, until SIGTERM or Ctrl-C."""
@@ -415,14 +387,9 @@ def _require_server(verb: str) -> None:
 @app.command()
 def ui(
     folder: Annotated[Path, typer.Argument(help="Where runs stand.")] = _RUNS,
-    host: Annotated[str, typer.Option(help="Address to listen at; others than this machine's own need a token.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[str, typer.Option(help="Address to listen at; one open to others needs a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8765,
-    token: Annotated[
-        str | None,
-        typer.Option(envvar="WORKBENCH_UI_TOKEN", show_envvar=True, help="Opens what writes; default: a new one."),
-    ] = None,
+    token: Annotated[str | None, typer.Option(envvar="WORKBENCH_UI_TOKEN", help="Needed to change things.")] = None,
 ) -> None:
     """Show the runs of a folder in a browser. While they train, too; start, stop, compare and ask them there."""
     _require_server("ui")
@@ -468,13 +435,9 @@ def export(
     run: RunFolder,
     to: Annotated[str, typer.Option(help="peft, merged, gguf, ollama, vllm, sglang or onnx.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    normalise: Annotated[
-        bool, typer.Option("--normalise", help="The adapter as plain LoRA of one rank, its scale folded in.")
-    ] = False,
+    normalise: Annotated[bool, typer.Option("--normalise", help="Write plain LoRA of one rank, scale 1.")] = False,
     merge: Annotated[bool, typer.Option("--merge", help="One whole model instead of an adapter.")] = False,
-    weights: Annotated[
-        str | None, typer.Option(help="float32, bfloat16 or float16; default bfloat16, for onnx float32.")
-    ] = None,
+    weights: Annotated[str | None, typer.Option(help="float32, bfloat16 (default) or float16; onnx: float32.")] = None,
     push: Annotated[str | None, typer.Option(help="OWNER/NAME on the hub to upload it to; private if new.")] = None,
     trust: Trusted = False,
 ) -> None:
@@ -521,10 +484,7 @@ def compare(
 @app.command()
 def ls(
     what: Annotated[str, typer.Argument(help="recipes, adapters or runs.")] = "recipes",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(help="For adapters: key=value, such as model.id=FOLDER adapter.rank=8.", show_default=False),
-    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="For adapters: key=value.", show_default=False)] = None,
     folder: Annotated[Path, typer.Option(help="Where runs stand.")] = _RUNS,
     json: Annotated[bool, typer.Option("--json", help="For adapters: one JSON object.")] = False,
 ) -> None:
@@ -536,9 +496,7 @@ def ls(
 
         (render.methods_json if json else render.methods)(survey(overrides or ()))
     elif json or overrides:
-        raise ConfigError(
-            f"ls {what}: --json and key=value words go with `workbench ls adapters` only. Leave them out."
-        )
+        raise ConfigError(f"ls {what}: --json and key=value go with `workbench ls adapters` only. Leave them out.")
     else:
         render.listing(what, folder)
 
@@ -546,11 +504,7 @@ def ls(
 @app.command()
 def explain(
     setting: Annotated[
-        str,
-        typer.Argument(
-            help="A key or section, such as batch.size; a method or policy, such as dora; a word to look for.",
-            autocompletion=complete_explained,
-        ),
+        str, typer.Argument(help="A key, section, method, policy, or word.", autocompletion=complete_explained)
     ] = "",
 ) -> None:
     """Say what a setting or a method does. Values, unit, default, meaning, paper; without a name, all sections."""
@@ -617,6 +571,10 @@ def init(
 ) -> None:
     """Ask five questions, and write a recipe that will fit. Rows and machine are looked at."""
     asks = sys.stdin.isatty()
+
+    def answer(question: str, default: str) -> str:
+        return str(typer.prompt(question, default=default)) if asks else default
+
     if rows is None:
         if not asks:
             raise ConfigError("--rows: which rows to learn from? Write --rows FILE, a folder, or a hub data set.")
@@ -630,18 +588,12 @@ def init(
             for name, each in GOALS.items():
                 typer.echo(f"  {name:14} {each.says}")
             goal = str(typer.prompt("What is to be learnt", default=goal))
-    model = model or _asked("Backbone (a folder or a hub id)", GOALS[goal].model if goal in GOALS else "", asks=asks)
-    memory = memory or _asked(
-        "Memory of the device (such as 24GB; here: what is free on this machine)", "here", asks=asks
-    )
-    time = time or _asked("Longest time (such as 90m; none: no limit)", "none", asks=asks)
+    model = model or answer("Backbone (a folder or a hub id)", GOALS[goal].model if goal in GOALS else "")
+    memory = memory or answer("Memory of the device (such as 24GB; here: what is free on this machine)", "here")
+    time = time or answer("Longest time (such as 90m; none: no limit)", "none")
     size = None if memory == "here" else byte_size(memory, option="--memory")
     summary = write(Wishes(rows, goal, model, size, None if time == "none" else time), out)
     typer.echo(f"{out} written: {summary}.\nNext: workbench check {out}, then: workbench run {out}")
-
-
-def _asked(question: str, default: str, *, asks: bool) -> str:
-    return str(typer.prompt(question, default=default)) if asks else default
 
 
 @app.command("import")

@@ -22,7 +22,9 @@ _WAIT_S = 3600.0
 
 
 @dataclass
-class _Child:
+class _Server:
+    """A process of `workbench serve`."""
+
     runs: tuple[str, ...]
     process: subprocess.Popen[bytes]
     key: str
@@ -30,18 +32,9 @@ class _Child:
 
     @property
     def printed(self) -> str:
+        """Everything that it has printed."""
         self.log.seek(0)
         return self.log.read().decode(errors="replace")
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        self.log.close()
 
 
 class Chat:
@@ -49,31 +42,27 @@ class Chat:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._child: _Child | None = None
+        self._server: _Server | None = None
 
     @property
     def state(self) -> dict[str, Any]:
         """Runs that are asked, and whether they are loaded, answer, or could not be loaded."""
-        child = self._child
-        if child is None:
+        server = self._server
+        if server is None:
             return {"state": "closed", "runs": [], "models": []}
-        printed = child.printed
-        if child.process.poll() is not None:
-            return {
-                "state": "failed",
-                "runs": child.runs,
-                "models": [],
-                "error": printed.strip().removeprefix("Error: "),
-            }
+        printed, state = server.printed, {"runs": server.runs, "models": []}
+        if server.process.poll() is not None:
+            return {**state, "state": "failed", "error": printed.strip().removeprefix("Error: ")}
         if not _ADDRESS.search(printed):
-            return {"state": "loading", "runs": child.runs, "models": []}
-        return {"state": "ready", "runs": child.runs, "models": _models(printed)}
+            return {**state, "state": "loading"}
+        models = [line.rpartition(": ")[0] for line in printed.splitlines() if ": /v1/chat/completions" in line]
+        return {**state, "state": "ready", "models": models}
 
     def open(self, runs: Sequence[str]) -> None:
         """Have these runs answer, and no others."""
         if not 1 <= len(runs) <= 2 or len(set(runs)) != len(runs):
             raise ConfigError("A chat has one run, or two that are not the same.")
-        if self._child is not None and self._child.runs == tuple(runs) and self._child.process.poll() is None:
+        if self._server is not None and self._server.runs == tuple(runs) and self._server.process.poll() is None:
             return
         self.close()
         key = secrets.token_urlsafe(24)
@@ -87,22 +76,31 @@ class Chat:
             start_new_session=True,
             env={**os.environ, "WORKBENCH_API_KEY": key, "PYTHONUNBUFFERED": "1"},
         )
-        self._child = _Child(tuple(runs), process, key, log)
+        self._server = _Server(tuple(runs), process, key, log)
 
     def close(self) -> None:
-        """End it."""
-        if self._child is not None:
-            self._child.end()
-            self._child = None
+        """End the server, by force where it does not end in ten seconds."""
+        if self._server is None:
+            return
+        process = self._server.process
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._server.log.close()
+        self._server = None
 
     def lines(self, request: Mapping[str, Any]) -> Iterator[bytes]:
         """The stream of an answer to a request as OpenAI's interface has it; raises ConfigError where none answers."""
-        child = self._child
-        address = None if child is None else _ADDRESS.search(child.printed)
-        if child is None or address is None:
+        server = self._server
+        address = None if server is None else _ADDRESS.search(server.printed)
+        if server is None or address is None:
             raise ConfigError("No run is loaded. Load one first.")
         connection = http.client.HTTPConnection(address[1], int(address[2]), timeout=_WAIT_S)
-        headers = {"Authorization": f"Bearer {child.key}", "Content-Type": "application/json"}
+        headers = {"Authorization": f"Bearer {server.key}", "Content-Type": "application/json"}
         try:
             connection.request("POST", "/v1/chat/completions", json.dumps({**request, "stream": True}), headers)
             response = connection.getresponse()
@@ -110,9 +108,12 @@ class Chat:
             connection.close()
             raise ConfigError(f"The runs do not answer: {error}. Load them again.") from None
         if response.status != 200:
-            printed = response.read()
+            reply = response.read()
             connection.close()
-            raise ConfigError(_refusal(printed))
+            try:
+                raise ConfigError(str(json.loads(reply)["error"]["message"]))
+            except (ValueError, KeyError, TypeError):
+                raise ConfigError(reply.decode(errors="replace")) from None
         return _read(connection, response)
 
 
@@ -122,15 +123,3 @@ def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResp
             yield line
     finally:
         connection.close()
-
-
-def _models(printed: str) -> list[str]:
-    """Names that `serve` printed, each with the address that asks it."""
-    return [line.rpartition(": ")[0] for line in printed.splitlines() if ": /v1/chat/completions" in line]
-
-
-def _refusal(printed: bytes) -> str:
-    try:
-        return str(json.loads(printed)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return printed.decode(errors="replace")

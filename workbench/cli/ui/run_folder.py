@@ -12,15 +12,13 @@ import os
 import threading
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow
-import pyarrow.json
 
 from workbench.config.yaml_text import read_yaml
 from workbench.errors import FileError, WorkbenchError
@@ -42,7 +40,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metrics = MetricFiles()
+        self._metric_file = lru_cache(_FILES_KEPT)(MetricFile)
         self._configs: dict[Path, tuple[int, Facts]] = {}
         self._ended: dict[str, tuple[object, Facts]] = {}
 
@@ -62,6 +60,12 @@ class RunFolder:
         """The metrics.jsonl of a curve; None where there is none of that name."""
         path = self.run(name)
         return path / curve / "metrics.jsonl" if path is not None and curve in ("", *self.curves(name)) else None
+
+    def metrics(self, path: Path) -> MetricFile:
+        """A metrics.jsonl, up to its last whole row; raises FileError where it is damaged."""
+        file = self._metric_file(path)
+        file.refresh()
+        return file
 
     def config(self, name: str) -> Facts:
         """The values of a run's config.yaml; empty where there are none."""
@@ -363,8 +367,6 @@ POINTS = 4000
 """Rows that are sent as they are; of more, each is the mean of several."""
 _FILES_KEPT = 64
 """Files that are kept in memory."""
-_MANY = 5000
-"""Lines at once that are worth a faster parser."""
 _ROW_BYTES = 1024
 """Room for a row at the end of a file."""
 _LAST = ("step", "tokens_seen", "elapsed_s")
@@ -401,10 +403,9 @@ class MetricFile:
             self._forget(file_stat.st_ino)
         file.seek(self._offset)
         text = file.read(file_stat.st_size - self._offset)
-        whole = text[: text.rfind(b"\n") + 1]  # a live run may be in the middle of its last line
-        lines = whole.splitlines(keepends=True)
+        lines = text[: text.rfind(b"\n") + 1].splitlines(keepends=True)  # the last line may be half written
         try:
-            self._extend(_parsed(whole, lines), len(lines))
+            self._extend(_parsed(lines), len(lines))
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise FileError(f"{self._path}: damaged ({error}).") from None
         self._ends.extend((self._offset + np.cumsum([len(line) for line in lines], dtype=np.int64)).tolist())
@@ -460,29 +461,17 @@ def last_rows(path: Path, rows: int) -> list[dict[str, float]]:
         raise FileError(f"{path}: damaged ({error}).") from None
 
 
-def _parsed(text: bytes, lines: list[bytes]) -> dict[str, npt.NDArray[np.float64]]:
-    """The columns of lines that hold a JSON object each; of many, by a parser that reads no NaN, where it can."""
-    if len(lines) >= _MANY:
-        try:
-            table = pyarrow.json.read_json(pyarrow.BufferReader(text))
-            if table.num_rows == len(lines):
-                kept = [field.name for field in table.schema if pyarrow.types.is_primitive(field.type)]
-                return {name: table[name].cast(pyarrow.float64()).to_numpy() for name in kept}
-        except pyarrow.ArrowInvalid:
-            pass
+def _parsed(lines: list[bytes]) -> dict[str, npt.NDArray[np.float64]]:
+    """The columns of lines that hold a JSON object each, NaN where a row has no number."""
     rows = json.loads(b"[" + b",".join(lines) + b"]")
     if len(rows) != len(lines):
         raise ValueError("a line holds several values")
-    names = dict.fromkeys(name for row in rows for name in row.keys())  # noqa: SIM118, refuses what is no object
-    return {name: _numbers([row.get(name) for row in rows]) for name in names}
-
-
-def _numbers(values: list[Any]) -> npt.NDArray[np.float64]:
-    """NaN where there is none, or something else than a number."""
-    try:
-        return np.array(values, dtype=np.float64)
-    except (ValueError, TypeError):
-        return np.array([value if isinstance(value, (int, float)) else math.nan for value in values], dtype=np.float64)
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row.keys()):  # noqa: SIM118, refuses what is no object
+        values = [row.get(name) for row in rows]
+        numbers = [value if isinstance(value, (int, float)) else math.nan for value in values]
+        columns[name] = np.array(numbers, dtype=np.float64)
+    return columns
 
 
 def thinned(columns: dict[str, npt.NDArray[np.float64]]) -> dict[str, npt.NDArray[np.float64]]:
@@ -511,21 +500,3 @@ def thinned(columns: dict[str, npt.NDArray[np.float64]]) -> dict[str, npt.NDArra
 def _listed(values_N: npt.NDArray[np.float64]) -> list[float | None]:
     """As JSON has them: seven digits, and None for what is no number."""
     return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values_N.tolist()]
-
-
-class MetricFiles:
-    """The files that were read last."""
-
-    def __init__(self) -> None:
-        self._files: OrderedDict[Path, MetricFile] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def of(self, path: Path) -> MetricFile:
-        """The file at a path, up to its last whole row."""
-        with self._lock:
-            file = self._files.pop(path, None) or MetricFile(path)
-            self._files[path] = file
-            if len(self._files) > _FILES_KEPT:
-                self._files.popitem(last=False)
-        file.refresh()
-        return file

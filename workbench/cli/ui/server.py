@@ -484,7 +484,7 @@ class EventSource:
             return ""
         key = f"{run}/{curve}"
         try:
-            file = self.runs.metrics.of(path)
+            file = self.runs.metrics(path)
         except (WorkbenchError, OSError) as error:
             return self._changed(f"fault {key}", {"run": run, "curve": curve, "error": str(error)})
         goes_on, columns = file.after(self.positions.get(key))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.workbench.cli.ui.made_runs import HOSTILE, log, make_run, row, write_layers, write_samples
 from workbench.cli.ui import run_folder
-from workbench.cli.ui.run_folder import POINTS, MetricFile, MetricFiles, RunFolder, last_rows, thinned
+from workbench.cli.ui.run_folder import POINTS, MetricFile, RunFolder, last_rows, thinned
 from workbench.errors import FileError
 from workbench.evaluation import answer_samples
 from workbench.runs import run_directory
@@ -34,7 +34,7 @@ def test_a_growing_file_gives_each_row_once_however_it_grows(tmp_path: Path) -> 
         steps += columns.get("step", [])
         position = file.position
     assert steps == list(range(1, 200))
-    _, whole = MetricFiles().of(path).after(None)
+    _, whole = RunFolder(tmp_path).metrics(path).after(None)
     assert whole["step"] == steps and whole["tokens_seen"][-1] == 199_000
     assert [value for value in whole["held_out_loss"] if value is not None] == pytest.approx(
         [row(step)["held_out_loss"] for step in range(20, 200, 20)], rel=1e-6
@@ -44,7 +44,7 @@ def test_a_growing_file_gives_each_row_once_however_it_grows(tmp_path: Path) -> 
 def test_a_file_that_was_replaced_is_sent_anew(tmp_path: Path) -> None:
     log(tmp_path, 1, 50)
     path = tmp_path / "metrics.jsonl"
-    file = MetricFiles().of(path)
+    file = RunFolder(tmp_path).metrics(path)
     position = file.position
     other = tmp_path / "other"
     other.write_text("".join(json.dumps(row(step)) + "\n" for step in range(1, 31)))
@@ -57,7 +57,7 @@ def test_a_file_that_was_replaced_is_sent_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize("position", ["", "x", "1.2", "0.0", "-1.-1", "..", "9" * 400])
 def test_a_position_of_another_file_begins_anew(tmp_path: Path, position: str) -> None:
     log(tmp_path, 1, 5)
-    goes_on, columns = MetricFiles().of(tmp_path / "metrics.jsonl").after(position)
+    goes_on, columns = RunFolder(tmp_path).metrics(tmp_path / "metrics.jsonl").after(position)
     assert not goes_on and len(columns["step"]) == 5
 
 
@@ -83,7 +83,7 @@ def test_a_damaged_file_is_said_to_be(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(f"{line}\n")
     with pytest.raises(FileError, match=r"metrics\.jsonl: damaged"):
-        MetricFiles().of(path)
+        RunFolder(tmp_path).metrics(path)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 20, 21, 22, 500])
@@ -94,25 +94,6 @@ def test_the_last_rows_are_read_from_the_end(tmp_path: Path, steps: int) -> None
         stream.write(json.dumps(row(steps + 1))[:-5])  # not whole yet
     assert [each["step"] for each in last_rows(path, 21)] == list(range(max(1, steps - 20), steps + 1))
     assert last_rows(tmp_path / "none", 21) == []
-
-
-@pytest.mark.parametrize("more", ["", '{"step": 6001, "loss": NaN, "note": "x"}\n'])
-def test_many_rows_at_once_are_read_as_few_are(tmp_path: Path, more: str) -> None:
-    path = tmp_path / "metrics.jsonl"
-    log(tmp_path, 1, 6000)
-    with path.open("a") as stream:
-        stream.write(more)
-    at_once, in_parts = MetricFile(path), MetricFile(tmp_path / "copy")
-    at_once.refresh()
-    lines = path.read_text().splitlines(keepends=True)
-    for first in range(0, len(lines), 1000):
-        with in_parts._path.open("a") as stream:
-            stream.writelines(lines[first : first + 1000])
-        in_parts.refresh()
-    columns, others = (file.after(None)[1] for file in (at_once, in_parts))
-    others.pop("note", None)
-    columns.pop("note", None)
-    assert columns == others and columns["step"][-1] == len(lines)
 
 
 def test_names_of_files_are_those_that_a_run_writes() -> None:
