@@ -42,7 +42,7 @@ from workbench.recipes.text.sft import read_template
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.training import layer_drop, packing, prefix_sharing, preflight
 from workbench.training.freezing.layer_map import stack
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 from workbench.training.sampling.order import row_order
 
 AnyInspection = Inspection | ClassInspection | CrossvalInspection | EmbedInspection

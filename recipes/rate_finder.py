@@ -29,9 +29,9 @@ from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer
 from workbench.training.callbacks import Callback
-from workbench.training.limits import total_steps
 from workbench.training.optim import rate_choice
 from workbench.training.optim.rate_choice import RateChoice
+from workbench.training.optim.schedules import total_steps
 
 RECIPES = ("sft", "mlm", "classify")
 REACH = 32.0

@@ -39,10 +39,9 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 import workbench
-from workbench.config import RunConfig, model_heads
-from workbench.config.freeze_policies import freezing_predictor
-from workbench.config.freeze_policies.freezing_predictor import FEATURES, SHIPPED, WIDTH, WINDOW, histories, settled
-from workbench.config.freeze_policies.smartfrz import LEAST
+from workbench.config import RunConfig, freezing_predictor, model_heads
+from workbench.config.freeze_policies import SMARTFRZ_INTERVALS
+from workbench.config.freezing_predictor import FEATURES, SHIPPED, WIDTH, WINDOW, histories, settled
 from workbench.data import starter
 from workbench.models import backbones
 from workbench.recipes.load import load
@@ -79,7 +78,7 @@ def main() -> None:
     if arguments.write:
         save_file({name: each.astype(np.float32) for name, each in weights.items()}, SHIPPED)
         freezing_predictor.shipped.cache_clear()
-    clock = max(range(LEAST, INTERVALS + 1), key=lambda count: _share(learnt, lambda _, now: now >= count))
+    clock = max(range(SMARTFRZ_INTERVALS, INTERVALS + 1), key=lambda count: _share(learnt, lambda _, now: now >= count))
     print("| runs | decisions | accuracy | one answer | clock | early | late |\n|---|---|---|---|---|---|---|")
     together = [*chain.from_iterable(unseen.values())]
     for name, examples in {"learnt from": learnt, **unseen, "all unseen": together}.items():
@@ -224,7 +223,7 @@ def _windows(examples: Sequence[Example]) -> tuple[Tensor, Tensor, Tensor]:
     """Latest intervals of each decision, which of them there are, and whether the block has settled then."""
     windows, recent, answers = [], [], []
     for example in examples:
-        for count in range(LEAST, len(example.history_TF) + 1):
+        for count in range(SMARTFRZ_INTERVALS, len(example.history_TF) + 1):
             own_TF = example.history_TF[max(0, count - WINDOW) : count]
             missing = WINDOW - len(own_TF)
             windows.append(np.concatenate([np.zeros((missing, FEATURES)), own_TF]))
@@ -238,11 +237,11 @@ def _score(examples: Sequence[Example], weights: dict[str, Floats], clock: int) 
     right = _share(examples, lambda history_TF, now: settled(history_TF[:now], weights) >= 0.5)
     early, late, total = list[int](), list[int](), 0
     for example in examples:
-        counts = range(LEAST, len(example.history_TF) + 1)
+        counts = range(SMARTFRZ_INTERVALS, len(example.history_TF) + 1)
         total += len(counts)
         frozen = next((now for now in counts if settled(example.history_TF[:now], weights) >= 0.5), counts[-1])
         early.append(max(0, example.settles + 1 - frozen))
-        late.append(max(0, frozen - max(LEAST, example.settles + 1)))
+        late.append(max(0, frozen - max(SMARTFRZ_INTERVALS, example.settles + 1)))
     shares = [right, max(yes, 1 - yes), _share(examples, lambda _, now: now >= clock)]
     means = [f"{np.mean(each):.1f} of {INTERVALS}" for each in (early, late)]
     return " | ".join([f"{total:,}", *(f"{share:.1%}" for share in shares), *means])
@@ -255,7 +254,7 @@ def _share(examples: Sequence[Example], says: Callable[[Floats, int], bool]) -> 
             [
                 says(each.history_TF, now) == (now >= each.settles + 1)
                 for each in examples
-                for now in range(LEAST, len(each.history_TF) + 1)
+                for now in range(SMARTFRZ_INTERVALS, len(each.history_TF) + 1)
             ]
         )
     )

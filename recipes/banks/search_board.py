@@ -13,8 +13,8 @@ from workbench.config.expansions.member_runs import Trial
 from workbench.recipes.banks import sweep
 from workbench.runs import files
 from workbench.runs.run_directory import Run
-from workbench.training.search import importance, proposals
-from workbench.training.search.halving import Halving, Move, Standing, Wave
+from workbench.training.search import optuna_proposals
+from workbench.training.search.halving import Halving, Move, Round, Standing
 
 TABLE = "search.json"
 
@@ -84,7 +84,7 @@ class Board:
         at_once = search.most_at_once
         if not self.waves and trainings < math.inf:  # how long a step takes, the first few tell
             at_once = min(at_once, search.eta)
-        wave = self.halving.next_wave(standings, left=search.trials - len(self.settings), at_once=at_once)
+        wave = self.halving.next_round(standings, left=search.trials - len(self.settings), at_once=at_once)
         if self.waves:
             wave = self.halving.within(wave, standings, trainings=trainings)
         if wave is None:
@@ -145,7 +145,7 @@ class Board:
     def write_importances(self) -> None:
         """Write search.json with what each setting explains."""
         search = self.config.search
-        shares = importance.importances(search, self.settings, self.standings, seed=self.config.seed)
+        shares = optuna_proposals.importances(search, self.settings, self.standings, seed=self.config.seed)
         self.write(importances=shares)
 
     def _row(self, trial: Trial[RunConfig], settings: Mapping[str, Any], standing: Standing) -> dict[str, Any]:
@@ -162,10 +162,12 @@ class Board:
             "losses": [loss if loss is not None and math.isfinite(loss) else None for loss in losses],
         }
 
-    def _begun(self, wave: Wave) -> WaveRecord:
+    def _begun(self, wave: Round) -> WaveRecord:
         """The record of a wave, with settings proposed for its new trials."""
         first, search = len(self.settings), self.config.search
-        proposed = proposals.propose(search, self.settings, self.standings, count=wave.new, seed=self.config.seed)
+        proposed = optuna_proposals.propose(
+            search, self.settings, self.standings, count=wave.new, seed=self.config.seed
+        )
         trials = self.trials
         moves = [*wave.moves, *(Move(first + place, 0) for place in range(len(proposed)))]
         done = self.run.ranks.agreed([len(self.member(trials[trial]).metrics()) for trial, _ in wave.moves])

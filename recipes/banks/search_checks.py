@@ -10,8 +10,8 @@ from workbench.config.expansions import search_expansion
 from workbench.config.expansions.member_runs import Trial
 from workbench.errors import ConfigError
 from workbench.training import bank_trainer
-from workbench.training.limits import total_steps
-from workbench.training.search import proposals
+from workbench.training.optim.schedules import total_steps
+from workbench.training.search import optuna_proposals
 from workbench.training.search.halving import Halving
 
 EARLY = 4
@@ -21,7 +21,7 @@ EARLY = 4
 def first_wave(config: RunConfig) -> list[Trial[RunConfig]]:
     """The members that a search begins with."""
     search = config.search
-    settings = proposals.propose(search, [], [], count=search.most_at_once, seed=config.seed)
+    settings = optuna_proposals.propose(search, [], [], count=search.most_at_once, seed=config.seed)
     return search_expansion.trials(config, settings)
 
 

@@ -20,7 +20,7 @@ from workbench.recipes.distillation import distill, distill_classes
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.text.sft import read_template
 from workbench.training.callbacks import Callback
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 
 
 def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:

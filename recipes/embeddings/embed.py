@@ -23,7 +23,7 @@ from workbench.runs import provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 
 Scores = dict[str, Any]
 

@@ -27,7 +27,7 @@ from workbench.models.embedder import Embedder
 from workbench.recipes.embeddings.embed import prepare
 from workbench.recipes.inspection import left_out
 from workbench.runs import units
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 
 SHOWN = 3
 """Rows that are rendered in full."""

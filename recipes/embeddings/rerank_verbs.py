@@ -24,7 +24,7 @@ from workbench.recipes.embeddings.embed_verbs import SHOWN, EmbedInspection
 from workbench.recipes.inspection import left_out
 from workbench.recipes.labels import classify_verbs
 from workbench.runs import units
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 
 IDENTITY = "torch.nn.modules.linear.Identity"
 """For the CrossEncoder of sentence-transformers: scores are logits as they are."""

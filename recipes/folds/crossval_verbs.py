@@ -22,7 +22,7 @@ from workbench.recipes.folds.crossval import prepare
 from workbench.recipes.labels import picture_checks
 from workbench.recipes.labels.classify_verbs import chosen_examples, notes
 from workbench.recipes.labels.picture_checks import PictureFindings
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 from workbench.training.signal import TrainingSignal
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from workbench.recipes.labels import picture_checks
 from workbench.recipes.labels.classify import predictions, prepare, score
 from workbench.recipes.labels.picture_checks import PictureFindings
 from workbench.runs import files
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 
 SHOWN = 3
 """Rows that are rendered in full."""

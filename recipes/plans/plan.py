@@ -58,9 +58,10 @@ from workbench.recipes.single.single_run import Supervise
 from workbench.runs import units
 from workbench.runs.ranks import Ranks
 from workbench.runs.run_directory import Run
-from workbench.training import activation_offload, capacity, checkpointing, limits
+from workbench.training import activation_offload, capacity, checkpointing
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import bank_shares, layout_checks, layout_settings
+from workbench.training.optim import schedules
 
 Teaching = Callable[
     [PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits[TokenizedSet], Loader], Supervise[ExportedModel]
@@ -192,7 +193,7 @@ def _of_device(
 
 def _total_steps(config: RunConfig, fit: Training) -> int:
     """Steps of a run; of a fleet those of the longest of the members that train at once."""
-    return fit.steps if config.recipe == "fleet" else limits.total_steps(config, fit.rows) or fit.steps
+    return fit.steps if config.recipe == "fleet" else schedules.total_steps(config, fit.rows) or fit.steps
 
 
 def _require_known(config: RunConfig, devices: int) -> None:
@@ -235,7 +236,7 @@ def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:
 def _of_scaling(config: RunConfig, parts: DryRunParts, devices: int) -> Iterator[str]:
     """Advice of a law of pretraining, for a run that trains a whole language model on text."""
     if config.recipe in ("sft", "mlm") and isinstance(config.adapter, Full):
-        steps = limits.total_steps(config, parts.training.rows) or parts.training.steps
+        steps = schedules.total_steps(config, parts.training.rows) or parts.training.steps
         tokens = steps * parts.work.tokens * devices / config.distributed.tensor
         flops = parts.dry_run.flops_per_token * config.distributed.tensor * tokens
         yield scaling_law.advice(operations=flops, parameters=parts.size.total, tokens=tokens)

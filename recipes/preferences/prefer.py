@@ -43,7 +43,7 @@ from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
 from workbench.training import preference_objective, preflight
 from workbench.training.callbacks import Callback
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 from workbench.training.preference_objective import KtoLook, PreferenceObjective
 from workbench.training.signal import TrainingSignal
 

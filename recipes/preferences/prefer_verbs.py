@@ -20,7 +20,7 @@ from workbench.recipes.inspection import SHOWN, Inspection, left_out, pieces
 from workbench.recipes.preferences import prefer, preference_reference
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Silent
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 
 LONGER = 1.5
 """Times that chosen answers are as long as rejected ones, from which on length alone tells them apart."""

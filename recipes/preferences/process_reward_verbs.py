@@ -19,7 +19,7 @@ from workbench.recipes.inspection import SHOWN, Inspection, left_out, pieces
 from workbench.recipes.preferences import process_reward
 from workbench.recipes.preferences.reward_run import load
 from workbench.runs import units
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 
 
 def inspect(config: RunConfig) -> Inspection:

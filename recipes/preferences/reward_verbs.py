@@ -25,7 +25,7 @@ from workbench.recipes.inspection import SHOWN, Inspection, left_out
 from workbench.recipes.preferences import process_reward_verbs, reward
 from workbench.recipes.preferences.reward_run import load
 from workbench.runs import run_directory, units
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 
 
 def inspect(config: RunConfig) -> Inspection:

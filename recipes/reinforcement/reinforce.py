@@ -44,7 +44,7 @@ from workbench.runs.openai_client import OpenAIClient
 from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 from workbench.training.reinforcement import log_probs
 from workbench.training.reinforcement.objective import ReinforceObjective
 from workbench.training.reinforcement.rollouts import LogProbReader, RolloutRows, Rollouts, SamplesAnswers

@@ -25,7 +25,7 @@ from workbench.recipes.reinforcement import reinforce, rollout_server
 from workbench.runs.run_directory import Run
 from workbench.runs.trust import Trust
 from workbench.training.callbacks import Silent
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 
 ANSWERS = 2
 """Answers to each prompt that is shown."""

@@ -53,7 +53,7 @@ from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.bank_trainer import Objective
 from workbench.training.callbacks import Callback
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 from workbench.training.reference_losses import ReferenceLosses
 from workbench.training.signal import TrainingSignal
 

@@ -1,4 +1,4 @@
-"""Section `freeze`: which layers train when. A policy is a file of `freeze_policies`; this is what all have."""
+"""Section `freeze`: which layers train when. A policy is a class of `freeze_policies.py`; this is what all have."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ from workbench.runs.deadline import Deadline
 from workbench.runs.run_directory import Run
 from workbench.training import checkpoints
 from workbench.training.checkpoints import Progress
-from workbench.training.freezing.state_eviction import EvictedStates
-from workbench.training.limits import limits
 from workbench.training.loss_guard import LossGuard, comparable
-from workbench.training.optim import optimizer_states, optimizers, schedules, weight_averaging
-from workbench.training.optimizer_step import LocalStep
+from workbench.training.optim import optimizer_states, optimizers, schedules
+from workbench.training.optim.optimizer_states import EvictedStates, LocalStep
+from workbench.training.optim.schedules import limits
+from workbench.training.optim.weight_averaging import WeightAverage
 from workbench.training.reference_losses import ReferenceLosses
 from workbench.training.sampling.order import row_order
 from workbench.training.sampling.sampler import Sampler
@@ -83,7 +83,8 @@ class AdapterTrainer:
         self._evicted = EvictedStates(task.run.path / "evicted")
         self._rates: Sequence[float] | None = None
         self._frozen: Collection[str] | None = None
-        self._average = weight_averaging.average(config.average, trainable)
+        averaged = config.average.method != "none"
+        self._average = WeightAverage(config.average, trainable) if averaged else None
         self._hooks = dict(hooks or {})
         if isinstance(self.order, Sampler):
             self._hooks["sampling"] = self.order

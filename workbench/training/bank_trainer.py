@@ -37,7 +37,7 @@ from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
 from workbench.training.measurements import forget_peak, measured
-from workbench.training.optimizer_step import read
+from workbench.training.optim.optimizer_states import read_scalars
 from workbench.training.row_losses import RowLossWatch, VisitRecord
 from workbench.training.trainable_values import trained
 
@@ -261,7 +261,9 @@ class BankTrainer:
 
     def _figures(self, live: dict[str, AdapterTrainer]) -> tuple[list[float], list[float]]:
         """Mean loss of the next batch of each live member, and the norm of its gradients, which are clipped then."""
-        scalars = read([*self._losses_that_fit(live), *(member.clip(member.batch()) for member in live.values())])
+        scalars = read_scalars(
+            [*self._losses_that_fit(live), *(member.clip(member.batch()) for member in live.values())]
+        )
         return scalars[: len(live)], scalars[len(live) :]
 
     def _losses_that_fit(self, live: dict[str, AdapterTrainer]) -> Tensor:

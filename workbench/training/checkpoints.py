@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from workbench.adapters.method import TrainHook
 from workbench.config.sections.schedule_config import ScheduleConfig
 from workbench.errors import ResumeError, out_of_memory
 from workbench.runs import files
@@ -64,6 +65,16 @@ class Progress:
         """The same place with another model, whose held-out losses are compared with none from before."""
         plain = replace(self, best_loss=None, best_step=None, best_averaged=False, averaged=False)
         return replace(plain, evaluations_without_gain=0, dropped_at=0)
+
+
+class Checkpointed(TrainHook):
+    """Base of parts of a training that have a state in checkpoints, and no work between gradients and step."""
+
+    def on_gradients(self) -> None:
+        return
+
+    def after_step(self, step: int) -> None:
+        return
 
 
 _PROGRESS = TypeAdapter(Progress)

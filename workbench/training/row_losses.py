@@ -23,7 +23,7 @@ from workbench.data.batching import Indices, MicroBatch
 from workbench.losses.label_losses import LabelLosses, LabelTap
 from workbench.runs.ranks import Ranks
 from workbench.training.host_copies import HostCopies
-from workbench.training.limits import total_steps
+from workbench.training.optim.schedules import total_steps
 
 Floats32 = npt.NDArray[np.float32]
 MOST_VISITS = 1_000_000

@@ -11,7 +11,7 @@ from torch import nn
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.master_weights import MasterWeights
-from workbench.training.optimizer_step import LocalStep, OptimizerStep
+from workbench.training.optim.optimizer_states import LocalStep, OptimizerStep
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,10 @@ from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheMan
 from workbench.training.master_weights import MasterWeights
 from workbench.training.measurements import forget_peak, measured, peak_bytes
 from workbench.training.method_choice import MethodChoice
-from workbench.training.optim import noise_scale, sophia
+from workbench.training.optim import noise_scale, own_optimizers
 from workbench.training.optim.noise_scale import GradientParts, NoiseScale
-from workbench.training.optim.sharpness import Sharpness
-from workbench.training.optimizer_step import read
+from workbench.training.optim.optimizer_states import read_scalars
+from workbench.training.optim.sharpness_aware import Sharpness
 from workbench.training.row_losses import RowLossWatch
 from workbench.training.sampling import sampler as sampling
 from workbench.training.sampling.look import looked_at
@@ -193,7 +193,7 @@ class Trainer:
             rows, *_ = self.drawn = order.drawn(rows, looked)
         loss, metrics = self._gradients_that_fit(rows)
         try:
-            mean, norm = read([loss, member.clip(rows)])
+            mean, norm = read_scalars([loss, member.clip(rows)])
             record = member.update(mean, norm, rows)
         except torch.OutOfMemoryError:  # halfway through the parameters: the step cannot be done again
             raise TrainingError(
@@ -266,7 +266,7 @@ class Trainer:
             with self.row_losses.paused():
                 again, labels = partial(self.backward, rows, step=step), self.member.seen.supervised[rows].sum().item()
                 self.sharpness.sharpen(step, again)
-                sophia.see_curvature(self.member.optimizer, step, again, self.signal.draws, labels)
+                own_optimizers.see_curvature(self.member.optimizer, step, again, self.signal.draws, labels)
         if parts is not None:  # last: a step that runs out of memory is done again
             self.noise.add(parts.estimate())
             metrics |= {} if self.noise.value is None else {"noise_scale": self.noise.value}

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from tests.adapters.contract import build, inputs
 from workbench import adapters
 from workbench.adapters import Full
-from workbench.training.optim.adam_mini import AdamMini
+from workbench.training.optim.own_optimizers import AdamMini
 
 PRUNED = Full(sparsity=0.4)
 

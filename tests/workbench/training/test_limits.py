@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from workbench.config import RunConfig
 from workbench.runs import deadline
 from workbench.runs.deadline import Deadline
-from workbench.training.limits import Limits, limits, total_steps
+from workbench.training.optim.schedules import Limits, limits, total_steps
 
 
 def config(**sections: Any) -> RunConfig:

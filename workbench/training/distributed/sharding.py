@@ -19,7 +19,7 @@ from workbench.models import backbones
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed.wire import Wire
 from workbench.training.master_weights import AUXILIARY
-from workbench.training.optimizer_step import OptimizerStep
+from workbench.training.optim.optimizer_states import OptimizerStep
 
 Loss = Callable[[MicroBatch, float], Tensor]
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from workbench.runs.ranks import Ranks
 from workbench.training.distributed import sequence
 from workbench.training.distributed.sharding import Sharded, Trainable, place_model
 from workbench.training.master_weights import MasterWeights
-from workbench.training.optimizer_step import LocalStep
+from workbench.training.optim.optimizer_states import LocalStep
 
 
 def group(section: DistributedConfig, ranks: Ranks) -> TensorGroup:

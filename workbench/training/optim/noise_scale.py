@@ -1,7 +1,7 @@
-"""The gradient noise scale: how large a batch is before larger ones stop paying (McCandlish et al. 2018).
+"""The gradient noise scale: the batch size from which larger batches stop paying (McCandlish et al. 2018).
 
 The gradient of a step is that of the mean over its supervised tokens. A part of its rows, which has the share w of
-these tokens, has a mean gradient of its own, g; the step's is the sum of w g. Drawn at random, g varies about the true
+these tokens, has a mean gradient of its own, g; the step's is the sum of w g. For random rows, g varies about the true
 gradient G by S / b, where b are its rows and S is the covariance of one row's; so
 
     E sum w |g|^2 = |G|^2 + tr(S) sum w / b        E |sum w g|^2 = |G|^2 + tr(S) sum w^2 / b,
@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from workbench.data.batching import Indices
+from workbench.training.checkpoints import Checkpointed
 
 MEMORY = 0.9
-"""How much of the smoothed estimates is kept when another comes."""
+"""Share of the smoothed estimates that is kept when a new one is added."""
 
 
 class GradientPart(NamedTuple):
@@ -50,7 +51,7 @@ def cut(rows: Indices, *, parts: int = 8) -> list[Indices]:
 
 
 def estimate(parts: Sequence[GradientPart], squared: float) -> NoiseEstimate | None:
-    """|G|^2 and tr(S) from the parts of one step; None where fewer than two of them are supervised at all.
+    """|G|^2 and tr(S) from the parts of one step; None where fewer than two of them are supervised.
 
     Args:
         squared: Squared norm of the step's gradient, before it is clipped.
@@ -99,7 +100,7 @@ def _squared(tensors: Iterable[Tensor]) -> float:
     return float(torch.stack(norms).square().sum()) if norms else 0.0
 
 
-class NoiseScale:
+class NoiseScale(Checkpointed):
     """The noise scale of a run: both estimates smoothed over its steps, and only then divided."""
 
     def __init__(self) -> None:
@@ -108,20 +109,14 @@ class NoiseScale:
     def add(self, estimate: NoiseEstimate | None) -> None:
         """Add the estimate of a step; None changes nothing."""
         if estimate is not None:
-            # Both sums have the same weights, so that their quotient needs no correction for how few there are.
+            # Both sums have the same weights, so their quotient needs no correction for a short history.
             self._signal = MEMORY * self._signal + (1 - MEMORY) * estimate.signal
             self._noise = MEMORY * self._noise + (1 - MEMORY) * estimate.noise
 
     @property
     def value(self) -> float | None:
-        """tr(S) / |G|^2, the critical batch size in rows; None as long as no gradient stands out of the noise."""
+        """tr(S) / |G|^2, the critical batch size in rows; None as long as the estimate of |G|^2 is not positive."""
         return self._noise / self._signal if self._signal > 0 else None
-
-    def on_gradients(self) -> None:
-        """Do nothing: GradientParts has seen them."""
-
-    def after_step(self, step: int) -> None:
-        """Do nothing."""
 
     def state(self) -> dict[str, Tensor]:
         """Both smoothed estimates, for a checkpoint."""

@@ -1,36 +1,39 @@
-"""Optimizer states as tensors: saved, set again, and exchanged for the parameters.
+"""Optimizer states as tensors: saved, loaded, evicted to disk, and exchanged for the parameters; and local steps.
 
-Not by `Optimizer.load_state_dict`, which loads all parameters or none and casts each state to its parameter's dtype;
+`Optimizer.load_state_dict` is not used: it loads all parameters or none and casts each state to its parameter's dtype;
 what it loads holds lists and numbers, for which a file would need a pickle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from workbench.training.optim.sam_lookahead import FAST_STEPS, SLOW
+from workbench.training.optim.own_optimizers import FAST_STEPS, SLOW
 
 _COUNTED = ("step", "weight_sum", "lr_max", FAST_STEPS)
 """Counters of a group; its other entries are configured."""
 _STEPPED_FROM = "z"
-"""The point that schedule-free steps from; only its states have one."""
+"""The point that schedule-free steps from; no other optimizer's state has one."""
 _NUMBER, _IN_COLUMNS = "#", "'"
 _FIRST_MOMENT = "state1"
-"""The first moment, as bitsandbytes calls it and no other."""
+"""bitsandbytes' name of the first moment, which no other optimizer uses."""
 _NOT_NEEDED = ("weight_norm", "adam_norm", "trust_ratio", "qmap1", "qmap2")
-"""Not saved: notes of LAMB on its last step, which it never reads, and the constant tables of 8-bit values."""
+"""Not saved: what LAMB writes of its last step and never reads, and the constant tables of 8-bit values."""
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """Optimizer state of these parameters, by `name|kind`.
 
     A kind ends in `.0`, `.1`, ... for the items of a list, in `#` for a number, and in `'` for a matrix that is stored
-    by columns and was transposed. Counters of a group, by `group N|kind`, are there if all its parameters are named.
+    by columns and was transposed. Counters of a group, by `group N|kind`, are included if all its parameters are named.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in names.items():
@@ -47,7 +50,7 @@ def state_tensors(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Param
 def load_state(
     optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Set the state of these parameters, and of groups that are all theirs, to what `state_tensors` gave."""
+    """Set the state of these parameters, and of groups that have no others, to what `state_tensors` gave."""
     saved: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, kind = key.rpartition("|")
@@ -57,17 +60,21 @@ def load_state(
     name_of = {parameter: name for name, parameter in names.items()}
     for number, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
-            parts = saved.get(name_of.get(parameter, ""), {})
-            if parts:
-                _make_room(optimizer, parameter, group, place=(number, index), parts=parts)
+            if parts := saved.get(name_of.get(parameter, ""), {}):
+                optimizer.state[parameter] = {}
+                if _FIRST_MOMENT in parts:  # only bitsandbytes can allocate paged memory
+                    from bitsandbytes.optim.optimizer import Optimizer8bit
+
+                    assert isinstance(optimizer, Optimizer8bit)
+                    optimizer.init_state(group, parameter, number, index)  # type: ignore[no-untyped-call]
                 _fill(optimizer.state[parameter], _unpacked(parts), device=parameter.device, group=group)
 
 
 @contextmanager
 def evaluating(optimizer: torch.optim.Optimizer, *, refresh: Callable[[], None]) -> Iterator[None]:
-    """Inside the block the parameters hold the values to evaluate and ship; after it, the same bits as before.
+    """Inside the block the parameters hold the values to evaluate and ship; afterwards the same bits as before.
 
-    These are the average of schedule-free, and the slow weights of Lookahead. Other optimizers have no others.
+    These are the average of schedule-free and the slow weights of Lookahead; with other optimizers nothing changes.
 
     Args:
         refresh: Called when the parameters have changed: copies them to where they compute.
@@ -140,23 +147,6 @@ def _unpacked(parts: Mapping[str, Tensor]) -> dict[str, Any]:
     return {**values, **{stem: [items[number] for number in range(len(items))] for stem, items in lists.items()}}
 
 
-def _make_room(
-    optimizer: torch.optim.Optimizer,
-    parameter: nn.Parameter,
-    group: dict[str, Any],
-    *,
-    place: tuple[int, int],
-    parts: Mapping[str, Tensor],
-) -> None:
-    """Reset the state of a parameter; bitsandbytes makes a new one, because only it can allocate paged memory."""
-    optimizer.state[parameter] = {}
-    if _FIRST_MOMENT in parts:
-        from bitsandbytes.optim.optimizer import Optimizer8bit
-
-        assert isinstance(optimizer, Optimizer8bit)
-        optimizer.init_state(group, parameter, *place)  # type: ignore[no-untyped-call]
-
-
 def _fill(state: dict[str, Any], values: Mapping[str, Any], *, device: torch.device, group: dict[str, Any]) -> None:
     for kind, value in values.items():
         if isinstance(value, Tensor) and kind in state:
@@ -169,3 +159,99 @@ def _fill(state: dict[str, Any], values: Mapping[str, Any], *, device: torch.dev
             state[kind] = [item.to(device, copy=True) if isinstance(item, Tensor) else item for item in value]
         else:
             state[kind] = value
+
+
+class OptimizerStep(Protocol):
+    """Takes optimizer steps, and reads and loads trainable values and optimizer states."""
+
+    def clip(self, max_norm: float) -> Tensor:
+        """Clip the gradients; returns their norm before that, a scalar which may be on an accelerator."""
+
+    def take(self) -> None:
+        """Take the step."""
+
+    def clear(self) -> None:
+        """Free the gradients."""
+
+    def values(self) -> Mapping[str, Tensor]:
+        """Trainable parameters by name, in float32 or wider."""
+
+    def states(self) -> Mapping[str, Tensor]:
+        """Optimizer states by name."""
+
+    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
+        """Load values, and optimizer states, that `values` and `states` gave."""
+
+
+class LocalStep(OptimizerStep):
+    """Optimizer step for unsharded parameters."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, trainable: Mapping[str, nn.Parameter]) -> None:
+        self._optimizer, self._trainable = optimizer, trainable
+
+    def clip(self, max_norm: float) -> Tensor:
+        return nn.utils.clip_grad_norm_(list(self._trainable.values()), max_norm)
+
+    def take(self) -> None:
+        self._optimizer.step()
+
+    def clear(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def values(self) -> Mapping[str, Tensor]:
+        return self._trainable
+
+    def states(self) -> Mapping[str, Tensor]:
+        return state_tensors(self._optimizer, self._trainable)
+
+    @torch.no_grad()
+    def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
+        for name, parameter in self._trainable.items():
+            parameter.copy_(values[name])
+        if states is not None:
+            load_state(self._optimizer, self._trainable, states)
+
+
+def read_scalars(scalars: Sequence[Tensor]) -> list[float]:
+    """The values of scalars; the host waits for an accelerator only once."""
+    if len({each.device for each in scalars}) > 1:  # such as norms of gradients in the host's memory
+        return [float(each) for each in scalars]
+    values: list[float] = torch.stack([each.detach().double() for each in scalars]).cpu().tolist()
+    return values
+
+
+class EvictedStates:
+    """Optimizer states of frozen parameters, on disk until these train again. A checkpoint holds them too."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, Path] = {}
+        self._count = 0  # files that were ever written
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def put(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write the tensors of a parameter."""
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f"{self._count}.safetensors"
+        # It need not be durable: no other process reads it.
+        path.write_bytes(save({key: tensor.detach().contiguous() for key, tensor in tensors.items()}))
+        self._files[name] = path
+        self._count += 1
+
+    def pop(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a parameter, on the CPU; deletes their file."""
+        path = self._files.pop(name)
+        tensors = load(path.read_bytes())
+        path.unlink()
+        return tensors
+
+    def state(self) -> dict[str, Tensor]:
+        """All tensors, for a checkpoint."""
+        return {key: tensor for path in self._files.values() for key, tensor in load(path.read_bytes()).items()}
+
+    def clear(self) -> None:
+        """Delete all files."""
+        self._files.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)

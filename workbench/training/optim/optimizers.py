@@ -1,10 +1,11 @@
-"""Optimizers by their names: their groups, their rates, and how they are made."""
+"""Builds the optimizer that `optimizer.name` says: its parameter groups, their learning rates and weight decay."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,13 +15,18 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from workbench.config import TrainingSections
 from workbench.config.sections.optimizer_config import OF_INNER_MATRICES
 from workbench.errors import ConfigError
-from workbench.training.optim.adam_mini import AdamMini
-from workbench.training.optim.gradient_sparsity import apply_largest
-from workbench.training.optim.low_rank import Apollo, ApolloMini, GaLore, SubspaceAdam
 from workbench.training.optim.onebit_adam import OneBitAdamW
-from workbench.training.optim.sam_lookahead import look_ahead
-from workbench.training.optim.shampoo import Shampoo
-from workbench.training.optim.sophia import Sophia
+from workbench.training.optim.own_optimizers import (
+    AdamMini,
+    Apollo,
+    ApolloMini,
+    GaLore,
+    Shampoo,
+    Sophia,
+    SubspaceAdam,
+    apply_largest,
+    look_ahead,
+)
 
 Group = dict[str, Any]
 """Parameters (`params`) with a learning rate and weight decay of their own.
@@ -34,7 +40,7 @@ _FROM_BITSANDBYTES = ("adamw8bit", "paged_adamw", "paged_adamw8bit")
 
 
 def require(config: TrainingSections, *, device: torch.device) -> None:
-    """Refuse an optimizer whose package is not installed, or that the device cannot run; raises ConfigError."""
+    """Raise ConfigError where the optimizer's package is not installed, or the device cannot run it."""
     name = config.optimizer.name
     if name in _FROM_PYTORCH_OPTIMIZER and importlib.util.find_spec("pytorch_optimizer") is None:
         raise ConfigError(
@@ -56,7 +62,7 @@ def require(config: TrainingSections, *, device: torch.device) -> None:
 
 
 def peak_rate(config: TrainingSections) -> float:
-    """The highest learning rate of the run, scaled to its batch; of a group with `rate_factor` 1."""
+    """The highest learning rate of the run, scaled to its batch size; of a group with `rate_factor` 1."""
     return config.optimizer.scaled(config.train.learning_rate, batch=config.batch.size)
 
 
@@ -68,11 +74,11 @@ def groups(
     blocks: int,
     fresh: Collection[str],
 ) -> list[Group]:
-    """A group for each learning rate and weight decay that the method and the optimizer ask for; vectors never decay.
+    """A parameter group for each pair of learning rate and weight decay; vectors never decay.
 
     Args:
-        layers: Of each parameter, by its name: 0 the embeddings, 1 to `blocks` the blocks, `blocks` + 1 what comes
-            after; a name that is not there counts as after.
+        layers: Layer of each parameter, by name: 0 the embeddings, 1 to `blocks` the blocks, `blocks` + 1 what comes
+            after; a missing name counts as after.
         fresh: Names of the parameters of a head that starts at random.
     """
     optimizer, top = config.optimizer, blocks + 1
@@ -92,7 +98,7 @@ def groups(
 
 
 def build(groups: list[Group], config: TrainingSections) -> torch.optim.Optimizer:
-    """The optimizer of a run over `groups`; who takes a step sets the `lr` of each of its groups before."""
+    """The optimizer of a run over `groups`; the caller sets the `lr` of each group before each step."""
     settings = config.optimizer
     if settings.name in _COMBINED:
         optimizer = _COMBINED[settings.name](groups, config)
@@ -108,34 +114,30 @@ def build(groups: list[Group], config: TrainingSections) -> torch.optim.Optimize
 
 
 def state_bytes(groups: Sequence[Group], config: TrainingSections) -> int:
-    """Bytes of the optimizer's state after its first step, found on tensors without values.
+    """Bytes of the optimizer's state after its first step, which is taken on fake tensors.
 
     An optimizer that reads values counts as AdamW, whose state is at least as large.
     """
+
+    def fake(group: Group) -> Group:
+        parameters = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype)) for each in group["params"]]
+        for each in parameters:
+            each.grad = torch.empty_like(each)
+        return {"params": parameters, **{key: group[key] for key in ("rate_factor", "weight_decay", "layer", "inner")}}
+
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            return _state_bytes_of(build([_without_values(group) for group in groups], config))
+            optimizer = build([fake(group) for group in groups], config)
+            optimizer.step()
+            values = [value for state in optimizer.state.values() for value in state.values()]
+            return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
     except DataDependentOutputException:
         return sum(2 * 4 * parameter.numel() for group in groups for parameter in group["params"])
 
 
-def _without_values(group: Group) -> Group:
-    parameters = [nn.Parameter(torch.empty(each.shape, dtype=each.dtype)) for each in group["params"]]
-    for each in parameters:
-        each.grad = torch.empty_like(each)
-    kept = ("rate_factor", "weight_decay", "layer", "inner")
-    return {"params": parameters, **{key: group[key] for key in kept}}
-
-
-def _state_bytes_of(optimizer: torch.optim.Optimizer) -> int:
-    optimizer.step()
-    values = [value for state in optimizer.state.values() for value in state.values()]
-    return sum(value.numel() * value.element_size() for value in values if isinstance(value, Tensor))
-
-
 @torch.no_grad()
 def penalise(trainable: Mapping[str, nn.Parameter], config: TrainingSections, start: Mapping[str, Tensor]) -> None:
-    """Add to each gradient that of the penalties: l1 sum |w|, l2 sum w^2, and l2_start sum (w - start)^2.
+    """Add the gradients of the penalties: l1 sum |w|, l2 sum w^2, and l2_start sum (w - start)^2.
 
     Args:
         start: From `starting_values`.
@@ -150,7 +152,7 @@ def penalise(trainable: Mapping[str, nn.Parameter], config: TrainingSections, st
 
 
 def starting_values(trainable: Mapping[str, nn.Parameter], config: TrainingSections) -> dict[str, Tensor]:
-    """Copies of what `optimizer.l2_start` pulls back to, before the first step; none where it is off."""
+    """Copies of the values that `optimizer.l2_start` pulls back to, before the first step; none where it is off."""
     wanted = trainable if config.optimizer.l2_start else {}
     return {name: each.detach().clone() for name, each in wanted.items() if _decays(name, each, config)}
 
@@ -160,7 +162,7 @@ def _decays(name: str, parameter: nn.Parameter, config: TrainingSections) -> boo
 
 
 def is_matrix(parameter: nn.Parameter) -> bool:
-    """Whether it has several rows and columns, so that steps of a matrix mean something."""
+    """Whether it has several rows and several columns."""
     return parameter.ndim == 2 and min(parameter.shape) > 1
 
 
@@ -169,7 +171,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
     Args:
         groups: Of all parameters, in the order of `param_groups`.
-        parts: Makes each optimizer from its own of the groups.
+        parts: Groups of each optimizer, and what makes it of them.
     """
 
     def __init__(self, groups: list[Group], parts: list[tuple[list[Group], Callable[[list[Group]], Any]]]) -> None:
@@ -187,13 +189,13 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
 Settings = dict[str, Any]
 Builder = Callable[[list[Group], float, Settings], torch.optim.Optimizer]
-"""Makes an optimizer from groups, a learning rate, and those of betas, eps and momentum that are configured."""
+"""Makes an optimizer from groups, a learning rate, and those of betas, eps and momentum that are set."""
 Combiner = Callable[[list[Group], TrainingSections], torch.optim.Optimizer]
 """Makes an optimizer from groups and all settings of a run."""
 
 
 def _from(package: str, kind: str, **fixed: Any) -> Builder:
-    """Builder of a class of a package, which is imported where it is used: some take a second, some are not there."""
+    """Builder of a class of a package, which is imported on use: some take a second, some are not installed."""
 
     def build(groups: list[Group], rate: float, given: Settings) -> torch.optim.Optimizer:
         made: torch.optim.Optimizer = getattr(importlib.import_module(package), kind)(groups, lr=rate, **fixed, **given)
@@ -205,11 +207,11 @@ def _from(package: str, kind: str, **fixed: Any) -> Builder:
 _adamw = _from("torch.optim", "AdamW", fused=True)
 
 
-def _apart(groups: list[Group], config: TrainingSections, inner: Callable[[list[Group]], Any]) -> torch.optim.Optimizer:
+def _split(groups: list[Group], config: TrainingSections, inner: Callable[[list[Group]], Any]) -> torch.optim.Optimizer:
     """`inner` for the matrices inside the blocks, and AdamW for the rest.
 
     Raises:
-        ConfigError: There are none, so that all of it would silently be AdamW.
+        ConfigError: There are no such matrices, so that AdamW would silently take all steps.
     """
     settings = config.optimizer
     if not any(group["inner"] for group in groups):
@@ -218,49 +220,32 @@ def _apart(groups: list[Group], config: TrainingSections, inner: Callable[[list[
             "Write optimizer.name=adamw, or another adapter.method."
         )
     rest = {key: value for key, value in settings.given.items() if key != "momentum"}
-    return CombinedOptimizer(
-        groups,
-        [
-            ([group for group in groups if group["inner"]], inner),
-            ([group for group in groups if not group["inner"]], lambda own: _adamw(own, peak_rate(config), rest)),
-        ],
-    )
+    matrices, others = ([group for group in groups if group["inner"] is is_inner] for is_inner in (True, False))
+    return CombinedOptimizer(groups, [(matrices, inner), (others, lambda own: _adamw(own, peak_rate(config), rest))])
 
 
 def _muon(groups: list[Group], config: TrainingSections) -> torch.optim.Optimizer:
-    momentum = {key: value for key, value in config.optimizer.given.items() if key == "momentum"}
-
-    def muon(own: list[Group]) -> torch.optim.Optimizer:
-        return torch.optim.Muon(own, lr=peak_rate(config), adjust_lr_fn="match_rms_adamw", **momentum)
-
-    return _apart(groups, config, muon)
+    given: Settings = {"adjust_lr_fn": "match_rms_adamw", "lr": peak_rate(config)}
+    given |= {key: value for key, value in config.optimizer.given.items() if key == "momentum"}
+    return _split(groups, config, lambda own: torch.optim.Muon(own, **given))
 
 
-def _in_subspace(kind: type[SubspaceAdam]) -> Combiner:
-    """Builder of an optimizer whose moments live in a subspace."""
-
-    def build(groups: list[Group], config: TrainingSections) -> torch.optim.Optimizer:
-        settings = config.optimizer
-
-        def inner(own: list[Group]) -> torch.optim.Optimizer:
-            return kind(
-                own,
-                lr=peak_rate(config),
-                rank=settings.subspace_rank,
-                every=settings.subspace_every,
-                scale=settings.subspace_factor,
-                seed=config.seed,
-                **settings.given,
-            )
-
-        return _apart(groups, config, inner)
-
-    return build
+def _in_subspace(kind: type[SubspaceAdam], groups: list[Group], config: TrainingSections) -> torch.optim.Optimizer:
+    settings = config.optimizer
+    given: Settings = {
+        "lr": peak_rate(config),
+        "rank": settings.subspace_rank,
+        "every": settings.subspace_every,
+        "scale": settings.subspace_factor,
+        "seed": config.seed,
+        **settings.given,
+    }
+    return _split(groups, config, lambda own: kind(own, **given))
 
 
 def _shampoo(groups: list[Group], config: TrainingSections) -> torch.optim.Optimizer:
     rate, settings = peak_rate(config), config.optimizer
-    return _apart(groups, config, lambda own: Shampoo(own, lr=rate, every=settings.looks_every, **settings.given))
+    return _split(groups, config, lambda own: Shampoo(own, lr=rate, every=settings.looks_every, **settings.given))
 
 
 def _sophia(groups: list[Group], config: TrainingSections) -> torch.optim.Optimizer:
@@ -272,11 +257,11 @@ _COMBINED: dict[str, Combiner] = {
     "muon": _muon,
     "shampoo": _shampoo,
     "sophia": _sophia,
-    "galore": _in_subspace(GaLore),
-    "apollo": _in_subspace(Apollo),
-    "apollo_mini": _in_subspace(ApolloMini),
+    "galore": partial(_in_subspace, GaLore),
+    "apollo": partial(_in_subspace, Apollo),
+    "apollo_mini": partial(_in_subspace, ApolloMini),
 }
-"""Optimizers that read more of a run's settings; most are of the matrices inside the blocks, beside AdamW."""
+"""Optimizers that read more of a run's settings; most are for the matrices inside the blocks, beside AdamW."""
 _BUILDERS: dict[str, Builder] = {
     "adamw": _adamw,
     "adamw8bit": _from("bitsandbytes.optim", "AdamW8bit"),

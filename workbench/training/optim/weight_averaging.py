@@ -1,16 +1,18 @@
-"""Averages of the trained values along a run: EMA, SWA, LAWA, RNA.
+"""Averages of the trained values along a run: EMA, SWA, LAWA and RNA (`average.method`).
 
 The values of one run stay close to each other, so they are averaged as they are, factors of LoRA too. Those of
 different runs do not: `workbench combine` averages their updates instead.
 
 The updates are those of `torch.optim.swa_utils`. Its AveragedModel is not used: it copies a whole module, the frozen
 backbone included, and has neither LAWA nor an EMA that warms up.
+
+Legend: K samples.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,21 +20,14 @@ from torch import Tensor, nn
 from torch.optim import swa_utils
 
 from workbench.config.sections.average_config import AverageConfig
-from workbench.training.optim import rna, schedules
+from workbench.training.optim import schedules
 
 Values = dict[str, Tensor]
 """By the parameter's name."""
 _KEEPING = ("lawa", "rna")
 """Methods that keep the latest samples."""
-
-
 _swa = swa_utils.get_swa_multi_avg_fn()
 """Moves the mean of so many samples to that of one more. Of equal samples it is that sample to the bit."""
-
-
-def average(config: AverageConfig, trainable: Mapping[str, nn.Parameter]) -> WeightAverage | None:
-    """The average that a run wants of the values that it trains; None where it wants none."""
-    return None if config.method == "none" else WeightAverage(config, trainable)
 
 
 def copies(config: AverageConfig, *, steps: int) -> int:
@@ -90,7 +85,7 @@ class WeightAverage:
         if not others:
             return first
         if self.config.method == "rna":
-            return rna.extrapolated(self._kept, ridge=self.config.ridge)
+            return extrapolated(self._kept, ridge=self.config.ridge)
         mean = {name: value.clone() for name, value in first.items()}
         for done, sample in enumerate(others, start=1):
             _swa(list(mean.values()), [sample[name] for name in mean], done)
@@ -158,3 +153,43 @@ class WeightAverage:
     def _set(self, values: Values) -> None:
         for name, parameter in self.trainable.items():
             parameter.copy_(values[name])
+
+
+def coefficients(samples: Sequence[Mapping[str, Tensor]], *, ridge: float) -> list[float]:
+    """RNA's weights of the samples x_1 to x_K, oldest first, which add up to 1; only the last where nothing moved.
+
+    Scieur, d'Aspremont and Bach 2016 (arXiv:1606.04133, algorithm 2) solve, for the steps r_i = x_(i+1) - x_i,
+    (R'R / |R'R| + ridge I) z = 1, and take c = z / sum z: of all weights with sum 1 those of the smallest step R c, and
+    with `ridge` of small weights too. What c weighs here is where the steps lead, x_2 to x_K. Weights may be negative;
+    for a large `ridge` all are alike, and it is LAWA over K - 1 samples.
+
+    Args:
+        samples: Values by name, on one device.
+    """
+    steps = len(samples) - 1
+
+    def step(number: int, name: str) -> Tensor:
+        return samples[number + 1][name].double() - samples[number][name]
+
+    products = torch.empty(steps, steps, dtype=torch.float64)
+    for row in range(steps):
+        for column in range(row + 1):
+            product = sum(float(step(row, name).mul_(step(column, name)).sum()) for name in samples[0])
+            products[row, column] = products[column, row] = product
+    size = torch.linalg.matrix_norm(products, ord=2) if steps else torch.zeros(())
+    if not size > 0:
+        return [0.0] * steps + [1.0]
+    z = torch.linalg.solve(products / size + ridge * torch.eye(steps, dtype=torch.float64), torch.ones(steps).double())
+    return [0.0, *(z / z.sum()).tolist()]
+
+
+def extrapolated(samples: Sequence[Mapping[str, Tensor]], *, ridge: float) -> dict[str, Tensor]:
+    """The weighted sum of the samples."""
+    weights = coefficients(samples, ridge=ridge)
+    return {
+        name: sum(
+            (weight * sample[name].double() for weight, sample in zip(weights, samples, strict=True) if weight),
+            torch.zeros_like(value, dtype=torch.float64),
+        ).to(value.dtype)
+        for name, value in samples[-1].items()
+    }

@@ -1,1 +1,1 @@
-"""Search: who goes on after each comparison, what is tried next, and which settings mattered. No model is near."""
+"""Search over settings: which trials go on, which settings are tried next, and which mattered."""

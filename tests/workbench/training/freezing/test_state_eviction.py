@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.training.freezing.state_eviction import EvictedStates
+from workbench.training.optim.optimizer_states import EvictedStates
 
 
 def _tensors(name: str, seed: int) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.workbench.training.freezing.fits import assert_same_bits, build, configured, interrupted, train
-from workbench.training.optim.gradient_sparsity import WAITING, apply_largest
+from workbench.training.optim.own_optimizers import WAITING, apply_largest
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from workbench.training.master_weights import MasterWeights
-from workbench.training.optim.sam_lookahead import ascended, look_ahead
+from workbench.training.optim.own_optimizers import look_ahead
+from workbench.training.optim.sharpness_aware import ascended
 
 
 def nothing() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.workbench.training.freezing.fits import assert_same_bits, build, configured, interrupted, train
 from workbench.config.sections.optimizer_config import OptimizerConfig
 from workbench.training.master_weights import MasterWeights
-from workbench.training.optim.sharpness import Sharpness
+from workbench.training.optim.sharpness_aware import Sharpness
 
 
 class Model(nn.Module):

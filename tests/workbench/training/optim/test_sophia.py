@@ -16,7 +16,7 @@ from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.losses.drawn_labels import LabelDraws
 from workbench.losses.label_losses import LabelTap, token_losses
 from workbench.losses.next_token import NO_LABEL, drawn_cross_entropy
-from workbench.training.optim.sophia import Sophia, see_curvature
+from workbench.training.optim.own_optimizers import Sophia, see_curvature
 
 CPU = torch.device("cpu")
 

@@ -54,9 +54,7 @@ def _set(parameters: dict[str, nn.Parameter], row: NDArray[np.float32]) -> None:
 
 
 def _made(method: str, parameters: dict[str, nn.Parameter], **values: Any) -> WeightAverage:
-    found = weight_averaging.average(AverageConfig(method=method, **values), parameters)
-    assert found is not None
-    return found
+    return WeightAverage(AverageConfig(method=method, **values), parameters)
 
 
 def _walk(average: WeightAverage, trajectory: NDArray[np.float32], *, done: int = 0, until: int | None = None) -> None:
@@ -161,10 +159,6 @@ def test_lawa_forgets_to_the_bit_what_is_not_among_its_samples(row: int, matters
 
 
 # ---- when there is one
-
-
-def test_none_is_no_average() -> None:
-    assert weight_averaging.average(AverageConfig(), _parameters()) is None
 
 
 @pytest.mark.parametrize(
@@ -285,7 +279,7 @@ def test_on_the_cpu_it_is_the_same(method: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_values_in_half_precision_are_no_masters(dtype: torch.dtype) -> None:
     with pytest.raises(AssertionError):
-        weight_averaging.average(AverageConfig(method="ema"), {"a": nn.Parameter(torch.zeros(2, dtype=dtype))})
+        WeightAverage(AverageConfig(method="ema"), {"a": nn.Parameter(torch.zeros(2, dtype=dtype))})
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "rna"])

@@ -1,4 +1,4 @@
-"""Who goes on: the rule of halving written a second time, and what must hold however waves are cut."""
+"""Who goes on: the rule of halving written a second time, and what must hold however rounds are cut."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import random
 
 import pytest
 
-from workbench.training.search.halving import Halving, Move, Wave, leader
+from workbench.training.search.halving import Halving, Move, Round, leader
 
 
-def climb(halving: Halving, trials: int, at_once: int, loss: dict[tuple[int, int], float]) -> list[Wave]:
-    """All waves of a search whose trial t has `loss[t, rung]`."""
+def climb(halving: Halving, trials: int, at_once: int, loss: dict[tuple[int, int], float]) -> list[Round]:
+    """All rounds of a search whose trial t has `loss[t, rung]`."""
     standings: list[dict[int, float]] = []
-    waves = []
-    while wave := halving.next_wave(standings, left=trials - len(standings), at_once=at_once):
-        waves.append(wave)
-        moves = [*wave.moves, *(Move(len(standings) + new, 0) for new in range(wave.new))]
-        standings += [{} for _ in range(wave.new)]
+    rounds = []
+    while trained := halving.next_round(standings, left=trials - len(standings), at_once=at_once):
+        rounds.append(trained)
+        moves = [*trained.moves, *(Move(len(standings) + new, 0) for new in range(trained.new))]
+        standings += [{} for _ in range(trained.new)]
         for trial, rung in moves:
             assert rung == max(standings[trial], default=-1) + 1, "rung by rung, and none twice"
             standings[trial][rung] = loss[trial, rung]
-    return waves
+    return rounds
 
 
 def losses(trials: int, rungs: int, seed: int) -> dict[tuple[int, int], float]:
@@ -40,10 +40,10 @@ def test_all_at_once_the_best_of_each_rung_go_on(eta: int, trials: int) -> None:
         wanted.append(set(alive))
         if len(alive) == 1 and rung == 0:
             break
-    waves = climb(Halving(eta, 2), trials, trials, loss)
-    found = [set(range(waves[0].new)), *({move.trial for move in wave.moves} for wave in waves[1:])]
+    rounds = climb(Halving(eta, 2), trials, trials, loss)
+    found = [set(range(rounds[0].new)), *({move.trial for move in trained.moves} for trained in rounds[1:])]
     assert found[: len(wanted)] == wanted
-    assert waves[-1].moves[0].rung == 2 and len(found[-1]) == max(1, len(found[-2]) // eta)
+    assert rounds[-1].moves[0].rung == 2 and len(found[-1]) == max(1, len(found[-2]) // eta)
 
 
 @pytest.mark.parametrize("at_once", [1, 4, 7, 20])
@@ -51,15 +51,15 @@ def test_waves_of_any_size_promote_only_who_is_among_the_best(at_once: int) -> N
     """The rule of ASHA (Li et al. 2020): at each moment a trial goes on that is among the best of its rung."""
     halving, trials, loss = Halving(3, 2), 20, losses(20, 2, seed=at_once)
     standings: list[dict[int, float]] = []
-    waves = climb(halving, trials, at_once, loss)
-    assert sum(wave.new for wave in waves) == trials and all(len(w.moves) + w.new <= at_once for w in waves)
-    for wave in waves:
-        for trial, rung in wave.moves:
+    rounds = climb(halving, trials, at_once, loss)
+    assert sum(trained.new for trained in rounds) == trials and all(len(w.moves) + w.new <= at_once for w in rounds)
+    for trained in rounds:
+        for trial, rung in trained.moves:
             better = [each for each in standings if rung - 1 in each and each[rung - 1] < loss[trial, rung - 1]]
             there = [each for each in standings if rung - 1 in each]
-            last = wave is waves[-1] and len(wave.moves) == 1
+            last = trained is rounds[-1] and len(trained.moves) == 1
             assert len(better) < max(len(there) // 3, last)
-        for trial, rung in [*wave.moves, *(Move(len(standings) + new, 0) for new in range(wave.new))]:
+        for trial, rung in [*trained.moves, *(Move(len(standings) + new, 0) for new in range(trained.new))]:
             if trial == len(standings):
                 standings.append({})
             standings[trial][rung] = loss[trial, rung]
@@ -72,13 +72,13 @@ def test_waves_of_any_size_promote_only_who_is_among_the_best(at_once: int) -> N
 def test_who_failed_never_goes_on_and_where_all_did_nobody_does() -> None:
     halving = Halving(2, 2)
     loss = losses(6, 2, seed=1) | {(trial, 0): math.inf for trial in range(4)}
-    waves = climb(halving, 6, 6, loss)
-    assert {move.trial for wave in waves for move in wave.moves} <= {4, 5} and waves[-1].moves[0].rung == 2
+    rounds = climb(halving, 6, 6, loss)
+    assert {move.trial for trained in rounds for move in trained.moves} <= {4, 5} and rounds[-1].moves[0].rung == 2
     assert len(climb(halving, 6, 6, {key: math.inf for key in loss})) == 1
     late = {(trial, rung): float(trial) for trial in range(6) for rung in range(3)} | {(0, 2): math.inf}
-    assert climb(halving, 6, 6, late)[-1] == Wave((Move(1, 2),), 0), "the next best, where the best failed at the end"
+    assert climb(halving, 6, 6, late)[-1] == Round((Move(1, 2),), 0), "the next best, where the best failed at the end"
     failed = [{0: 0.0, 1: 0.0, 2: math.inf}, {0: 1.0, 1: 1.0}]
-    assert halving.within(Wave((), 4), failed, trainings=0.2) == Wave((Move(1, 2),), 0)
+    assert halving.within(Round((), 4), failed, trainings=0.2) == Round((Move(1, 2),), 0)
     assert leader([{0: math.inf}, {}]) is None
 
 
@@ -94,10 +94,10 @@ def test_what_a_search_costs_is_what_its_waves_cost() -> None:
     assert halving.everything(32) == [32, 8, 2, 1]
     standings: list[dict[int, float]] = []
     total = 0.0
-    for wave in climb(halving, 32, 32, loss):
-        total += halving.cost(wave, standings)
-        standings += [{0: loss[trial, 0]} for trial in range(wave.new)]
-        for trial, rung in wave.moves:
+    for trained in climb(halving, 32, 32, loss):
+        total += halving.cost(trained, standings)
+        standings += [{0: loss[trial, 0]} for trial in range(trained.new)]
+        for trial, rung in trained.moves:
             standings[trial][rung] = loss[trial, rung]
     assert halving.cost_of([32, 8, 2, 1]) == 2.0 and total == pytest.approx(2.0)
 
@@ -105,13 +105,13 @@ def test_what_a_search_costs_is_what_its_waves_cost() -> None:
 def test_time_takes_from_the_end_of_a_wave_and_leaves_one_member_its_way() -> None:
     halving = Halving(2, 2)  # rungs after 1/4, 1/2 and all
     standings = [{0: float(trial)} for trial in range(8)]
-    wave = halving.next_wave(standings, left=8, at_once=8)
-    assert wave == Wave((Move(0, 1), Move(1, 1), Move(2, 1), Move(3, 1)), 4)
-    assert halving.within(wave, standings, trainings=math.inf) == wave
+    trained = halving.next_round(standings, left=8, at_once=8)
+    assert trained == Round((Move(0, 1), Move(1, 1), Move(2, 1), Move(3, 1)), 4)
+    assert halving.within(trained, standings, trainings=math.inf) == trained
     # Four go on for 1, four begin for 1, and the way from 1/2 to all costs 0.5.
-    assert halving.within(wave, standings, trainings=2.5) == wave
-    assert halving.within(wave, standings, trainings=2.1) == Wave(wave.moves, 2)
-    assert halving.within(wave, standings, trainings=1.0) == Wave(wave.moves[:2], 0)
-    assert halving.within(wave, standings, trainings=0.2) == Wave((Move(0, 2),), 0), "the best goes all the way"
-    assert halving.within(wave, [*standings, {2: 3.0}], trainings=0.2) is None, "somebody is there already"
+    assert halving.within(trained, standings, trainings=2.5) == trained
+    assert halving.within(trained, standings, trainings=2.1) == Round(trained.moves, 2)
+    assert halving.within(trained, standings, trainings=1.0) == Round(trained.moves[:2], 0)
+    assert halving.within(trained, standings, trainings=0.2) == Round((Move(0, 2),), 0), "the best goes all the way"
+    assert halving.within(trained, [*standings, {2: 3.0}], trainings=0.2) is None, "somebody is there already"
     assert halving.within(None, standings, trainings=9.0) is None

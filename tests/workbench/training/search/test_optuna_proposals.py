@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from workbench.config.sections.search_config import SearchConfig
-from workbench.training.search import proposals
-from workbench.training.search.importance import importances
-from workbench.training.search.proposals import Settings, propose
+from workbench.training.search import optuna_proposals
+from workbench.training.search.optuna_proposals import Settings, importances, propose
 
 SPACE = {
     "train.learning_rate": {"low": 1e-4, "high": 1e-1, "log": True},
@@ -80,7 +79,7 @@ def test_what_is_listed_of_a_range_follows_its_scale() -> None:
     """Listed where chance finds nothing new."""
     for log, wanted in ((True, [1e-4, 1e-3, 1e-2, 1e-1]), (False, [1e-4, 0.0334, 0.0667, 0.1])):
         space = {"train.learning_rate": {"low": 1e-4, "high": 1e-1, "log": log}}
-        listed = proposals._enumerated(search(space=space, trials=4))
+        listed = optuna_proposals._enumerated(search(space=space, trials=4))
         assert [each["train.learning_rate"] for each in listed] == pytest.approx(wanted, rel=1e-12 if log else 1e-2)
 
 

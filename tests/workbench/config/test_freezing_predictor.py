@@ -10,16 +10,7 @@ import pytest
 
 from workbench.config.freeze_config import Moment, Observation
 from workbench.config.freeze_policies import SmartFrz
-from workbench.config.freeze_policies.freezing_predictor import (
-    FEATURES,
-    WIDTH,
-    WINDOW,
-    Floats,
-    features,
-    histories,
-    settled,
-    shipped,
-)
+from workbench.config.freezing_predictor import FEATURES, WIDTH, WINDOW, Floats, features, histories, settled, shipped
 
 BLOCKS = 4
 

@@ -1,7 +1,7 @@
-"""Attention over the history of a layer's values that says whether the layer has settled; its weights are shipped.
+"""Predictor of `freeze.policy=smartfrz`: attention over the history of a layer's values says whether it has settled.
 
-`scripts/smartfrz.py` trains it and measures how often it is right. Its equations stand here in NumPy, because a
-configuration is read without torch.
+Its weights are shipped; `scripts/smartfrz.py` trains it and measures how often it is right. It is written in NumPy,
+because a configuration is read without torch.
 
 Legend: T intervals, F features of an interval, D width.
 """
