@@ -24,13 +24,13 @@ from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.text_reader import TextReader
 from workbench.data.text import formats, prompts
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.judged_encoder import JudgedEncoder
-from workbench.data.text.prompt_encoder import PromptEncoder
+from workbench.data.text.preference_pairs import PreferenceEncoder
+from workbench.data.text.prompts import PromptEncoder
 from workbench.data.text.quality import rules, survey
 from workbench.data.text.quality.rules import RowText
 from workbench.data.text.quality.survey import Findings, SourceRows
 from workbench.data.text.row_encoder import row_encoder
-from workbench.data.text.step_encoder import StepEncoder
+from workbench.data.text.stepwise import StepEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.errors import ConfigError, DataError
 from workbench.models import backbones, row_readers
@@ -44,7 +44,7 @@ from workbench.runs import files
 
 PAGE, FLAGS, PERPLEXITIES = "data.html", "flags.parquet", "perplexity.parquet"
 
-Encoder = ChatEncoder | MlmEncoder | PromptEncoder | JudgedEncoder | StepEncoder
+Encoder = ChatEncoder | MlmEncoder | PromptEncoder | PreferenceEncoder | StepEncoder
 
 
 class DataReport(NamedTuple):
@@ -147,7 +147,7 @@ def _as_learnt(base: ChatEncoder | MlmEncoder, config: RunConfig) -> Encoder:
     assert isinstance(base, ChatEncoder)
     if config.recipe == "reward" and config.reward.kind == "process":
         return StepEncoder(base, config.reward.separator)
-    return PromptEncoder(base) if config.recipe == "reinforce" else JudgedEncoder(base)
+    return PromptEncoder(base) if config.recipe == "reinforce" else PreferenceEncoder(base)
 
 
 def _numbered(read: SourceRows, by_place: Mapping[str, float]) -> dict[int, float]:

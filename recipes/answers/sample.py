@@ -18,9 +18,9 @@ from workbench.config import RunConfig, reward_words
 from workbench.config.sections.rewards_config import RewardSource
 from workbench.data.batching import Indices
 from workbench.data.rows import fingerprint
-from workbench.data.text import answer_draws, answer_signals
-from workbench.data.text.answer import answer_to
+from workbench.data.text import generated_answers
 from workbench.data.text.formats import Example
+from workbench.data.text.generated_answers import answer_to
 from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError
 from workbench.evaluation import rewards
@@ -155,7 +155,7 @@ def _write_answers(
         if not batch:
             continue
         draws = [
-            answer_draws.draws([settings.seed, row], answers=settings.n, tokens=settings.max_new_tokens)
+            generated_answers.sampling_numbers([settings.seed, row], answers=settings.n, tokens=settings.max_new_tokens)
             for row in batch
         ]
         written = sampler.answer([prompts[row] for row in batch], draws)
@@ -227,9 +227,11 @@ def _facts(groups: Sequence[AnswerGroup], written: int, skipped: Sequence[str]) 
     answers = [each for group in groups for each in group.answers]
     top = [each for each in map(lambda group: sample_rows.best(group.answers), groups) if each is not None]
     texts, values = [each.text for each in answers], [each.reward for each in answers]
-    signals = answer_signals.of_answers(texts)
-    signals |= {f"best_{name}": value for name, value in answer_signals.of_answers([each.text for each in top]).items()}
-    if (correlation := answer_signals.length_correlation(texts, values)) is not None:
+    signals = generated_answers.answer_lengths(texts)
+    signals |= {
+        f"best_{name}": value for name, value in generated_answers.answer_lengths([each.text for each in top]).items()
+    }
+    if (correlation := generated_answers.length_correlation(texts, values)) is not None:
         signals["length_correlation"] = correlation
     return SampledRows(
         prompts=len(groups),

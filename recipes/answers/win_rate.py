@@ -10,8 +10,8 @@ from typing import Any
 
 from workbench import evaluation
 from workbench.config import RunConfig, reward_words
-from workbench.data.text.answer import Answer, answer_to
 from workbench.data.text.formats import Example
+from workbench.data.text.generated_answers import Answer, answer_to
 from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError
 from workbench.evaluation import judge_command, rewards, win_rates

@@ -23,7 +23,7 @@ from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.mixed_labels import drawn
 from workbench.data.splits import Splits
-from workbench.data.text.judged_set import ROW, JudgedSet, RatedPairs
+from workbench.data.text.preference_pairs import ROW, PreferenceSet, RatedPairs
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.losses.criterion import criterion
 from workbench.models import classifier, exported, output_heads, reward_model
@@ -231,7 +231,7 @@ class RewardTask(SweepTask):
         parts = [replace(self._part(trial.config), config=trial.config) for trial in trials]
         pairs = [part.pairs for part in parts if isinstance(part, RewardRun)]
 
-        def objective(train: JudgedSet, own: RunConfig) -> Objective:
+        def objective(train: PreferenceSet, own: RunConfig) -> Objective:
             loss = reward_model.judged_loss(train, centre=own.reward.centre)
             return lambda outputs, labels, scale: loss(outputs, labels[::2, 0].cpu().numpy() // 2, scale)
 

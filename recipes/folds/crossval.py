@@ -19,7 +19,7 @@ from workbench.data.labelled import fold_data
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.training_rows import training_rows
-from workbench.data.text import contamination
+from workbench.data.text import decontamination
 from workbench.data.views import row_views
 from workbench.data.views.row_views import RowView
 from workbench.data.views.user_views import user_merge
@@ -50,7 +50,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
         callback.say(note)
     sets = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
     provenance.note_data(run, {name: None if rows is None else rows.facts() for name, rows in sets.items()})
-    contamination.write(data.rows.contamination, run)
+    decontamination.write_matches(data.rows.contamination, run)
     members = fold_adapters(data.folds, seeds=config.folds.seeds)
     known = combining.out_of_fold(
         data.labels, data.rows.targets_NC, [each.split for each in members], cluster_N=data.cluster_N, seed=config.seed

@@ -25,7 +25,7 @@ from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.mixed_labels import drawn
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.labelled.training_rows import training_rows
-from workbench.data.text import contamination
+from workbench.data.text import decontamination
 from workbench.evaluation import frozen_probe, row_outputs, target_scores
 from workbench.evaluation.frozen_probe import FrozenProbe
 from workbench.evaluation.result_store import ModelResults, ResultStore
@@ -112,7 +112,7 @@ def _chosen(config: RunConfig, run: Run, callback: Callback, reader: RowReader, 
 def begin(run: Run, data: ClassSplits) -> None:
     """Note the data."""
     provenance.note_data(run, data.rows.facts())
-    contamination.write(data.train.contamination, run)
+    decontamination.write_matches(data.train.contamination, run)
 
 
 def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: ClassSplits) -> FrozenProbe | None:

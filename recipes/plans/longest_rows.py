@@ -12,8 +12,7 @@ import pyarrow
 
 from workbench.config import RunConfig
 from workbench.data.splits import Splits
-from workbench.data.text.token_table import TokenTable
-from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.planning.plan import Plan

@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.data.splits import Splits
-from workbench.data.text import mixed_prompts
+from workbench.data.text import prompts
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.judged_set import JudgedSet
+from workbench.data.text.preference_pairs import PreferenceSet
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.models.backbones import Backbone
@@ -108,7 +108,7 @@ class PlannedRollouts(ReinforceRun):
 
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         section = self.config.reinforce
-        rows = RolloutRows(mixed_prompts.drawn(self.data.train, self.config), section)
+        rows = RolloutRows(prompts.sampled_prompts(self.data.train, self.config), section)
         read = partial(log_probs.read, live.model, live.head, section.temperature)
         return self.signal(rows, read)._replace(meter=None)
 
@@ -138,11 +138,11 @@ def _judged(config: RunConfig) -> PlannedText:
     return PlannedText(tokenizer, template, answers, make, looked, once)
 
 
-def _read(rows: JudgedSet) -> int:
+def _read(rows: PreferenceSet) -> int:
     """Tokens that a reference reads of a set."""
     return int(rows.lengths.sum()) + (0 if rows.others is None else int(rows.others.lengths.sum()))
 
 
-def _unknown(rows: JudgedSet) -> AnswerNumbers:
+def _unknown(rows: PreferenceSet) -> AnswerNumbers:
     count = len(rows.answers)
     return AnswerNumbers(np.zeros(count), np.zeros(count), None if rows.others is None else np.zeros(count))

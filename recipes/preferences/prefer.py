@@ -20,14 +20,18 @@ from workbench.config.sections.prefer_config import WITH_TIES, PreferConfig
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.splits import Splits
-from workbench.data.text import answer_signals, tokenized
+from workbench.data.text import generated_answers, tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.judged_encoder import JudgedEncoder
-from workbench.data.text.judged_set import JudgedSet, judged, require_judgements, without_ties
-from workbench.data.text.mismatched_answers import mismatched
+from workbench.data.text.preference_pairs import (
+    PreferenceEncoder,
+    PreferenceSet,
+    mismatched_answers,
+    preference_set,
+    require_preferences,
+    without_ties,
+)
 from workbench.data.text.row_encoder import conversation_encoder
-from workbench.data.text.text_checks import require_ends
-from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet, require_ends
 from workbench.evaluation import GeneratedAnswer, preference_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.models import backbones
@@ -72,20 +76,20 @@ def begin(
     callback: Callback,
     tokenizer: PreTrainedTokenizerBase,
     template: ChatEncoder,
-    pairs: Splits[JudgedSet],
+    pairs: Splits[PreferenceSet],
 ) -> PreferenceRun:
     """The run, before a reference was asked."""
     good = pairs.map(lambda split: split.good)
     return PreferenceRun(config, run, callback, tokenizer, template, good, pairs=pairs)
 
 
-def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[JudgedSet]]:
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[PreferenceSet]]:
     """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing."""
     tokenizer = backbones.tokenizer(config.model)
     template = conversation_encoder(backbones.hub_config(config.model), tokenizer, template=read_template(config))
-    data = tokenized.load(config.data, tokenizer, JudgedEncoder(template), seed=config.seed)
+    data = tokenized.load(config.data, tokenizer, PreferenceEncoder(template), seed=config.seed)
     pairs = data.map(lambda split: _judged(split, config, tokenizer))
-    require_judgements(pairs)
+    require_preferences(pairs)
     require_ends(data)
     train = mixture.mixed(pairs.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
@@ -96,31 +100,31 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     return tokenizer, template, pairs
 
 
-def scored_rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder) -> JudgedSet:
+def scored_rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder) -> PreferenceSet:
     """The rows of `data.test` where there are any, else the held-out ones."""
-    encoder = JudgedEncoder(template)
+    encoder = PreferenceEncoder(template)
     split = tokenized.read_files(config.data.test_files, config.data, tokenizer, encoder)
     if split is None:
         split = tokenized.load(config.data, tokenizer, encoder, seed=config.seed).held_out
     return _judged(split, config, tokenizer)
 
 
-def _judged(split: TokenizedSet, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> JudgedSet:
+def _judged(split: TokenizedSet, config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> PreferenceSet:
     if config.prefer.loss not in WITH_TIES:
         loss = f"prefer.loss={config.prefer.loss}"
         cure = f"Write prefer.loss={'|'.join(WITH_TIES)}, or data.on_bad_row=skip, which leaves ties out."
         split = without_ties(split, refuse=config.data.on_bad_row == "refuse", loss=loss, cure=cure)
-    judged_set = judged(split, pairs=config.prefer.pairs)
+    judged_set = preference_set(split, pairs=config.prefer.pairs)
     if config.prefer.loss != "kto":
         return judged_set
-    return replace(judged_set, others=mismatched(judged_set.answers, config.data, bos=tokenizer.bos_token_id))
+    return replace(judged_set, others=mismatched_answers(judged_set.answers, config.data, bos=tokenizer.bos_token_id))
 
 
 @dataclass(frozen=True)
 class PreferenceRun(StartedRun):
     """A run that learns which answers are better."""
 
-    pairs: Splits[JudgedSet] = field(kw_only=True)
+    pairs: Splits[PreferenceSet] = field(kw_only=True)
     """The examples; `data` has the chosen or good answers."""
     ruler: PreferConfig | None = field(default=None, kw_only=True)
     """Measures held-out losses while training; None: the run's own section."""
@@ -257,14 +261,14 @@ class PreferenceRun(StartedRun):
         count = [len(self.tokenizer(each.answer, add_special_tokens=False)["input_ids"]) for each in written]
         if not count:
             return {}
-        repeated = answer_signals.of_answers([each.answer for each in written])["repetition"]
+        repeated = generated_answers.answer_lengths([each.answer for each in written])["repetition"]
         return evaluation.answer_scores(written) | {"answer_tokens": float(np.mean(count)), "repetition": repeated}
 
     def _read(
         self, model: ExportedModel, name: str, scoring: ModelResults | None = None
     ) -> tuple[Floats, Floats, Floats | None]:
         """Counted log-probabilities of a split's answers, their means, and those of answers to other prompts."""
-        rows: JudgedSet = self.rows[name]
+        rows: PreferenceSet = self.rows[name]
         counted_S, mean_S = self._counted(model, rows.answers, rows.shared_tokens, scoring)
         if rows.others is None:
             return counted_S, mean_S, None
@@ -286,10 +290,10 @@ class PreferenceRun(StartedRun):
         ruler: PreferConfig | None = None,
     ) -> dict[str, float]:
         """Scores of a split, and of each of several sets in it."""
-        rows: JudgedSet = self.rows[name]
+        rows: PreferenceSet = self.rows[name]
         read, known = AnswerNumbers(counted_S, mean_S, others_S), self._reference(name)
 
-        def judged(rows: JudgedSet, read: AnswerNumbers, known: AnswerNumbers | None) -> dict[str, float]:
+        def judged(rows: PreferenceSet, read: AnswerNumbers, known: AnswerNumbers | None) -> dict[str, float]:
             drift = 0.0
             if read.others_S is not None:
                 assert known is not None and known.others_S is not None

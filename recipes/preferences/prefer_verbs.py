@@ -14,7 +14,7 @@ from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
 from workbench.data.splits import Splits
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.judged_set import JudgedSet
+from workbench.data.text.preference_pairs import PreferenceSet
 from workbench.models import backbones, exported
 from workbench.recipes.inspection import SHOWN, Inspection, left_out, pieces
 from workbench.recipes.preferences import prefer, preference_reference
@@ -61,7 +61,7 @@ def evaluate(path: Path, config: RunConfig) -> dict[str, float]:
 
 
 def _rendered(
-    rows: JudgedSet, example: int, tokenizer: PreTrainedTokenizerBase
+    rows: PreferenceSet, example: int, tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
     """Yield title and pieces of each answer of an example."""
     for answer in range(example * rows.each, (example + 1) * rows.each):
@@ -71,14 +71,14 @@ def _rendered(
         yield f"{rows.place(example)}, {word}", pieces(rows.answers[answer], tokenizer)
 
 
-def _sizes(train: JudgedSet, held_out: JudgedSet) -> Iterator[str]:
+def _sizes(train: PreferenceSet, held_out: PreferenceSet) -> Iterator[str]:
     for name, rows in {"Training": train, "Held-out": held_out}.items():
         good, prompts = int(rows.desired.sum()), len(np.unique(rows.answers.digests))
         kind = f"{len(rows):,} pairs" if rows.paired else f"{good:,} good and {len(rows) - good:,} bad answers"
         yield f"{name}: {kind} to {prompts:,} prompts; all answers to a prompt are on one side."
 
 
-def _lengths(train: JudgedSet) -> Iterator[str]:
+def _lengths(train: PreferenceSet) -> Iterator[str]:
     """Yield a sentence on the answers' lengths, by which alone a model may learn to tell them apart."""
     count_S = train.answer_tokens
     good_S = train.desired

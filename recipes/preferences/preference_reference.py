@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import RunConfig
 from workbench.config.sections.prefer_config import BACKBONE, PreferConfig
 from workbench.data.batching import Indices
-from workbench.data.text.judged_set import JudgedSet, answer_rows
+from workbench.data.text.preference_pairs import PreferenceSet, answer_rows
 from workbench.errors import ConfigError
 from workbench.losses import answer_losses
 from workbench.recipes.single import token_reference
@@ -100,7 +100,11 @@ def is_start(config: RunConfig) -> bool:
 
 
 def ask(
-    config: RunConfig, run: Run, callback: Callback, sets: Mapping[str, JudgedSet], tokenizer: PreTrainedTokenizerBase
+    config: RunConfig,
+    run: Run,
+    callback: Callback,
+    sets: Mapping[str, PreferenceSet],
+    tokenizer: PreTrainedTokenizerBase,
 ) -> dict[str, AnswerNumbers] | None:
     """The reference's numbers of some sets by name; None where the loss has no reference."""
     if not config.prefer.compares:
@@ -118,7 +122,7 @@ def ask(
     return answer_numbers
 
 
-def _numbers(losses: ReferenceLosses, rows: JudgedSet, config: PreferConfig) -> AnswerNumbers:
+def _numbers(losses: ReferenceLosses, rows: PreferenceSet, config: PreferConfig) -> AnswerNumbers:
     return AnswerNumbers(*_counted(losses, rows.answer_tokens, rows.shared_tokens, config))
 
 

@@ -16,8 +16,7 @@ from workbench.data.batching import Indices
 from workbench.data.splits import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.step_encoder import StepEncoder
-from workbench.data.text.step_set import StepSet
+from workbench.data.text.stepwise import StepEncoder, StepSet
 from workbench.evaluation import step_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.step_scores import Floats

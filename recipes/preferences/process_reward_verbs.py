@@ -11,7 +11,7 @@ from workbench.config import RunConfig
 from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
 from workbench.data.text import tokenized
-from workbench.data.text.step_set import RIGHT, StepSet
+from workbench.data.text.stepwise import RIGHT, StepSet
 from workbench.evaluation import step_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.models.reward_model import RewardModel

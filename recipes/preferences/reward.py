@@ -15,8 +15,7 @@ from workbench.data.batching import Indices
 from workbench.data.splits import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.judged_encoder import JudgedEncoder
-from workbench.data.text.judged_set import JudgedSet, judged, require_judgements
+from workbench.data.text.preference_pairs import PreferenceEncoder, PreferenceSet, preference_set, require_preferences
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import reward_scores
 from workbench.evaluation.result_store import ModelResults
@@ -59,15 +58,15 @@ def begin(config: RunConfig, run: Run, callback: Callback) -> RewardRun | Proces
     return RewardRun(config, run, callback, *prepare(config)[:3])
 
 
-def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[JudgedSet], list[str]]:
+def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Splits[PreferenceSet], list[str]]:
     """Tokenizer, form of the rows, data, and the names of the modules that get an adapter; refuses what would fail."""
     backbones.of_one_sequence(config.model, recipe="reward")
     tokenizer = backbones.tokenizer(config.model)
     reward_model.settle_padding(tokenizer)
     template = chat_encoder(config, tokenizer)
     data = read(config, tokenizer, template)
-    pairs = data.map(lambda split: judged(split, pairs=True))
-    require_judgements(pairs)
+    pairs = data.map(lambda split: preference_set(split, pairs=True))
+    require_preferences(pairs)
     train = mixture.mixed(pairs.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = list(pairs.named().values())
@@ -77,7 +76,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
 def read(config: RunConfig, tokenizer: PreTrainedTokenizerBase, template: ChatEncoder) -> Splits[TokenizedSet]:
     """All answers of each split."""
     scored = without_margins(config.data)
-    return tokenized.load(config.data, tokenizer, JudgedEncoder(template), seed=config.seed, scored=scored)
+    return tokenized.load(config.data, tokenizer, PreferenceEncoder(template), seed=config.seed, scored=scored)
 
 
 def without_margins(data: DataConfig) -> DataConfig:
@@ -86,13 +85,13 @@ def without_margins(data: DataConfig) -> DataConfig:
 
 
 @dataclass(frozen=True)
-class RewardRun(RatingRun[JudgedSet]):
+class RewardRun(RatingRun[PreferenceSet]):
     """A run that learns how good answers are, from pairs of them."""
 
-    pairs: Splits[JudgedSet]
+    pairs: Splits[PreferenceSet]
 
     @property
-    def rows(self) -> Mapping[str, JudgedSet]:
+    def rows(self) -> Mapping[str, PreferenceSet]:
         return self.pairs.named()
 
     def baseline(self) -> dict[str, float]:
@@ -112,7 +111,7 @@ class RewardRun(RatingRun[JudgedSet]):
         scores, _ = score(live, self.pairs.held_out, self.config)
         return scores["loss"], {"held_out_reward[accuracy]": scores["accuracy"]} | named_sets.held_out_losses(scores)
 
-    def score(self, model: RewardModel, rows: JudgedSet, scoring: ModelResults | None = None) -> Scored:
+    def score(self, model: RewardModel, rows: PreferenceSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
             return Scored(*score(model, rows, self.config, scoring))
 
@@ -122,14 +121,14 @@ class RewardRun(RatingRun[JudgedSet]):
 
 
 def score(
-    model: RewardModel, rows: JudgedSet, config: RunConfig, scoring: ModelResults | None = None
+    model: RewardModel, rows: PreferenceSet, config: RunConfig, scoring: ModelResults | None = None
 ) -> tuple[dict[str, float], Floats]:
     """Scores of a reward model on pairs, and the reward of each answer (S,)."""
     reward_S = reward_scores.read(model, rows.answers, scoring=scoring)
     return reward_scores.of_sets(rows, reward_S, centre=config.reward.centre), reward_S
 
 
-def table(model: RewardModel, rows: JudgedSet, reward_S: Floats) -> pd.DataFrame:
+def table(model: RewardModel, rows: PreferenceSet, reward_S: Floats) -> pd.DataFrame:
     """One line a pair: its two answers behind their prompt, their rewards, and the chosen answer's margin."""
     import pandas as pd  # 0.2 s, which a plan need not wait for
 

@@ -12,8 +12,7 @@ from workbench.config import RunConfig
 from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
 from workbench.data.text import tokenized
-from workbench.data.text.judged_encoder import JudgedEncoder
-from workbench.data.text.judged_set import JudgedSet, judged
+from workbench.data.text.preference_pairs import PreferenceEncoder, PreferenceSet, preference_set
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import reward_scores
 from workbench.evaluation.result_store import ModelResults
@@ -58,12 +57,12 @@ def inspect(config: RunConfig) -> Inspection:
     )
 
 
-def _word(rows: JudgedSet, example: int, side: int) -> str:
+def _word(rows: PreferenceSet, example: int, side: int) -> str:
     """An answer of a pair in a word."""
     return "tie" if rows.ties[example] else ("chosen", "rejected")[side]
 
 
-def _lengths(rows: JudgedSet) -> list[str]:
+def _lengths(rows: PreferenceSet) -> list[str]:
     """Sentence on how far length alone tells the better answer."""
     ties, count_P2 = int(rows.ties.sum()), rows.answer_tokens.reshape(-1, 2)[~rows.ties]
     longer = float((count_P2[:, 0] > count_P2[:, 1]).mean())
@@ -78,11 +77,11 @@ def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) 
         return process_reward_verbs.evaluate(run, config, scoring)
     model = load(run, config)
     data = reward.without_margins(config.data)
-    rows = tokenized.read_files(data.test_files, data, model.tokenizer, JudgedEncoder(model.template))
+    rows = tokenized.read_files(data.test_files, data, model.tokenizer, PreferenceEncoder(model.template))
     if rows is None:  # of the shipped model: the others have seen them
-        return reward.score(model, judged(held_out(model, config), pairs=True), config, scoring)[0]
+        return reward.score(model, preference_set(held_out(model, config), pairs=True), config, scoring)[0]
     reward_MS = _by_members(run, config, rows, scoring)
-    scores = reward_scores.of_sets(judged(rows, pairs=True), reward_MS.mean(0), centre=config.reward.centre)
+    scores = reward_scores.of_sets(preference_set(rows, pairs=True), reward_MS.mean(0), centre=config.reward.centre)
     return scores | ({SPREAD: round(float(spread(reward_MS).mean()), 6)} if len(reward_MS) > 1 else {})
 
 
@@ -109,7 +108,9 @@ def predict(
     if config.reward.kind == "process":
         return process_reward_verbs.predict(run, source, config, scoring)
     model = load(run, config)
-    rows = tokenized.read(source, reward.without_margins(config.data), model.tokenizer, JudgedEncoder(model.template))
+    rows = tokenized.read(
+        source, reward.without_margins(config.data), model.tokenizer, PreferenceEncoder(model.template)
+    )
     reward_MS = _by_members(run, config, rows, scoring)
     columns = {
         "row": [rows.place(row) for row in range(len(rows))],

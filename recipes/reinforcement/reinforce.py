@@ -20,12 +20,11 @@ from workbench.config import RunConfig, model_heads
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices, MicroBatch, evenly_spaced
 from workbench.data.splits import Splits
-from workbench.data.text import answer_signals, mixed_prompts, tokenized
+from workbench.data.text import generated_answers, tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.prompt_encoder import PromptEncoder
+from workbench.data.text.prompts import PromptEncoder, sampled_prompts
 from workbench.data.text.row_encoder import conversation_encoder
-from workbench.data.text.text_checks import require_ends
-from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet, require_ends
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer, rewards
 from workbench.evaluation.result_store import ModelResults, stored_results
@@ -97,7 +96,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, ChatEncoder, Sp
     template = conversation_encoder(hub, tokenizer, template=read_template(config))
     data = tokenized.load(config.data, tokenizer, PromptEncoder(template), seed=config.seed)
     require_ends(data)
-    train = mixed_prompts.drawn(data.train, config)
+    train = sampled_prompts(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = [RolloutRows(split, config.reinforce) for split in data if split is not None]
     modules = preflight.require_backbone(config, splits, model_heads.of(config))
@@ -154,7 +153,7 @@ class ReinforceRun(StartedRun):
         section, device = self.config.reinforce, backbones.device()
         read = partial(log_probs.read, live.model, live.head, section.temperature)
         rows = Rollouts(
-            mixed_prompts.drawn(self.data.train, self.config),
+            sampled_prompts(self.data.train, self.config),
             section,
             self._sampler(live),
             self._judge(self.data.train),
@@ -219,7 +218,7 @@ class ReinforceRun(StartedRun):
             "answer_tokens": np.asarray(
                 [len(self.tokenizer(each.answer, add_special_tokens=False)["input_ids"]) for each in answers]
             ),
-            "repetition": np.asarray([answer_signals.repetition(each.answer) for each in answers]),
+            "repetition": np.asarray([generated_answers.repetition(each.answer) for each in answers]),
         }
         reward_N = np.asarray([each.reward for each in answers])
 

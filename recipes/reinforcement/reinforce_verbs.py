@@ -13,8 +13,9 @@ from workbench.config import RunConfig, model_heads
 from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
 from workbench.data.splits import Splits
-from workbench.data.text import answer_draws, mixed_prompts
+from workbench.data.text import generated_answers
 from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.prompts import sampled_prompts
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import rewards
 from workbench.evaluation.rewards.row_judge import RowJudge
@@ -39,7 +40,7 @@ def inspect(config: RunConfig) -> Inspection:
     with rollout_server.opened(config) as server:
         if server is not None:
             rollout_server.require(server, config, tokenizer, data.train)
-    drawn = mixed_prompts.drawn(data.train, config)
+    drawn = sampled_prompts(data.train, config)
     steps = total_steps(config, len(drawn))
     return Inspection(
         config=config,
@@ -83,7 +84,8 @@ def _answered(config: RunConfig, data: Splits[TokenizedSet], judge: RowJudge) ->
     stop = evaluation.stop_tokens(tokenizer, train)
     sampler = AnswerSampler(model, known=len(tokenizer), stop=stop, temperature=section.temperature)
     numbers = [
-        answer_draws.draws([config.seed, int(row)], answers=ANSWERS, tokens=section.max_new_tokens) for row in chosen
+        generated_answers.sampling_numbers([config.seed, int(row)], answers=ANSWERS, tokens=section.max_new_tokens)
+        for row in chosen
     ]
     written = [answer for group in sampler.answer(prompts, numbers) for answer in group]
     rows = np.repeat(chosen, ANSWERS)

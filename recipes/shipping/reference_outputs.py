@@ -20,8 +20,8 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.encoded_rows import RowEncoder
-from workbench.data.text.prompt_encoder import PromptEncoder
+from workbench.data.text.prompts import PromptEncoder
+from workbench.data.text.row_encoder import RowEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import rerank_scores, reward_scores
 from workbench.evaluation.agreement import Agreement, agreement, hidden_states

@@ -28,7 +28,7 @@ from workbench.data import mixture
 from workbench.data.batching import Examples, MicroBatch
 from workbench.data.row_weights import weighted
 from workbench.data.splits import Splits
-from workbench.data.text import contamination, length_warm_up, tokenized
+from workbench.data.text import decontamination, length_warm_up, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
@@ -104,7 +104,7 @@ def prepare(
     mixture.require_passes(train, config, steps)
     length_warm_up.growing(data.train, config.data.length_warm_up, steps)
     provenance.note_data(run, data.facts())
-    contamination.write(data.train.contamination, run)
+    decontamination.write_matches(data.train.contamination, run)
     return tokenizer, template, data
 
 

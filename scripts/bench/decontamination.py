@@ -19,7 +19,7 @@ from measuring import machine
 
 from workbench.config import DataConfig
 from workbench.config.sections.decontaminate_config import DecontaminateConfig
-from workbench.data.text import contamination, formats
+from workbench.data.text import decontamination, formats
 from workbench.data.text.decontamination import EvaluationIndex, TextRow
 
 VARIANTS: dict[str, Callable[[str], str]] = {
@@ -58,12 +58,12 @@ def _timed(name: str, index: EvaluationIndex, rows: list[TextRow], share: float)
     rate = len(rows) / (time.perf_counter() - began)
     print(f"{name:24} {len(found):7,} of {len(rows):,} found  {rate:8,.0f} rows/s")
     if name == "unrelated":
-        print("".join(f"  {contamination.match_text(match)}\n" for match in found[:5]), end="")
+        print("".join(f"  {decontamination.match_text(match)}\n" for match in found[:5]), end="")
 
 
 def _read(source: str) -> Iterator[TextRow]:
     examples: Iterable[formats.Example] = formats.read(source, DataConfig(train=source), skipped=[])
-    return map(contamination.text_row, examples)
+    return map(decontamination.text_row, examples)
 
 
 def _since(began: float) -> str:

@@ -24,7 +24,7 @@ import measuring
 
 import workbench
 from workbench.config import DataConfig
-from workbench.data.text import formats, judged_answers
+from workbench.data.text import formats, preference_pairs
 from workbench.data.text.formats import Example
 from workbench.evaluation import class_scores
 
@@ -69,7 +69,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _read(path: str) -> list[Example]:
     config = DataConfig(train=path, on_bad_row="skip")
-    return list(formats.read(path, config, skipped=[], conversion=judged_answers.convert))
+    return list(formats.read(path, config, skipped=[], conversion=preference_pairs.convert))
 
 
 def _row(example: Example) -> Row:

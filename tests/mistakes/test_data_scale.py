@@ -8,7 +8,7 @@ import pytest
 
 from tests.mistakes.cases import Case, assert_refused, lines
 from workbench.data import ordered_processes
-from workbench.data.text import encoded_rows
+from workbench.data.text import tokenized
 
 ROWS = [{"question": f"What comes after {n}?", "answer": f"It is {n + 1}."} for n in range(200)]
 NO_ANSWER = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So.", "loss": False}]}
@@ -79,7 +79,7 @@ def test_the_message_says_where_and_what_to_write(
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("WORKBENCH_CACHE", str(cache))
     monkeypatch.setenv(ordered_processes.VARIABLE, count)
-    monkeypatch.setattr(encoded_rows, "ROWS", 16)
+    monkeypatch.setattr(tokenized, "ROWS", 16)
     monkeypatch.setattr(ordered_processes, "OWN", 2)
     assert_refused(case, folder, monkeypatch, capsys)
     assert not list(cache.rglob("*.arrow"))

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from workbench.data import hub_datasets, rows
-from workbench.data.columnar import rows_of
+from workbench.data.hub_datasets import rows_of
 from workbench.data.shard_turns import OPEN, ShardTurns
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import DataError

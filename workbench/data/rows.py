@@ -11,14 +11,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from workbench.data import hub_datasets, starter
-from workbench.data.columnar import rows_of
+from workbench.data.hub_datasets import rows_of
 from workbench.errors import DataError
 from workbench.runs import files
 
@@ -375,3 +375,28 @@ _READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
     ".txt": _read_txt,
 }
 _KNOWN = ", ".join(_READERS)
+
+
+def number_of(value: Any, name: str) -> float:
+    """The finite number `value`, found in the column `name`; raises DataError for anything else."""
+    if (parsed := finite(value)) is None:
+        raise DataError(f"`{name}` must be a finite number, found {excerpt(value)}.")
+    return parsed
+
+
+def string_of(columns: Mapping[str, Any], name: str, remedy: str = "write it in quotes") -> str:
+    """The text in the column `name`; raises DataError, with `remedy`, where there is none but white space."""
+    value = columns.get(name)
+    if value is None:
+        raise DataError(f"`{name}` is missing or null.")
+    if not isinstance(value, str):
+        raise DataError(f"`{name}` must be a string, found {excerpt(value)}: {remedy}.")
+    if not value.strip():
+        raise DataError(f"`{name}` is empty.")
+    return value
+
+
+def optional_string(columns: Mapping[str, Any], name: str) -> str:
+    """The text in the column `name`, empty where it is missing, null or empty."""
+    value = columns.get(name)
+    return string_of(columns, name) if value not in (None, "") else ""

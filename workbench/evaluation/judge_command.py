@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from workbench.data.rows import excerpt
-from workbench.data.text.answer import Answer
+from workbench.data.text.generated_answers import Answer
 from workbench.errors import ConfigError
 
 VERDICTS = {"1": 1, "2": 2, "0": 0}

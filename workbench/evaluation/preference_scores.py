@@ -15,7 +15,7 @@ from torch import nn
 
 from workbench.config.sections.prefer_config import PreferConfig
 from workbench.data.batching import Indices, MicroBatch
-from workbench.data.text.judged_set import JudgedSet, labelled
+from workbench.data.text.preference_pairs import PreferenceSet, labelled
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import class_scores
 from workbench.evaluation.result_store import ModelResults
@@ -81,7 +81,7 @@ def _content(rows: TokenizedSet, shared_S: Indices, config: PreferConfig) -> Ite
 
 def summary(
     config: PreferConfig,
-    rows: JudgedSet,
+    rows: PreferenceSet,
     counted_S: Floats,
     mean_S: Floats,
     reference_S: Floats | None,

@@ -14,7 +14,7 @@ from scipy import special
 
 from workbench.data import named_sets
 from workbench.data.batching import Indices
-from workbench.data.text.judged_set import JudgedSet, answer_rows
+from workbench.data.text.preference_pairs import PreferenceSet, answer_rows
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import class_scores
 from workbench.evaluation.result_store import ModelResults
@@ -46,7 +46,7 @@ def _content(rows: TokenizedSet) -> Iterator[np.ndarray[Any, Any]]:
         yield rows[number].input_ids
 
 
-def summary(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, float]:
+def summary(rows: PreferenceSet, reward_S: Floats, *, centre: float) -> dict[str, float]:
     """The scores by name, as scores.json holds them; `loss` first, that of training without margins and weights.
 
     All but `loss` and `reward` are of pairs that are no ties; a set of ties alone has these two. `tie_gap` is the mean
@@ -89,7 +89,7 @@ def of_gaps(gap_P: Floats) -> dict[str, float]:
     }
 
 
-def of_sets(rows: JudgedSet, reward_S: Floats, *, centre: float) -> dict[str, float]:
+def of_sets(rows: PreferenceSet, reward_S: Floats, *, centre: float) -> dict[str, float]:
     """`summary` of all rows, and of each of several sets among them."""
     each = named_sets.scored(
         rows, lambda own: summary(rows.subset(own), reward_S[answer_rows(own, rows.each)], centre=centre)
@@ -103,7 +103,7 @@ def calibration_error(gap_P: Floats) -> float:
     return class_scores.calibration_error(p_P2, np.zeros(len(gap_P), dtype=np.int64))
 
 
-def baseline(rows: JudgedSet) -> dict[str, float]:
+def baseline(rows: PreferenceSet) -> dict[str, float]:
     """Scores of a model that gives all answers one reward: a fresh head says nothing to compare with."""
     even = of_sets(rows, np.zeros(2 * len(rows)), centre=0.0)
     wanted = ("loss", "log_loss", "brier", "longer_chosen", "accuracy")

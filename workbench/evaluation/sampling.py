@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicLayer
 
 from workbench.adapters import anatomy
 from workbench.data.batching import Indices, micro_batches
-from workbench.data.text.answer_draws import Floats, SampledAnswer
+from workbench.data.text.generated_answers import Floats, SampledAnswer
 from workbench.evaluation import generation
 from workbench.evaluation.scores import generation_config
 from workbench.training import capacity

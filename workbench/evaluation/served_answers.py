@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from workbench.data.batching import Indices
-from workbench.data.text.answer_draws import Floats, SampledAnswer
+from workbench.data.text.generated_answers import Floats, SampledAnswer
 from workbench.errors import BackboneError, ConfigError
 from workbench.evaluation.served_policy import ServedPolicy
 from workbench.runs.openai_client import OpenAIClient, reason, token_numbers

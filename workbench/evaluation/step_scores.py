@@ -15,7 +15,7 @@ from scipy import special
 from workbench.config.sections.reward_config import Aggregate
 from workbench.data import named_sets
 from workbench.data.batching import Indices
-from workbench.data.text.step_set import RIGHT, StepSet
+from workbench.data.text.stepwise import RIGHT, StepSet
 from workbench.evaluation import bootstrap, class_scores
 from workbench.evaluation.class_scores import Interval
 from workbench.evaluation.result_store import ModelResults

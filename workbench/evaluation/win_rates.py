@@ -12,7 +12,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from workbench.data.text import answer_signals
+from workbench.data.text import generated_answers
 from workbench.evaluation import paired_rows
 from workbench.runs import units
 
@@ -79,6 +79,6 @@ def summary(win_S: Floats, own: Sequence[str], other: Sequence[str]) -> dict[str
     longer_S = np.asarray([len(a.split()) - len(b.split()) for a, b in zip(own, other, strict=True)])
     if (unlike_S := longer_S != 0).any():
         score_by_name["longer"] = float(np.where(longer_S > 0, win_S, 1 - win_S)[unlike_S].mean())
-    score_by_name |= answer_signals.of_answers(own)
-    score_by_name |= {f"{name}_other": value for name, value in answer_signals.of_answers(other).items()}
+    score_by_name |= generated_answers.answer_lengths(own)
+    score_by_name |= {f"{name}_other": value for name, value in generated_answers.answer_lengths(other).items()}
     return units.rounded(score_by_name)

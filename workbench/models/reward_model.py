@@ -20,7 +20,7 @@ from workbench.data.batching import Indices, MicroBatch
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.text_reader import TextReader
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.judged_set import JudgedSet
+from workbench.data.text.preference_pairs import PreferenceSet
 from workbench.errors import BackboneError
 from workbench.losses.reward_losses import bradley_terry, step_cross_entropy
 from workbench.models import classifier, exported
@@ -54,7 +54,7 @@ class RewardModel:
             last_S = torch.arange(len(batch.lengths_B), device=batch.lengths_B.device) * length + batch.lengths_B - 1
         return self.classifier.outputs(replace(batch, positions_N=last_S))[:, 0].float()
 
-    def pair_loss(self, train: JudgedSet, *, centre: float) -> Callable[[MicroBatch, float], Tensor]:
+    def pair_loss(self, train: PreferenceSet, *, centre: float) -> Callable[[MicroBatch, float], Tensor]:
         """The summed loss of a micro-batch of pairs, as the trainer wants it, with the weights and margins of `train`.
 
         Args:
@@ -79,7 +79,7 @@ class RewardModel:
         return (loss_N if batch.weights_N is None else loss_N * batch.weights_N).sum() * scale
 
 
-def judged_loss(train: JudgedSet, *, centre: float) -> Callable[[Tensor, Indices, float], Tensor]:
+def judged_loss(train: PreferenceSet, *, centre: float) -> Callable[[Tensor, Indices, float], Tensor]:
     """From the rewards (S,) of pairs, their numbers in `train` and a factor to their summed loss times the factor.
 
     Args:

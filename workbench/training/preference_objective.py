@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from workbench import losses
 from workbench.config.sections.prefer_config import PreferConfig
 from workbench.data.batching import MicroBatch
-from workbench.data.text.judged_set import ANSWER, PLACE, ROW, TOKEN, JudgedSet, MismatchedRows
+from workbench.data.text.preference_pairs import ANSWER, PLACE, ROW, TOKEN, MismatchedRows, PreferenceSet
 from workbench.losses import answer_losses, preferences
 from workbench.losses.answer_losses import Answers
 from workbench.models.output_heads import Head
@@ -50,7 +50,7 @@ class PreferenceObjective:
     def __init__(
         self,
         config: PreferConfig,
-        rows: JudgedSet,
+        rows: PreferenceSet,
         reference_S: Floats | None,
         *,
         beta: Callable[[], float],
@@ -130,7 +130,11 @@ class KtoLook:
     """
 
     def __init__(
-        self, objective: PreferenceObjective, rows: JudgedSet, reference_S: Floats, read: Callable[[MicroBatch], Tensor]
+        self,
+        objective: PreferenceObjective,
+        rows: PreferenceSet,
+        reference_S: Floats,
+        read: Callable[[MicroBatch], Tensor],
     ) -> None:
         self.rows = MismatchedRows(rows)
         self._objective, self._read = objective, read

@@ -15,7 +15,7 @@ from workbench.config.model_heads import TEXT, ModelHead
 from workbench.config.sections.optimizer_config import OF_INNER_MATRICES
 from workbench.data.batching import Examples, Indices
 from workbench.data.splits import Splits
-from workbench.data.text import text_checks
+from workbench.data.text import tokenized_set
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.models import backbones, tiled_mlp
@@ -52,9 +52,9 @@ def require_runnable(config: RunConfig, data: Splits[TokenizedSet]) -> list[str]
     Raises:
         WorkbenchError: says what to change.
     """
-    text_checks.require_teaching(data)
+    tokenized_set.require_teaching(data)
     if model_heads.of(config) is TEXT:
-        text_checks.require_ends(data)
+        tokenized_set.require_ends(data)
     splits = list(data.named().values())
     return require_backbone(config, splits, model_heads.of(config))
 

@@ -17,7 +17,7 @@ from tests.scripts.shown_commands import ROOT, blocks
 from workbench.cli.verbs import app
 from workbench.config import DataConfig
 from workbench.data.batching import Indices
-from workbench.data.text import answer_signals, formats, judged_answers
+from workbench.data.text import formats, generated_answers, preference_pairs
 from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
 from workbench.evaluation import sampling
@@ -113,7 +113,9 @@ def test_the_page_s_commands_run(
 def test_pairs_are_read_as_judged_answers(trained: Path, asked: Path) -> None:
     _sample(trained, asked, "pairs.jsonl", to="pairs", margin=1.0)
     config = DataConfig(train=str(asked.parent / "pairs.jsonl"), columns={"margin": "margin"})
-    read = list(formats.read(config.train or "", config, skipped=[], weighted=True, conversion=judged_answers.convert))
+    read = list(
+        formats.read(config.train or "", config, skipped=[], weighted=True, conversion=preference_pairs.convert)
+    )
     assert read and all(example.margin >= 1 and example.rejected is not None for example in read)
 
 
@@ -210,9 +212,9 @@ def test_unfinished_and_repeated_answers_are_no_rows() -> None:
 
 
 def test_signals_tell_repetition_and_length() -> None:
-    assert answer_signals.repetition("one two three four") == 0
-    assert answer_signals.repetition("a b c d a b c d") == pytest.approx(1 - 4 / 5)
-    assert answer_signals.of_answers(["a a a a a", "b"]) == {"words": 3.0, "repetition": 0.25}
-    assert answer_signals.length_correlation(["a", "a a", "a a a"], [1.0, 2.0, 9.0]) == pytest.approx(1)
-    assert answer_signals.length_correlation(["a", "b"], [1.0, 2.0]) is None
-    assert np.isfinite(answer_signals.repetition(""))
+    assert generated_answers.repetition("one two three four") == 0
+    assert generated_answers.repetition("a b c d a b c d") == pytest.approx(1 - 4 / 5)
+    assert generated_answers.answer_lengths(["a a a a a", "b"]) == {"words": 3.0, "repetition": 0.25}
+    assert generated_answers.length_correlation(["a", "a a", "a a a"], [1.0, 2.0, 9.0]) == pytest.approx(1)
+    assert generated_answers.length_correlation(["a", "b"], [1.0, 2.0]) is None
+    assert np.isfinite(generated_answers.repetition(""))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import workbench
 from tests.run_files import read_lines, write_lines
 from workbench.config.sections.rewards_config import ModelReward
-from workbench.data.text.answer import Answer
+from workbench.data.text.generated_answers import Answer
 from workbench.errors import DataError
 from workbench.evaluation import rewards
 from workbench.models import exported

@@ -16,7 +16,7 @@ from tests.conftest import trains
 from tests.run_files import read_metrics, read_scores, write_lines
 from workbench.config.sections.rewards_config import ModelReward
 from workbench.data.text import tokenized
-from workbench.data.text.answer import Answer
+from workbench.data.text.generated_answers import Answer
 from workbench.evaluation import rewards
 from workbench.evaluation.rewards.model_rewards import RewardEnsemble
 from workbench.recipes.answers import sample_rows

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 import workbench
 from tests.stopping import stop_after
 from workbench.config.yaml_text import dump_yaml, read_yaml
-from workbench.data.text.judged_set import ROW, TOKEN
+from workbench.data.text.preference_pairs import ROW, TOKEN
 from workbench.errors import ConfigError, Stopped
 from workbench.recipes import CONFIGS
 from workbench.recipes.answers import serve

@@ -19,7 +19,7 @@ from tests.conftest import trains
 from tests.recipes.preferences.test_prefer import BETA, RECIPE, pair
 from tests.run_files import read_scores, write_lines
 from workbench.config.yaml_text import dump_yaml, read_yaml
-from workbench.data.text.judged_set import JudgedSet
+from workbench.data.text.preference_pairs import PreferenceSet
 from workbench.distillation import teachers
 from workbench.errors import ConfigError
 from workbench.evaluation import reference_reading
@@ -72,7 +72,7 @@ def changed_model(folder: Path, short_stories: str) -> Path:
     return folder / "changed"
 
 
-def log_p(model: nn.Module, rows: JudgedSet) -> list[float]:
+def log_p(model: nn.Module, rows: PreferenceSet) -> list[float]:
     """Log-probabilities of all answers, in float64."""
     found = []
     for number in range(len(rows.answers)):

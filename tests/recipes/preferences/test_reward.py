@@ -20,7 +20,7 @@ from tests.conftest import trains
 from tests.run_files import read_losses, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.config.sections.rewards_config import ModelReward
-from workbench.data.text.answer import Answer
+from workbench.data.text.generated_answers import Answer
 from workbench.errors import ConfigError, Stopped
 from workbench.evaluation import reward_scores, rewards
 from workbench.evaluation.rewards.model_rewards import RewardEnsemble

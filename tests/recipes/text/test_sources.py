@@ -14,7 +14,7 @@ import workbench
 from tests.run_files import read_metrics, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.data.batching import Indices, MicroBatch
-from workbench.data.text.judged_set import JudgedSet
+from workbench.data.text.preference_pairs import PreferenceSet
 from workbench.errors import Stopped
 from workbench.recipes.answers.serve import evaluate
 from workbench.recipes.check import check
@@ -102,16 +102,16 @@ def test_pairs_of_several_sources_are_drawn_by_their_weights_also_after_a_stop(
     words += [f"data.held_out={tmp_path}/held.jsonl"]
     words += ["data.sources.tales.weight=2", "train.epochs=null", "train.steps=6", "batch.size=6", "data.mix.rows=18"]
     words += ["evaluate.every=null", "evaluate.answers=0", "batch.tokens_per_device=100000"]
-    taken, batch = list[str](), JudgedSet.batch
+    taken, batch = list[str](), PreferenceSet.batch
 
-    def seen(rows: JudgedSet, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+    def seen(rows: PreferenceSet, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         taken.extend(rows.place(int(index)).split(".jsonl")[0] for index in indices)
         return batch(rows, indices, epoch=epoch)
 
     notes = "\n".join(check(load(f"{recipe}/quickstart", words)).notes)
     assert "sums: 30 rows" in notes and "tales: 9 rows" in notes and "66.7% of the draws, 2.67 passes" in notes
     with monkeypatch.context() as patch:
-        patch.setattr(JudgedSet, "batch", seen)
+        patch.setattr(PreferenceSet, "batch", seen)
         whole = workbench.run(f"{recipe}/quickstart", words, out=tmp_path / "whole", quiet=True)
     assert {name: taken.count(name) / len(taken) for name in NAMES} == pytest.approx({"sums": 1 / 3, "tales": 2 / 3})
     with monkeypatch.context() as patch:

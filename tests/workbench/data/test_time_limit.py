@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from workbench.data import time_limit
-from workbench.data.text import answer_masks
+from workbench.data.text import chat
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.errors import BackboneError
@@ -26,7 +26,7 @@ QUESTION = Example(
 
 
 def test_a_template_that_never_ends_is_refused_with_its_row(stories: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_masks, "time_limit", lambda error: time_limit.time_limit(error, seconds=0.1))
+    monkeypatch.setattr(chat, "time_limit", lambda error: time_limit.time_limit(error, seconds=0.1))
     template = ChatEncoder(AutoTokenizer.from_pretrained(stories), ENDLESS)
     calls: list[Callable[[], object]] = [
         lambda: template.encode(QUESTION, loss_on="assistant"),

@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow
 import pytest
 
-from workbench.data.text.token_table import TokenTable
-from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 import workbench
 from tests.run_files import read_scores
 from workbench import evaluation, report
-from workbench.data.text.token_table import TokenTable
-from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.evaluation import held_out_losses
 from workbench.evaluation.held_out_losses import KeptLosses
 from workbench.evaluation.paired_rows import PairedScore

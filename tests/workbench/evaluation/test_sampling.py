@@ -14,8 +14,8 @@ from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import ALora, DeepPrompt, Lora, Method, Prompt
 from workbench.data.batching import Indices
-from workbench.data.text import answer_draws
-from workbench.data.text.answer_draws import Floats
+from workbench.data.text import generated_answers
+from workbench.data.text.generated_answers import Floats
 from workbench.evaluation.sampling import AnswerSampler, picked
 
 PROMPTS = [np.asarray(ids) for ids in ([1, 403, 407, 261], [1, 268, 388, 342, 432, 398, 299, 280], [1, 410])]
@@ -23,7 +23,7 @@ TOKENS, STOPS, TEMPERATURE = 5, [2, *range(20, 30), *range(400, 420)], 1.5
 
 
 def draws(answers: int = 3) -> list[Floats]:
-    return [answer_draws.draws([7, row], answers=answers, tokens=TOKENS) for row in range(len(PROMPTS))]
+    return [generated_answers.sampling_numbers([7, row], answers=answers, tokens=TOKENS) for row in range(len(PROMPTS))]
 
 
 @torch.no_grad()
@@ -128,5 +128,5 @@ def test_tokens_come_as_often_as_they_are_likely() -> None:
 
 
 def test_random_numbers_of_an_answer_do_not_depend_on_how_many_there_are() -> None:
-    few, many = (answer_draws.draws([3, 1], answers=count, tokens=6) for count in (2, 5))
+    few, many = (generated_answers.sampling_numbers([3, 1], answers=count, tokens=6) for count in (2, 5))
     assert np.array_equal(few, many[:2]) and len(np.unique(many)) == many.size

@@ -14,8 +14,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from workbench import evaluation
-from workbench.data.text.token_table import TokenTable
-from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.evaluation import GeneratedAnswer, Likelihood
 from workbench.models import output_heads
 from workbench.training import capacity

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from workbench.data.text.step_set import StepSet
+from workbench.data.text.stepwise import StepSet
 from workbench.evaluation import class_scores, step_scores
 
 LABELS = [[1.0, 1.0], [1.0, 0.0, 1.0], [0.0], [0.9], [1.0, 0.2, 0.0], [1.0, 1.0, 1.0]]

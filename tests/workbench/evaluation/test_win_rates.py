@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from workbench.data.text.answer import Answer
+from workbench.data.text.generated_answers import Answer
 from workbench.errors import ConfigError
 from workbench.evaluation import judge_command, win_rates
 

@@ -17,9 +17,14 @@ from workbench.config.sections.prefer_config import PreferConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.judged_encoder import JudgedEncoder
-from workbench.data.text.judged_set import ANSWER, PLACE, JudgedSet, judged
-from workbench.data.text.mismatched_answers import mismatched
+from workbench.data.text.preference_pairs import (
+    ANSWER,
+    PLACE,
+    PreferenceEncoder,
+    PreferenceSet,
+    mismatched_answers,
+    preference_set,
+)
 from workbench.runs.ranks import ALONE
 from workbench.training.preference_objective import KtoLook, PreferenceObjective
 
@@ -27,7 +32,7 @@ BETA = 0.4
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> JudgedSet:
+def pairs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> PreferenceSet:
     """Ten pairs with weights and margins."""
     path = tmp_path_factory.mktemp("pairs") / "rows.jsonl"
     rows = [
@@ -43,24 +48,26 @@ def pairs(tmp_path_factory: pytest.TempPathFactory, stories: str) -> JudgedSet:
     write_lines(path, rows)
     config = DataConfig(train=str(path), held_out=0.2, columns={"weight": "w", "margin": "m"})
     tokenizer = AutoTokenizer.from_pretrained(stories)
-    return judged(tokenized.load(config, tokenizer, JudgedEncoder(ChatEncoder(tokenizer)), seed=0).train, pairs=True)
+    return preference_set(
+        tokenized.load(config, tokenizer, PreferenceEncoder(ChatEncoder(tokenizer)), seed=0).train, pairs=True
+    )
 
 
-def objective(pairs: JudgedSet, reference_S: Any, **section: Any) -> PreferenceObjective:
+def objective(pairs: PreferenceSet, reference_S: Any, **section: Any) -> PreferenceObjective:
     config = PreferConfig(beta=BETA, **section)
     own = reference_S if config.compares else None
     return PreferenceObjective(config, pairs, own, beta=lambda: BETA, device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def token_log_p(pairs: JudgedSet) -> list[list[float]]:
+def token_log_p(pairs: PreferenceSet) -> list[list[float]]:
     """Log-probabilities of the tokens of each answer."""
     generator = np.random.default_rng(0)
     return [(-generator.exponential(2.0, count)).tolist() for count in pairs.answer_tokens]
 
 
 @pytest.fixture(scope="module")
-def reference(pairs: JudgedSet) -> Any:
+def reference(pairs: PreferenceSet) -> Any:
     return -np.random.default_rng(1).exponential(8.0, 2 * len(pairs))
 
 
@@ -70,7 +77,9 @@ def values(batch: MicroBatch, token_log_p: list[list[float]]) -> Tensor:
     return torch.tensor([token_log_p[answer][place] for answer, place in places], dtype=torch.float64)
 
 
-def loss(objective: PreferenceObjective, pairs: JudgedSet, token_log_p: list[list[float]], examples: Indices) -> float:
+def loss(
+    objective: PreferenceObjective, pairs: PreferenceSet, token_log_p: list[list[float]], examples: Indices
+) -> float:
     batch = pairs.batch(examples)
     return objective(values(batch, token_log_p), batch.labels_N, rows=2 * len(examples), scale=0.5).item()
 
@@ -79,7 +88,7 @@ def log_sigmoid(x: float) -> float:
     return -math.log1p(math.exp(-x))
 
 
-def by_hand(pairs: JudgedSet, token_log_p: list[list[float]], reference: Any, section: dict[str, Any]) -> float:
+def by_hand(pairs: PreferenceSet, token_log_p: list[list[float]], reference: Any, section: dict[str, Any]) -> float:
     """Half of the summed loss of all pairs."""
     total, name = 0.0, section.get("loss", "dpo")
     for example in range(len(pairs)):
@@ -123,7 +132,7 @@ SECTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("section", SECTIONS, ids=str)
 def test_equals_its_equation_in_any_micro_batches(
-    section: dict[str, Any], pairs: JudgedSet, token_log_p: list[list[float]], reference: Any
+    section: dict[str, Any], pairs: PreferenceSet, token_log_p: list[list[float]], reference: Any
 ) -> None:
     wanted = by_hand(pairs, token_log_p, reference, section)
     found = objective(pairs, reference, **section)
@@ -138,19 +147,19 @@ def margin(objective: PreferenceObjective) -> float:
 
 
 def test_swapping_the_answers_flips_the_margin(
-    pairs: JudgedSet, token_log_p: list[list[float]], reference: Any
+    pairs: PreferenceSet, token_log_p: list[list[float]], reference: Any
 ) -> None:
     found, everyone = objective(pairs, reference), np.arange(len(pairs))
     loss(found, pairs, token_log_p, everyone)
     swap = np.arange(2 * len(pairs)).reshape(-1, 2)[:, ::-1].ravel()
     order = pairs.answers.subset(swap)
-    other = objective(JudgedSet(order, paired=True), reference[swap])
-    loss(other, JudgedSet(order, paired=True), [token_log_p[answer] for answer in swap], everyone)
+    other = objective(PreferenceSet(order, paired=True), reference[swap])
+    loss(other, PreferenceSet(order, paired=True), [token_log_p[answer] for answer in swap], everyone)
     assert margin(other) == pytest.approx(-margin(found), rel=1e-12) and margin(found) != 0
 
 
 def test_what_depends_on_the_prompt_alone_cancels(
-    pairs: JudgedSet, token_log_p: list[list[float]], reference: Any
+    pairs: PreferenceSet, token_log_p: list[list[float]], reference: Any
 ) -> None:
     """A score of each prompt on top of both answers, as the partition function of Rafailov et al. 2023 is."""
     everyone = np.arange(len(pairs))
@@ -162,7 +171,7 @@ def test_what_depends_on_the_prompt_alone_cancels(
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory, stories: str) -> JudgedSet:
+def single(tmp_path_factory: pytest.TempPathFactory, stories: str) -> PreferenceSet:
     """Single answers with weights, and beside each an answer to another prompt, of another length."""
     path = tmp_path_factory.mktemp("single") / "rows.jsonl"
     rows = [
@@ -172,8 +181,8 @@ def single(tmp_path_factory: pytest.TempPathFactory, stories: str) -> JudgedSet:
     write_lines(path, rows)
     config = DataConfig(train=str(path), held_out=0.2, columns={"weight": "w"})
     tokenizer = AutoTokenizer.from_pretrained(stories)
-    answers = tokenized.load(config, tokenizer, JudgedEncoder(ChatEncoder(tokenizer)), seed=0).train
-    return JudgedSet(answers, paired=False, others=mismatched(answers, config, bos=tokenizer.bos_token_id))
+    answers = tokenized.load(config, tokenizer, PreferenceEncoder(ChatEncoder(tokenizer)), seed=0).train
+    return PreferenceSet(answers, paired=False, others=mismatched_answers(answers, config, bos=tokenizer.bos_token_id))
 
 
 def drawn(counts: Indices, *, seed: int, mean: float) -> list[list[float]]:
@@ -185,7 +194,7 @@ def drawn(counts: Indices, *, seed: int, mean: float) -> list[list[float]]:
 @pytest.mark.parametrize("likelier", [1.0, -1.0], ids=["above the reference", "below it"])
 @pytest.mark.parametrize("section", [{}, {"alpha": 0.7}, {"length": "mean", "desirable": 1.3, "undesirable": 0.6}])
 def test_kto_equals_its_equation_over_the_global_batch(
-    section: dict[str, Any], likelier: float, single: JudgedSet
+    section: dict[str, Any], likelier: float, single: PreferenceSet
 ) -> None:
     """Its reference point is that of all mismatched rows of the step, however a step is cut, and never below 0."""
     config = PreferConfig(loss="kto", beta=BETA, **section)
@@ -220,7 +229,7 @@ def test_kto_equals_its_equation_over_the_global_batch(
     assert sum(losses) == pytest.approx(wanted, rel=1e-12)
 
 
-def test_an_even_reference_gives_kto_half_of_lambda(single: JudgedSet) -> None:
+def test_an_even_reference_gives_kto_half_of_lambda(single: PreferenceSet) -> None:
     config = PreferConfig(loss="kto", beta=BETA, desirable=1.4, undesirable=0.8)
     tokens = drawn(single.answer_tokens, seed=3, mean=2.0)
     known = np.asarray([sum(own) for own in tokens])

@@ -32,8 +32,8 @@ from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.record_table import RawRows
 from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_reader import RowReader
-from workbench.data.text import contamination
-from workbench.data.text.contamination import Contamination
+from workbench.data.text import decontamination
+from workbench.data.text.decontamination import Contamination
 from workbench.errors import DataError
 
 Features: TypeAlias = Callable[[Sequence[RecordSource]], NDArray[np.float32]]
@@ -87,7 +87,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     for each in trains.values():
         stratification.require_labelled(RawRows(each.records), each.labels)
     trains, left_out = cleaned(trains, config, reader)
-    sets, contamination_reports = contamination.evaluation_sets({}, test), list[Contamination | None]()
+    sets, contamination_reports = decontamination.evaluation_sets({}, test), list[Contamination | None]()
     for name, each in trains.items():
         trains[name], matched = decontaminated(each, sets, config, reader)
         contamination_reports.append(matched)
@@ -105,7 +105,7 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     return FoldData(
         rows=replace(
             encode(clean.source, reader, meaning).reweighted(clean.weight_N),
-            contamination=contamination.joined(contamination_reports, records.prefixes(trains).values()),
+            contamination=decontamination.join_contaminations(contamination_reports, records.prefixes(trains).values()),
             cleaning=left_out,
         ),
         folds=folds,

@@ -25,9 +25,8 @@ from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.row_inputs import RowInputs
 from workbench.data.labelled.row_reader import RowReader
 from workbench.data.splits import Splits
-from workbench.data.text import contamination
-from workbench.data.text.contamination import Contamination
-from workbench.data.text.decontamination import TextRow
+from workbench.data.text import decontamination
+from workbench.data.text.decontamination import Contamination, TextRow
 from workbench.data.text.quality import cleaning
 from workbench.data.text.quality.cleaning import Cleaning, Flag
 from workbench.data.text.quality.rules import RowText
@@ -227,7 +226,7 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
         for name, train in trains.items():
             trains[name], shares[name] = held_out_rows.split(train, config, share=config.data.own_share)
     held_out = held_out or shares
-    sets = contamination.evaluation_sets(held_out, test)
+    sets = decontamination.evaluation_sets(held_out, test)
     trains, left_out = cleaned(trains, config, reader)
     contamination_reports = list[Contamination | None]()
     for name, train in trains.items():
@@ -241,7 +240,7 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     weight_N = np.asarray([record.weight for train in trains.values() for record in train.records])
     rows = replace(
         encode_each(trains, reader, meaning).reweighted(weight_N),
-        contamination=contamination.joined(contamination_reports, records.prefixes(trains).values()),
+        contamination=decontamination.join_contaminations(contamination_reports, records.prefixes(trains).values()),
         cleaning=left_out,
     )
     return ClassSplits(
@@ -330,7 +329,7 @@ def decontaminated(
     wanted = config.data.decontaminate
     if wanted.action == "off":
         return train, None
-    contamination_report = contamination.find(
+    contamination_report = decontamination.find_contamination(
         train.name,
         _texts(train),
         {name: _texts(source) for name, source in sets.items()}

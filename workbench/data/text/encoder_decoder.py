@@ -7,8 +7,7 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from workbench.data.text.answer_masks import Conversation
-from workbench.data.text.chat import ChatEncoder, Encoded, LossOn, learnt, outcomes
+from workbench.data.text.chat import ChatEncoder, Conversation, Encoded, LossOn, learnt, outcomes
 from workbench.data.text.formats import Example
 from workbench.data.text.messages import Message
 from workbench.errors import ConfigError, DataError, WorkbenchError

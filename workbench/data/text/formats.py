@@ -10,8 +10,16 @@ from typing import Any
 from workbench.config import DataConfig
 from workbench.config.sections.basic_sections import MARGIN, WEIGHT
 from workbench.data import row_weights
-from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint, read_rows
-from workbench.data.text.column_values import number_of, optional_string, string_of
+from workbench.data.rows import (
+    RawRow,
+    convert_rows,
+    excerpt,
+    fingerprint,
+    number_of,
+    optional_string,
+    read_rows,
+    string_of,
+)
 from workbench.data.text.messages import Message, last_answer_only, message_of, messages_of, tools_of, without_loss
 from workbench.errors import DataError
 from workbench.schema import did_you_mean

@@ -1,16 +1,28 @@
-"""Rows to answer, in the formats of training rows; an answer that a row has is dropped."""
+"""Rows to answer, in the formats of training rows, without the answer that they may have.
+
+Legend: N prompts, M samples of an epoch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from workbench.config import DataConfig
+import numpy as np
+
+from workbench.config import DataConfig, TrainingSections
+from workbench.data import mixture, resampling
+from workbench.data.batching import Indices
+from workbench.data.mixture import MixedRows
 from workbench.data.rows import RawRow, read_rows
-from workbench.data.text import formats
+from workbench.data.text import chat, formats
+from workbench.data.text.chat import Encoded, LossOn
 from workbench.data.text.formats import Example
-from workbench.errors import DataError
+from workbench.data.text.row_encoder import WrappedEncoder
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.errors import DataError, WorkbenchError
 
 _ANSWERS = {"instruction": "output", "prompt": "completion", "question": "answer"}
 _PLACEHOLDER = "?"
@@ -99,3 +111,79 @@ def with_placeholder(example: Example) -> Example:
     if example.text:
         return replace(example, text=(*((text, False) for text, _ in example.text), (_PLACEHOLDER, True)))
     return replace(example, messages=(*example.messages, {"role": "assistant", "content": _PLACEHOLDER}))
+
+
+@dataclass(frozen=True)
+class PromptEncoder(WrappedEncoder):
+    """Writes the prompt of an example as `base` writes conversations, and behind it the token that ends an answer.
+
+    That token is the only one that carries loss, so that a row knows where an answer begins and how it ends.
+    """
+
+    def reader(self, source: str, columns: Mapping[str, str]) -> Iterator[RawRow]:
+        """Yield the rows of a source, whose columns `columns` renames, with a placeholder where there is no answer."""
+        for row in read_rows(source):
+            yield replace(row, columns=_answered(row.columns, columns))
+
+    def conversion(self, name: str, place: str, columns: Mapping[str, Any]) -> Example | None:
+        """The prompt of a row, with a placeholder as its answer."""
+        example = formats.of_format(name, place, with_answer(dict(columns)))
+        return None if example is None else with_placeholder(without_answer(example))
+
+    @property
+    def identity(self) -> list[Any]:
+        """All that the written tokens depend on, besides the tokenizer."""
+        return ["prompts", *self.base.identity]
+
+    def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
+        """The example alone."""
+        return [example]
+
+    def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
+        """The prompt's ids, and the one that ends an answer."""
+        return _prompt_of(self.base.encode(example, loss_on="last"))
+
+    def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
+        """`encode` of each example, as `chat.outcomes`."""
+        encoded = self.base.encode_many(examples, loss_on="last")
+        return [each if isinstance(each, WorkbenchError) else _prompt_of(each) for each in encoded]
+
+
+def _answered(columns: dict[str, Any], renames: Mapping[str, str]) -> dict[str, Any]:
+    """The columns of a file, to which an answer is added where its format needs one."""
+    known = formats.renamed(columns, renames)
+    added = {name: value for name, value in with_answer(known).items() if name not in known}
+    return {**columns, **{renames.get(name, name): value for name, value in added.items()}}
+
+
+def _prompt_of(whole: Encoded) -> Encoded:
+    """The ids before the last run of tokens that carry loss, and the last of those."""
+    last = len(whole.supervised) - 1 - whole.supervised[::-1].index(True)
+    begins = np.flatnonzero(~np.asarray(whole.supervised[:last]))
+    start = int(begins[-1]) + 1 if len(begins) else 0
+    end = whole.input_ids[last]
+    return chat.Encoded(
+        input_ids=[*whole.input_ids[:start], end],
+        supervised=[False] * start + [True],
+        end_positions=(start,) if last in whole.end_positions else (),
+        bos=whole.bos and start > 0,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class MixedPrompts(MixedRows[TokenizedSet]):
+    """Prompts of which number `prompt + repeat * N` is one that its epoch has drawn `repeat` times before."""
+
+    @cached_property
+    def numbered(self) -> TokenizedSet:
+        """The prompt of each number."""
+        return self.rows.subset(np.tile(np.arange(len(self.rows)), self.most_draws))
+
+    def table(self, epoch: int) -> Indices:
+        """The number of each draw of an epoch (M,)."""
+        return resampling.numbered(super().table(epoch), rows=len(self.rows), seed=self.seed, epoch=epoch)
+
+
+def sampled_prompts(prompts: TokenizedSet, config: TrainingSections) -> TokenizedSet | MixedPrompts:
+    """The training prompts as `data.sources` and `data.mix` say; `prompts` themselves where there is one source."""
+    return MixedPrompts(prompts, *mixture.plan(prompts, config)) if config.data.sources else prompts

@@ -1,14 +1,81 @@
-"""The row encoder of a run: causal, encoder-decoder, or masked language modelling."""
+"""How examples are written for a model as token ids: what a row encoder does, and which one a run has."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
-from workbench.data.text.chat import ChatEncoder
+from workbench.data.batching import MicroBatch, Row
+from workbench.data.text.chat import ChatEncoder, Encoded, LossOn
 from workbench.data.text.encoder_decoder import Seq2SeqEncoder
+from workbench.data.text.formats import Conversion, Example, Reader
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.errors import BackboneError
+from workbench.errors import BackboneError, WorkbenchError
+
+
+@dataclass(frozen=True)
+class WrappedEncoder:
+    """Writes rows as `base` does, where a subclass says nothing else."""
+
+    base: ChatEncoder
+
+    def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
+        """The example's ids, and which of them carry loss."""
+        return self.base.encode(example, loss_on=loss_on)
+
+    def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
+        """`encode` of each example, as `chat.outcomes`."""
+        return self.base.encode_many(examples, loss_on=loss_on)
+
+    def targets(self, encoded: Encoded) -> int:
+        """How many tokens are predicted."""
+        return self.base.targets(encoded)
+
+    def seen(self, row: Row, *, epoch: int) -> Row:
+        """The row as the model sees it."""
+        return self.base.seen(row, epoch=epoch)
+
+    def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
+        """Rows as the model sees them."""
+        return self.base.collate(rows, epoch=epoch)
+
+
+class RowEncoder(Protocol):
+    """How examples are written for a model, and what it sees of them. It can be pickled."""
+
+    @property
+    def conversion(self) -> Conversion | None:
+        """How rows are read where they are not read as their format says."""
+
+    @property
+    def reader(self) -> Reader | None:
+        """How a file is read where its rows are not taken as they are."""
+
+    @property
+    def identity(self) -> list[Any]:
+        """All that the written tokens depend on, besides the tokenizer; JSON."""
+
+    def expanded(self, example: Example, *, loss_on: LossOn) -> Sequence[Example]:
+        """The examples that the model learns from this one: itself, or several where one does not hold all answers."""
+
+    def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
+        """The example's ids, and which of them carry loss."""
+
+    def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
+        """`encode` of each example, as `outcomes`: the same for the same examples, whatever came before."""
+
+    def targets(self, encoded: Encoded) -> int:
+        """How many tokens of the example are predicted."""
+
+    def seen(self, row: Row, *, epoch: int) -> Row:
+        """One row as the model sees it in pass `epoch` over the data, with what is predicted marked."""
+
+    def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
+        """Rows as the model sees them in pass `epoch` over the data."""
 
 
 def row_encoder(

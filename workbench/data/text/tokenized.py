@@ -1,18 +1,28 @@
-"""Tokenised data sets: made once, cached as Arrow files, memory-mapped, and split without leaks."""
+"""Tokenised data sets: encoded once, cached as Arrow files, memory-mapped, and split without leaks.
+
+Examples are encoded in chunks, each of which becomes one record batch. Chunks depend on nothing but the examples, and
+what is written of one on nothing but the chunk: the file has the same bytes, however many processes encode.
+"""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig
@@ -20,15 +30,338 @@ from workbench.data import named_sets, ordered_processes, selection, starter
 from workbench.data.batching import Indices
 from workbench.data.rows import RawRow, read_rows
 from workbench.data.splits import Splits
-from workbench.data.text import contamination, encoded_rows, formats
+from workbench.data.text import chat, decontamination, formats
 from workbench.data.text.decontamination import TextRow
-from workbench.data.text.encoded_rows import RowEncoder
 from workbench.data.text.formats import Example
 from workbench.data.text.quality import cleaning
-from workbench.data.text.token_table import TokenTable
-from workbench.data.text.tokenized_set import TokenizedSet, joined
-from workbench.errors import DataError
+from workbench.data.text.row_encoder import RowEncoder
+from workbench.data.text.tokenized_set import TokenizedSet, TokenTable, join_sets
+from workbench.errors import DataError, FileError, WorkbenchError
 from workbench.runs import files
+
+SCHEMA = pyarrow.schema(
+    {
+        "input_ids": pyarrow.list_(pyarrow.int32()),
+        "supervised": pyarrow.list_(pyarrow.bool_()),
+        "place": pyarrow.string(),
+        "digest": pyarrow.uint64(),
+        "length": pyarrow.int32(),
+        "source": pyarrow.int32(),
+        "targets": pyarrow.int32(),
+        "ends": pyarrow.int32(),
+        "truncated": pyarrow.bool_(),
+        "chat": pyarrow.bool_(),
+        "weight": pyarrow.float64(),
+        "desired": pyarrow.int8(),
+        "margin": pyarrow.float64(),
+        "tie": pyarrow.bool_(),
+        "step_labels": pyarrow.list_(pyarrow.float64()),
+        "cut_steps": pyarrow.int32(),
+    }
+)
+
+ROWS, CHARACTERS = 1000, 2**20
+"""Most examples and, but for the last one, most characters of a chunk."""
+
+Item = formats.Example | str
+"""An example, or in its place the note of a row that was left out."""
+
+
+class Emptied(NamedTuple):
+    """The examples of which cutting to data.max_tokens leaves no supervised token."""
+
+    examples: int = 0
+    """All examples, whether they were cut or not."""
+    emptied: int = 0
+    needed: int = 0
+    """The fewest tokens that keep a supervised one of each, with one before it to predict it from."""
+    first: str = ""
+    """Place of the first."""
+
+    def plus(self, other: Emptied) -> Emptied:
+        """These and later ones."""
+        return Emptied(
+            self.examples + other.examples,
+            self.emptied + other.emptied,
+            max(self.needed, other.needed),
+            self.first or other.first,
+        )
+
+    def reason(self, config: DataConfig) -> str | None:
+        """Sentence on their share, and on what would keep them; None where there are none."""
+        if not self.emptied:
+            return None
+        share = f"{self.emptied:,} of {self.examples:,} examples ({self.emptied / self.examples:.0%})"
+        side = "left" if config.truncate == "right" else "right"
+        return (
+            f"{self.first}: no supervised token is left after cutting to data.max_tokens={config.max_tokens}, "
+            f"as in {share}.\n  Write data.max_tokens={self.needed} or more, data.truncate={side}, or "
+            "data.on_bad_row=skip to leave them out."
+        )
+
+
+class EncodedChunk(NamedTuple):
+    """The rows of a chunk, and notes of what was left out, in the order of its items."""
+
+    rows: pyarrow.RecordBatch
+    skipped: list[str]
+    emptied: Emptied
+
+
+def example_chunks(examples: Iterator[formats.Example], skipped: list[str]) -> Iterator[list[Item]]:
+    """Examples and the notes that reading them appends to `skipped`, which is emptied, in their order."""
+    chunk: list[Item] = []
+    characters = 0
+    unread: WorkbenchError | None = None
+    try:
+        for example in examples:
+            chunk += skipped
+            skipped.clear()
+            chunk.append(example)
+            characters += _characters(example)
+            if len(chunk) >= ROWS or characters >= CHARACTERS:
+                yield chunk
+                chunk, characters = [], 0
+    except WorkbenchError as error:  # raised in its turn, after errors of the rows before
+        unread = error
+    if chunk or (skipped and unread is None):
+        yield [*chunk, *skipped]
+        skipped.clear()
+    if unread is not None:
+        raise unread
+
+
+def encode_chunk(items: Sequence[Item], *, config: DataConfig, encoder: RowEncoder) -> EncodedChunk:
+    """The rows of a chunk.
+
+    Raises:
+        DataError: An example cannot be encoded, and data.on_bad_row is refuse.
+    """
+
+    def expanded(item: Item) -> Sequence[formats.Example] | str:
+        return item if isinstance(item, str) else encoder.expanded(item, loss_on=config.loss_on)
+
+    expansions = chat.outcomes(expanded, items)
+    parts = [part for each in expansions if not isinstance(each, str | WorkbenchError) for part in each]
+    with _no_collection():
+        encoded = encoder.encode_many(parts, loss_on=config.loss_on)
+    columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
+    skipped: list[str] = []
+    emptied, position = Emptied(), 0
+    for item in expansions:
+        if isinstance(item, str):
+            skipped.append(item)
+            continue
+        rows: list[tuple[formats.Example, chat.Encoded, chat.Encoded]] = []
+        try:
+            if isinstance(item, WorkbenchError):
+                raise item
+            wholes = encoded[position : position + len(item)]
+            position += len(item)
+            for part, whole, cut in _cuts(item, wholes, config):
+                emptied = emptied.plus(_emptied(part, whole, cut, config))
+                if any(cut.supervised[1:]):
+                    rows.append((part, whole, cut))
+        except DataError as error:
+            if config.on_bad_row == "refuse":
+                raise
+            skipped.append(str(error))
+        else:
+            _append(columns, rows, encoder)
+    return EncodedChunk(pyarrow.RecordBatch.from_pydict(columns, schema=SCHEMA), skipped, emptied)
+
+
+def write_chunks(path: Path, encoded: Iterator[EncodedChunk], config: DataConfig) -> list[str]:
+    """Write chunks into an Arrow file, whole or not at all; returns the notes of what was left out.
+
+    Raises:
+        DataError: Rows have no supervised token left, and data.on_bad_row is refuse.
+        FileError: The file cannot be written.
+    """
+    skipped: list[str] = []
+    emptied = Emptied()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as aside:
+            unfinished = Path(aside) / path.name
+            with pyarrow.ipc.new_stream(str(unfinished), SCHEMA) as writer:
+                for chunk in encoded:
+                    writer.write_batch(chunk.rows)
+                    skipped += chunk.skipped
+                    emptied = emptied.plus(chunk.emptied)
+            if reason := emptied.reason(config):
+                if config.on_bad_row == "refuse":
+                    raise DataError(reason)
+                skipped.append(reason)
+            os.replace(unfinished, path)
+    except OSError as error:
+        raise FileError(
+            f"{path.parent}: cannot be written ({error.strerror or error}). "
+            "Make room there, or set WORKBENCH_CACHE to another folder."
+        ) from None
+    return skipped
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No search for garbage, which takes a tenth of the time: a chunk makes hundreds of tuples a row, and no cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _characters(example: formats.Example) -> int:
+    characters = sum(len(str(message.get("content") or "")) for message in example.messages)
+    return characters + sum(len(text) for text, _ in example.text)
+
+
+def _cuts(
+    parts: Sequence[formats.Example], wholes: Sequence[chat.Encoded | WorkbenchError], config: DataConfig
+) -> Iterator[tuple[formats.Example, chat.Encoded, chat.Encoded]]:
+    """Yield the parts of an example, whole and cut; raises the first error among them."""
+    encoded: list[chat.Encoded] = []
+    for whole in wholes:  # an error that ended the encoding is the last one
+        if isinstance(whole, WorkbenchError):
+            raise whole
+        encoded.append(whole)
+    if parts[0].desired is not None:
+        for part, whole in zip(parts, encoded, strict=True):
+            _require_loss(part, whole)
+        yield from zip(parts, encoded, cut_together(parts, encoded, config), strict=True)
+        return
+    for part, whole in zip(parts, encoded, strict=True):
+        cut = _cut(part, whole, config)
+        yield _with_kept_steps(part, cut, config) if part.steps else part, whole, cut
+
+
+def _with_kept_steps(part: formats.Example, cut: chat.Encoded, config: DataConfig) -> formats.Example:
+    """The example with the labels of those steps whose last token cutting leaves."""
+    labels, kept = part.step_labels, sum(cut.supervised[1:])
+    return replace(part, step_labels=labels[:kept] if config.truncate == "right" else labels[len(labels) - kept :])
+
+
+def _require_loss(part: formats.Example, whole: chat.Encoded) -> None:
+    if not any(whole.supervised[1:]):
+        raise DataError(f"{part.place}: no token carries loss. Give it an answer, or write data.on_bad_row=skip.")
+
+
+def _cut(part: formats.Example, whole: chat.Encoded, config: DataConfig) -> chat.Encoded:
+    """The example cut to data.max_tokens."""
+    cut = chat.truncate(whole, max_tokens=config.max_tokens, side=config.truncate)
+    if len(cut.input_ids) > config.max_tokens:
+        raise DataError(
+            f"{part.place}: {whole.kept} of its {len(whole.input_ids)} tokens are its answer, which is never cut: "
+            f"data.max_tokens={config.max_tokens} leaves nothing to read. Raise it, or write data.on_bad_row=skip."
+        )
+    _require_loss(part, whole)
+    return cut
+
+
+def _emptied(part: formats.Example, whole: chat.Encoded, cut: chat.Encoded, config: DataConfig) -> Emptied:
+    """The count of one example."""
+    if any(cut.supervised[1:]):
+        return Emptied(examples=1)
+    carries = [number for number, loss in enumerate(whole.supervised) if loss and number]
+    needed = carries[0] + 1 if config.truncate == "right" else len(whole.input_ids) - carries[-1] + 1
+    return Emptied(1, 1, needed, part.place)
+
+
+def _prompt(example: formats.Example) -> bytes:
+    """All that stands before the last answer, as bytes to be hashed."""
+    before = [list(example.messages[:-1]), list(example.tools), [text for text, _ in example.text[:-1]]]
+    return json.dumps(before, sort_keys=True).encode()
+
+
+def _append(
+    columns: dict[str, list[Any]],
+    rows: Sequence[tuple[formats.Example, chat.Encoded, chat.Encoded]],
+    encoder: RowEncoder,
+) -> None:
+    """Add the rows of one example; their digest is of all of them, so that they stay on one side of a split.
+
+    That of judged answers, and of answers whose steps are, is of their prompt: all answers to it stay on one side.
+    """
+    ids = array("q", itertools.chain.from_iterable(cut.input_ids for *_, cut in rows))
+    if rows and rows[0][0].desired is not None:
+        whole = rows[0][1]
+        ids = array("q", whole.input_ids[: _prompt_length(whole)])
+    identity = _prompt(rows[0][0]) if rows and rows[0][0].steps else ids.tobytes()
+    # Of 5 million different rows, the chance that two share eight bytes is one in a million.
+    digest = int.from_bytes(hashlib.sha256(identity).digest()[:8], "little")
+    for part, whole, cut in rows:
+        row = {
+            "input_ids": cut.input_ids,
+            "supervised": cut.supervised,
+            "place": part.place,
+            "digest": digest,
+            "length": len(cut.input_ids),
+            "source": cut.source,
+            "targets": encoder.targets(cut),
+            "ends": cut.ends,
+            "truncated": len(cut.input_ids) < len(whole.input_ids),
+            "chat": bool(part.messages),
+            "weight": part.weight,
+            "desired": None if part.desired is None else int(part.desired),
+            "margin": part.margin,
+            "tie": part.tie,
+            "step_labels": list(part.step_labels) if part.steps else None,
+            "cut_steps": len(part.steps) - len(part.step_labels),
+        }
+        for name, value in row.items():
+            columns[name].append(value)
+
+
+def cut_together(
+    parts: Sequence[formats.Example], wholes: Sequence[chat.Encoded], config: DataConfig
+) -> list[chat.Encoded]:
+    """Cut answers to one prompt to data.max_tokens; on the left all lose as much of the prompt, and none of the answer.
+
+    Raises:
+        DataError: Cutting leaves no prompt, no answer, or no difference.
+    """
+    place, most = parts[0].place.removesuffix(", answer 1 of 2"), config.max_tokens
+    if len(wholes) == 2 and wholes[0].input_ids == wholes[1].input_ids:
+        raise DataError(
+            f"{place}: both answers have the same tokens: there is nothing to prefer. Remove the row, or write "
+            "data.on_bad_row=skip."
+        )
+    excess = max(len(whole.input_ids) for whole in wholes) - most
+    if excess <= 0:
+        return list(wholes)
+    if config.truncate == "left":
+        # At least one token is left to predict the answer's first one from.
+        room = min(_prompt_length(whole) - int(whole.bos) for whole in wholes) - 1
+        if excess > room:
+            raise DataError(
+                f"{place}: its longer answer leaves no room for a prompt in data.max_tokens={most}. Write "
+                f"data.max_tokens={most + excess - room} or more, data.truncate=right, or data.on_bad_row=skip."
+            )
+        return [chat.truncate(each, max_tokens=len(each.input_ids) - excess, side="left") for each in wholes]
+    cuts = [chat.truncate(each, max_tokens=most, side="right") for each in wholes]
+    if not all(any(each.supervised[1:]) for each in cuts):
+        raise DataError(
+            f"{place}: cutting to data.max_tokens={most} leaves no answer. Write a larger data.max_tokens, "
+            "data.truncate=left, or data.on_bad_row=skip."
+        )
+    if len(cuts) == 2 and cuts[0].input_ids == cuts[1].input_ids:
+        differ = next(
+            (at for at, (a, b) in enumerate(zip(*(each.input_ids for each in wholes), strict=False)) if a != b), most
+        )
+        raise DataError(
+            f"{place}: its answers differ from token {differ + 1} on, and cutting to data.max_tokens={most} removes "
+            f"the difference. Write data.max_tokens={differ + 1} or more, data.truncate=left, or data.on_bad_row=skip."
+        )
+    return cuts
+
+
+def _prompt_length(encoded: chat.Encoded) -> int:
+    """Tokens before the first that carries loss."""
+    return int(np.argmax(encoded.supervised))
+
 
 CODE_VERSION = 3
 """Part of the cache key, beside the columns: raise it when rendering or masking changes."""
@@ -65,8 +398,8 @@ def load(
             trains[name], shares[name] = hold_out(trains[name], share=own.own_share, seed=seed)
     held_out = held_out or shares
     # A share is read, a second time, as the rows that it was a part of.
-    keys = contamination.evaluation_sets({name: files.get(name, read_as) for name in shares}, {})
-    sets = contamination.evaluation_sets(held_out, test)
+    keys = decontamination.evaluation_sets({name: files.get(name, read_as) for name in shares}, {})
+    sets = decontamination.evaluation_sets(held_out, test)
     trains = _cleaned(trains, files, template)
     for name, own in files.items():
         for other in sets.values():
@@ -98,7 +431,7 @@ def read_each(
 
 def together(sets: Mapping[str, TokenizedSet]) -> TokenizedSet:
     """The rows of several sets, which they know by name; of one that has none (``) as they are."""
-    return joined(sets) if sets.keys() - {""} else sets[""]
+    return join_sets(sets) if sets.keys() - {""} else sets[""]
 
 
 def read(
@@ -117,7 +450,7 @@ def read(
     settings = config.model_dump(mode="json", include=used)
     # The name is part of what is cached (places), and which token is eos is not part of the backend.
     tokens_of = [template.identity, tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
-    key = [CODE_VERSION, sorted(encoded_rows.SCHEMA.names), Path(path).name, fingerprint, settings, limit, *tokens_of]
+    key = [CODE_VERSION, sorted(SCHEMA.names), Path(path).name, fingerprint, settings, limit, *tokens_of]
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     folder = cache_folder() / "tokens"
     arrow, notes = folder / f"{name}.arrow", folder / f"{name}.json"
@@ -132,9 +465,9 @@ def read(
             conversion=template.conversion,
             reader=template.reader,
         )
-        chunks = encoded_rows.chunks(examples, skipped)
-        encode = partial(encoded_rows.encode, config=config, encoder=template)
-        written = encoded_rows.write(arrow, ordered_processes.results(encode, chunks), config)
+        chunks = example_chunks(examples, skipped)
+        encode = partial(encode_chunk, config=config, encoder=template)
+        written = write_chunks(arrow, ordered_processes.results(encode, chunks), config)
         files.write_bytes(notes, json.dumps(written).encode())
     table = TokenTable.from_file(arrow)
     skipped = json.loads(notes.read_text())
@@ -267,8 +600,10 @@ def _decontaminated(train: TokenizedSet, sets: Mapping[str, Iterable[TextRow]], 
     wanted = config.decontaminate
     if wanted.action == "off":
         return train
-    sets = {**sets, **contamination.named_sets(config)}
-    contamination_report = contamination.find(train.source, _texts(train, config, limit=config.limit), sets, wanted)
+    sets = {**sets, **decontamination.named_sets(config)}
+    contamination_report = decontamination.find_contamination(
+        train.source, _texts(train, config, limit=config.limit), sets, wanted
+    )
     train = replace(train, contamination=contamination_report)
     if wanted.action != "drop" or not contamination_report.matches:
         return train
@@ -293,7 +628,7 @@ def _selected(train: TokenizedSet, parts: Mapping[str, TokenizedSet], config: Da
                 yield from itertools.repeat(" ".join(row.texts), count)
 
     kept, note = selection.selected(
-        config.select, train.lengths, seed=seed, texts=texts, target=partial(contamination.texts_of, config)
+        config.select, train.lengths, seed=seed, texts=texts, target=partial(decontamination.texts_of, config)
     )
     return train.subset(kept, note)
 
@@ -328,7 +663,7 @@ def _texts(tokens: TokenizedSet, config: DataConfig, *, limit: int | None = None
     following = next(wanted, None)
     for example in formats.read(starter.resolve(tokens.source), config, skipped=[], limit=limit):
         if example.place == following:
-            yield contamination.text_row(example)
+            yield decontamination.text_row(example)
             following = next(wanted, None)
 
 

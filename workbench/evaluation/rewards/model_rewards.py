@@ -17,9 +17,9 @@ from workbench.config.sections.reward_config import RewardConfig
 from workbench.config.sections.rewards_config import ModelReward
 from workbench.data.batching import Indices, Row
 from workbench.data.text import stepwise
-from workbench.data.text.answer import Answer
 from workbench.data.text.chat import ChatEncoder, Encoded, truncate
-from workbench.data.text.step_encoder import StepEncoder
+from workbench.data.text.generated_answers import Answer
+from workbench.data.text.stepwise import StepEncoder
 from workbench.errors import ConfigError
 from workbench.evaluation import step_scores
 from workbench.evaluation.row_passes import over_rows

@@ -17,7 +17,7 @@ from workbench.config.sections.rewards_config import (
     UnitTestReward,
 )
 from workbench.data.rows import excerpt
-from workbench.data.text.answer import Answer
+from workbench.data.text.generated_answers import Answer
 from workbench.errors import ConfigError
 from workbench.evaluation.rewards.model_rewards import RewardEnsemble
 from workbench.evaluation.rewards.unit_tests import UnitTestVerifier

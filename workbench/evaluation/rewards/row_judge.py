@@ -13,8 +13,7 @@ from workbench.config.sections.rewards_config import RewardSource
 from workbench.data.batching import Indices
 from workbench.data.rows import RawRow
 from workbench.data.text import prompts, tokenized
-from workbench.data.text.answer import Answer, answer_to
-from workbench.data.text.answer_draws import Floats
+from workbench.data.text.generated_answers import Answer, Floats, answer_to
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation.rewards.reward_sum import RewardSum, require_columns
 

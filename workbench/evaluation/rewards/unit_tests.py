@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from workbench.config.sections.rewards_config import UnitTestReward
 from workbench.data.rows import excerpt
-from workbench.data.text.answer import Answer
+from workbench.data.text.generated_answers import Answer
 from workbench.errors import DataError
 from workbench.evaluation.rewards import sandbox
 from workbench.evaluation.rewards.sandbox import SandboxLimits

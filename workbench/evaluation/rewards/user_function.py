@@ -8,7 +8,7 @@ from typing import Any
 from workbench.config import plugins
 from workbench.config.sections.rewards_config import FunctionReward
 from workbench.data.rows import excerpt
-from workbench.data.text.answer import Answer
+from workbench.data.text.generated_answers import Answer
 from workbench.data.time_limit import time_limit
 from workbench.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.config.sections.rewards_config import JsonReward, NumberReward, PatternReward
 from workbench.data.rows import excerpt
-from workbench.data.text.answer import Answer
+from workbench.data.text.generated_answers import Answer
 from workbench.data.time_limit import time_limit
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation.rewards import json_schema

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from workbench import losses
 from workbench.adapters import anatomy
 from workbench.data.batching import MicroBatch
-from workbench.data.text.judged_set import TOKEN
+from workbench.data.text.preference_pairs import TOKEN
 from workbench.models.output_heads import Head
 from workbench.models.shared_model import SharedModel
 from workbench.training.reinforcement.rollouts import LogProbReader

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from workbench.config.sections.reinforce_config import ReinforceConfig
-from workbench.data.text.judged_set import ANSWER, ROW
+from workbench.data.text.preference_pairs import ANSWER, ROW
 from workbench.losses import policy_losses, preferences
 from workbench.training.preference_objective import dense
 from workbench.training.reinforcement.rollout import Rollout

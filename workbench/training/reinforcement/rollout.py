@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from workbench.data.batching import Indices, padded
-from workbench.data.text import answer_signals
-from workbench.data.text.answer_draws import Floats
+from workbench.data.text import generated_answers
+from workbench.data.text.generated_answers import Floats
 from workbench.losses import advantages
 
 _REWARD = "reward["
@@ -130,7 +130,7 @@ class Rollout:
             **(rewards if len(rewards) > 1 else {}),
             "answers[tokens]": float(self.counts_S.double().mean()),
             "answers[cut]": float(self.cut_S.double().mean()),
-            "answers[repetition]": float(np.mean([answer_signals.repeated(each.tolist()) for each in answers])),
+            "answers[repetition]": float(np.mean([generated_answers.repeated(each.tolist()) for each in answers])),
             "answers[no signal]": float(dull_P.double().mean()),
             **({"answers[replaced]": int(self.replaced) / len(self.prompts_P)} if int(self.replaced) else {}),
         }

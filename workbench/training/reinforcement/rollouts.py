@@ -20,10 +20,10 @@ from typing_extensions import Self
 
 from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch, Row, micro_batches
-from workbench.data.text import answer_draws
-from workbench.data.text.answer_draws import Floats, SampledAnswer
-from workbench.data.text.judged_set import ANSWER, ROW, with_answers
-from workbench.data.text.mixed_prompts import MixedPrompts
+from workbench.data.text import generated_answers
+from workbench.data.text.generated_answers import Floats, SampledAnswer
+from workbench.data.text.preference_pairs import ANSWER, ROW, with_answers
+from workbench.data.text.prompts import MixedPrompts
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.losses import advantages, policy_losses
 from workbench.training import capacity
@@ -311,7 +311,8 @@ class Rollouts(RolloutRows):
         each, limit = self.config.answers, self.config.max_new_tokens
         asked = [self.prompts[int(prompt)].input_ids[:-1] for prompt in prompts]
         draws = [
-            answer_draws.draws([self._seed, SEED, *key, int(prompt)], answers=each, tokens=limit) for prompt in prompts
+            generated_answers.sampling_numbers([self._seed, SEED, *key, int(prompt)], answers=each, tokens=limit)
+            for prompt in prompts
         ]
         written: dict[int, list[Indices]] = {}
         sampled: dict[int, list[Floats]] = {}

@@ -1,4 +1,4 @@
-"""Planted copies of evaluation rows are found whatever their case, punctuation and spaces; unrelated rows are not."""
+"""Training rows that hold the text of evaluation rows are found, and kept, dropped or refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.config.sections.decontaminate_config import DecontaminateConfig
 from workbench.data import starter
-from workbench.data.text.decontamination import COMMON, EvaluationIndex, TextRow, words
+from workbench.data.text import decontamination
+from workbench.data.text.decontamination import COMMON, LISTED, EvaluationIndex, TextRow, words
+from workbench.data.text.formats import Example
+from workbench.errors import DataError
 
 NGRAM = 8
 
@@ -102,3 +106,47 @@ def test_scripts_without_spaces_are_compared_by_characters() -> None:
     index = EvaluationIndex([("test", [TextRow("poem", (text,))])], ngram=NGRAM)
     found = list(index.matches([TextRow("", (f"古诗 {text[:5]}\u3002{text[5:]}完",))], share=0.5))
     assert [match.share for match in found] == [1.0]
+
+
+HELD_OUT = [TextRow("test, row 1", ("one two three four five six seven eight nine",)), TextRow("test, row 2", ("ten",))]
+ROWS = [TextRow(f"train, row {at}", (text,)) for at, text in enumerate(["TEN!", "eleven", "(ten)", "twelve"], start=1)]
+
+
+def _config(action: str) -> DecontaminateConfig:
+    return DecontaminateConfig.model_validate({"action": action})
+
+
+def test_matches_mark_rows_in_their_order() -> None:
+    found = decontamination.find_contamination("train", iter(ROWS), {"data.test": iter(HELD_OUT)}, _config("drop"))
+    assert found.contaminated_N.tolist() == [True, False, True, False]
+    assert found.sets == {"data.test": 2} and found.rows == 4
+    assert found.sentences[0] == "Contamination: 2 of 4 training rows hold text of data.test; dropped from training."
+    assert found.sentences[1] == '  train, row 1 holds 100% of test, row 2 (data.test): "ten"'
+
+
+def test_refused_with_every_cure() -> None:
+    with pytest.raises(DataError, match=r"2 of 4(.|\n)*row 1 holds 100%(.|\n)*action=drop(.|\n)*keep to list"):
+        decontamination.find_contamination("train", ROWS, {"data.test": HELD_OUT}, _config("refuse"))
+    assert not decontamination.find_contamination(
+        "train", ROWS[1:2], {"data.test": HELD_OUT}, _config("refuse")
+    ).matches
+
+
+def test_nothing_may_be_left_to_train_on() -> None:
+    with pytest.raises(DataError, match="nothing is left"):
+        decontamination.find_contamination("train", ROWS[:1], {"data.test": HELD_OUT}, _config("drop"))
+    assert decontamination.find_contamination("train", ROWS[:1], {"data.test": HELD_OUT}, _config("keep")).matches
+
+
+def test_facts_are_json_and_bounded() -> None:
+    found = decontamination.find_contamination("train", ROWS * 50, {"data.test": HELD_OUT}, _config("keep"))
+    facts = json.loads(json.dumps(found.facts()))
+    assert facts["contaminated"] == 100 and len(facts["matches"]) == LISTED
+    assert facts["matches"][0]["train"] == "train, row 1"
+
+
+def test_prompt_and_answer_count_and_the_system_prompt_does_not() -> None:
+    turns = [("system", "be brief"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    chat = Example("row", tuple({"role": role, "content": text} for role, text in turns))
+    assert [text.split() for text in decontamination.text_row(chat).texts] == [["a", "c"], ["b", "d"]]
+    assert decontamination.text_row(Example("row", text=(("a ", False), ("b", True)))).texts == ("a b",)

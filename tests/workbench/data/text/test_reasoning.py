@@ -19,7 +19,7 @@ from workbench.config import DataConfig
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
-from workbench.data.text.judged_encoder import JudgedEncoder
+from workbench.data.text.preference_pairs import PreferenceEncoder
 from workbench.errors import DataError
 
 Message = dict[str, Any]
@@ -92,8 +92,8 @@ def test_a_judged_answer_of_which_a_template_drops_reasoning_is_refused(template
     asked, first, _, second = _talk("field")
     example = Example("row 3", messages=(asked, first, second), desired=True)
     with pytest.raises(DataError, match="row 3: an answer of several messages has reasoning"):
-        JudgedEncoder(template("deepseekv3")).expanded(example, loss_on="assistant")
-    (row,) = JudgedEncoder(template("deepseekv3")).expanded(
+        PreferenceEncoder(template("deepseekv3")).expanded(example, loss_on="assistant")
+    (row,) = PreferenceEncoder(template("deepseekv3")).expanded(
         replace(example, messages=(asked, second)), loss_on="assistant"
     )
     assert row.place == "row 3"

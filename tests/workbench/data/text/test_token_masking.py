@@ -18,7 +18,7 @@ from workbench.data.batching import Row
 from workbench.data.text import tokenized
 from workbench.data.text.formats import Example
 from workbench.data.text.token_masking import MlmEncoder
-from workbench.data.text.tokenized_set import TokenizedSet, joined
+from workbench.data.text.tokenized_set import TokenizedSet, join_sets
 from workbench.errors import BackboneError, DataError
 
 TOKENIZER: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(MINILM)
@@ -70,7 +70,7 @@ def test_a_row_has_its_masks_wherever_it_stands(tmp_path: Path) -> None:
     for epoch in (0, 3):
         known = masks(whole, epoch)
         assert masks(first, epoch) | masks(last, epoch) == known and len(set(known.values())) == 6
-        assert masks(joined({"last": last, "first": first}), epoch) == known
+        assert masks(join_sets({"last": last, "first": first}), epoch) == known
     assert masks(whole, 0) != masks(whole, 3)
 
 

@@ -19,11 +19,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from tests.run_files import read_lines, write_lines
 from workbench.config import DataConfig
 from workbench.data import ordered_processes
-from workbench.data.text import encoded_rows, formats, tokenized
+from workbench.data.text import formats, tokenized
 from workbench.data.text.chat import DEFAULT_TEMPLATE, ChatEncoder, LossOn
-from workbench.data.text.token_table import TokenTable
 from workbench.data.text.tokenized import hold_out
-from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.errors import DataError
 
 Read = Callable[..., TokenizedSet]
@@ -198,7 +197,7 @@ def test_any_number_of_processes_writes_the_same_bytes(
     for row in (5, 61, 62, 110):
         lines[row] = '{"question": "What?", "answer": null}'
     questions.write_text("\n".join([*lines, *lines]) + "\n")
-    monkeypatch.setattr(encoded_rows, "ROWS", 16)
+    monkeypatch.setattr(tokenized, "ROWS", 16)
     monkeypatch.setattr(ordered_processes, "OWN", 2)
     written = []
     for count in (1, processes):
@@ -223,7 +222,7 @@ def test_the_first_bad_row_is_refused_whatever_the_processes(
     loop = "{%- for message in messages %}"
     refused = "{%- if message.content == 'left out' %}{{ raise_exception('too short') }}{%- endif %}"
     template = DEFAULT_TEMPLATE.replace(loop, loop + refused)
-    monkeypatch.setattr(encoded_rows, "ROWS", 16)
+    monkeypatch.setattr(tokenized, "ROWS", 16)
     monkeypatch.setattr(ordered_processes, "OWN", 1)
     for count in (1, 2):
         monkeypatch.setenv("WORKBENCH_PROCESSES", str(count))

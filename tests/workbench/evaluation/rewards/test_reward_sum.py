@@ -10,8 +10,8 @@ import pytest
 
 from workbench.config import plugins
 from workbench.config.sections.rewards_config import RewardSource
-from workbench.data.text.answer import Answer, answer_to
 from workbench.data.text.formats import Example
+from workbench.data.text.generated_answers import Answer, answer_to
 from workbench.errors import ConfigError
 from workbench.evaluation import rewards
 from workbench.runs.trust import Trust

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from workbench.config.sections.rewards_config import UnitTestReward
-from workbench.data.text.answer import Answer
+from workbench.data.text.generated_answers import Answer
 from workbench.errors import ConfigError
 from workbench.evaluation.rewards import confinement, sandbox, unit_tests
 from workbench.evaluation.rewards.sandbox import SandboxLimits

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.config.sections.rewards_config import JsonReward, NumberReward, PatternReward
-from workbench.data.text.answer import Answer
+from workbench.data.text.generated_answers import Answer
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation.rewards.verifiers import (
     JsonVerifier,

@@ -17,10 +17,9 @@ from workbench.config import DataConfig
 from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.text import tokenized
-from workbench.data.text.answer_draws import Floats, SampledAnswer
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.mixed_prompts import MixedPrompts
-from workbench.data.text.prompt_encoder import PromptEncoder
+from workbench.data.text.generated_answers import Floats, SampledAnswer
+from workbench.data.text.prompts import MixedPrompts, PromptEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.losses import advantages
 from workbench.training.reinforcement.objective import ReinforceObjective

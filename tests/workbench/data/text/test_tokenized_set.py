@@ -1,4 +1,4 @@
-"""A table of tokens holds what was written, however it is cut into batches and files."""
+"""Tables of tokens, and refusals of data that teach nothing."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.data.text.token_table import TokenTable, values
+from workbench.data.splits import Splits
+from workbench.data.text.tokenized_set import TokenizedSet, TokenTable, require_ends, require_teaching, values
+from workbench.errors import DataError
 
 LISTS = st.lists(st.lists(st.booleans(), max_size=20), min_size=1, max_size=30)
 
@@ -49,3 +52,34 @@ def test_a_file_is_mapped_and_named_by_what_it_was_made_of(tmp_path: Path) -> No
     table = TokenTable.from_file(tmp_path / "abc.arrow")
     assert table.identity == "abc" and table.data.equals(written)
     assert pyarrow.total_allocated_bytes() == before, "values stay in the file"
+
+
+def _tokens(source: str, targets: list[int], ends: list[int]) -> TokenizedSet:
+    table = TokenTable(pyarrow.table({"targets": targets, "ends": ends}))
+    return TokenizedSet(table, np.arange(len(targets)), source, "0" * 64)
+
+
+GOOD = _tokens("good.jsonl", [5, 0], [1, 0])
+
+
+def test_one_row_that_teaches_is_enough() -> None:
+    require_teaching(Splits(GOOD, GOOD, None))
+    require_ends(Splits(GOOD, GOOD, None))
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "expected"),
+    [
+        (([0, 0], [0, 0]), None, "bad.jsonl: no token carries loss. Look at `workbench check`"),
+        (([5, 3], [0, 0]), None, "bad.jsonl: no supervised token ends a turn"),
+        (None, ([0], [0]), "bad.jsonl: no held-out token carries loss"),
+    ],
+)
+def test_what_teaches_nothing_is_refused_by_name(
+    train: tuple[list[int], list[int]] | None, held_out: tuple[list[int], list[int]] | None, expected: str
+) -> None:
+    splits = [_tokens("bad.jsonl", *columns) if columns else GOOD for columns in (train, held_out)]
+    with pytest.raises(DataError) as caught:
+        require_teaching(Splits(splits[0], splits[1], None))
+        require_ends(Splits(splits[0], splits[1], None))
+    assert str(caught.value).startswith(expected)

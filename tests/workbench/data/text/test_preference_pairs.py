@@ -12,24 +12,29 @@ from transformers import AutoTokenizer
 
 from tests.run_files import write_lines
 from workbench.config import DataConfig
-from workbench.data.text import formats, judged_answers, tokenized
+from workbench.data.text import formats, preference_pairs, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
-from workbench.data.text.judged_encoder import JudgedEncoder
-from workbench.data.text.judged_set import ANSWER, PLACE, JudgedSet, judged
-from workbench.data.text.mismatched_answers import mismatched
+from workbench.data.text.preference_pairs import (
+    ANSWER,
+    PLACE,
+    PreferenceEncoder,
+    PreferenceSet,
+    mismatched_answers,
+    preference_set,
+)
 
 FORMATS = Path(__file__).parents[3] / "files" / "formats"
 
 
 @pytest.fixture(scope="module")
-def encoder(stories: str) -> JudgedEncoder:
-    return JudgedEncoder(ChatEncoder(AutoTokenizer.from_pretrained(stories)))
+def encoder(stories: str) -> PreferenceEncoder:
+    return PreferenceEncoder(ChatEncoder(AutoTokenizer.from_pretrained(stories)))
 
 
 def examples(path: Path, **settings: Any) -> list[Example]:
     config = DataConfig(train=str(path), **settings)
-    return list(formats.read(str(path), config, skipped=[], conversion=judged_answers.convert))
+    return list(formats.read(str(path), config, skipped=[], conversion=preference_pairs.convert))
 
 
 def written(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
@@ -103,7 +108,9 @@ def test_margins_are_read_where_they_are_named(tmp_path: Path) -> None:
     assert examples(path)[0].margin == 0 and examples(path, columns={"margin": "m"})[0].margin == 1.5
 
 
-def rows(folder: Path, encoder: JudgedEncoder, *, pairs: bool = True, count: int = 12, **settings: Any) -> JudgedSet:
+def rows(
+    folder: Path, encoder: PreferenceEncoder, *, pairs: bool = True, count: int = 12, **settings: Any
+) -> PreferenceSet:
     texts = [
         {
             "prompt": [{"role": "user", "content": f"Once upon a time there were {n % 5} men." * (1 + n % 3)}],
@@ -116,10 +123,10 @@ def rows(folder: Path, encoder: JudgedEncoder, *, pairs: bool = True, count: int
     tokenizer = encoder.base._tokenizer.tokenizer
     found = tokenized.load(config, tokenizer, encoder, seed=0)
     assert not set(found.train.digests) & set(found.held_out.digests), "a prompt is on one side"
-    return judged(found.train, pairs=pairs)
+    return preference_set(found.train, pairs=pairs)
 
 
-def test_a_pair_is_one_example(tmp_path: Path, encoder: JudgedEncoder) -> None:
+def test_a_pair_is_one_example(tmp_path: Path, encoder: PreferenceEncoder) -> None:
     found = rows(tmp_path, encoder)
     assert found.desired.tolist() == [True, False] * len(found)
     assert found.place(0) + ", answer 2 of 2" == found.answers.place(1)
@@ -134,7 +141,7 @@ def test_a_pair_is_one_example(tmp_path: Path, encoder: JudgedEncoder) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_both_answers_are_cut_alike(tmp_path: Path, encoder: JudgedEncoder, side: str) -> None:
+def test_both_answers_are_cut_alike(tmp_path: Path, encoder: PreferenceEncoder, side: str) -> None:
     whole = rows(tmp_path, encoder)
     most = int(whole.answers.lengths.max()) - 2
     cut = rows(tmp_path, encoder, max_tokens=most, truncate=side)
@@ -145,9 +152,9 @@ def test_both_answers_are_cut_alike(tmp_path: Path, encoder: JudgedEncoder, side
         assert side == "right" or (lost[0] == lost[1] and kept.all())
 
 
-def test_other_answers_stand_behind_each_prompt(tmp_path: Path, encoder: JudgedEncoder) -> None:
+def test_other_answers_stand_behind_each_prompt(tmp_path: Path, encoder: PreferenceEncoder) -> None:
     found = rows(tmp_path, encoder, pairs=False).answers
-    others = mismatched(found, DataConfig(train="rows.jsonl"))
+    others = mismatched_answers(found, DataConfig(train="rows.jsonl"))
     assert len(others) == len(found)
     for number in range(len(others)):
         own, other = found[number], others[number]
@@ -157,7 +164,7 @@ def test_other_answers_stand_behind_each_prompt(tmp_path: Path, encoder: JudgedE
         answers = [found[row].input_ids[found[row].supervised].tolist() for row in partners]
         assert other.input_ids[other.supervised].tolist() in answers
     short = DataConfig(train="rows.jsonl", max_tokens=40)
-    cut, begun = mismatched(found, short), mismatched(found, short, bos=int(found[0].input_ids[0]))
+    cut, begun = mismatched_answers(found, short), mismatched_answers(found, short, bos=int(found[0].input_ids[0]))
     assert cut.lengths.max() <= 40 and cut.lengths.tolist() == begun.lengths.tolist()
     assert any(cut[row].input_ids[0] != found[row].input_ids[0] for row in range(len(cut)))
     for row in range(len(begun)):  # a text that is cut on the left begins as texts do

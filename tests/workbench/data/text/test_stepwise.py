@@ -13,8 +13,7 @@ from tests.run_files import write_lines
 from workbench.config import DataConfig
 from workbench.data.text import formats, tokenized
 from workbench.data.text.chat import ChatEncoder
-from workbench.data.text.step_encoder import StepEncoder
-from workbench.data.text.step_set import StepSet
+from workbench.data.text.stepwise import StepEncoder, StepSet
 
 STEPS = ["He has 3 cats. ", " He buys 2 more.", "So he has 5 cats."]
 ROWS: list[dict[str, Any]] = [

@@ -1,13 +1,16 @@
-"""Which characters of a rendering belong to which message."""
+"""Templates tell what they write for each message; tokens know the characters that they stand for."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from workbench.data.text.template_segments import InstrumentedTemplate, Rendering
+from workbench.data.text.chat_template import InstrumentedTemplate, Rendering, TokenSpans
 
 MESSAGES = [{"role": role, "content": f"{role} {n}"} for n, role in enumerate(["system", "user", "assistant", "user"])]
 
@@ -130,3 +133,19 @@ def test_the_template_that_serves_knows_no_marks() -> None:
     before = dict(served.environment.filters)
     assert rendered(source) is not None
     assert served.environment.filters == before
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=12))
+def test_a_token_starts_where_the_one_before_it_ended_or_earlier(steps: list[tuple[int, int]]) -> None:
+    """Gaps belong to the token after them; of tokens that share a character each starts where it says."""
+    ends = np.cumsum([right for _, right in steps], dtype=int)
+    offsets = [(max(0, int(end) - left), int(end)) for end, (left, _) in zip(ends, steps, strict=True)]
+    found = TokenSpans("", list(range(len(steps))), offsets)
+    assert found.ends == ends.tolist()
+    assert found.starts == [min(start, before) for (start, _), before in zip(offsets, [0, *ends], strict=False)]
+
+
+def test_ends_never_go_back() -> None:
+    found = TokenSpans("", [0, 1, 2], [(0, 4), (0, 0), (4, 6)])
+    assert (found.starts, found.ends) == ([0, 0, 4], [4, 4, 6])
+    assert TokenSpans("", [], []).starts == []

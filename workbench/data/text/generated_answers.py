@@ -1,0 +1,102 @@
+"""Answers that a model gave: what a reward may look at, the random numbers of sampling, and signs of reward hacking.
+
+Legend: G answers to a prompt, T most tokens of an answer, S answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.data.text.formats import Example
+from workbench.data.text.messages import Message
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to a prompt."""
+
+    prompt: str
+    """All that stood before the answer, as text: of a conversation the last message of the user."""
+    text: str
+    """The answer, without the tokens that end it."""
+    messages: tuple[Message, ...] = ()
+    """The turns before the answer; empty where the prompt is raw text."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Tools that the conversation may call."""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """The columns of its row, by their names in the file."""
+    place: str = "an answer"
+    """File and row, for messages."""
+
+    @property
+    def example(self) -> Example:
+        """Prompt and answer as an example whose answer carries loss."""
+        if not self.messages:
+            return Example(self.place, text=((self.prompt, False), (self.text, True)))
+        turns = (*self.messages, {"role": "assistant", "content": self.text})
+        return Example(self.place, messages=turns, tools=self.tools)
+
+
+def answer_to(question: Example, text: str, row: Mapping[str, Any]) -> Answer:
+    """The answer `text` to the prompt `question`, which `prompts.read_prompts` gives."""
+    asked = [message["content"] for message in question.messages if message["role"] == "user"]
+    prompt = asked[-1] if asked else "".join(piece for piece, _ in question.text)
+    return Answer(prompt, text, question.messages, question.tools, row, question.place)
+
+
+Floats = npt.NDArray[np.float64]
+
+
+class SampledAnswer(NamedTuple):
+    """An answer, and how likely each of its tokens was to whom drew it."""
+
+    ids: npt.NDArray[np.int64]
+    log_probs: Floats
+    """Natural log-probability of each token, at the temperature of the draw."""
+
+
+def sampling_numbers(key: Sequence[int], *, answers: int, tokens: int) -> Floats:
+    """Random numbers (G, T) in [0, 1) of the answers to a prompt; those of each answer depend on `key` and its number.
+
+    Args:
+        key: Numbers >= 0, such as seed, step and row.
+    """
+    return np.stack([np.random.default_rng([*key, answer]).random(tokens) for answer in range(answers)])
+
+
+GRAM = 4
+"""Words, or tokens, that are compared together."""
+
+
+def repetition(text: str) -> float:
+    """Share of an answer's runs of four words that it had before; 0 where it is shorter."""
+    return repeated(text.split())
+
+
+def repeated(parts: Sequence[Hashable]) -> float:
+    """The same of its words, or its tokens."""
+    grams = [tuple(parts[start : start + GRAM]) for start in range(len(parts) - GRAM + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def answer_lengths(texts: Sequence[str]) -> dict[str, float]:
+    """Mean words and mean repetition of answers; empty where there are none."""
+    if not texts:
+        return {}
+    words = float(np.mean([len(text.split()) for text in texts]))
+    return {"words": round(words, 6), "repetition": round(float(np.mean(list(map(repetition, texts)))), 6)}
+
+
+def length_correlation(texts: Sequence[str], reward_S: Sequence[float]) -> float | None:
+    """Spearman's rank correlation of words and rewards; None where one of them is the same for all."""
+    from scipy import stats  # takes 0.7 s to import
+
+    words = [len(text.split()) for text in texts]
+    if len(set(words)) < 2 or len(set(reward_S)) < 2:
+        return None
+    return float(stats.spearmanr(words, reward_S).statistic)
