@@ -7,7 +7,8 @@ and tool calls, to and including the token that ends the turn.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, zip_longest
@@ -49,31 +50,39 @@ class Conversation:
     restored: bool = False
     """Write the reasoning of the last message too, which the template cuts off at `</think>` (DeepSeek's do)."""
 
-    def text(self, *, prompt: bool) -> str:
-        """The conversation as Transformers writes it when it serves; `prompt` asks for the next answer."""
+    @contextmanager
+    def _rendering(self) -> Iterator[None]:
+        """Limit the time of a template, which is foreign code, and say that it refuses the row where it raises."""
         try:
             with time_limit(self.endless):
-                text = self.tokenizer.tokenizer.apply_chat_template(
-                    self.bare(None),
-                    tools=list(self.tools) or None,
-                    chat_template=self.tokenizer.source,
-                    add_generation_prompt=prompt,
-                    tokenize=False,
-                )
-                return str(text).replace(HIDDEN, CLOSING)
+                yield
         except BackboneError:
             raise
-        except Exception as error:  # A template is foreign code.
-            raise self._refused(error) from None
+        except Exception as error:
+            raise DataError(
+                f"{self.place}: {self.tokenizer.name} refuses this conversation: {error}\n"
+                "  Change the row, write data.on_bad_row=skip, or give another template with model.chat_template=FILE."
+            ) from None
+
+    def text(self, *, prompt: bool) -> str:
+        """The conversation as Transformers writes it when it serves; `prompt` asks for the next answer."""
+        with self._rendering():
+            text = self.tokenizer.tokenizer.apply_chat_template(
+                self.bare(None),
+                tools=list(self.tools) or None,
+                chat_template=self.tokenizer.source,
+                add_generation_prompt=prompt,
+                tokenize=False,
+            )
+            return str(text).replace(HIDDEN, CLOSING)
 
     def whole(self) -> Rendering:
         """The same with the segments of its messages; its text is checked against `text`."""
         text = self.text(prompt=False)
         try:
-            rendering = self._render(None, prompt=False)
-        except BackboneError:
-            raise
-        except Exception:  # The same template wrote `text`, so it is the marks that it cannot live with.
+            with self._rendering():
+                rendering = self.marked()
+        except DataError:  # the same template wrote `text`, so it is the marks that it cannot live with
             rendering = None
         if rendering is None or rendering.text != text:
             raise self.tokenizer.refusal("computes with the text of whole messages")
@@ -81,12 +90,8 @@ class Conversation:
 
     def part(self, *, stop: int | None = None, prompt: bool = False) -> Rendering:
         """The first `stop` messages with their segments."""
-        try:
-            rendering = self._render(stop, prompt=prompt)
-        except BackboneError:
-            raise
-        except Exception as error:
-            raise self._refused(error) from None
+        with self._rendering():
+            rendering = self.marked(stop, prompt=prompt)
         if rendering is None:
             raise self.tokenizer.refusal("computes with the text of whole messages")
         return rendering
@@ -95,10 +100,6 @@ class Conversation:
         """Text of message `number` while it is the last one."""
         alone = self.part(stop=number + 1)
         return "".join(alone.text[segment.start : segment.end] for segment in alone.of(number))
-
-    def _render(self, stop: int | None, *, prompt: bool) -> Rendering | None:
-        with time_limit(self.endless):
-            return self.marked(stop, prompt=prompt)
 
     def marked(self, stop: int | None = None, *, prompt: bool = False, text: str | None = None) -> Rendering | None:
         """The first `stop` messages with their segments; None where the template cut a mark in two.
@@ -124,12 +125,6 @@ class Conversation:
         if self.restored and len(bare) == len(self.messages):
             bare[-1] |= {"content": f"<think>\n{thoughts(bare[-1])}\n{HIDDEN}\n\n{split_thoughts(bare[-1])['content']}"}
         return bare
-
-    def _refused(self, error: Exception) -> DataError:
-        return DataError(
-            f"{self.place}: {self.tokenizer.name} refuses this conversation: {error}\n"
-            "  Change the row, write data.on_bad_row=skip, or give another template with model.chat_template=FILE."
-        )
 
 
 def wholes(conversations: Sequence[Conversation]) -> list[Rendering]:
@@ -174,7 +169,27 @@ class AnswerMasker:
         spans: list[tuple[int, int, int]] = []
         for number in numbers:
             message_spans = list(self._spans(conversation, whole, tokens, number))
-            _check_written(conversation, number, "".join(whole.text[start:stop] for start, stop in message_spans))
+            written = "".join(whole.text[start:stop] for start, stop in message_spans)
+            message = conversation.messages[number]
+            # A row whose answer the template leaves out would silently teach something else. Templates may take
+            # reasoning away from the front of an answer, and rewrite an answer that comes with tool calls.
+            if number + 1 == len(conversation.messages) and not written_out(thoughts(message), written):
+                raise DataError(
+                    f"{conversation.place}: {self._tokenizer.name} leaves out the reasoning of message {number + 1}, "
+                    "and the model would learn to answer without.\n  Give another template with model.chat_template="
+                    "FILE, take the reasoning out of the row, or write data.on_bad_row=skip."
+                )
+            calls = [call.get("function", call)["name"] for call in message.get("tool_calls") or []]
+            missing = [f"the call of `{name}`" for name in calls if name not in written]
+            content = str(message.get("content") or "").strip()
+            if not calls and not written_out(content, written):
+                missing.append("the answer")
+            if missing:
+                raise DataError(
+                    f"{conversation.place}: {self._tokenizer.name} leaves out {missing[0]} in message {number + 1}.\n"
+                    "  Change the row, write data.on_bad_row=skip, or give another template with "
+                    "model.chat_template=FILE."
+                )
             spans += [(number, start, stop) for start, stop in message_spans]
         if any(tokens.straddles(start) for _, start, _ in spans):
             tokens = self._tokenizer.tokenise(whole.text, [start for _, start, _ in spans])
@@ -186,7 +201,14 @@ class AnswerMasker:
     ) -> Iterable[tuple[int, int]]:
         """Characters of an answer: from where generation takes over to the end of what belongs to the message."""
         if self._tokenizer.instrumented.tagged:
-            return _tagged_spans(whole, conversation.messages, number)
+            if not whole.segments:  # without a loop over the messages, each block is one of the assistant's
+                return whole.generated[assistants(conversation.messages).index(number) :][:1]
+            starts = [segment.start for segment in whole.segments]
+            # A block outside all loop passes belongs to the message before it.
+            owners = [
+                whole.segments[max(0, bisect_left(starts, start + 1) - 1)].message for start, _ in whole.generated
+            ]
+            return [span for span, owner in zip(whole.generated, owners, strict=True) if owner == number]
         segment = self._segment(conversation, whole, number)
         return [(self._start(conversation, whole, tokens, segment), segment.end)]
 
@@ -286,46 +308,9 @@ def assistants(messages: Sequence[Message]) -> list[int]:
     return [number for number, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def _check_written(conversation: Conversation, number: int, written: str) -> None:
-    """Refuse a row whose answer the template leaves out: it would silently teach something else.
-
-    Templates may take reasoning away from the front of an answer, and rewrite an answer that comes with tool calls.
-    """
-    message = conversation.messages[number]
-    if number + 1 == len(conversation.messages) and not written_out(thoughts(message), written):
-        raise DataError(
-            f"{conversation.place}: {conversation.tokenizer.name} leaves out the reasoning of message {number + 1}, "
-            "and the model would learn to answer without.\n  Give another template with model.chat_template=FILE, take "
-            "the reasoning out of the row, or write data.on_bad_row=skip."
-        )
-    calls = [call.get("function", call)["name"] for call in message.get("tool_calls") or []]
-    missing = [f"the call of `{name}`" for name in calls if name not in written]
-    content = str(message.get("content") or "").strip()
-    if not calls and not written_out(content, written):
-        missing.append("the answer")
-    if missing:
-        raise DataError(
-            f"{conversation.place}: {conversation.tokenizer.name} leaves out {missing[0]} in message {number + 1}.\n"
-            "  Change the row, write data.on_bad_row=skip, or give another template with model.chat_template=FILE."
-        )
-
-
 def written_out(part: str, text: str) -> bool:
     """Whether `text` holds a part of a message, of which templates may trim the start: its last line tells."""
     return not part.strip() or part.strip().splitlines()[-1].strip() in text
-
-
-def _tagged_spans(whole: Rendering, messages: Sequence[Message], number: int) -> list[tuple[int, int]]:
-    """The `{% generation %}` blocks of one message.
-
-    A block outside all loop passes belongs to the message before it. A template without a loop over the messages
-    has to write one block for each of the assistant's.
-    """
-    if not whole.segments:
-        return whole.generated[assistants(messages).index(number) :][:1]
-    starts = [segment.start for segment in whole.segments]
-    owners = [whole.segments[max(0, bisect_left(starts, start + 1) - 1)].message for start, _ in whole.generated]
-    return [span for span, owner in zip(whole.generated, owners, strict=True) if owner == number]
 
 
 def _shared(left: Sequence[Any], right: Sequence[Any]) -> Sequence[Any]:
@@ -451,7 +436,9 @@ class ChatEncoder:
                 f"{type(tokenizer).__name__} gives no character offsets, by which the loss mask is found.\n"
                 "  Give a model.id whose folder has a tokenizer.json."
             )
-        self._bos = _added_bos(tokenizer)
+        whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
+        added = whole[0] == tokenizer.bos_token_id and whole != bare
+        self._bos = int(whole[0]) if added else None
         default = DEFAULT_TEMPLATE if self._bos is None else "{{ bos_token }}" + DEFAULT_TEMPLATE
         own = tokenizer.get_chat_template() if tokenizer.chat_template else None
         self.source: str = template if template is not None else own or default
@@ -680,10 +667,3 @@ def learnt(messages: Sequence[Message], loss_on: LossOn) -> list[int]:
     if loss_on == "all":
         return answers
     return [number for number in answers[-1 * (loss_on == "last") :] if messages[number].get("loss", True)]
-
-
-def _added_bos(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The beginning-of-sequence id, where the tokenizer puts one in front of a text."""
-    whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
-    added = whole[0] == tokenizer.bos_token_id and whole != bare
-    return int(whole[0]) if added else None

@@ -89,8 +89,19 @@ class InstrumentedTemplate:
         environment = _compile_jinja_template(source).environment.overlay()
         environment.filters = environment.filters | _FILTERS
         tree = environment.parse(source)
-        self.constant_header, self.captures = _constant_header(tree), _captures(tree)
-        self.tagged = _instrument(tree)
+        self.constant_header = _constant_header(tree)
+        self.captures = bool(list(tree.find_all(_CAPTURING))) or any(
+            loop.recursive for loop in tree.find_all(nodes.For)
+        )
+        for loop in list(tree.find_all(nodes.For)):
+            if isinstance(loop.target, nodes.Name):
+                item = nodes.Name(loop.target.name, "load")
+                loop.body = [_mark("enter", item), *_leave_before_jumps(loop.body), _mark("leave")]
+        blocks = [block for block in tree.find_all(nodes.CallBlock) if _is_generation(block)]
+        for block in blocks:
+            before, after = (_mark("block", nodes.Const(sign)) for sign in "+-")
+            block.body = [before, *block.body, after]
+        self.tagged = bool(blocks)
         self._template = environment.from_string(tree)
         # Copied for every conversation, which takes several times as long from the chain of them that Jinja makes.
         self._template.globals = dict(self._template.globals)
@@ -121,7 +132,30 @@ class InstrumentedTemplate:
         marks = TemplateMarks(chat, self._unused([chat, tools] if text is None else text))
         variables = {**special_tokens, "messages": chat, "tools": list(tools) or None, "documents": None}
         marked = self._template.render({**variables, "add_generation_prompt": prompt, _NAME: marks})
-        return _read(marked.split(marks.character))
+        pieces = marked.split(marks.character)  # text, mark, text, mark, ..., text
+        text = "".join(pieces[::2])
+        position, loop_end = 0, 0
+        entered: list[tuple[str, int]] = []
+        segments: list[Segment] = []
+        generated: list[tuple[int, int]] = []
+        for number, piece in enumerate(pieces):
+            if number % 2 == 0:
+                position += len(piece)
+            elif piece.endswith("+"):
+                entered.append((piece[:-1], position))
+            elif not entered or entered[-1][0] != piece[:-1]:
+                return None
+            else:
+                message, start = int(piece[:-1]), entered.pop()[1]
+                if message == _GENERATION:
+                    generated.append((start, position))
+                    continue
+                loop_end = position
+                if text[start:position].strip():
+                    segments.append(Segment(message, start, position))
+        if entered or len(pieces) % 2 == 0:
+            return None
+        return Rendering(text, sorted(segments, key=lambda segment: segment.start), sorted(generated), loop_end)
 
     def _unused(self, shown: Any) -> str:
         """A private-use character that is in none of these strings."""
@@ -186,19 +220,6 @@ _FILTERS = {f"{_NAME}_{name}": each for name, each in (("enter", _enter), ("leav
 """How a template asks for its marks: a filter takes a third of the time that the sandbox takes for a call."""
 
 
-def _instrument(tree: nodes.Template) -> bool:
-    """Add the marks to a syntax tree; whether it has `{% generation %}` blocks."""
-    for loop in list(tree.find_all(nodes.For)):
-        if isinstance(loop.target, nodes.Name):
-            item = nodes.Name(loop.target.name, "load")
-            loop.body = [_mark("enter", item), *_leave_before_jumps(loop.body), _mark("leave")]
-    blocks = [block for block in tree.find_all(nodes.CallBlock) if _is_generation(block)]
-    for block in blocks:
-        before, after = (_mark("block", nodes.Const(sign)) for sign in "+-")
-        block.body = [before, *block.body, after]
-    return bool(blocks)
-
-
 def _is_generation(block: nodes.CallBlock) -> bool:
     called = block.call.node
     return isinstance(called, nodes.ExtensionAttribute) and called.name == "_generation_support"
@@ -243,44 +264,12 @@ def _strings(value: Any) -> list[str]:
     return [text for each in inner for text in _strings(each)]
 
 
-def _captures(tree: nodes.Template) -> bool:
-    """Whether it has a block whose text becomes a value, or a loop that calls itself."""
-    return bool(list(tree.find_all(_CAPTURING))) or any(loop.recursive for loop in tree.find_all(nodes.For))
-
-
 def _names(trees: Iterable[nodes.Node], *contexts: str, name: str | None = None) -> Iterable[nodes.Name]:
     # find_all looks below a node, so a tree is wrapped to be looked at itself.
     for tree in trees:
         for name_node in nodes.Scope([tree]).find_all(nodes.Name):
             if name_node.ctx in contexts and name in (None, name_node.name):
                 yield name_node
-
-
-def _read(pieces: list[str]) -> Rendering | None:
-    """The rendering that marked text, split at the delimiter into text, mark, text, mark, ..., text, stands for."""
-    text = "".join(pieces[::2])
-    position, loop_end = 0, 0
-    entered: list[tuple[str, int]] = []
-    segments: list[Segment] = []
-    generated: list[tuple[int, int]] = []
-    for number, piece in enumerate(pieces):
-        if number % 2 == 0:
-            position += len(piece)
-        elif piece.endswith("+"):
-            entered.append((piece[:-1], position))
-        elif not entered or entered[-1][0] != piece[:-1]:
-            return None
-        else:
-            message, start = int(piece[:-1]), entered.pop()[1]
-            if message == _GENERATION:
-                generated.append((start, position))
-                continue
-            loop_end = position
-            if text[start:position].strip():
-                segments.append(Segment(message, start, position))
-    if entered or len(pieces) % 2 == 0:
-        return None
-    return Rendering(text, sorted(segments, key=lambda segment: segment.start), sorted(generated), loop_end)
 
 
 class TokenSpans:

@@ -92,7 +92,8 @@ class EvaluationIndex:
             for row in rows:
                 for part in _compared([words(text) for text in row.texts], ngram):
                     self._add(_Text(row.place, source, tuple(part)))
-        self._weights = _odd(ngram)
+        # Odd factors, one for each place of an n-gram.
+        self._weights: Hashes = _mixed(np.arange(1, ngram + 1, dtype=np.uint64) + np.uint64(1 << 40)) | np.uint64(1)
         hashes = [self._windows(self._numbered(text.words)) for text in self._texts]
         owner_P = np.repeat(np.arange(len(hashes)), [len(each) for each in hashes])
         start_P = np.concatenate([np.arange(len(each)) for each in hashes] or [np.zeros(0, dtype=np.int64)])
@@ -223,12 +224,6 @@ def _mixed(numbers: Hashes) -> Hashes:
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
     return mixed
-
-
-def _odd(count: int) -> Hashes:
-    """Odd factors, one for each place of an n-gram."""
-    factors: Hashes = _mixed(np.arange(1, count + 1, dtype=np.uint64) + np.uint64(1 << 40)) | np.uint64(1)
-    return factors
 
 
 FILE = "contamination.json"

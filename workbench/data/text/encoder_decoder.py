@@ -37,7 +37,11 @@ class Seq2SeqEncoder(ChatEncoder):
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None, *, start: int) -> None:
-        plain = _framed(PLAIN_TEMPLATE, tokenizer)
+        whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
+        before = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
+        around = (whole[:before], whole[before + len(bare) :])
+        opening, closing = ("".join(tokenizer.convert_ids_to_tokens(ids)) for ids in around)
+        plain = f"{{{{- {opening!r} }}}}{PLAIN_TEMPLATE}{{{{- {closing!r} }}}}"
         super().__init__(tokenizer, template or (None if tokenizer.chat_template else plain))
         self._plain = self.source == plain
         self._start = start
@@ -125,12 +129,3 @@ class Seq2SeqEncoder(ChatEncoder):
                 "  Write a chat template that shows them to a file, and give it as model.chat_template=FILE."
             )
         return super()._conversation(place, messages, tools)
-
-
-def _framed(template: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """`template` between the special tokens that the tokenizer adds to a text."""
-    whole, bare = tokenizer("a")["input_ids"], tokenizer("a", add_special_tokens=False)["input_ids"]
-    before = next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
-    around = (whole[:before], whole[before + len(bare) :])
-    opening, closing = ("".join(tokenizer.convert_ids_to_tokens(ids)) for ids in around)
-    return f"{{{{- {opening!r} }}}}{template}{{{{- {closing!r} }}}}"

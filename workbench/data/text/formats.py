@@ -226,19 +226,19 @@ def _messages(place: str, columns: Columns) -> Example:
 
 def _alpaca(place: str, columns: Columns) -> Example:
     history = columns.get("history") or []
-    if not isinstance(history, list) or not all(_is_exchange(pair) for pair in history):
+    pairs: list[Any] = history if isinstance(history, list) else [None]
+    if not all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(side, str) and side.strip() for side in pair)
+        for pair in pairs
+    ):
         raise DataError(f"`history` must be a list of [question, answer] pairs, found {excerpt(history)}.")
     question = "\n\n".join(
         part for part in (optional_string(columns, "instruction"), optional_string(columns, "input")) if part
     )
     if not question:
         raise DataError("`instruction` is empty, and so is `input`.")
-    turns = [message for pair in history for message in _exchange(*pair)]
+    turns = [message for pair in pairs for message in _exchange(*pair)]
     return chat_example(place, columns, [*turns, *_exchange(question, string_of(columns, "output"))])
-
-
-def _is_exchange(pair: Any) -> bool:
-    return isinstance(pair, list) and len(pair) == 2 and all(isinstance(side, str) and side.strip() for side in pair)
 
 
 def _question_answer(place: str, columns: Columns) -> Example:
@@ -333,16 +333,13 @@ def _conversation_tree(place: str, columns: Columns) -> Example:
         if not isinstance(replies, list):
             raise DataError(f"message {len(path)}: `replies` must be a list, found {excerpt(replies)}.")
         # min keeps the first of equals; an unranked reply comes after the ranked ones.
-        node = min((reply for reply in replies if not _is_deleted(reply)), key=_rank, default=None)
+        left = [reply for reply in replies if not (isinstance(reply, dict) and reply.get("deleted") is True)]
+        node = min(left, key=_rank, default=None)
     while path and path[-1]["role"] != "assistant":
         path.pop()
     if not path:
         raise DataError("the tree holds no answer of the assistant.")
     return chat_example(place, columns, path)
-
-
-def _is_deleted(reply: Any) -> bool:
-    return isinstance(reply, dict) and reply.get("deleted") is True
 
 
 def _rank(reply: Any) -> float:

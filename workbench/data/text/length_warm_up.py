@@ -143,7 +143,10 @@ def _require_cut(growing: GrowingRows, start: int) -> None:
             f"{KEY}.start={start}: the longest training row has {growing.longest:,} tokens, so that none is cut.\n"
             f"  Write a smaller start, or leave {KEY} out."
         )
-    needed_N = _needed(rows)
+    needed_N = np.zeros(len(rows), dtype=np.int64)  # tokens up to the first that is predicted, itself included
+    for part in _spans(rows):
+        place = np.searchsorted(part.before_T, part.before_T[part.start + 1], side="right")
+        needed_N[part.rows] = place - part.start
     if (short_N := needed_N > start).any():
         most = int(needed_N.max())
         raise DataError(
@@ -151,15 +154,6 @@ def _require_cut(growing: GrowingRows, start: int) -> None:
             f"rows, such as {rows.place(int(needed_N.argmax()))}, whose first such token is number {most:,}: answers "
             f"stand at the end of rows.\n  Write {KEY}.start={most} or more, or leave {KEY} out."
         )
-
-
-def _needed(rows: TokenizedSet) -> Indices:
-    """Tokens of each row (N,) up to the first that is predicted, itself included."""
-    found_N = np.zeros(len(rows), dtype=np.int64)
-    for part in _spans(rows):
-        place = np.searchsorted(part.before_T, part.before_T[part.start + 1], side="right")
-        found_N[part.rows] = place - part.start
-    return found_N
 
 
 def _spans(rows: TokenizedSet) -> Iterator[_RowSpans]:

@@ -54,7 +54,38 @@ def convert(name: str, place: str, columns: Mapping[str, Any]) -> Example:
             "write data.columns='{chosen: ..., rejected: ...}' where they are called otherwise."
         )
     if "chosen" in columns:
-        return replace(_pair(place, columns), tie=_flag(columns, "tie"))
+        if columns.get("rejected") is None:
+            raise DataError("`rejected` is missing or null. A row needs two answers, or one and a label.")
+        prompt = next((each for each in PROMPTS if columns.get(each) is not None), None)
+        sides = [columns["chosen"], columns["rejected"]]
+        if prompt is None and all(isinstance(side, str) for side in sides):
+            columns = {**columns, **_split(string_of(columns, "chosen"), string_of(columns, "rejected"))}
+        chosen, rejected = (
+            answered(place, columns, prompt=prompt or "prompt", answer=answer) for answer in ("chosen", "rejected")
+        )
+        if bool(chosen.text) != bool(rejected.text):
+            raise DataError(
+                "`chosen` is text and `rejected` a list of messages, or the other way round. Write both alike."
+            )
+        if chosen.text:
+            if chosen.text[-1][0].strip() == rejected.text[-1][0].strip():
+                raise DataError(f"`chosen` and `rejected` are the same answer: there is nothing to prefer. {_SAME}")
+        else:
+            (before, first), (other, second) = (_parted(each.messages) for each in (chosen, rejected))
+            if before != other:
+                turns = range(min(len(before), len(other)))
+                turn = 1 + next((turn for turn in turns if before[turn] != other[turn]), len(turns))
+                raise DataError(
+                    f"`chosen` and `rejected` answer different prompts, from message {turn} on, so that they cannot be "
+                    "compared. Give both the same turns before the last answer."
+                )
+            if not first or not second:
+                raise DataError(
+                    "`chosen` or `rejected` has no answer that carries loss. Leave `loss` out of its last message."
+                )
+            if first == second:
+                raise DataError(f"`chosen` and `rejected` are the same answer: there is nothing to prefer. {_SAME}")
+        return replace(chosen, desired=True, rejected=replace(rejected, desired=False), tie=_flag(columns, "tie"))
     if _flag(columns, "tie"):
         raise DataError("it rates one answer, and is a tie (`tie`), which two are. Leave `tie` out.")
     return replace(_rated(place, columns), desired=_flag(columns, "label", missing=None))
@@ -82,46 +113,6 @@ def _rated(place: str, columns: Mapping[str, Any]) -> Example:
     if messages[-1]["role"] != "assistant":
         raise DataError(f"the last message is rated, and it is the {messages[-1]['role']}'s, not the assistant's.")
     return chat_example(place, columns, last_answer_only(messages))
-
-
-def _pair(place: str, columns: Mapping[str, Any]) -> Example:
-    if columns.get("rejected") is None:
-        raise DataError("`rejected` is missing or null. A row needs two answers, or one and a label.")
-    prompt = next((each for each in PROMPTS if columns.get(each) is not None), None)
-    sides = [columns["chosen"], columns["rejected"]]
-    if prompt is None and all(isinstance(side, str) for side in sides):
-        columns = {**columns, **_split(string_of(columns, "chosen"), string_of(columns, "rejected"))}
-    chosen, rejected = (
-        answered(place, columns, prompt=prompt or "prompt", answer=answer) for answer in ("chosen", "rejected")
-    )
-    if bool(chosen.text) != bool(rejected.text):
-        raise DataError("`chosen` is text and `rejected` a list of messages, or the other way round. Write both alike.")
-    if chosen.text:
-        _require_text(chosen, rejected)
-    else:
-        _require_chat(chosen, rejected)
-    return replace(chosen, desired=True, rejected=replace(rejected, desired=False))
-
-
-def _require_text(chosen: Example, rejected: Example) -> None:
-    if chosen.text[-1][0].strip() == rejected.text[-1][0].strip():
-        raise DataError(f"`chosen` and `rejected` are the same answer: there is nothing to prefer. {_SAME}")
-
-
-def _require_chat(chosen: Example, rejected: Example) -> None:
-    """Refuse two prompts, or one answer twice."""
-    (before, first), (other, second) = (_parted(each.messages) for each in (chosen, rejected))
-    if before != other:
-        turns = range(min(len(before), len(other)))
-        turn = 1 + next((turn for turn in turns if before[turn] != other[turn]), len(turns))
-        raise DataError(
-            f"`chosen` and `rejected` answer different prompts, from message {turn} on, so that they cannot be "
-            "compared. Give both the same turns before the last answer."
-        )
-    if not first or not second:
-        raise DataError("`chosen` or `rejected` has no answer that carries loss. Leave `loss` out of its last message.")
-    if first == second:
-        raise DataError(f"`chosen` and `rejected` are the same answer: there is nothing to prefer. {_SAME}")
 
 
 def _parted(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
@@ -426,7 +417,11 @@ def mismatched_answers(answers: TokenizedSet, config: DataConfig, *, bos: int | 
         DataError: All rows have one prompt.
         FileError: The rows cannot be written.
     """
-    partner = _partners(answers)
+    # Each row gets the answer of a row of its own set where there are several.
+    partner = np.arange(len(answers))
+    for name, own in (named_sets.rows_by_set(answers) or {"": np.arange(len(answers))}).items():
+        where = f"{answers.source}, set {name}" if name else answers.source
+        partner[own] = own[_partners_within(answers.digests[own], where)]
     digest = hashlib.sha256(f"2 {config.max_tokens} {bos}".encode())
     for part in (answers.digests, answers.lengths, answers.supervised, partner):
         digest.update(np.ascontiguousarray(part).tobytes())
@@ -438,15 +433,6 @@ def mismatched_answers(answers: TokenizedSet, config: DataConfig, *, bos: int | 
     return TokenizedSet(
         table, np.arange(len(table)), answers.source, answers.fingerprint, chat=answers.chat, collate=answers.collate
     )
-
-
-def _partners(answers: TokenizedSet) -> Indices:
-    """Number of the row whose answer each row gets, one of its own set where there are several."""
-    partner = np.arange(len(answers))
-    for name, own in (named_sets.rows_by_set(answers) or {"": np.arange(len(answers))}).items():
-        where = f"{answers.source}, set {name}" if name else answers.source
-        partner[own] = own[_partners_within(answers.digests[own], where)]
-    return partner
 
 
 def _partners_within(digests: npt.NDArray[np.uint64], where: str) -> Indices:

@@ -123,7 +123,11 @@ class PromptEncoder(WrappedEncoder):
     def reader(self, source: str, columns: Mapping[str, str]) -> Iterator[RawRow]:
         """Yield the rows of a source, whose columns `columns` renames, with a placeholder where there is no answer."""
         for row in read_rows(source):
-            yield replace(row, columns=_answered(row.columns, columns))
+            known = formats.renamed(row.columns, columns)
+            added = {name: value for name, value in with_answer(known).items() if name not in known}
+            yield replace(
+                row, columns={**row.columns, **{columns.get(name, name): value for name, value in added.items()}}
+            )
 
     def conversion(self, name: str, place: str, columns: Mapping[str, Any]) -> Example | None:
         """The prompt of a row, with a placeholder as its answer."""
@@ -147,13 +151,6 @@ class PromptEncoder(WrappedEncoder):
         """`encode` of each example, as `chat.outcomes`."""
         encoded = self.base.encode_many(examples, loss_on="last")
         return [each if isinstance(each, WorkbenchError) else _prompt_of(each) for each in encoded]
-
-
-def _answered(columns: dict[str, Any], renames: Mapping[str, str]) -> dict[str, Any]:
-    """The columns of a file, to which an answer is added where its format needs one."""
-    known = formats.renamed(columns, renames)
-    added = {name: value for name, value in with_answer(known).items() if name not in known}
-    return {**columns, **{renames.get(name, name): value for name, value in added.items()}}
 
 
 def _prompt_of(whole: Encoded) -> Encoded:

@@ -26,7 +26,7 @@ from workbench.data import row_weights
 from workbench.data.batching import Floats, Indices, MicroBatch, Weights, WholeRows
 from workbench.data.rows import excerpt
 from workbench.data.text import chat
-from workbench.data.text.chat import Encoded, LastAnswer, LossOn
+from workbench.data.text.chat import Encoded, LossOn
 from workbench.data.text.formats import Conversion, Example, Reader, answered
 from workbench.data.text.row_encoder import WrappedEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
@@ -121,7 +121,17 @@ class StepEncoder(WrappedEncoder):
         """
         encoded = self.base.encode(example, loss_on="last")
         written = self.base.answer_text(example)
-        spans = _spans(example, written, strict=self.labelled)
+        spans, place = list[tuple[int, int]](), written.start
+        for number, step in enumerate(example.steps, start=1):
+            at = written.tokens.text.find(step.strip(), place)
+            if at >= 0:
+                place = at + len(step.strip())
+                spans.append((at, place))
+            elif self.labelled:
+                raise DataError(
+                    f"{example.place}: the chat template changes step {number} of its answer, so that its end is not "
+                    "found. Give another template with model.chat_template=FILE, or write data.on_bad_row=skip."
+                )
         marks = [len(encoded.input_ids) - 1]
         for (_, stop), (following, _) in reversed(list(pairwise(spans))):
             last = bisect_right(written.tokens.ends, following) - 1
@@ -138,22 +148,6 @@ class StepEncoder(WrappedEncoder):
         for mark in marks:
             supervised[mark] = True
         return replace(encoded, supervised=supervised, end_positions=())
-
-
-def _spans(example: Example, written: LastAnswer, *, strict: bool) -> list[tuple[int, int]]:
-    """The characters of each step; where not `strict`, without steps that are not found."""
-    spans, place = list[tuple[int, int]](), written.start
-    for number, step in enumerate(example.steps, start=1):
-        at = written.tokens.text.find(step.strip(), place)
-        if at >= 0:
-            place = at + len(step.strip())
-            spans.append((at, place))
-        elif strict:
-            raise DataError(
-                f"{example.place}: the chat template changes step {number} of its answer, so that its end is not "
-                "found. Give another template with model.chat_template=FILE, or write data.on_bad_row=skip."
-            )
-    return spans
 
 
 RIGHT = 0.5

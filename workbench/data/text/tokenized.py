@@ -234,31 +234,23 @@ def _cuts(
         yield from zip(parts, encoded, cut_together(parts, encoded, config), strict=True)
         return
     for part, whole in zip(parts, encoded, strict=True):
-        cut = _cut(part, whole, config)
-        yield _with_kept_steps(part, cut, config) if part.steps else part, whole, cut
-
-
-def _with_kept_steps(part: formats.Example, cut: chat.Encoded, config: DataConfig) -> formats.Example:
-    """The example with the labels of those steps whose last token cutting leaves."""
-    labels, kept = part.step_labels, sum(cut.supervised[1:])
-    return replace(part, step_labels=labels[:kept] if config.truncate == "right" else labels[len(labels) - kept :])
+        cut = chat.truncate(whole, max_tokens=config.max_tokens, side=config.truncate)
+        if len(cut.input_ids) > config.max_tokens:
+            raise DataError(
+                f"{part.place}: {whole.kept} of its {len(whole.input_ids)} tokens are its answer, which is never cut: "
+                f"data.max_tokens={config.max_tokens} leaves nothing to read. Raise it, or write data.on_bad_row=skip."
+            )
+        _require_loss(part, whole)
+        if part.steps:  # labels of those steps whose last token cutting leaves
+            labels, kept = part.step_labels, sum(cut.supervised[1:])
+            labels = labels[:kept] if config.truncate == "right" else labels[len(labels) - kept :]
+            part = replace(part, step_labels=labels)
+        yield part, whole, cut
 
 
 def _require_loss(part: formats.Example, whole: chat.Encoded) -> None:
     if not any(whole.supervised[1:]):
         raise DataError(f"{part.place}: no token carries loss. Give it an answer, or write data.on_bad_row=skip.")
-
-
-def _cut(part: formats.Example, whole: chat.Encoded, config: DataConfig) -> chat.Encoded:
-    """The example cut to data.max_tokens."""
-    cut = chat.truncate(whole, max_tokens=config.max_tokens, side=config.truncate)
-    if len(cut.input_ids) > config.max_tokens:
-        raise DataError(
-            f"{part.place}: {whole.kept} of its {len(whole.input_ids)} tokens are its answer, which is never cut: "
-            f"data.max_tokens={config.max_tokens} leaves nothing to read. Raise it, or write data.on_bad_row=skip."
-        )
-    _require_loss(part, whole)
-    return cut
 
 
 def _emptied(part: formats.Example, whole: chat.Encoded, cut: chat.Encoded, config: DataConfig) -> Emptied:
@@ -268,12 +260,6 @@ def _emptied(part: formats.Example, whole: chat.Encoded, cut: chat.Encoded, conf
     carries = [number for number, loss in enumerate(whole.supervised) if loss and number]
     needed = carries[0] + 1 if config.truncate == "right" else len(whole.input_ids) - carries[-1] + 1
     return Emptied(1, 1, needed, part.place)
-
-
-def _prompt(example: formats.Example) -> bytes:
-    """All that stands before the last answer, as bytes to be hashed."""
-    before = [list(example.messages[:-1]), list(example.tools), [text for text, _ in example.text[:-1]]]
-    return json.dumps(before, sort_keys=True).encode()
 
 
 def _append(
@@ -289,7 +275,10 @@ def _append(
     if rows and rows[0][0].desired is not None:
         whole = rows[0][1]
         ids = array("q", whole.input_ids[: _prompt_length(whole)])
-    identity = _prompt(rows[0][0]) if rows and rows[0][0].steps else ids.tobytes()
+    identity = ids.tobytes()
+    if rows and (example := rows[0][0]).steps:
+        before = [list(example.messages[:-1]), list(example.tools), [text for text, _ in example.text[:-1]]]
+        identity = json.dumps(before, sort_keys=True).encode()
     # Of 5 million different rows, the chance that two share eight bytes is one in a million.
     digest = int.from_bytes(hashlib.sha256(identity).digest()[:8], "little")
     for part, whole, cut in rows:
