@@ -23,7 +23,7 @@ from workbench.recipes.banks import sweep, sweep_tasks
 from workbench.recipes.banks.sweep import SweepMember
 from workbench.recipes.banks.sweep_tasks import SweepTask
 from workbench.recipes.single import streamed_rows
-from workbench.report import rate_plot
+from workbench.report import learning_rate_plots
 from workbench.runs import files
 from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
@@ -127,7 +127,9 @@ def find(
         raise TrainingError(f"No rate from {rates[0]:g} to {rates[-1]:g} came to its end. Write a smaller --lowest.")
     outcome = Tried(config, choice, each, whole, each * config.batch.size > rows, alone, out)
     files.write_json(out / TABLE, _table(outcome))
-    rate_plot.write(out / PLOT, choice, suggested=outcome.suggested, configured=config.train.learning_rate)
+    learning_rate_plots.write_search(
+        out / PLOT, choice, suggested=outcome.suggested, configured=config.train.learning_rate
+    )
     return outcome
 
 

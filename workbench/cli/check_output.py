@@ -21,7 +21,7 @@ from workbench.recipes.embeddings.embed_verbs import EmbedInspection
 from workbench.recipes.folds.crossval_verbs import CrossvalInspection
 from workbench.recipes.inspection import Inspection
 from workbench.recipes.labels.classify_verbs import ClassInspection
-from workbench.report import freeze_plot, schedule_plot
+from workbench.report import learning_rate_plots
 from workbench.runs import files, units
 from workbench.training.optim import optimizers
 
@@ -263,7 +263,7 @@ def _layers(config: RunConfig, *, steps: int | None, blocks: int) -> str:
     """Which layers a policy lets train, and how much of the work it saves at most."""
     policy = config.freeze
     if policy.observes is not None:
-        return f"{freeze_plot.describe(policy, blocks)}{_first_decision(policy, steps)}"
+        return f"{learning_rate_plots.why_no_freezing(policy, blocks)}{_first_decision(policy, steps)}"
     count = steps or UNKNOWN_STEPS
     first = policy.plan(Moment(0, 0.0, config.seed), blocks=blocks).trains
     last = policy.plan(Moment(count - 1, (count - 1) / count, config.seed), blocks=blocks).trains
@@ -273,7 +273,9 @@ def _layers(config: RunConfig, *, steps: int | None, blocks: int) -> str:
         sentence = f"{sum(first)} of {blocks + 2} layers may train at a time, at first {_named(first)}"
     else:
         sentence = f"at first {_named(first)} may train, at the end {_named(last)}"
-    share = freeze_plot.frozen_share(freeze_plot.rates(policy, steps=count, blocks=blocks, seed=config.seed))
+    share = learning_rate_plots.frozen_share(
+        learning_rate_plots.freezing(policy, steps=count, blocks=blocks, seed=config.seed)
+    )
     return f"{sentence}; {units.percent(share)} of the layer-steps are frozen"
 
 
@@ -314,17 +316,17 @@ def _listed(names: Sequence[str], word: str) -> str:
 
 def require_new_plot(path: Path, config: RunConfig) -> None:
     """Refuse a file that `write_plot` could not write, before the work that comes first."""
-    schedule_plot.require_new(path, PICTURES if config.reads_pictures else schedule_plot.SUFFIXES)
+    learning_rate_plots.require_new(path, PICTURES if config.reads_pictures else learning_rate_plots.SUFFIXES)
 
 
 def write_plot(path: Path, inspection: AnyInspection) -> None:
     """Draw the learning rate and which layers train when, below the rows where they are pictures, to a new file."""
     pictures = None if isinstance(inspection, Inspection | EmbedInspection) else inspection.pictures
     if pictures is None:
-        schedule_plot.write(path, inspection.config, steps=inspection.steps, blocks=inspection.blocks)
+        learning_rate_plots.write_schedule(path, inspection.config, steps=inspection.steps, blocks=inspection.blocks)
         return
     require_new_plot(path, inspection.config)
-    drawn = schedule_plot.draw(inspection.config, steps=inspection.steps, blocks=inspection.blocks)
+    drawn = learning_rate_plots.draw_schedule(inspection.config, steps=inspection.steps, blocks=inspection.blocks)
     sheet: Image.Image = pictures.sheet()
     schedule: Image.Image = Image.open(io.BytesIO(drawn))
     if schedule.width > sheet.width:

@@ -188,9 +188,9 @@ def _stages(run: Path) -> None:
 
 def _fleet(run: Path) -> None:
     """The members of a fleet, each a run of its own."""
-    from workbench.report import fleet_section
+    from workbench.report import sweep_sections
 
-    fleet = fleet_section.read(run)
+    fleet = sweep_sections.read_fleet(run)
     assert fleet is not None, "a fleet has members"
     first = next((row[0] for row in fleet.members if (run / "members" / row[0] / "adapter").exists()), "NAME")
     OUT.print(table(fleet.columns, fleet.members, title="Members, each on held-out rows of its own", framed=True))
@@ -204,9 +204,9 @@ def _fleet(run: Path) -> None:
 
 def _swept(run: Path) -> None:
     """The settings of a sweep, with mean and spread over seeds."""
-    from workbench.report import sweep_section
+    from workbench.report import sweep_sections
 
-    if (swept := sweep_section.read(run)) is not None:
+    if (swept := sweep_sections.read_sweep(run)) is not None:
         rows = [each.row for each in swept.settings]
         styles = ["bold green" if each.ships else None for each in swept.settings]
         title, right = "Held-out loss by setting, over seeds", range(len(swept.columns))
@@ -216,9 +216,9 @@ def _swept(run: Path) -> None:
 
 def _searched(run: Path) -> None:
     """The members of a search that came farthest, and which settings matter."""
-    from workbench.report import search_section
+    from workbench.report import sweep_sections
 
-    if (searched := search_section.read(run)) is None:
+    if (searched := sweep_sections.read_search(run)) is None:
         return
     columns = [name.rpartition(".")[2].removeprefix("loss ") for name in searched.columns]
     styles = ["bold green" if number == searched.shipped else None for number in range(FARTHEST)]
@@ -366,7 +366,7 @@ def combined(combined: Combined, out: Path) -> None:
 
 def comparison(comparison: Comparison, out: Path) -> None:
     """Print runs as columns: measures, settings that differ, what makes them less comparable than they look; pairs."""
-    from workbench.report import paired_section
+    from workbench.report import pages
 
     side_by_side = table(comparison.columns, comparison.rows, right=(), framed=True)
     side_by_side.add_section()
@@ -375,10 +375,10 @@ def comparison(comparison: Comparison, out: Path) -> None:
     OUT.print(side_by_side)
     _lines(*comparison.notes)
     if comparison.paired:
-        pairs = table(paired_section.COLUMNS, comparison.paired, right=(), title="On the same rows", framed=True)
+        pairs = table(pages.PAIRED_COLUMNS, comparison.paired, right=(), title="On the same rows", framed=True)
         pairs.title_justify = "left"
         OUT.print(pairs)
-        _lines(paired_section.note(comparison.paired))
+        _lines(pages.paired_note(comparison.paired))
     _lines(f"Plots: {out}")
 
 

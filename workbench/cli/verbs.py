@@ -291,13 +291,13 @@ def _ask_tasks(
     from workbench.cli import render
     from workbench.evaluation.benchmarks import Benchmark
     from workbench.recipes.answers.benchmark import benchmark
-    from workbench.report import tasks_section
+    from workbench.report import task_sections
 
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
     if not names:
         raise ConfigError("--tasks: expected a name or a YAML file.")
     task_scores = benchmark(run, Benchmark(names, limit, shots, chat), against=against, trust=trust)
-    render.tasks([tasks_section.shown(each.row()) for each in task_scores], before=str(against or "backbone"))
+    render.tasks([task_sections.benchmark_row(each.row()) for each in task_scores], before=str(against or "backbone"))
 
 
 @app.command()

@@ -342,11 +342,7 @@ def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callb
 
 
 def _train_task(
-    own: Run,
-    config: RunConfig,
-    each: FoldTask,
-    model: Classifier,
-    alone: Callable[[], AbstractContextManager[None]],
+    own: Run, config: RunConfig, each: FoldTask, model: Classifier, alone: Callable[[], AbstractContextManager[None]]
 ) -> TrainTask:
     def held_out_loss() -> float:
         assert each.validation is not None, "nothing is watched without rows to watch"

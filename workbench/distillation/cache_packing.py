@@ -127,10 +127,7 @@ def unpack_draws(packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
 def pack_ids(ids_Nk: Indices, vocabulary: int) -> Packed:
     """Tokens below `vocabulary`, rising in each row, as their low 16 bits and how many lie below each multiple."""
     below_NH = (ids_Nk[:, None] < _starts(vocabulary)[:, None]).sum(-1)
-    return {
-        "ids": (ids_Nk % _LOW).astype(np.uint16),
-        "below": below_NH.astype(np.min_scalar_type(ids_Nk.shape[1])),
-    }
+    return {"ids": (ids_Nk % _LOW).astype(np.uint16), "below": below_NH.astype(np.min_scalar_type(ids_Nk.shape[1]))}
 
 
 def unpack_ids(packed: Packed) -> Indices:

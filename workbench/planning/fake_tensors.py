@@ -22,11 +22,7 @@ def fake_tensors() -> Iterator[None]:
     What is computed from real ones alone, such as the masks and positions of a real batch, is real, so that decisions
     that depend on it are those of a run. A value that is read from a fake tensor is 1.
     """
-    with (
-        warnings.catch_warnings(),
-        _mode() as mode,
-        _RealApart(mode),
-    ):
+    with warnings.catch_warnings(), _mode() as mode, _RealApart(mode):
         # Copying a module asks where its values lie, to find out whether some share memory.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         yield

@@ -1,19 +1,19 @@
-"""The section of a page on classes: table of classes, confusions, surest mistakes.
+"""The section of a page on classes: table of classes, confusions, surest mistakes and the training rows beside them.
 
 Legend: N rows, C classes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from workbench.evaluation.prediction_table import class_names, hot, suspects
-from workbench.report import neighbours
+from workbench.report.rendering import begins
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
@@ -26,6 +26,8 @@ SUSPECTS = 20
 """Rows of text whose label is probably wrong."""
 LONGEST = 200
 """Characters of the text of such a row."""
+LONGEST_NEIGHBOUR = 160
+"""Characters of the text or name of a similar training row."""
 
 SCORES: dict[str, tuple[str, str]] = {
     "accuracy": ("Accuracy", "high"),
@@ -42,13 +44,11 @@ SCORES: dict[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Rows of one class that were taken for one class."""
+class Cell(NamedTuple):
+    """Rows of one class that were taken for one class: how many, and their share of the rows of their class."""
 
-    count: int
+    rows: int
     share: float
-    """Share of the rows of their class."""
 
 
 class Suspect(NamedTuple):
@@ -60,6 +60,17 @@ class Suspect(NamedTuple):
     suggested: str
     sure: str
     """Probability of the label that is suggested."""
+
+
+class Neighbour(NamedTuple):
+    """A training row that is like another row."""
+
+    place: str
+    text: str
+    """Beginning of its text, or the name of its picture."""
+    label: str
+    similarity: str
+    """Cosine similarity of features by the frozen backbone."""
 
 
 @dataclass(frozen=True)
@@ -86,21 +97,38 @@ def classified(run: RunRecord) -> ClassSection | None:
     names = class_names(table)
     if not names:
         off_N = (table["predicted"] - table["label"]).abs()
-        distances = off_N.map(lambda off: f"off by {units.number(off)}")
-        return ClassSection([], [], [], _samples(run, table, off_N, distances))
-    several = isinstance(table["label"].iloc[0], (list, np.ndarray))
+        return ClassSection([], [], [], _samples(run, table, off_N, lambda off: f"off by {units.number(off)}"))
+    from sklearn import metrics  # half a second, for runs that have classes
+
     true_NC, predicted_NC = (hot(table[column], names) for column in ("label", "predicted"))
     p_NC = table[[f"p_{name}" for name in names]].to_numpy()
+    several = isinstance(table["label"].iloc[0], (list, np.ndarray))
+    wrong_N = (true_NC != predicted_NC).any(1)
+    sure_N = pd.Series(np.abs(p_NC - true_NC).max(1) if several else p_NC.max(1), index=table.index)
+    mistakes = _samples(run, table[wrong_N], sure_N[wrong_N], "{:.2f}".format)
+    class_scores = metrics.precision_recall_fscore_support(true_NC, predicted_NC, zero_division=0.0)
+    classes = [
+        (name, f"{precision:.2f}", f"{recall:.2f}", f"{f1:.2f}", f"{int(rows):,}")
+        for name, precision, recall, f1, rows in zip(names, *class_scores, strict=True)
+    ]
     if several:
-        wrong_N = (true_NC != predicted_NC).any(1)
-        sure_N = np.abs(p_NC - true_NC).max(1)
-        return ClassSection(_table(true_NC, predicted_NC, names), [], [], _mistakes(run, table, wrong_N, sure_N))
+        return ClassSection(classes, [], [], mistakes)
     counts_CC = true_NC.T.astype(np.int64) @ predicted_NC.astype(np.int64)
+    wrong_CC = counts_CC * (1 - np.eye(len(names), dtype=np.int64))
+    most_wrong = [divmod(int(flat), len(names)) for flat in np.argsort(-wrong_CC, axis=None, kind="stable")[:PAIRS]]
     return ClassSection(
-        classes=_table(true_NC, predicted_NC, names),
-        matrix=_matrix(counts_CC, names) if len(names) <= WIDEST else [],
-        confused=_confused(counts_CC, names),
-        mistakes=_mistakes(run, table, (true_NC != predicted_NC).any(1), p_NC.max(1)),
+        classes=classes,
+        matrix=[
+            (name, [Cell(int(count), float(count / max(counts_C.sum(), 1))) for count in counts_C])
+            for name, counts_C in zip(names, counts_CC, strict=True)
+            if len(names) <= WIDEST
+        ],
+        confused=[
+            (names[true], names[predicted], f"{wrong_CC[true, predicted]:,} of {counts_CC[true].sum():,}")
+            for true, predicted in most_wrong
+            if wrong_CC[true, predicted]
+        ],
+        mistakes=mistakes,
         suspects=_suspects(table) if run.crossvalidates else [],
     )
 
@@ -132,78 +160,13 @@ def never_predicted(run: RunRecord) -> list[tuple[str, int]]:
     ]
 
 
-def _table(
-    true_NC: NDArray[np.bool_], predicted_NC: NDArray[np.bool_], names: list[str]
-) -> list[tuple[str, str, str, str, str]]:
-    from sklearn import metrics  # half a second, for runs that have classes
-
-    class_scores = metrics.precision_recall_fscore_support(true_NC, predicted_NC, zero_division=0.0)
-    return [
-        (name, f"{precision:.2f}", f"{recall:.2f}", f"{f1:.2f}", f"{int(rows):,}")
-        for name, precision, recall, f1, rows in zip(names, *class_scores, strict=True)
-    ]
-
-
-def _matrix(counts_CC: NDArray[np.int64], names: list[str]) -> list[tuple[str, list[Cell]]]:
-    rows_C = np.maximum(counts_CC.sum(1), 1)
-    return [
-        (name, [Cell(int(count), float(count / total)) for count in counts_C])
-        for name, counts_C, total in zip(names, counts_CC, rows_C, strict=True)
-    ]
-
-
-def _confused(counts_CC: NDArray[np.int64], names: list[str]) -> list[tuple[str, str, str]]:
-    wrong_CC = counts_CC * (1 - np.eye(len(names), dtype=np.int64))
-    order = np.argsort(-wrong_CC, axis=None, kind="stable")[:PAIRS]
-    return [
-        (names[true], names[predicted], f"{wrong_CC[true, predicted]:,} of {counts_CC[true].sum():,}")
-        for true, predicted in (divmod(int(flat), len(names)) for flat in order)
-        if wrong_CC[true, predicted]
-    ]
-
-
-def _mistakes(
-    run: RunRecord, table: pd.DataFrame, wrong_N: NDArray[np.bool_], sure_N: NDArray[np.float64]
-) -> list[dict[str, Any]]:
-    sure = pd.Series(sure_N, index=table.index)[wrong_N]
-    return _samples(run, table[wrong_N], sure, sure.map(lambda p: f"{p:.2f}"))
-
-
-def _suspects(table: pd.DataFrame) -> list[Suspect]:
-    """The most suspect labels of rows of text."""
-    if "text" not in table:
-        return []
-    return [
-        Suspect(
-            row=table.at[number, "row"],
-            text=_beginning(table.at[number, "text"]),
-            label=table.at[number, "label"],
-            suggested=suggested,
-            sure=f"{table.at[number, f'p_{suggested}']:.2f}",
-        )
-        for number, suggested in list(suspects(table).items())[:SUSPECTS]
-    ]
-
-
-def _beginning(text: str) -> str:
-    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
-
-
-def _samples(run: RunRecord, table: pd.DataFrame, by: pd.Series, shown: pd.Series) -> list[dict[str, Any]]:
-    near = neighbours.of_rows(run)
-    order = by.sort_values(ascending=False, kind="stable").index[:MISTAKES]
-    title = "text" if "text" in table else "image"
-    return [
-        {
-            "row": table.at[at, "row"],
-            "text": table.at[at, title],
-            "label": in_words(table.at[at, "label"]),
-            "predicted": in_words(table.at[at, "predicted"]),
-            "sure": shown[at],
-            "near": near.get(table.at[at, "row"], []),
-        }
-        for at in order
-    ]
+def neighbours(run: RunRecord) -> Mapping[str, list[Neighbour]]:
+    """The training rows that are nearest to each row that has some, by its place, the nearest first."""
+    by_row: dict[str, list[Neighbour]] = {}
+    for each in () if run.neighbours.empty else run.neighbours.itertuples():
+        text = begins(each.text, LONGEST_NEIGHBOUR)
+        by_row.setdefault(each.row, []).append(Neighbour(each.neighbour, text, each.label, f"{each.similarity:.2f}"))
+    return by_row
 
 
 def in_words(cell: Any) -> str:
@@ -211,3 +174,34 @@ def in_words(cell: Any) -> str:
     if isinstance(cell, (list, np.ndarray)):
         return ", ".join(cell) or "(none)"
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def _suspects(table: pd.DataFrame) -> list[Suspect]:
+    """The most suspect labels of rows of text."""
+    return [
+        Suspect(
+            row=table.at[number, "row"],
+            text=begins(table.at[number, "text"], LONGEST),
+            label=table.at[number, "label"],
+            suggested=suggested,
+            sure=f"{table.at[number, f'p_{suggested}']:.2f}",
+        )
+        for number, suggested in list(suspects(table).items() if "text" in table else ())[:SUSPECTS]
+    ]
+
+
+def _samples(run: RunRecord, table: pd.DataFrame, by: pd.Series, shown: Any) -> list[dict[str, Any]]:
+    """The rows of the highest `by`, which `shown` puts in words."""
+    near = neighbours(run)
+    title = "text" if "text" in table else "image"
+    return [
+        {
+            "row": table.at[at, "row"],
+            "text": table.at[at, title],
+            "label": in_words(table.at[at, "label"]),
+            "predicted": in_words(table.at[at, "predicted"]),
+            "sure": shown(by[at]),
+            "near": near.get(table.at[at, "row"], []),
+        }
+        for at in by.sort_values(ascending=False, kind="stable").index[:MISTAKES]
+    ]

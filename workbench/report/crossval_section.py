@@ -1,19 +1,25 @@
-"""The section of a page on a cross-validation: its verdict, stages, folds and duplicates.
+"""The section of a page on a cross-validation: its verdict, stages, folds, duplicates and calibration.
 
 Expects `why` of a stage to be a sentence, and the places of a conflict to name file and row.
+
+Legend: N rows, C classes, P predictions, B bins of probability.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy import special
 
-from workbench.report import fact_table, reliability
+from workbench.evaluation.class_scores import BINS
+from workbench.evaluation.prediction_table import class_names, hot
+from workbench.report import rendering
 from workbench.report.class_section import SCORES
-from workbench.report.plots import COLOURS, Axis, Plot, Series, draw
+from workbench.report.plots import COLOURS, Axis, Floats, Plot, Series, draw
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
@@ -27,8 +33,7 @@ _BOUNDS = ("_low", "_high")
 """Ends of the names of bounds of 95 % intervals."""
 
 
-@dataclass(frozen=True)
-class StageLine:
+class StageLine(NamedTuple):
     """One line of the table of stages; a number that was not measured is a dash."""
 
     title: str
@@ -44,11 +49,10 @@ class StageLine:
     test: tuple[str, str]
     """Loss and main score."""
     seconds: str
-    facts: fact_table.FactList
+    facts: rendering.FactList
 
 
-@dataclass(frozen=True)
-class FoldTable:
+class FoldTable(NamedTuple):
     """The table of folds, and its plot."""
 
     columns: tuple[str, ...]
@@ -85,11 +89,11 @@ def crossvalidated(run: RunRecord) -> CrossvalSection | None:
         score=SCORES[main][0] if main else "Score",
         stages=stages(run),
         tested=any(stage.get("test") for stage in _done(run)),
-        folds=_folds(run),
-        duplicates=_duplicates(duplicate_facts),
+        folds=_folds(run) if run.stages.get("folds") else None,
+        duplicates=_duplicates(duplicate_facts) if duplicate_facts else [],
         conflicts=[", ".join(places) for places in conflicts[:CONFLICTS]],
         more_conflicts=max(0, len(conflicts) - CONFLICTS),
-        calibration=reliability.diagram(run),
+        calibration=reliability_diagram(run),
     )
 
 
@@ -101,25 +105,26 @@ def main_score(run: RunRecord) -> str | None:
 
 def stages(run: RunRecord) -> list[StageLine]:
     """The stages that are done, in their order."""
-    main = main_score(run) or ""
-    return [
-        StageLine(
+    main, lines = main_score(run) or "", []
+    for stage, before in _compared(run):
+        oof, gain, test = stage.get("oof") or {}, stage.get("gain") or {}, stage.get("test") or {}
+        now, then = oof.get(main), (before.get("oof") or {}).get(main)
+        facts = {name: fact for name, fact in (stage.get("facts") or {}).items() if name != "gain"}
+        line = StageLine(
             title=_title(stage),
             kept=bool(stage.get("accepted")),
             why=stage.get("why") or "",
-            loss=units.loss((stage.get("oof") or {}).get("loss")),
-            change=_moved((stage.get("gain") or {}).get("difference")),
-            chance=_chance(stage.get("gain")),
-            score=units.number((stage.get("oof") or {}).get(main)),
-            score_change=_signed(_change(stage, before, main)),
-            test=_test(stage, main),
+            loss=units.loss(oof.get("loss")),
+            change=_signed(gain.get("difference")),
+            chance=_chance(gain),
+            score=units.number(now),
+            score_change=units.NOTHING if now is None or then is None else units.signed(now - then),
+            test=(units.loss(test.get("loss")), units.number(test.get(main))),
             seconds=units.duration(stage.get("seconds")),
-            facts=fact_table.fact_list(
-                {name: fact for name, fact in (stage.get("facts") or {}).items() if name != "gain"}
-            ),
+            facts=rendering.fact_list(facts),
         )
-        for stage, before in _compared(run)
-    ]
+        lines.append(line)
+    return lines
 
 
 def verdict(run: RunRecord) -> str:
@@ -128,30 +133,32 @@ def verdict(run: RunRecord) -> str:
     if main is None:
         return f"Out-of-fold loss {units.number(run.scores['after']['loss'])} {run.unit}."
     before, after = run.scores["before"], run.scores["after"]
-    score_summary = (run.stages.get("summary") or {}).get(main)
-    sure = _interval(after, main) or (f" (95 %: {_bounds(score_summary)})" if score_summary else "")
+    summary = (run.stages.get("summary") or {}).get(main)
+    sure = _interval(after, main) or (f" (95 %: {_bounds(summary)})" if summary else "")
     sentence = f"Out-of-fold {MAIN[main]} {units.number(after[main])}{sure} on {len(run.labelled):,} rows"
-    if score_summary:
-        sentence += f", spread {units.number(score_summary['spread'])} over {_count(run)}"
+    if summary:
+        folds = run.stages.get("folds") or []
+        count, repeats, seeds = (len({fold[name] for fold in folds}) for name in ("fold", "repeat", "seed"))
+        sentence += f", spread {units.number(summary['spread'])} over {count} folds"
+        sentence += f", {repeats} repeats" if repeats > 1 else ""
+        sentence += f", {seeds} seeds" if seeds > 1 else ""
     test = run.scores.get("test") or {}
     if main in test:
         rows = (run.manifest.get("data", {}).get("test") or {}).get("rows")
         where = f"{rows:,} test rows" if rows else "the test rows"
-        sentence += f"; {units.number(test[main])}{_interval(test, main)} on {where}{_each(test, main)}"
-        sentence += " by all adapters together"
+        of_sets = [
+            f"{name[len(main) + 1 : -1]} {units.number(value)}"
+            for name, value in test.items()
+            if name.startswith(f"{main}[")
+        ]
+        each = f" ({', '.join(of_sets)})" if of_sets else ""
+        sentence += f"; {units.number(test[main])}{_interval(test, main)} on {where}{each} by all adapters together"
     if main in (refit := run.scores.get("refit") or {}):
         sentence += f" and {units.number(refit[main])} by one adapter that trained on all rows"
     if main not in before:
         return f"{sentence}."
     guess = {"accuracy": "naming the likeliest class", "rmse": "naming the mean"}.get(main, "saying the same")
     return f"{sentence}. Always {guess} gives {units.number(before[main])}."
-
-
-def _each(test: Mapping[str, float], main: str) -> str:
-    """The score of each of several test sets; empty where there is one."""
-    of = {name: value for name, value in test.items() if name.startswith(f"{main}[")}
-    each = ", ".join(f"{name[len(main) + 1 : -1]} {units.number(value)}" for name, value in of.items())
-    return f" ({each})" if each else ""
 
 
 def sentences(run: RunRecord) -> list[tuple[Tone, str]]:
@@ -163,11 +170,26 @@ def sentences(run: RunRecord) -> list[tuple[Tone, str]]:
         count = len(duplicate_facts["conflicts"])
         clusters = "cluster of near-duplicates carries" if count == 1 else "clusters of near-duplicates carry"
         sentences.append(("warning", f"{count:,} {clusters} different labels; see Duplicates."))
-    if duplicate_facts.get("leak"):
-        leaked = f"{duplicate_facts['leak']:,} rows"
-        text = f"Grouped folds kept {leaked} from being validated beside a near-duplicate that trains."
+    if leak := duplicate_facts.get("leak"):
+        text = f"Grouped folds kept {leak:,} rows from being validated beside a near-duplicate that trains."
         sentences.append(("good", text))
     return sentences
+
+
+def _sentence(stage: Mapping[str, Any], before: Mapping[str, Any], main: str) -> tuple[Tone, str]:
+    gain, oof, test = stage.get("gain"), stage.get("oof") or {}, stage.get("test") or {}
+    kept = bool(stage.get("accepted"))
+    parts = []
+    if gain:
+        parts.append(f"loss {units.loss(gain['loss_before'])} to {units.loss(gain['loss_after'])}")
+        parts[0] += f" ({_signed(gain['difference'])}; 95 %: {_chance(gain)})"
+    if main in oof and main in (before.get("oof") or {}):
+        parts.append(f"{MAIN[main]} {units.number(before['oof'][main])} to {units.number(oof[main])}")
+    elif main in oof:
+        parts.append(f"{MAIN[main]} {units.number(oof[main])}")
+    numbers = f": {', '.join(parts)} out of fold" if parts else ""
+    numbers += f"; {units.number(test[main])} on test" if main in test else ""
+    return "good" if kept and gain else "plain", f"{_title(stage)}, {'kept' if kept else 'not kept'}{numbers}."
 
 
 def progress(run: RunRecord) -> str:
@@ -177,22 +199,6 @@ def progress(run: RunRecord) -> str:
         name.replace("_", " ") for name in run.manifest.get("seconds", {})
     ]
     return f"; stages done: {', '.join(done)}" if done else "; no stage is done"
-
-
-def _sentence(stage: Mapping[str, Any], before: Mapping[str, Any], main: str) -> tuple[Tone, str]:
-    gain, oof, test = stage.get("gain"), stage.get("oof") or {}, stage.get("test") or {}
-    kept = bool(stage.get("accepted"))
-    parts = []
-    if gain:
-        parts.append(f"loss {units.loss(gain['loss_before'])} to {units.loss(gain['loss_after'])}")
-        parts[0] += f" ({_moved(gain['difference'])}; 95 %: {_chance(gain)})"
-    if main in oof and main in (before.get("oof") or {}):
-        parts.append(f"{MAIN[main]} {units.number(before['oof'][main])} to {units.number(oof[main])}")
-    elif main in oof:
-        parts.append(f"{MAIN[main]} {units.number(oof[main])}")
-    numbers = f": {', '.join(parts)} out of fold" if parts else ""
-    numbers += f"; {units.number(test[main])} on test" if main in test else ""
-    return "good" if kept and gain else "plain", f"{_title(stage)}, {'kept' if kept else 'not kept'}{numbers}."
 
 
 def _done(run: RunRecord) -> list[Mapping[str, Any]]:
@@ -212,26 +218,12 @@ def _title(stage: Mapping[str, Any]) -> str:
     return str(stage.get("title") or stage.get("name") or "stage")
 
 
-def _change(stage: Mapping[str, Any], before: Mapping[str, Any], score: str) -> float | None:
-    now, then = ((each.get("oof") or {}).get(score) for each in (stage, before))
-    return None if now is None or then is None else now - then
-
-
 def _signed(value: float | None) -> str:
-    return units.NOTHING if value is None else units.signed(value)
-
-
-def _moved(value: float | None) -> str:
     return units.NOTHING if value is None else f"{value:+.4f}"
 
 
-def _chance(gain: Mapping[str, Any] | None) -> str:
-    return f"{_moved(gain['low'])} to {_moved(gain['high'])}" if gain else ""
-
-
-def _test(stage: Mapping[str, Any], main: str) -> tuple[str, str]:
-    test_scores = stage.get("test") or {}
-    return units.loss(test_scores.get("loss")), units.number(test_scores.get(main))
+def _chance(gain: Mapping[str, Any]) -> str:
+    return f"{_signed(gain['low'])} to {_signed(gain['high'])}" if gain else ""
 
 
 def _interval(scores: Mapping[str, float], name: str) -> str:
@@ -239,45 +231,35 @@ def _interval(scores: Mapping[str, float], name: str) -> str:
     return "" if low is None or high is None else f" (95 %: {units.number(low)} to {units.number(high)})"
 
 
-def _count(run: RunRecord) -> str:
-    folds = run.stages.get("folds") or []
-    repeats, seeds = (len({fold[name] for fold in folds}) for name in ("repeat", "seed"))
-    summary = f"{len({fold['fold'] for fold in folds})} folds"
-    summary += f", {repeats} repeats" if repeats > 1 else ""
-    return summary + (f", {seeds} seeds" if seeds > 1 else "")
+def _bounds(bounds: Mapping[str, float]) -> str:
+    return f"{units.number(bounds['low'])} to {units.number(bounds['high'])}" if "low" in bounds else units.NOTHING
 
 
-def _folds(run: RunRecord) -> FoldTable | None:
-    folds = run.stages.get("folds") or []
-    if not folds:
-        return None
+def _folds(run: RunRecord) -> FoldTable:
+    folds = run.stages["folds"]
     measured = dict.fromkeys(name for fold in folds for name in fold["scores"] if not name.endswith(_BOUNDS))
     names = [name for name in ("loss", *SCORES) if name in measured]
     summary = run.stages.get("summary") or {}
+    of_scores = [summary.get(name, {}) for name in names]
     return FoldTable(
         columns=tuple("Loss" if name == "loss" else SCORES[name][0] for name in names),
-        rows=[_fold_row(fold, names) for fold in folds],
-        summary=_summary(summary, names) if summary else [],
+        rows=[
+            (
+                fold["member"],
+                *(f"{fold['train_rows']:,}", f"{fold['rows']:,}"),
+                *(units.number(fold["scores"].get(name)) for name in names),
+            )
+            for fold in folds
+        ],
+        summary=[
+            ("Mean", *(units.number(each.get("mean")) for each in of_scores)),
+            ("Spread", *(units.number(each.get("spread")) for each in of_scores)),
+            ("95 %", *map(_bounds, of_scores)),
+        ]
+        if summary
+        else [],
         plot=_fold_plot(run, next((name for name in MAIN if name in measured), "loss")),
     )
-
-
-def _summary(summary: Mapping[str, Mapping[str, float]], names: list[str]) -> list[tuple[str, ...]]:
-    summaries = [summary.get(name, {}) for name in names]
-    return [
-        ("Mean", *(units.number(each.get("mean")) for each in summaries)),
-        ("Spread", *(units.number(each.get("spread")) for each in summaries)),
-        ("95 %", *map(_bounds, summaries)),
-    ]
-
-
-def _fold_row(fold: Mapping[str, Any], names: list[str]) -> tuple[str, ...]:
-    rows = (f"{fold['train_rows']:,}", f"{fold['rows']:,}")
-    return (fold["member"], *rows, *(units.number(fold["scores"].get(name)) for name in names))
-
-
-def _bounds(bounds: Mapping[str, float]) -> str:
-    return f"{units.number(bounds['low'])} to {units.number(bounds['high'])}" if "low" in bounds else units.NOTHING
 
 
 def _fold_plot(run: RunRecord, score: str) -> Plot:
@@ -291,23 +273,17 @@ def _fold_plot(run: RunRecord, score: str) -> Plot:
         x = [places[fold["fold"]] + 0.3 * (fold["seed"] / seeds - (seeds - 1) / seeds / 2) for fold in own]
         y = [fold["scores"].get(score, np.nan) for fold in own]
         series.append(Series(f"repeat {repeat}", np.array(x), np.array(y, dtype=float), "points", repeat % COLOURS))
-    score_summary = (run.stages.get("summary") or {}).get(score, {})
+    summary = (run.stages.get("summary") or {}).get(score, {})
     caption = ", ".join(f"{place} is {name}" for name, place in places.items() if name != str(place))
     caption = f"Folds by number: {caption}. " if caption else ""
-    if score_summary:
-        caption += (
-            f"Dashed: the mean, {units.number(score_summary['mean'])}, and its 95 % interval, {_bounds(score_summary)}."
-        )
+    if summary:
+        caption += f"Dashed: the mean, {units.number(summary['mean'])}, and its 95 % interval, {_bounds(summary)}."
     title = f"{SCORES[score][0]} of each fold" if score in SCORES else "Loss of each fold"
-    marks = tuple(
-        score_summary[name] for name in ("low", "mean", "high") if np.isfinite(score_summary.get(name, np.nan))
-    )
+    marks = tuple(summary[name] for name in ("low", "mean", "high") if np.isfinite(summary.get(name, np.nan)))
     return draw(title, series, x=Axis("fold", "count"), y=Axis(marks=marks), caption=caption, wide=True)
 
 
 def _duplicates(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    if not values:
-        return []
     rows = max(1, values["rows"])
     clusters = [
         ("Clusters of near-duplicates", f"{values['clusters']:,} with {values['clustered']:,} rows"),
@@ -319,5 +295,69 @@ def _duplicates(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("Rows", f"{values['rows']:,}, of which {values['exact']:,} equal another one"),
         *(clusters if values["clusters"] else [("Clusters of near-duplicates", "none")]),
-        ("Left out", fact_table.text(values["left_out"])),
+        ("Left out", rendering.in_words(values["left_out"])),
     ]
+
+
+def reliability_diagram(run: RunRecord) -> Plot | None:
+    """Predicted probability against the share that is right; None for numbers, empty before there are out-of-fold rows.
+
+    out_of_fold.parquet holds the outputs after all stages, so a temperature that was kept is undone for the other
+    line. That is exact where one adapter speaks for a row, and nearly so for a mean of several.
+    """
+    kind = run.config.get("classes", {}).get("kind", "one")
+    if kind == "number":
+        return None
+    predictions, several = run.labelled, kind == "several"
+    if predictions.empty:
+        return draw("Calibration", [], x=Axis(), y=Axis())
+    names = class_names(predictions)
+    p_NC, true_NC = predictions[[f"p_{name}" for name in names]].to_numpy(np.float64), hot(predictions["label"], names)
+    lines = [("as it stands", p_NC)]
+    stage = next((stage for stage in _done(run) if stage.get("name") == "calibration"), {})
+    temperature = (stage.get("facts") or {}).get("temperature")
+    if temperature is not None:
+        kept = bool(stage.get("accepted"))
+        other_NC = tempered(p_NC, 1 / temperature if kept else temperature, several=several)
+        label = "without the temperature" if kept else "with the temperature that was not kept"
+        lines.append((f"{label}, {units.number(temperature)}", other_NC))
+    series = [Series("always keeps its word", np.array([0.0, 1.0]), np.array([0.0, 1.0]), "faint", 7)]
+    gaps = []
+    for colour, (label, p_NC) in enumerate(lines):
+        if several:
+            x_B, y_B, gap = reliability_bins(p_NC.ravel(), true_NC.ravel())
+        else:
+            x_B, y_B, gap = reliability_bins(p_NC.max(1), true_NC[np.arange(len(p_NC)), p_NC.argmax(1)])
+        series.append(Series(label, x_B, y_B, "marked", colour))
+        gaps.append(f"{units.number(gap)} {label}")
+    return draw(
+        "Calibration",
+        series,
+        x=Axis("probability of a class" if several else "probability of the likeliest class"),
+        y=Axis("share that is right"),
+        caption=f"Mean distance to the diagonal, in {BINS} bins: {'; '.join(gaps)}.",
+        wide=True,
+    )
+
+
+def tempered(p_NC: Floats, temperature: float, *, several: bool) -> Floats:
+    """The probabilities that outputs divided by `temperature` would give."""
+    tiny = np.finfo(np.float64).tiny
+    logs_NC = np.log(np.maximum(p_NC, tiny))
+    if several:
+        scaled_NC: Floats = special.expit((logs_NC - np.log(np.maximum(1 - p_NC, tiny))) / temperature)
+    else:
+        scaled_NC = special.softmax(logs_NC / temperature, axis=1)
+    return scaled_NC
+
+
+def reliability_bins(p_P: Floats, right_P: NDArray[np.bool_]) -> tuple[Floats, Floats, float]:
+    """Mean probability and share that is right of each bin that has predictions, and their mean gap over predictions.
+
+    The gap is the expected calibration error of Guo et al. 2017, arXiv:1706.04599, eq. 3.
+    """
+    bin_P = np.minimum((p_P * BINS).astype(np.int64), BINS - 1)
+    count_B = np.bincount(bin_P, minlength=BINS)
+    sums = [np.bincount(bin_P, weights=values, minlength=BINS)[count_B > 0] for values in (p_P, right_P)]
+    said_B, right_B = (total / count_B[count_B > 0] for total in sums)
+    return said_B, right_B, float(np.abs(sums[0] - sums[1]).sum() / max(1, len(p_P)))

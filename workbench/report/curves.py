@@ -2,77 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from workbench.report.plots import POINTS, Axis, Floats, Plot, Series, draw, thin
+from workbench.report.plots import POINTS, STEP, Axis, Floats, Plot, Series, draw, floats, lines, thin
 from workbench.report.run_record import OPENED, RunRecord, averaged, rounds
 from workbench.runs import units
-
-_STEP = Axis("step", "count")
 
 
 def of_run(run: RunRecord) -> list[Plot]:
     """The plots of one run; a plot without data says so by its empty drawing."""
-    lengths = [] if run.reads_pictures else [_lengths(run)]  # all pictures are cut into as many patches
-    opened = [_open_share(run)] if OPENED in run.metrics else []
-    if run.crossvalidates:
-        return [_members(run), *opened, _learning_rate(run), _gradient_norm(run), _memory(run), *lengths]
-    return [_loss(run), *opened, _learning_rate(run), _gradient_norm(run), _speed(run), _memory(run), *lengths]
+    return [
+        _members(run) if run.crossvalidates else _loss(run),
+        *([_open_share(run)] if OPENED in run.metrics else []),
+        _learning_rate(run),
+        _gradient_norm(run),
+        *([] if run.crossvalidates else [_speed(run)]),
+        _memory(run),
+        *([] if run.reads_pictures else [_lengths(run)]),  # all pictures are cut into as many patches
+    ]
 
 
 def of_runs(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Plot]:
     """The runs' losses over each other: against tokens seen and against time."""
     training, held_out = [], []
-    unit = " or ".join(dict.fromkeys(run.unit for run in runs))
     for colour, (run, name) in enumerate(zip(runs, names, strict=True)):
         tokens = run.metrics["tokens"].fillna(0).cumsum()
-        training.append(Series(name, _floats(tokens), _smooth(run.metrics["loss"]), colour=colour))
-        at, loss = _held_out(run, "elapsed_s")
-        held_out.append(Series(name, at, loss, "marked", colour))
+        training.append(Series(name, floats(tokens), _smooth(run.metrics["loss"]), colour=colour))
+        held_out.append(Series(name, *_held_out(run, "elapsed_s"), "marked", colour))
+    loss = Axis(" or ".join(dict.fromkeys(run.unit for run in runs)))
+    smoothed = "Each line is smoothed over 5 % of its run, 5 steps at least."
+    from_zero = "The point at 0 is the backbone before training."
+    tokens_seen, time = Axis("tokens seen", "count"), Axis("training time", "duration")
+    return [
+        draw("Training loss against tokens", training, x=tokens_seen, y=loss, caption=smoothed, wide=True),
+        draw("Held-out loss against time", held_out, x=time, y=loss, caption=from_zero, wide=True),
+    ]
+
+
+def of_mixture(run: RunRecord) -> list[Plot]:
+    """Share and excess loss of each source in each step; none where no shares of a mixture were learnt."""
+    names = run.named("mix_share")
+    if not names:
+        return []
+    means = ", ".join(f"{name} {units.percent(run.metrics[f'mix_share[{name}]'].mean())}" for name in names)
     return [
         draw(
-            "Training loss against tokens",
-            training,
-            x=Axis("tokens seen", "count"),
-            y=Axis(unit),
-            caption="Each line is smoothed over 5 % of its run, 5 steps at least.",
-            wide=True,
+            "Share of each source",
+            lines(run.metrics, "mix_share", names),
+            x=STEP,
+            y=Axis("share of the rows", from_zero=True),
+            caption=f"Mean over the run: {means}.",
         ),
         draw(
-            "Held-out loss against time",
-            held_out,
-            x=Axis("training time", "duration"),
-            y=Axis(unit),
-            caption="The point at 0 is the backbone before training.",
-            wide=True,
+            "Loss of each source above its reference",
+            lines(run.metrics, "excess_loss", run.named("excess_loss")),
+            x=STEP,
+            y=Axis(run.unit, marks=(0.0,)),
+            caption="Over the rows of the last window. Shares of the upper lines rise against those of the lower ones.",
         ),
     ]
 
 
 def _open_share(run: RunRecord) -> Plot:
-    step, share = _floats(run.metrics["step"]), _floats(run.metrics[OPENED])
+    step, share = floats(run.metrics["step"]), floats(run.metrics[OPENED])
     # A self-paced curriculum has all rows open in its first pass, and closes some again.
     for_good = step[1 + np.flatnonzero(share < 1).max(initial=-1) :]
     end = f"All are open from step {int(for_good[0]):,} on." if len(for_good) else "Not all are open at the end."
-    return draw(
-        "Rows open by data.curriculum",
-        [Series("open", step, share)],
-        x=_STEP,
-        y=Axis("share of the rows", from_zero=True, marks=(1.0,)),
-        caption=f"Each step draws among those that are open. {end}",
-    )
+    axis, caption = Axis("share of the rows", from_zero=True, marks=(1.0,)), f"Each step samples the open rows. {end}"
+    return draw("Rows open by data.curriculum", [Series("open", step, share)], x=STEP, y=axis, caption=caption)
 
 
 def _loss(run: RunRecord) -> Plot:
-    step, loss = _floats(run.metrics["step"]), _floats(run.metrics["loss"])
-    smooth = _smooth(run.metrics["loss"])
-    best = run.best_step
-    caption = ""
+    step, loss, smooth = floats(run.metrics["step"]), floats(run.metrics["loss"]), _smooth(run.metrics["loss"])
+    best, caption = run.best_step, ""
     if np.isfinite(smooth).any():
         finite = smooth[np.isfinite(smooth)]
         caption = f"Training loss from {units.number(finite[0])} to {units.number(finite[-1])} (smoothed)."
@@ -87,7 +93,7 @@ def _loss(run: RunRecord) -> Plot:
             for number, name in enumerate(run.held_out_sets)
         ),
     ]
-    return draw("Loss", series, x=_STEP, y=Axis(run.unit), caption=caption.strip(), ring=best or (), wide=True)
+    return draw("Loss", series, x=STEP, y=Axis(run.unit), caption=caption.strip(), ring=best or (), wide=True)
 
 
 def _members(run: RunRecord) -> Plot:
@@ -95,64 +101,61 @@ def _members(run: RunRecord) -> Plot:
     each, means = [], []
     for colour, (name, members) in enumerate(rounds(run.members).items()):
         for metrics in members:
-            x, y = thin(_floats(metrics["step"]), _smooth(metrics["loss"]), points=max(40, 2 * POINTS // len(members)))
+            x, y = thin(floats(metrics["step"]), _smooth(metrics["loss"]), points=max(40, 2 * POINTS // len(members)))
             each.append(Series("each adapter", x, y, "faint", colour))
         mean = averaged(members)
-        means.append(Series(f"mean, {name}", _floats(mean["step"]), _smooth(mean["loss"]), "line", colour))
+        means.append(Series(f"mean, {name}", floats(mean["step"]), _smooth(mean["loss"]), "line", colour))
         watched = mean.dropna(subset=["held_out_loss"])
-        x, y = _floats(watched["step"]), _floats(watched["held_out_loss"])
+        x, y = floats(watched["step"]), floats(watched["held_out_loss"])
         means.append(Series(f"own fold, mean, {name}", x, y, "marked", colour))
     caption = f"Training loss of {len(run.members):,} adapters, smoothed; points are the loss on their own fold."
-    plot = draw("Loss of the adapters", [*each, *means], x=_STEP, y=Axis(run.unit), caption=caption, wide=True)
+    plot = draw("Loss of the adapters", [*each, *means], x=STEP, y=Axis(run.unit), caption=caption, wide=True)
     # One entry of the legend stands for all thin lines.
     return replace(plot, legend=(*each[:1], *(one for one in plot.legend if one.style != "faint")))
 
 
 def _learning_rate(run: RunRecord) -> Plot:
     rate = run.metrics["learning_rate"]
-    series = [Series("learning rate", _floats(run.metrics["step"]), _floats(rate))]
+    series = [Series("learning rate", floats(run.metrics["step"]), floats(rate))]
     peak = f"Peak {rate.max():.2g} at step {int(run.metrics['step'][rate.idxmax()]):,}." if rate.notna().any() else ""
-    return draw("Learning rate", series, x=_STEP, y=Axis(from_zero=True), caption=peak)
+    return draw("Learning rate", series, x=STEP, y=Axis(from_zero=True), caption=peak)
+
+
+def _each_and_smoothed(run: RunRecord, column: str) -> list[Series]:
+    step, values = floats(run.metrics["step"]), run.metrics[column]
+    return [Series("each step", step, floats(values), "faint"), Series("smoothed", step, _smooth(values))]
 
 
 def _gradient_norm(run: RunRecord) -> Plot:
-    step, norm = _floats(run.metrics["step"]), run.metrics["grad_norm"]
-    series = [Series("each step", step, _floats(norm), "faint"), Series("smoothed", step, _smooth(norm))]
+    norm = run.metrics["grad_norm"]
     caption = f"Median {units.number(norm.median())}." if norm.notna().any() else ""
     marks: tuple[float, ...] = ()
     if run.clipped:
         marks = (float(run.config["train"]["max_grad_norm"]),)
         caption += f" Scaled down to {marks[0]:g} (dashed) in {units.percent(run.clipped)} of the steps."
-    return draw("Gradient norm", series, x=_STEP, y=Axis(from_zero=True, marks=marks), caption=caption)
+    series, axis = _each_and_smoothed(run, "grad_norm"), Axis(from_zero=True, marks=marks)
+    return draw("Gradient norm", series, x=STEP, y=axis, caption=caption)
 
 
 def _speed(run: RunRecord) -> Plot:
-    step, speed = _floats(run.metrics["step"]), run.metrics["tokens_per_second"]
-    series = [Series("each step", step, _floats(speed), "faint"), Series("smoothed", step, _smooth(speed))]
-    unit = f"{run.unit_of_length} per second"
+    speed, unit = run.metrics["tokens_per_second"], f"{run.unit_of_length} per second"
     caption = f"Median {speed.median():,.0f} {unit}." if speed.notna().any() else ""
-    return draw(
-        "Throughput",
-        series,
-        x=_STEP,
-        y=Axis(unit, "count", from_zero=True),
-        caption=caption,
-    )
+    series, axis = _each_and_smoothed(run, "tokens_per_second"), Axis(unit, "count", from_zero=True)
+    return draw("Throughput", series, x=STEP, y=axis, caption=caption)
 
 
 def _memory(run: RunRecord) -> Plot:
     peak = run.metrics["peak_bytes"]
     where = "GPU" if run.manifest.get("hardware", {}).get("device") == "cuda" else "resident"
     caption = f"At most {units.size(peak.max())} of {where} memory." if peak.notna().any() else ""
-    series = [Series("peak memory", _floats(run.metrics["step"]), _floats(peak))]
-    return draw("Peak memory so far", series, x=_STEP, y=Axis(ticks="size", from_zero=True), caption=caption)
+    series = [Series("peak memory", floats(run.metrics["step"]), floats(peak))]
+    return draw("Peak memory so far", series, x=STEP, y=Axis(ticks="size", from_zero=True), caption=caption)
 
 
 def _lengths(run: RunRecord) -> Plot:
-    splits: Mapping[str, Any] = run.manifest.get("data", {})
     series, captions = [], []
     for colour, (name, label) in enumerate((("train", "train"), ("held_out", "held-out"))):
-        split = splits.get(name) or {}
+        split = run.manifest.get("data", {}).get(name) or {}
         if split.get("counts"):
             edges, counts = np.array(split["lengths"], dtype=float), np.array(split["counts"], dtype=float)
             # A density, so that splits of different size and binning lie on each other.
@@ -163,20 +166,14 @@ def _lengths(run: RunRecord) -> Plot:
     marks = (float(limit),) if limit and limit <= 1.1 * longest else ()
     caption = "; ".join(captions).capitalize() + ("." if captions else "")
     caption += f" Longer ones are cut at {limit:,} tokens (dashed)." if marks else ""
-    return draw(
-        "Example lengths",
-        series,
-        x=Axis("tokens in an example", "count", marks=marks),
-        y=Axis("share of examples", "none", from_zero=True),
-        caption=caption,
-        wide=True,
-    )
+    x, y = Axis("tokens in an example", "count", marks=marks), Axis("share of examples", "none", from_zero=True)
+    return draw("Example lengths", series, x=x, y=y, caption=caption, wide=True)
 
 
 def _held_out(run: RunRecord, against: str, one: str = "") -> tuple[Floats, Floats]:
     """Held-out loss, of one of several sets or of all, against a column of the metrics, from before training on."""
     which = f"[{one}]" if one else ""
-    at, loss = _floats(run.held_out[against]), _floats(run.held_out[f"held_out_loss{which}"])
+    at, loss = floats(run.held_out[against]), floats(run.held_out[f"held_out_loss{which}"])
     before = run.scores.get("before", {}).get(f"loss{which}")
     if before is None or run.metrics.empty:
         return at, loss
@@ -186,8 +183,4 @@ def _held_out(run: RunRecord, against: str, one: str = "") -> tuple[Floats, Floa
 def _smooth(values: pd.Series) -> Floats:
     """The centred mean over 5 % of the run, 5 steps at least; unlike a trailing one it does not lag."""
     window = max(5, len(values) // 20) | 1
-    return _floats(values.rolling(window, center=True, min_periods=1).mean())
-
-
-def _floats(values: pd.Series) -> Floats:
-    return np.asarray(values, dtype=np.float64)
+    return floats(values.rolling(window, center=True, min_periods=1).mean())

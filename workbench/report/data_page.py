@@ -1,4 +1,5 @@
-"""One offline page on the rows of a recipe: lengths, languages, labels, duplicates, and rows that rules flag."""
+"""One offline page on the rows of a recipe: lengths, languages, labels, duplicates, rows that rules flag or that are
+unusual for the backbone."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from workbench.config import DataConfig
 from workbench.config.sections.clean_rules import CLEAN_RULES
@@ -14,9 +14,8 @@ from workbench.data.batching import evenly_spaced
 from workbench.data.text.quality import survey
 from workbench.data.text.quality.cleaning import Flag
 from workbench.data.text.quality.survey import Findings
-from workbench.report.perplexity_section import ends, surprises
-from workbench.report.plots import Axis, Plot, Series, draw
-from workbench.report.rendering import render
+from workbench.report.plots import Axis, Floats, Plot, Series, draw, floats
+from workbench.report.rendering import ends, render
 from workbench.runs import units
 
 SHOWN = 12
@@ -26,8 +25,16 @@ KEPT = 1000
 LISTED = 12
 """Lines of a table that are not folded away."""
 BINS = 40
-
-Floats = NDArray[np.float64]
+ORIGINS = {
+    "workbench": "For rows of any kind",
+    "Gopher": "Gopher, for web documents",
+    "C4": "C4, for web documents",
+}
+"""Heading of the rules of each origin."""
+SURPRISING = 8
+"""Rows that the page shows of those that surprise the backbone most, and least."""
+LONGEST = 350
+"""Characters that are shown of the beginning of a row, and of its end."""
 
 
 class FlaggedRow(NamedTuple):
@@ -66,15 +73,33 @@ class CountTable(NamedTuple):
     title: str
     rows: tuple[tuple[str, tuple[str, ...], float], ...]
     """Name, counts, and the training rows as a share of their largest count in per cent."""
+    long: bool
+    """Whether it is better folded away."""
 
-    @property
-    def long(self) -> bool:
-        """Whether it is better folded away."""
-        return len(self.rows) > LISTED
+
+class SurprisingRow(NamedTuple):
+    """A row that is very likely or very unlikely for the backbone."""
+
+    place: str
+    perplexity: str
+    text: str
+
+
+class Surprise(NamedTuple):
+    """The perplexities of one source."""
+
+    title: str
+    read: str
+    """Rows that the backbone read, of all."""
+    quantiles: tuple[str, ...]
+    """At 5, 50 and 95 per cent of the rows."""
+    most: tuple[SurprisingRow, ...]
+    least: tuple[SurprisingRow, ...]
 
 
 def page(name: str, config: DataConfig, findings: Sequence[Findings]) -> str:
     """The page on the rows of the recipe `name`, as HTML."""
+    flagging = rules(findings)
     return render(
         "data.html",
         name=name,
@@ -84,13 +109,25 @@ def page(name: str, config: DataConfig, findings: Sequence[Findings]) -> str:
         titles=[each.read.title for each in findings],
         sourced=sum(each.read.trains for each in findings) > 1,
         sources=[(each.read.title, each.read.source, f"{len(each.read.rows):,}") for each in findings],
-        held_out=_held_out(config),
+        held_out=f"Training rows stand here as they are in the file; a run holds {units.percent(share)} of them out."
+        if (share := config.own_share) is not None
+        else "",
         lengths=length_rows(findings, config),
         plots=_plots(findings, config),
         surprises=surprises(findings),
-        perplexities=_perplexity_plot(findings),
+        perplexities=_distributions(
+            findings,
+            "Perplexity of a row by the backbone",
+            "",
+            lambda each: np.log10(floats(list(each.read.perplexities.values()))),
+            Axis("log10 of the perplexity"),
+        ),
         tables=[table for table in _tables(findings) if table.rows],
-        rules=[(heading, group) for heading, group in _grouped(rules(findings)) if group],
+        rules=[
+            (heading, group)
+            for origin, heading in ORIGINS.items()
+            if (group := [rule for rule in flagging if rule.origin == origin])
+        ],
         shown=SHOWN,
         kept=f"{KEPT:,}",
     )
@@ -123,20 +160,11 @@ def rules(findings: Sequence[Findings]) -> list[RuleRows]:
             cleans=rule in CLEAN_RULES,
             flagged=len(pairs),
             trained=f"{train.counts[rule]:,}",
-            rows=tuple(_row(*pair) for pair in _spread(pairs)),
+            rows=tuple(_row(*pairs[at]) for at in evenly_spaced(len(pairs), SHOWN).tolist()),
         )
         for rule, pairs in flags.items()
     ]
     return sorted(named, key=lambda each: (each.origin != "workbench", each.origin, -train.counts[each.name]))
-
-
-def _grouped(flagging: Sequence[RuleRows]) -> list[tuple[str, list[RuleRows]]]:
-    headings = {
-        "workbench": "For rows of any kind",
-        "Gopher": "Gopher, for web documents",
-        "C4": "C4, for web documents",
-    }
-    return [(heading, [rule for rule in flagging if rule.origin == name]) for name, heading in headings.items()]
 
 
 def length_rows(findings: Sequence[Findings], config: DataConfig) -> list[tuple[str, ...]]:
@@ -145,7 +173,7 @@ def length_rows(findings: Sequence[Findings], config: DataConfig) -> list[tuple[
     for each in findings:
         if each.read.tokens_N is None or not len(each.read.rows):
             continue
-        tokens_N = each.read.tokens_N.astype(np.float64)
+        tokens_N = _tokens(each)
         cut = each.cut(config.max_tokens)
         cut_share = f"{cut:,} ({units.percent(cut / len(tokens_N))})"
         rows.append((each.read.title, "tokens", *_quantiles(tokens_N), cut_share))
@@ -183,13 +211,6 @@ def _tiles(findings: Sequence[Findings], config: DataConfig) -> list[tuple[str, 
     ]
 
 
-def _held_out(config: DataConfig) -> str:
-    share = config.own_share
-    if share is None:
-        return ""
-    return f"Training rows stand here as they are in the file; a run holds {units.percent(share)} of them out."
-
-
 def _plots(findings: Sequence[Findings], config: DataConfig) -> list[Plot]:
     """Histograms of what the rows have; of nothing that they have not."""
     longest = max((tokens_N.max() for each in findings if len(tokens_N := _tokens(each))), default=0)
@@ -198,86 +219,77 @@ def _plots(findings: Sequence[Findings], config: DataConfig) -> list[Plot]:
     wanted: list[tuple[str, str, Callable[[Findings], Floats], Axis]] = [
         ("Tokens of a row", cut, _tokens, Axis("tokens", "count", marks=marks)),
         ("Characters of a row", "", _characters, Axis("characters", "count")),
-        ("Labels", "", _numbers, Axis("label")),
+        ("Labels", "", lambda each: floats(each.read.numbers or ()), Axis("label")),
     ]
     return [plot for each in wanted for plot in _distributions(findings, *each)]
-
-
-def _perplexity_plot(findings: Sequence[Findings]) -> list[Plot]:
-    axis = Axis("log10 of the perplexity")
-    return _distributions(findings, "Perplexity of a row by the backbone", "", _perplexities, axis)
 
 
 def _distributions(
     findings: Sequence[Findings], title: str, caption: str, measure: Callable[[Findings], Floats], axis: Axis
 ) -> list[Plot]:
     """The histogram of a measure of each source; none where no row has it."""
-    measured = [(each.read.title, measure(each)) for each in findings]
-    series = [_histogram(name, values, at) for at, (name, values) in enumerate(measured) if len(values)]
-    if not series:
-        return []
-    return [draw(title, series, x=axis, y=Axis("share of rows", "none", from_zero=True), caption=caption)]
-
-
-def _histogram(title: str, values: Floats, colour: int) -> Series:
-    """A density, so that sources of different size lie on each other."""
-    heights, edges = np.histogram(values, bins=min(BINS, max(1, len(np.unique(values)))), density=True)
-    return Series(title, edges, heights, "bars", colour)
+    series = []
+    for colour, (name, values) in enumerate((each.read.title, measure(each)) for each in findings):
+        if len(values):
+            # A density, so that sources of different size lie on each other.
+            heights, edges = np.histogram(values, bins=min(BINS, max(1, len(np.unique(values)))), density=True)
+            series.append(Series(name, edges, heights, "bars", colour))
+    y = Axis("share of rows", "none", from_zero=True)
+    return [draw(title, series, x=axis, y=y, caption=caption)] if series else []
 
 
 def _tokens(findings: Findings) -> Floats:
-    return np.asarray([] if findings.read.tokens_N is None else findings.read.tokens_N, dtype=np.float64)
+    return floats([] if findings.read.tokens_N is None else findings.read.tokens_N)
 
 
 def _characters(findings: Findings) -> Floats:
-    rows = findings.read.rows if findings.read.tokens_N is not None else ()
-    return np.asarray([len(row.text) for row in rows], dtype=np.float64)
-
-
-def _perplexities(findings: Findings) -> Floats:
-    return np.log10(np.asarray(list(findings.read.perplexities.values()), dtype=np.float64))
-
-
-def _numbers(findings: Findings) -> Floats:
-    return np.asarray(findings.read.numbers or (), dtype=np.float64)
+    return floats([len(row.text) for row in findings.read.rows if findings.read.tokens_N is not None])
 
 
 def _tables(findings: Sequence[Findings]) -> list[CountTable]:
     train = survey.training(findings)
     labels = "Labels" if findings[0].read.labels is not None else "Answers that come again and again"
     measures: dict[str, Callable[[Findings], Mapping[str, int]]] = {
-        "Languages of rows": lambda each: _named_languages(each.languages),
+        "Languages of rows": lambda each: {name or "too short to tell": n for name, n in each.languages.items()},
         "Scripts of letters": lambda each: each.scripts,
         "Files": lambda each: each.files,
         labels: lambda each: each.classes,
     }
-    return [_counted(title, list(map(of, findings)), of(train)) for title, of in measures.items()]
-
-
-def _named_languages(languages: Mapping[str, int]) -> dict[str, int]:
-    return {name or "too short to tell": count for name, count in languages.items()}
-
-
-def _counted(title: str, counts: Sequence[Mapping[str, int]], train: Mapping[str, int]) -> CountTable:
-    """The names of all sources, the most frequent among training rows first."""
-    names = sorted({name for each in counts for name in each}, key=lambda name: (-train.get(name, 0), name))
-    most = max(train.values(), default=1)
-    return CountTable(
-        title,
-        tuple(
-            (name, tuple(f"{each.get(name, 0):,}" for each in counts), 100 * train.get(name, 0) / most)
+    tables = []
+    for title, of in measures.items():
+        counts, trained = list(map(of, findings)), of(train)
+        # The most frequent among training rows first.
+        names = sorted({name for each in counts for name in each}, key=lambda name: (-trained.get(name, 0), name))
+        most = max(trained.values(), default=1)
+        rows = tuple(
+            (name, tuple(f"{each.get(name, 0):,}" for each in counts), 100 * trained.get(name, 0) / most)
             for name in names
-        ),
-    )
+        )
+        tables.append(CountTable(title, rows, len(rows) > LISTED))
+    return tables
 
 
-def _spread(pairs: Sequence[tuple[Findings, Flag]]) -> list[tuple[Findings, Flag]]:
-    """At most SHOWN of the flags, from all over the files."""
-    chosen = evenly_spaced(len(pairs), SHOWN)
-    return [pairs[at] for at in chosen.tolist()]
+def surprises(findings: Sequence[Findings]) -> list[Surprise]:
+    """The perplexities of each source of which the backbone read rows."""
+    found = []
+    for each in findings:
+        if known := each.read.perplexities:
+            order = sorted(known, key=lambda number: (known[number], number))
+            count = min(SURPRISING, len(order) // 2 or 1)
+            least, most = (
+                tuple(
+                    SurprisingRow(row.place, units.number(known[number]), ends(row.text, LONGEST))
+                    for number, row in ((number, each.read.rows[number]) for number in chosen)
+                )
+                for chosen in (order[:count], order[: -count - 1 : -1])
+            )
+            quantiles = map(units.number, np.quantile(list(known.values()), [0.05, 0.5, 0.95]).tolist())
+            read = f"{len(known):,} of {len(each.read.rows):,}"
+            found.append(Surprise(each.read.title, read, tuple(quantiles), most, least))
+    return found
 
 
 def _row(findings: Findings, flag: Flag) -> FlaggedRow:
     whole = flag.value == round(flag.value)
     value = "" if flag.value == 1 else f"{flag.value:,.0f}" if whole else units.number(flag.value)
-    return FlaggedRow(findings.read.title, flag.place, value, flag.note, ends(findings.text(flag)))
+    return FlaggedRow(findings.read.title, flag.place, value, flag.note, ends(findings.text(flag), LONGEST))

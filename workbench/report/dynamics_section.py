@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -10,8 +11,8 @@ import pandas as pd
 from workbench.data.batching import evenly_spaced
 from workbench.evaluation import dynamics
 from workbench.evaluation.prediction_table import class_names
-from workbench.report.perplexity_section import ends
-from workbench.report.plots import Axis, Plot, Series, draw
+from workbench.report.plots import Axis, Plot, Series, draw, floats
+from workbench.report.rendering import ends
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
@@ -22,13 +23,10 @@ DRAWN = 900
 LONGEST = 120
 """Characters that are shown of the beginning of a row, and of its end."""
 _BANDS = (("never right", 0.0, 0.0), ("sometimes right", 1e-9, 1 - 1e-9), ("always right", 1.0, 1.0))
-_NO_FOLD = "no fold learns"
-"""Name of the rows of the first band that are wrong out of fold too."""
 """Names and bounds of the correctness of rows."""
 
 
-@dataclass(frozen=True)
-class HardRow:
+class HardRow(NamedTuple):
     """A row whose labels stayed improbable."""
 
     row: str
@@ -63,7 +61,10 @@ def observed(run: RunRecord) -> DynamicsSection | None:
 
 
 def _rows(run: RunRecord, shown: pd.DataFrame) -> list[HardRow]:
-    texts = _texts(run)
+    # Texts of rows by their places, where the run directory has them.
+    table = run.labelled if run.crossvalidates else run.dynamics
+    rows = table.dropna(subset=["text"]) if "text" in table else pd.DataFrame({"row": [], "text": []})
+    texts = dict(zip(rows["row"], rows["text"], strict=True))
     return [
         HardRow(
             row=line.row,
@@ -92,29 +93,23 @@ def sentence(table: pd.DataFrame, *, several: bool) -> str:
 def _map(table: pd.DataFrame) -> Plot:
     shown = table.iloc[evenly_spaced(len(table), DRAWN)]
     lost = shown["row"].isin(dynamics.unlearnable(table)["row"])
-    series = []
-    if lost.any():
-        x, y = (shown.loc[lost, column].to_numpy(np.float64) for column in ("variability", "confidence"))
-        series.append(Series(_NO_FOLD, x, y, "points", len(_BANDS)))
+    bands = [("no fold learns", len(_BANDS), shown[lost])]  # never right, and wrong out of fold too
     for colour, (name, low, high) in enumerate(_BANDS):
-        band = shown[shown["correctness"].between(low, high) & ~lost].sort_values("variability")
-        if len(band):
-            x, y = (band[column].to_numpy(np.float64) for column in ("variability", "confidence"))
-            series.append(Series(name, x, y, "points", colour))
+        band = shown[shown["correctness"].between(low, high) & ~lost]
+        bands.append((name, colour, band.sort_values("variability")))
+    series = [
+        Series(name, floats(band["variability"]), floats(band["confidence"]), "points", colour)
+        for name, colour, band in bands
+        if len(band)
+    ]
     caption = (
         "Each row while it trained: low and steady are hard or wrongly labelled, high and steady are easy, and what "
         "moves most teaches most (Swayamdipta et al. 2020)."
     )
     if len(shown) < len(table):
         caption += f" {len(shown):,} of {len(table):,} rows are drawn."
-    return draw(
-        "Map of the data",
-        series,
-        x=Axis("variability of the label's probability"),
-        y=Axis("its mean, confidence"),
-        caption=caption,
-        wide=True,
-    )
+    x, y = Axis("variability of the label's probability"), Axis("its mean, confidence")
+    return draw("Map of the data", series, x=x, y=y, caption=caption, wide=True)
 
 
 def _losses_by_visit(table: pd.DataFrame) -> list[Plot]:
@@ -127,16 +122,10 @@ def _losses_by_visit(table: pd.DataFrame) -> list[Plot]:
     low_V, median_V, high_V = np.quantile(loss_NV, [0.25, 0.5, 0.75], axis=0)
     x = np.arange(1, visits + 1, dtype=np.float64)
     series = [Series("quartiles", x, low_V, "faint"), Series("quartiles", x, high_V, "faint")]
-    caption = f"Median and quartiles of {len(loss_NV):,} rows, in nats."
-    return [
-        draw(
-            "Loss of rows from visit to visit",
-            [*series, Series("median", x, median_V)],
-            x=Axis("visit", "count"),
-            y=Axis("loss", from_zero=True),
-            caption=caption,
-        ).once_each()
-    ]
+    series.append(Series("median", x, median_V))
+    caption, visit = f"Median and quartiles of {len(loss_NV):,} rows, in nats.", Axis("visit", "count")
+    loss = Axis("loss", from_zero=True)
+    return [draw("Loss of rows from visit to visit", series, x=visit, y=loss, caption=caption).once_each()]
 
 
 def _forgetting(table: pd.DataFrame) -> list[Plot]:
@@ -146,12 +135,10 @@ def _forgetting(table: pd.DataFrame) -> list[Plot]:
         return []
     edges = np.arange(0.5, events.max() + 1) if events.max() <= BARS else np.linspace(0.5, events.max() + 0.5, BARS)
     bars = Series("rows", edges, np.histogram(events, edges)[0].astype(np.float64), "bars")
-    caption = (
-        f"Right at a visit and wrong at the next (Toneva et al. 2019): never of {len(table) - len(events):,} rows."
-    )
-    return [
-        draw("Forgetting events", [bars], x=Axis("times forgotten", "count"), y=Axis("rows", "count"), caption=caption)
-    ]
+    never = f"{len(table) - len(events):,} rows"
+    caption = f"Right at a visit and wrong at the next (Toneva et al. 2019): never of {never}."
+    times, rows = Axis("times forgotten", "count"), Axis("rows", "count")
+    return [draw("Forgetting events", [bars], x=times, y=rows, caption=caption)]
 
 
 def _doubts(run: RunRecord) -> list[Plot]:
@@ -173,10 +160,3 @@ def _doubts(run: RunRecord) -> list[Plot]:
             wide=True,
         )
     ]
-
-
-def _texts(run: RunRecord) -> dict[str, str]:
-    """Texts of rows by their places, where the run directory has them."""
-    table = run.labelled if run.crossvalidates else run.dynamics
-    text_rows = table.dropna(subset=["text"]) if "text" in table else pd.DataFrame({"row": [], "text": []})
-    return dict(zip(text_rows["row"], text_rows["text"], strict=True))

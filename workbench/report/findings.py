@@ -7,15 +7,7 @@ from typing import Literal
 
 from workbench.config.sections.classes_config import rarest
 from workbench.evaluation import frozen_probe
-from workbench.report import (
-    class_section,
-    crossval_section,
-    embed_section,
-    fleet_section,
-    preference_section,
-    reinforce_section,
-    reward_section,
-)
+from workbench.report import class_section, crossval_section, sweep_sections, task_sections
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
@@ -32,7 +24,7 @@ def verdict(record: RunRecord) -> str:
     """Outcome of the run in one sentence, from its numbers."""
     loss = record.difference("loss")
     if record.config.get("recipe") == "fleet" and loss is not None:
-        return fleet_section.verdict(record)
+        return sweep_sections.fleet_verdict(record)
     if loss is None:
         return _unfinished(record)
     if record.crossvalidates:
@@ -40,13 +32,13 @@ def verdict(record: RunRecord) -> str:
     if record.classifies:
         return class_section.verdict(record)
     if record.embeds:
-        return embed_section.verdict(record)
+        return task_sections.embed_verdict(record)
     if record.prefers:
-        return preference_section.verdict(record)
+        return task_sections.preference_verdict(record)
     if record.rewards:
-        return reward_section.verdict(record)
+        return task_sections.reward_verdict(record)
     if record.reinforces:
-        return reinforce_section.verdict(record)
+        return task_sections.reinforce_verdict(record)
     before, after = record.scores["before"]["loss"], record.scores["after"]["loss"]
     if abs(loss) < 0.005 * before:
         text = f"Held-out loss hardly moved: {before:.2f} nats per token before, {after:.2f} after"
@@ -54,28 +46,34 @@ def verdict(record: RunRecord) -> str:
         text = f"Held-out loss fell from {before:.2f} to {after:.2f} nats per token"
     else:
         text = f"Held-out loss did not fall: {before:.2f} nats per token before, {after:.2f} after"
-    return f"{text}{_answers(record)}."
+    difference = record.difference("f1")
+    if difference is not None:
+        before, after = (record.scores[when]["f1"] for when in ("before", "after"))
+        if f"{before:.2f}" == f"{after:.2f}":
+            text += f"; the answers' F1 stayed at {after:.2f}"
+        else:
+            text += f"; the answers' F1 {'rose' if difference > 0 else 'fell'} from {before:.2f} to {after:.2f}"
+    return f"{text}."
 
 
 def findings(record: RunRecord) -> list[Finding]:
     """Findings to look at before the numbers are believed, most important first."""
-    # The steps of a cross-validation are chosen before: what a better one would have been is no advice.
-    best_step = None if record.crossvalidates else _best_step(record)
-    candidates = [
+    probed = frozen_probe.sentence(record.probe, after=record.scores.get("after", {}).get("accuracy"))
+    found = [
+        *(Finding(tone, text) for tone, text in crossval_section.sentences(record)),
+        *(Finding(tone, text) for tone, text in task_sections.reinforce_signs(record)),
         _teacher_comparison(record),
-        _frozen(record),
+        Finding("plain", probed) if probed else None,
         _never_predicted(record),
         _chance(record),
         _grown(record),
-        best_step,
+        # The steps of a cross-validation are chosen before: what a better one would have been is no advice.
+        None if record.crossvalidates else _best_step(record),
         _chosen_by_score(record),
         _clipping(record),
-        _cut(record),
-        _left_out(record),
+        *_rows(record),
     ]
-    stages = [Finding(tone, text) for tone, text in crossval_section.sentences(record)]
-    stages += [Finding(tone, text) for tone, text in reinforce_section.signs(record)]
-    return stages + [finding for finding in candidates if finding]
+    return [finding for finding in found if finding]
 
 
 def _never_predicted(record: RunRecord) -> Finding | None:
@@ -83,11 +81,7 @@ def _never_predicted(record: RunRecord) -> Finding | None:
     if not never:
         return None
     named = ", ".join(f"{name} ({rows:,} rows)" for name, rows in never[:10]) + (", ..." if never[10:] else "")
-    return Finding("warning", f"Never predicted: {named}. {_rare_class_advice(record)}")
-
-
-def _rare_class_advice(record: RunRecord) -> str:
-    """A setting that teaches rare classes and that goes with the run's own: at most one setting balances classes."""
+    # A setting that teaches rare classes and goes with the run's own: at most one setting balances classes.
     classes = record.config.get("classes", {})
     counts = list(record.manifest.get("data", {}).get("train", {}).get("classes", {}).values())
     if classes.get("kind") == "several":
@@ -97,17 +91,8 @@ def _rare_class_advice(record: RunRecord) -> str:
         balanced = classes.get("sampling") == "auto" and bool(counts) and rarest(counts) is not None
         done = balanced or any(key in classes and classes[key] not in values for key, values in unset.items())
         advice = "classes.sampling=even or classes.weights=balanced teaches rare classes."
-    return "The settings favour rare classes already: more rows of these classes may help." if done else advice
-
-
-def _answers(record: RunRecord) -> str:
-    difference = record.difference("f1")
-    if difference is None:
-        return ""
-    before, after = (record.scores[when]["f1"] for when in ("before", "after"))
-    if f"{before:.2f}" == f"{after:.2f}":
-        return f"; the answers' F1 stayed at {after:.2f}"
-    return f"; the answers' F1 {'rose' if difference > 0 else 'fell'} from {before:.2f} to {after:.2f}"
+    advice = "The settings favour rare classes already: more rows of these classes may help." if done else advice
+    return Finding("warning", f"Never predicted: {named}. {advice}")
 
 
 def _unfinished(record: RunRecord) -> str:
@@ -161,12 +146,6 @@ def _teacher_comparison(record: RunRecord) -> Finding | None:
     return Finding("plain", text)
 
 
-def _frozen(record: RunRecord) -> Finding | None:
-    """How far the labels could be told without any training."""
-    text = frozen_probe.sentence(record.probe, after=record.scores.get("after", {}).get("accuracy"))
-    return Finding("plain", text) if text else None
-
-
 def _grown(record: RunRecord) -> Finding | None:
     """When blocks were stacked."""
     grow = record.manifest.get("grow")
@@ -184,21 +163,14 @@ def _best_step(record: RunRecord) -> Finding | None:
     if not best or len(record.held_out) < 2:
         return None
     step, lowest = best
-    last_step, last, previous = (
-        int(record.held_out["step"].iloc[-1]),
-        float(record.held_out["held_out_loss"].iloc[-1]),
-        float(record.held_out["held_out_loss"].iloc[-2]),
-    )
+    last_step, losses = int(record.held_out["step"].iloc[-1]), record.held_out["held_out_loss"]
+    last, previous = float(losses.iloc[-1]), float(losses.iloc[-2])
     if step < 0.9 * last_step and last > 1.01 * lowest:
-        shipped = record.config.get("save", {}).get("ship") == "best"
         text = f"Held-out loss was lowest ({lowest:.2f}) at step {step:,} and {last:.2f} at step {last_step:,}: "
         text += "the run overfits from there on. "
-        text += (
-            "That best adapter is the one saved."
-            if shipped
-            else "save.ship=best would save that adapter instead of the last."
-        )
-        return Finding("warning", text)
+        if record.config.get("save", {}).get("ship") == "best":
+            return Finding("warning", f"{text}That best adapter is the one saved.")
+        return Finding("warning", f"{text}save.ship=best would save that adapter instead of the last.")
     if record.manifest.get("status") == "done" and step == last_step and last < 0.99 * previous:
         return Finding("plain", "Held-out loss was still falling at the end: more steps may help.")
     return None
@@ -234,21 +206,17 @@ def _clipping(record: RunRecord) -> Finding | None:
     return Finding("plain", f"{text} (median norm {units.number(median)}).")
 
 
-def _cut(record: RunRecord) -> Finding | None:
-    data = record.manifest.get("data", {}).get("train") or {}
-    if not data.get("rows") or data.get("truncated", 0) / data["rows"] <= 0.05:
-        return None
-    share = units.percent(data["truncated"] / data["rows"])
-    limit = record.config.get("data", {}).get("max_tokens")
-    text = f"{share} of the training examples were cut"
-    text += f" at {limit:,} tokens. A larger data.max_tokens keeps them whole." if limit else "."
-    return Finding("warning", text)
-
-
-def _left_out(record: RunRecord) -> Finding | None:
+def _rows(record: RunRecord) -> list[Finding]:
+    """How many training rows were cut, and how many left out."""
     # Splits of one file share what was left out of it: counting train alone counts every row once.
-    skipped = (record.manifest.get("data", {}).get("train") or {}).get("skipped")
-    if not skipped:
-        return None
-    rows = "1 row of the training file was" if skipped == 1 else f"{skipped:,} rows of the training file were"
-    return Finding("warning", f"{rows} left out.")
+    data = record.manifest.get("data", {}).get("train") or {}
+    found = []
+    if data.get("rows") and data.get("truncated", 0) / data["rows"] > 0.05:
+        text = f"{units.percent(data['truncated'] / data['rows'])} of the training examples were cut"
+        limit = record.config.get("data", {}).get("max_tokens")
+        text += f" at {limit:,} tokens. A larger data.max_tokens keeps them whole." if limit else "."
+        found.append(Finding("warning", text))
+    if skipped := data.get("skipped"):
+        rows = "1 row of the training file was" if skipped == 1 else f"{skipped:,} rows of the training file were"
+        found.append(Finding("warning", f"{rows} left out."))
+    return found

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from workbench.errors import FileError
 from workbench.report.run_record import RunRecord
@@ -16,8 +15,7 @@ FILE = "layers.jsonl"
 FROZEN = "frozen"
 
 
-@dataclass(frozen=True)
-class LayerTable:
+class LayerTable(NamedTuple):
     """Parts of blocks by kind, neighbouring blocks that are alike in one row."""
 
     kinds: Sequence[str]
@@ -38,46 +36,28 @@ def layers(run: RunRecord) -> LayerTable | None:
 
 
 def _table(lines: Sequence[Mapping[str, Any]], run: RunRecord) -> LayerTable:
-    layer_records = lines[0]["layers"]
+    layers = lines[0]["layers"]
+    kinds = dict.fromkeys(kind for layer in layers for kind in layer["parts"])
     last = max(int(run.metrics["step"].max()) if len(run.metrics) else 1, int(lines[-1]["step"]), 1)
-    shares = [_share(lines, int(each["layer"]), last) if any(each["parts"].values()) else 0.0 for each in layer_records]
-    kinds = dict.fromkeys(kind for each in layer_records for kind in each["parts"])
-    rows = []
-    for (key, share), group in groupby(
-        zip(layer_records, shares, strict=True), lambda pair: (_alike(pair[0]), pair[1])
-    ):
-        names = [str(each["name"]) for each, _ in group]
-        parts = json.loads(key)[1]
-        cells = [_cell(parts.get(kind), several=len(names) > 1) for kind in kinds]
-        rows.append((_named(names), cells, units.percent(share) if any(parts.values()) else ""))
-    return LayerTable(tuple(kinds), rows, changed=len(lines) > 1)
-
-
-def _alike(layer: Mapping[str, Any]) -> str:
-    """The same for layers that may share a row: blocks with the same parts."""
-    name = str(layer["name"])
-    return json.dumps([name.startswith("block ") or name, layer["parts"]])
-
-
-def _share(lines: Sequence[Mapping[str, Any]], layer: int, last: int) -> float:
-    """Share of the steps 1 to `last` in which a layer trained."""
-    done = sum(end - begin for begin, end, trains in _spans(lines, last) if trains[layer] == "1")
-    return done / last
-
-
-def _spans(lines: Sequence[Mapping[str, Any]], last: int) -> Iterator[tuple[int, int, str]]:
-    """First step, step after the last one, and layers of each time in which the same ones trained."""
     begins = [max(1, int(line["step"])) for line in lines]
-    for line, begin, end in zip(lines, begins, [*begins[1:], last + 1], strict=True):
-        yield begin, end, str(line["trains"])
+    spans = list(zip(lines, begins, [*begins[1:], last + 1], strict=True))
 
+    def alike(layer: Mapping[str, Any]) -> tuple[str, float]:
+        """The same for blocks that may share a row: those with the same parts that trained in as many steps."""
+        trained = sum(end - begin for line, begin, end in spans if str(line["trains"])[int(layer["layer"])] == "1")
+        name = str(layer["name"])
+        parts = json.dumps([name.startswith("block ") or name, layer["parts"]])
+        return parts, trained / last if any(layer["parts"].values()) else 0.0
 
-def _cell(values: int | None, *, several: bool) -> str:
-    if values is None:
-        return ""
-    return f"{units.count(values)}{' each' if several else ''}" if values else FROZEN
-
-
-def _named(names: Sequence[str]) -> str:
-    first, last = names[0], names[-1]
-    return first if len(names) == 1 else f"blocks {first.removeprefix('block ')} to {last.removeprefix('block ')}"
+    rows = []
+    for (key, share), group in groupby(layers, alike):
+        names, parts = [str(layer["name"]) for layer in group], json.loads(key)[1]
+        each = " each" if len(names) > 1 else ""
+        cells = [
+            "" if (values := parts.get(kind)) is None else f"{units.count(values)}{each}" if values else FROZEN
+            for kind in kinds
+        ]
+        first, last_name = (name.removeprefix("block ") for name in (names[0], names[-1]))
+        name = f"blocks {first} to {last_name}" if each else names[0]
+        rows.append((name, cells, units.percent(share) if any(parts.values()) else ""))
+    return LayerTable(tuple(kinds), rows, changed=len(lines) > 1)

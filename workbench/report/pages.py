@@ -13,27 +13,18 @@ from typing import Any, Literal, TypeVar
 import pandas as pd
 
 from workbench.config.sections.sweep_config import flat
+from workbench.evaluation import held_out_losses, paired_rows
 from workbench.report import (
     class_section,
     crossval_section,
     curves,
     dynamics_section,
-    embed_section,
     findings,
-    fleet_section,
     layer_section,
-    mixture_plot,
-    neighbours,
-    paired_section,
     picture_section,
-    preference_section,
-    reinforce_section,
-    reward_section,
     run_record,
-    search_section,
-    sweep_section,
-    tasks_section,
-    win_rate_section,
+    sweep_sections,
+    task_sections,
 )
 from workbench.report.rendering import render
 from workbench.report.run_record import RunRecord
@@ -51,6 +42,14 @@ SCORES: dict[str, tuple[str, Literal["low", "high"]]] = {
 COLUMNS = ("before", "after", "teacher", "test", "teacher_test", "refit")
 """Columns of the score table, where there are such scores."""
 SAMPLES = 3
+PAIRED_COLUMNS = ("run", "score", "rows", "first", "this", "change", "95 %", "p")
+PAIRED_NOTE = (
+    "The same held-out rows of both runs: Student's 95 % interval of their mean difference, and p by the exact test of "
+    "McNemar where a row is right or wrong, else by the paired t-test; the loss in nats per token by the ratio "
+    "estimator over rows."
+)
+_LEAST = 1e-4
+"""Probability below which its size says nothing more."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Comparison:
     notes: tuple[str, ...]
     """Reasons why the numbers are less comparable than they look."""
     paired: tuple[tuple[str, ...], ...] = ()
-    """Each run against the first on the same rows, as `paired_section.COLUMNS` has it."""
+    """Each run against the first on the same rows, as PAIRED_COLUMNS has it."""
 
 
 def write(run: Path) -> Path:
@@ -81,26 +80,28 @@ def write(run: Path) -> Path:
         tiles=_tiles(this),
         scores=_scores(this),
         plots=[
-            *(plot for each in (sweep_section, search_section, fleet_section) for plot in each.plots(this)),
+            *sweep_sections.plots(this),
             *curves.of_run(this),
-            *(plot for each in (mixture_plot, preference_section, reinforce_section) for plot in each.plots(this)),
+            *curves.of_mixture(this),
+            *task_sections.preference_plots(this),
+            *task_sections.reinforce_plots(this),
         ],
         samples=[] if this.classifies or this.embeds or this.rewards or this.reinforces else _samples(this.predictions),
-        searches=embed_section.searches(this) or reward_section.wrong(this) or reinforce_section.answers(this),
+        task_rows=task_sections.rows(this),
         classifies=this.classifies,
         classified=class_section.classified(this),
         pictures=picture_section.pictured(this),
         cross=crossval_section.crossvalidated(this),
-        sweep=sweep_section.read(run),
-        search=search_section.read(run),
-        fleet=fleet_section.read(run),
-        tasks=tasks_section.read(run),
-        win_rates=win_rate_section.read(run),
+        sweep=sweep_sections.read_sweep(run),
+        search=sweep_sections.read_search(run),
+        fleet=sweep_sections.read_fleet(run),
+        benchmarks=task_sections.benchmark_table(run),
+        win_rates=task_sections.win_rates(run),
         layers=layer_section.layers(this),
         dynamics=dynamics_section.observed(this),
-        facts=_facts(this),
+        facts=[("Model", _model_facts(this)), ("Run", _run_facts(this))],
         data=_data(this),
-        among=neighbours.among(this),
+        among=_compared_rows(this),
     )
     files.write_bytes(run / "report.html", page.encode())
     return run / "report.html"
@@ -113,22 +114,27 @@ def compare(runs: Sequence[Path], out: Path) -> Comparison:
         ConfigError: one of `runs` is not a run directory.
     """
     records = [run_record.read(run) for run in runs]
-    names = _names(records)
+    seen = Counter(one.name for one in records)
+    names = [one.name if seen[one.name] == 1 else f"{one.name} ({one.folder})" for one in records]
     measures = [*_MEASURES, *_of_sets(records)]
     measures = [measure for measure in measures if any(measure.value(one) is not None for one in records)]
-    paired = paired_section.paired(records, names)
+    configs = [{key: str(value) for key, value in flat(one.config).items()} for one in records]
+    settings = [
+        (key, *(config.get(key, units.NOTHING) for config in configs)) for key in dict.fromkeys(chain(*configs))
+    ]
+    pairs, paired_notes = paired(records, names)
     comparison = Comparison(
         columns=("", *names),
         rows=tuple((measure.label, *map(measure.shown, records)) for measure in measures),
-        settings=tuple(_settings(records)),
-        notes=(*_notes(records), *paired.notes),
-        paired=paired.rows,
+        settings=tuple(row for row in settings if len(set(row[1:])) > 1),
+        notes=(*_notes(records), *paired_notes),
+        paired=tuple(pairs),
     )
     page = render(
         "comparison.html",
         table=comparison,
-        paired_columns=paired_section.COLUMNS,
-        paired_note=paired_section.note(comparison.paired),
+        paired_columns=PAIRED_COLUMNS,
+        paired_note=paired_note(pairs),
         best=[measure.best(records) for measure in measures],
         plots=curves.of_runs(records, names),
         verdicts=[(name, findings.verdict(one)) for name, one in zip(names, records, strict=True)],
@@ -160,9 +166,10 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
 
 def _scores(run: RunRecord) -> list[dict[str, str]]:
     """Rows of the score table, the known scores first."""
-    own = class_section.SCORES if run.classifies else embed_section.SCORES if run.embeds else None
-    own = {**SCORES, **preference_section.SCORES} if run.prefers else own
-    own = reward_section.titles(run) if run.rewards else reinforce_section.SCORES if run.reinforces else own
+    own = class_section.SCORES if run.classifies else task_sections.EMBED_SCORES if run.embeds else None
+    own = {**SCORES, **task_sections.PREFERENCE_SCORES} if run.prefers else own
+    own = task_sections.reward_scores(run) if run.rewards else own
+    own = task_sections.REINFORCE_SCORES if run.reinforces else own
     loss = {"loss": (f"Loss, {run.unit}", "low")}
     known = SCORES if own is None else {**loss, **own, **loss}
     measured = dict.fromkeys(name for scores in run.scores.values() for name in scores)
@@ -177,7 +184,8 @@ def _scores(run: RunRecord) -> list[dict[str, str]]:
         if difference is not None:
             row["difference"] = units.signed(difference)
             row["chance"] = f"± {units.number(chance)}" if chance is not None else ""
-            row["judged"] = _judged(difference, better)
+            if better is not None and difference:
+                row["judged"] = "better" if (difference < 0) == (better == "low") else "worse"
         row["chance"] = "; ".join(each for each in (run.interval(name), row["chance"]) if each)
         rows.append(row)
     return rows
@@ -192,12 +200,6 @@ def _titled(name: str, known: Mapping[str, tuple[str, _T]]) -> tuple[str, _T | N
     return ", ".join([title.partition(",")[0], *names]), better
 
 
-def _judged(difference: float, better: str | None) -> str:
-    if better is None or not difference:
-        return ""
-    return "better" if (difference < 0) == (better == "low") else "worse"
-
-
 def _samples(predictions: pd.DataFrame) -> list[tuple[str, list[dict[str, Any]]]]:
     """The best, the worst and some other answers after training, each row at most once."""
     if predictions.empty:
@@ -209,11 +211,6 @@ def _samples(predictions: pd.DataFrame) -> list[tuple[str, list[dict[str, Any]]]
     others = random.Random(0).sample(rest, min(SAMPLES, len(rest)))
     groups = [("Best answers", best), ("Worst answers", worst), ("Answers picked at random", others)]
     return [(title, group) for title, group in groups if group]
-
-
-def _facts(run: RunRecord) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Groups of plain facts as (title, [(label, value)]); a group that the manifest lacks is empty."""
-    return [("Model", _model_facts(run)), ("Run", _run_facts(run))]
 
 
 def _model_facts(run: RunRecord) -> list[tuple[str, str]]:
@@ -259,17 +256,22 @@ def _data(run: RunRecord) -> list[tuple[str, str, list[str]]]:
     splits = run.manifest.get("data", {})
     titles = {"train": "Train", "held_out": "Held-out", "test": "Test", "unlabelled": "Unlabelled"}
     keys = ("rows", "tokens", "supervised_tokens", "truncated", "skipped", "fingerprint")
+
+    def shown(value: int | str | None) -> str:
+        return units.NOTHING if value is None else value[:12] if isinstance(value, str) else f"{value:,}"
+
     return [
-        (title, splits[name]["source"], [_counted(splits[name].get(key)) for key in keys])
+        (title, splits[name]["source"], [shown(splits[name].get(key)) for key in keys])
         for name, title in titles.items()
         if splits.get(name)
     ]
 
 
-def _counted(value: int | str | None) -> str:
-    if isinstance(value, str):
-        return value[:12]
-    return units.NOTHING if value is None else f"{value:,}"
+def _compared_rows(run: RunRecord) -> str:
+    """The rows that neighbours were looked for among, in words."""
+    rows = "rows of other folds" if run.crossvalidates else "training rows"
+    looked, of = (run.probe.get(key, 0) for key in ("compared", "rows"))
+    return f"{rows} ({looked:,} of {of:,} were looked at)" if looked < of else rows
 
 
 def _trained_share(run: RunRecord) -> float | None:
@@ -296,21 +298,11 @@ def _method(run: RunRecord) -> str:
     return str(run.config.get("adapter", {}).get("method", units.NOTHING))
 
 
-def _names(records: Sequence[RunRecord]) -> list[str]:
-    """The runs' names; the folder as well where two runs have the same."""
-    seen = Counter(one.name for one in records)
-    return [one.name if seen[one.name] == 1 else f"{one.name} ({one.folder})" for one in records]
-
-
-def _settings(records: Sequence[RunRecord]) -> list[tuple[str, ...]]:
-    settings = [{key: str(value) for key, value in flat(one.config).items()} for one in records]
-    rows = [(key, *(config.get(key, units.NOTHING) for config in settings)) for key in dict.fromkeys(chain(*settings))]
-    return [row for row in rows if len(set(row[1:])) > 1]
-
-
 def _notes(records: Sequence[RunRecord]) -> list[str]:
     notes = []
-    held_out = [_scored_rows(one) for one in records]
+    # A cross-validation holds out each training row in turn.
+    splits = ((one.manifest.get("data", {}), "train" if one.crossvalidates else "held_out") for one in records)
+    held_out = [data.get(split) or {} for data, split in splits]
     same_rows: tuple[str, ...] = ("source", "rows", "fingerprint", "tokens")
     if len({one.manifest.get("model", {}).get("id") for one in records}) > 1:
         notes.append("The backbones differ, and may cut text into different tokens: losses per token do not compare.")
@@ -322,9 +314,42 @@ def _notes(records: Sequence[RunRecord]) -> list[str]:
     return notes
 
 
-def _scored_rows(run: RunRecord) -> Mapping[str, Any]:
-    """Facts of the rows that the held-out scores are of; a cross-validation holds out each training row in turn."""
-    return run.manifest.get("data", {}).get("train" if run.crossvalidates else "held_out") or {}
+def paired(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Each run but the first against the first, on the rows that both have.
+
+    Returns:
+        A row for each score, as PAIRED_COLUMNS has it; and which losses are not compared so, or are those of some rows.
+    """
+    first, *others = records
+    rows, notes = list[tuple[str, ...]](), list[str]()
+    losses = held_out_losses.read(first.folder)
+    for other, name in zip(others, names[1:], strict=True):
+        scores = list(paired_rows.compare(first.predictions, other.predictions))
+        own = held_out_losses.read(other.folder)
+        if losses is not None and own is not None:
+            loss = held_out_losses.compare(losses, own)
+            if isinstance(loss, str):
+                notes.append(f"{names[0]} and {name}: no paired difference of the loss, for {loss}.")
+            else:
+                scores.insert(0, loss)
+                if loss.rows < own.rows:
+                    notes.append(f"{name}: the paired loss is of {loss.rows:,} rows of {own.rows:,}, evenly spaced.")
+        elif losses is not None or own is not None:
+            without = names[0] if losses is None else name
+            notes.append(f"{names[0]} and {name}: no paired difference of the loss, for {without} keeps none of rows.")
+        for each in scores:
+            p, (low, high) = each.p, each.interval or (None, None)
+            chance = units.NOTHING if p is None else f"{p:.4f}" if p >= _LEAST else f"< {_LEAST}"
+            bounds = units.NOTHING if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
+            means = f"{each.first:.4f}", f"{each.second:.4f}", f"{each.difference:+.4f}"
+            rows.append((name, each.name.replace("_", " "), f"{each.rows:,}", *means, bounds, chance))
+    return rows, notes
+
+
+def paired_note(rows: Sequence[Sequence[str]]) -> str:
+    """The sentence below the table of `paired`."""
+    many = f" p is of one comparison: of {len(rows)}, a small one comes by chance more often than it says."
+    return PAIRED_NOTE + (many if len(rows) > 2 else "")
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from PIL import Image
 
 from workbench.evaluation import dynamics
 from workbench.evaluation.prediction_table import Floats, class_names, ranked, suspects
-from workbench.report import neighbours
-from workbench.report.class_section import in_words
+from workbench.report.class_section import Neighbour, in_words, neighbours
 from workbench.report.crossval_section import CONFLICTS
-from workbench.report.neighbours import Neighbour
+from workbench.report.rendering import begins
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
@@ -162,7 +161,7 @@ def pictured(run: RunRecord) -> PictureSection | None:
     of_row = {each.row: album.picture(each.jpeg) for each in _of_kind(stored, "row")}
     near = {
         place: [(each, of_training.get(each.place) or of_row.get(each.place)) for each in rows]
-        for place, rows in neighbours.of_rows(run).items()
+        for place, rows in neighbours(run).items()
     }
     cards = _cards(table, of_row)
     by_place = {card.place: card for card in cards}
@@ -171,15 +170,24 @@ def pictured(run: RunRecord) -> PictureSection | None:
     have = {number for number, card in enumerate(cards) if card.picture is not None}
     return PictureSection(
         pictures=album.pictures,
-        mistakes=[_compared(cards[n], near) for n in ranking.mistakes if n in have][:SHOWN],
+        mistakes=[replace(cards[n], near=near.get(cards[n].place, [])) for n in ranking.mistakes if n in have][:SHOWN],
         uncertain=[_doubtful(cards[n], table.iloc[n]) for n in ranking.uncertain[:SHOWN] if n in have],
         suspects=[
-            replace(_compared(cards[n], near), predicted=_cut(other), chance=f"{table.at[n, f'p_{other}']:.2f}")
+            replace(
+                cards[n],
+                near=near.get(cards[n].place, []),
+                predicted=_begins(other),
+                chance=f"{table.at[n, f'p_{other}']:.2f}",
+            )
             for n, other in (suspects(table) if run.crossvalidates else {}).items()
             if n in have
         ][:SHOWN],
         panels=_panels(table, cards, ranking.sure_N),
-        explained=_explained(by_place, maps),
+        explained=[
+            replace(by_place[place], map=drawn)
+            for place, drawn in maps.items()
+            if drawn is not None and place in by_place
+        ],
         trained=trained,
         hard=_hard(run, {each.row: _card(each, album) for each in _of_kind(stored, "hard")}),
         conflicts=_conflicts(run, left_out | by_place),
@@ -197,8 +205,8 @@ def _cards(table: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Ca
         Card(
             picture=of_row.get(row.row),
             name=_short(row.image),
-            label=_cut(in_words(row.label)),
-            predicted=_cut(in_words(row.predicted)),
+            label=_begins(in_words(row.label)),
+            predicted=_begins(in_words(row.predicted)),
             chance=f"off by {units.number(sure)}" if ranking.is_distance else f"{sure:.2f}",
             right=None if numbers else bool(right),
             place=row.row,
@@ -210,12 +218,7 @@ def _cards(table: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Ca
 def _card(stored: Any, album: _Album, predicted: str = "") -> Card:
     """A training row of which no prediction is shown."""
     picture = album.picture(stored.jpeg)
-    return Card(picture, _short(stored.image), _cut(stored.label), "", predicted, None, stored.row)
-
-
-def _compared(card: Card, near: Mapping[str, list[tuple[Neighbour, Picture | None]]]) -> Card:
-    """The card with the training rows that are most like its row."""
-    return replace(card, near=near.get(card.place, []))
+    return Card(picture, _short(stored.image), _begins(stored.label), "", predicted, None, stored.row)
 
 
 def _doubtful(card: Card, row: pd.Series) -> Card:
@@ -224,7 +227,7 @@ def _doubtful(card: Card, row: pd.Series) -> Card:
     several = isinstance(row["label"], (list, tuple, np.ndarray))
     if several:
         p_C = p_C.iloc[np.argsort((p_C - 0.5).abs().to_numpy(), kind="stable")]
-    names = [_cut(str(name).removeprefix("p_")) for name in p_C.index[:2]]
+    names = [_begins(str(name).removeprefix("p_")) for name in p_C.index[:2]]
     # The space does not break, so that a probability stays beside its class.
     predicted = (", " if several else " or ").join(
         f"{name}\u00a0({p:.2f})" for name, p in zip(names, p_C.iloc[:2], strict=True)
@@ -246,16 +249,8 @@ def _panels(table: pd.DataFrame, cards: list[Card], sure_N: Floats) -> dict[tupl
         pictured = [cards[row] for row in rows if cards[row].picture is not None][:IN_A_CELL]
         if pictured and label in number_of and predicted in number_of:
             name = f"cell-{number_of[label]}-{number_of[predicted]}"
-            panels[label, predicted] = Panel(name, _cut(label), _cut(predicted), len(rows), pictured)
+            panels[label, predicted] = Panel(name, _begins(label), _begins(predicted), len(rows), pictured)
     return panels
-
-
-def _explained(by_place: Mapping[str, Card], maps: Mapping[str, Picture | None]) -> list[Card]:
-    return [
-        replace(card, map=drawn)
-        for place, drawn in maps.items()
-        if drawn is not None and (card := by_place.get(place)) is not None
-    ]
 
 
 def _trained(stored: pd.DataFrame, album: _Album) -> list[TrainedPicture]:
@@ -264,20 +259,19 @@ def _trained(stored: pd.DataFrame, album: _Album) -> list[TrainedPicture]:
         drawn = [(state.caption, album.picture(state.jpeg)) for state in states.itertuples()]
         kept = [(caption, picture) for caption, picture in drawn if picture is not None]
         first = states.iloc[0]
-        pictures.append(TrainedPicture(_short(first["image"]), _cut(in_words(first["label"])), kept))
+        pictures.append(TrainedPicture(_short(first["image"]), _begins(in_words(first["label"])), kept))
     return pictures
 
 
 def _hard(run: RunRecord, by_place: Mapping[str, Card]) -> list[Card]:
     """Cards of the hardest training rows; none where a picture is missing, so that a page shows all or none."""
-    if run.dynamics.empty:
-        return []
+    hardest = pd.DataFrame() if run.dynamics.empty else dynamics.hardest(run.dynamics)
     cards = [
         replace(card, predicted=f"{line.confidence:.2f}", chance=f"right {units.percent(line.correctness)}")
-        for line in dynamics.hardest(run.dynamics).itertuples()
+        for line in hardest.itertuples()
         if (card := by_place.get(line.row)) is not None and card.picture is not None
     ]
-    return cards if len(cards) == len(dynamics.hardest(run.dynamics)) else []
+    return cards if len(cards) == len(hardest) else []
 
 
 def _conflicts(run: RunRecord, by_place: Mapping[str, Card]) -> list[list[Card]]:
@@ -286,11 +280,11 @@ def _conflicts(run: RunRecord, by_place: Mapping[str, Card]) -> list[list[Card]]
     return [cards for cards in card_clusters if any(card.picture for card in cards)][:CONFLICTS]
 
 
+def _begins(text: str) -> str:
+    return begins(text, LONGEST_NAME)
+
+
 def _short(name: str) -> str:
     """The end of a path, from the last folder on."""
     short = "/".join(str(name).split("/")[-2:])
     return short if len(short) <= LONGEST_NAME else "…" + short[-LONGEST_NAME:]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_NAME else text[:LONGEST_NAME] + "…"

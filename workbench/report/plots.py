@@ -34,8 +34,6 @@ _SENTINELS = {"#010203": "--ink", "#010204": "--grid", "#010205": "--surface"}
 _SENTINELS |= {f"#0102{16 + index:02x}": f"--series-{index}" for index in range(COLOURS)}
 _INK, _GRID, _SURFACE, *_SERIES = _SENTINELS
 
-_DASHES = (0, (4, 3))
-
 
 def settings(*, ink: str, grid: str) -> dict[Any, Any]:
     """Settings of matplotlib for drawings in these colours."""
@@ -92,12 +90,16 @@ class Series:
         return ("solid", "dashed", "dotted")[self.colour // COLOURS % 3]
 
 
+def floats(values: Any) -> Floats:
+    """A column as an array."""
+    return np.asarray(values, dtype=np.float64)
+
+
 def lines(metrics: pd.DataFrame, measure: str, names: Iterable[str], style: Style = "line") -> list[Series]:
     """A line for each of a measure's columns, such as `reward[mean]`, over the steps."""
-    step = np.asarray(metrics["step"], dtype=np.float64)
+    step = floats(metrics["step"])
     return [
-        Series(name, step, np.asarray(metrics[f"{measure}[{name}]"], dtype=np.float64), style, colour)
-        for colour, name in enumerate(names)
+        Series(name, step, floats(metrics[f"{measure}[{name}]"]), style, colour) for colour, name in enumerate(names)
     ]
 
 
@@ -131,6 +133,9 @@ class Axis:
     """Values that get a tick, on an axis that is then logarithmic."""
     names: tuple[str, ...] = ()
     """Names that stand at 0, 1, 2, ... instead of numbers."""
+
+
+STEP = Axis("step", "count")
 
 
 def draw(
@@ -186,16 +191,9 @@ def _draw_series(axes: Any, series: Series) -> None:
         return
     x, y = thin(series.x, series.y)
     if series.style in ("marked", "points") or len(y) == 1:
-        axes.plot(
-            x,
-            y,
-            marker="o",
-            linestyle="none" if series.style == "points" else series.stroke,
-            color=colour,
-            markersize=4.5,
-            linewidth=1.2,
-            markeredgecolor=_SURFACE,
-        )
+        style = "none" if series.style == "points" else series.stroke
+        dots = {"marker": "o", "markersize": 4.5, "markeredgecolor": _SURFACE}
+        axes.plot(x, y, linestyle=style, color=colour, linewidth=1.2, **dots)
     elif series.style == "faint":
         axes.plot(x, y, color=colour, linewidth=0.7, alpha=0.4)
     else:
@@ -226,10 +224,9 @@ def _dress(axes: Any, x: Axis, y: Axis, series: Sequence[Series]) -> None:
         elif axis.get_scale() == "linear":
             axis.set_major_locator(MaxNLocator(nbins=6, integer=wanted.ticks == "count"))
         axis.set_major_formatter(_formatter(wanted))
-    for value in x.marks:
-        axes.axvline(value, color=_INK, linewidth=0.8, linestyle=_DASHES)
-    for value in y.marks:
-        axes.axhline(value, color=_INK, linewidth=0.8, linestyle=_DASHES)
+    for marks, line in ((x.marks, axes.axvline), (y.marks, axes.axhline)):
+        for value in marks:
+            line(value, color=_INK, linewidth=0.8, linestyle=(0, (4, 3)))
 
 
 def _formatter(axis: Axis) -> Any:
@@ -237,7 +234,9 @@ def _formatter(axis: Axis) -> Any:
         return NullFormatter()
     if axis.names:
         return FuncFormatter(lambda value, _: axis.names[round(value)] if 0 <= round(value) < len(axis.names) else "")
-    shown = {"number": _tick, "count": units.count, "size": units.size, "duration": units.duration}[axis.ticks]
+    shown = {"number": "{:.4g}".format, "count": units.count, "size": units.size, "duration": units.duration}[
+        axis.ticks
+    ]
     return FuncFormatter(lambda value, _: shown(value).replace(".0 ", " "))
 
 
@@ -245,10 +244,6 @@ def _time_step(longest: float) -> float:
     """Seconds between ticks: a round number of seconds, minutes or hours, for six ticks at most."""
     steps = [unit * factor for unit in (1, 60) for factor in (1, 2, 5, 10, 15, 30)] + [3600, 7200, 21600, 43200]
     return next((step for step in steps if longest / step <= 6), 86400 * max(1, round(longest / 86400 / 6)))
-
-
-def _tick(value: float) -> str:
-    return f"{value:.4g}"
 
 
 def _svg(figure: Any, *, salt: str) -> str:

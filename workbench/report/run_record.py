@@ -14,17 +14,8 @@ from workbench.errors import ConfigError, FileError
 from workbench.runs import files, run_directory, task_scores, units
 
 COLUMNS = (
-    "step",
-    "loss",
-    "held_out_loss",
-    "learning_rate",
-    "grad_norm",
-    "tokens",
-    "supervised_tokens",
-    "tokens_per_second",
-    "data_wait",
-    "peak_bytes",
-    "elapsed_s",
+    *("step", "loss", "held_out_loss", "learning_rate", "grad_norm"),
+    *("tokens", "supervised_tokens", "tokens_per_second", "data_wait", "peak_bytes", "elapsed_s"),
 )
 """Keys of a line of metrics.jsonl; `tokens` and `supervised_tokens` are those of that step alone."""
 OPENED = "open_share"
@@ -116,12 +107,8 @@ class RunRecord:
         """The rows that show what the run can do: each once, with its label and what was predicted."""
         if not self.crossvalidates:
             return self.predictions
-        oof_rows = self.out_of_fold
-        return (
-            oof_rows
-            if oof_rows.empty
-            else oof_rows[oof_rows["repeat"] == oof_rows["repeat"].min()].reset_index(drop=True)
-        )
+        rows = self.out_of_fold
+        return rows if rows.empty else rows[rows["repeat"] == rows["repeat"].min()].reset_index(drop=True)
 
     @property
     def unit(self) -> str:

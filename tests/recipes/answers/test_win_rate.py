@@ -17,7 +17,7 @@ from workbench.errors import DataError
 from workbench.evaluation import rewards
 from workbench.models import exported
 from workbench.recipes.answers.win_rate import Contest, win_rate
-from workbench.report import win_rate_section
+from workbench.report import task_sections
 from workbench.runs import units, win_rate_file
 
 
@@ -114,5 +114,5 @@ def test_a_contest_takes_the_place_of_an_earlier_one_alone(run: Path, asked: Pat
     assert [each["by"] for each in win_rate_file.read(run)] == [
         f"{{kind: regex, pattern: {pattern}}}" for pattern in ("is", "It")
     ]
-    shown = win_rate_section.read(run)
+    shown = task_sections.win_rates(run)
     assert shown[0]["wins"] == "50 %" and shown[0]["ties"] == "100 %" and shown[0]["longer"] == units.NOTHING

@@ -22,7 +22,7 @@ from workbench.recipes.answers.serve import evaluate
 from workbench.recipes.banks import search as searching
 from workbench.recipes.check import check
 from workbench.recipes.load import load
-from workbench.report import run_record, search_section
+from workbench.report import run_record, sweep_sections
 from workbench.runs import run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -230,14 +230,14 @@ def test_there_is_no_time_at_all(sections: dict[str, Any], tmp_path: Path) -> No
 
 
 def test_the_report_has_settings_table_and_plots(searched: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = search_section.read(searched)
+    found = sweep_sections.read_search(searched)
     assert (
         found is not None
         and found.shipped == 0
         and found.columns[2:5] == ("loss after 1/4", "loss after 1/2", "loss after all")
     )
     assert len(found.members) == 4 and sum(key in SPACE for key, _ in found.settings) == 2
-    titles = [plot.title for plot in search_section.plots(run_record.read(searched))]
+    titles = [plot.title for plot in sweep_sections.plots(run_record.read(searched))]
     assert titles[0].startswith("Settings of all members") and "Held-out loss against adapter.rank" in titles
     page = (searched / "report.html").read_text()
     for shown in ("What each setting explains", "4 settings took the steps of 2 trainings", "flatters itself", *titles):

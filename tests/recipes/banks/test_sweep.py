@@ -22,7 +22,7 @@ from workbench.recipes.answers.serve import evaluate, generate
 from workbench.recipes.check import check
 from workbench.recipes.load import load
 from workbench.recipes.shipping.merge import merge
-from workbench.report import sweep_section
+from workbench.report import sweep_sections
 from workbench.runs import run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -108,7 +108,7 @@ def test_the_best_is_shipped_and_served(swept: Path, capsys: pytest.CaptureFixtu
 
 
 def test_the_report_shows_table_plot_and_caveat(swept: Path) -> None:
-    found = sweep_section.read(swept)
+    found = sweep_sections.read_sweep(swept)
     assert found is not None and [setting.values for setting in found.settings] == [("0.001",), ("0.02",)]
     losses = [row["held_out_loss"] for row in table(swept)["members"]]
     assert found.settings[0].mean == pytest.approx((losses[0] + losses[1]) / 2)
@@ -178,7 +178,7 @@ def test_a_member_that_explodes_is_a_finding(sections: dict[str, Any], tmp_path:
     good, bad = table(path)["members"]
     assert good["status"] == "done" and table(path)["best"] == good["member"]
     assert bad["status"] == "failed" and "Lower train.learning_rate (now 1e+25)" in bad["reason"]
-    found = sweep_section.read(path)
+    found = sweep_sections.read_sweep(path)
     assert found is not None and found.settings[1].row[-1] == "0 of 1, 1 failed"
     assert "Failed, and not shown: learning_rate=1e+25,name=linear." in (path / "report.html").read_text()
     with pytest.raises(TrainingError, match=r"Lower train\.learning_rate"):

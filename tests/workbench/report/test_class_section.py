@@ -57,7 +57,7 @@ def test_classes_confusions_and_mistakes(tmp_path: Path) -> None:
         ("b", "0.33", "1.00", "0.50", "1"),
         ("<c>", "0.00", "0.00", "0.00", "1"),
     ]
-    assert {name: [cell.count for cell in cells] for name, cells in found.matrix} == {
+    assert {name: [cell.rows for cell in cells] for name, cells in found.matrix} == {
         "a": [3, 2, 0],
         "b": [0, 1, 0],
         "<c>": [1, 0, 0],

@@ -19,7 +19,7 @@ from workbench import report
 from workbench.cli import render
 from workbench.config.yaml_text import dump_yaml
 from workbench.evaluation.class_scores import calibration_error
-from workbench.report import reliability
+from workbench.report import crossval_section
 from workbench.report.crossval_section import CONFLICTS, crossvalidated
 from workbench.report.findings import findings, verdict
 from workbench.report.run_record import read
@@ -255,7 +255,7 @@ def test_the_diagram_measures_what_the_scores_measure(tmp_path: Path, kept: bool
     run = read(folder)
     assert len(run.labelled) == ROWS
     p_NC = run.labelled[[f"p_{name}" for name in NAMES]].to_numpy()
-    plot = reliability.diagram(run)
+    plot = crossval_section.reliability_diagram(run)
     assert plot is not None and len(plot.legend) == 3
     label_N = np.array([NAMES.index(name) for name in run.labelled["label"]])
     e_NC = p_NC**2.0 if kept else p_NC**0.5  # a temperature of 2 taken back, or applied
@@ -269,14 +269,14 @@ def test_a_temperature_divides_outputs() -> None:
     outputs_NC = np.random.default_rng(0).normal(size=(20, 3))
     for several in (True, False):
         values = special.expit if several else partial(special.softmax, axis=1)
-        found_NC = reliability.tempered(values(outputs_NC), 2.5, several=several)
+        found_NC = crossval_section.tempered(values(outputs_NC), 2.5, several=several)
         assert found_NC == pytest.approx(values(outputs_NC / 2.5))
 
 
 def test_sure_probabilities_stay_finite() -> None:
     p_NC = np.array([[1.0, 0.0], [0.5, 0.5]])
     for several in (True, False):
-        found_NC = reliability.tempered(p_NC, 3.0, several=several)
+        found_NC = crossval_section.tempered(p_NC, 3.0, several=several)
         assert np.isfinite(found_NC).all() and found_NC[1] == pytest.approx([0.5, 0.5])
 
 

@@ -30,7 +30,7 @@ def test_the_caption_says_from_when_on_all_rows_are_open(shares: list[float], ca
     config = {"recipe": "classify", "data": {"format": "image"}}
     run = RunRecord(Path("run"), "run", "", config, {}, metrics, {}, pd.DataFrame())
     (plot,) = (plot for plot in curves.of_run(run) if plot.title == "Rows open by data.curriculum")
-    assert plot.caption == f"Each step draws among those that are open. {caption}"
+    assert plot.caption == f"Each step samples the open rows. {caption}"
 
 
 def test_a_cross_validation_shows_the_rows_that_its_adapters_have_open() -> None:

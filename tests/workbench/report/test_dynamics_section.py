@@ -90,7 +90,7 @@ def test_rows_that_no_fold_can_learn_are_counted_drawn_and_listed(table: pd.Data
     section = dynamics_section.observed(record(dynamics=asked))
     assert section is not None and "4 of the first no fold can learn" in section.sentence
     assert {row.row for row in section.unlearnable} == {f"train.jsonl:{number}" for number in range(1, 5)}
-    assert section.plots[0].legend[0].label == dynamics_section._NO_FOLD
+    assert section.plots[0].legend[0].label == "no fold learns"
     plain = dynamics_section.observed(record(dynamics=table))
     assert plain is not None and not plain.unlearnable and "no fold" not in plain.sentence
 

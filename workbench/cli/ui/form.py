@@ -140,16 +140,15 @@ def plan(recipe: str, words: Sequence[str]) -> list[Part]:
 
 def paired(folder: str, names: Sequence[str]) -> list[Part]:
     """Show scores of runs of a folder against the first of them on the same rows, as `workbench compare` does."""
-    from workbench.report import paired_section, run_record
+    from workbench.report import pages, run_record
 
-    pairs = paired_section.paired([run_record.read(Path(folder, name)) for name in names], names)
-    notes: list[Part] = [{"text": text} for text in pairs.notes]
-    if not pairs.rows:
-        return notes
-    head = list(paired_section.COLUMNS)
-    rows, right = list(map(list, pairs.rows)), [place > 1 for place in range(len(head))]
-    table = {"table": "On the same rows", "head": head, "rows": rows, "right": right}
-    return [table, {"text": paired_section.note(pairs.rows)}, *notes]
+    pairs, notes = pages.paired([run_record.read(Path(folder, name)) for name in names], names)
+    parts: list[Part] = [{"text": text} for text in notes]
+    if not pairs:
+        return parts
+    head, right = list(pages.PAIRED_COLUMNS), [place > 1 for place in range(len(pages.PAIRED_COLUMNS))]
+    table = {"table": "On the same rows", "head": head, "rows": list(map(list, pairs)), "right": right}
+    return [table, {"text": pages.paired_note(pairs)}, *parts]
 
 
 def _parts(parts: Iterable[Any]) -> Iterable[Part]:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.run_files import write_lines
-from workbench.report import reinforce_section, run_record
+from workbench.report import run_record, task_sections
 
 
 def record(folder: Path, *, trained: tuple[float, float], held_out: list[tuple[float, float]]) -> run_record.RunRecord:
@@ -37,5 +37,5 @@ def record(folder: Path, *, trained: tuple[float, float], held_out: list[tuple[f
 def test_a_reward_that_rose_in_training_alone_is_told(
     tmp_path: Path, trained: tuple[float, float], held_out: list[tuple[float, float]], warned: bool
 ) -> None:
-    signs = list(reinforce_section.signs(record(tmp_path, trained=trained, held_out=held_out)))
-    assert [sign.text.startswith("The reward rose by 0.800 in training") for sign in signs] == [True] * warned
+    signs = list(task_sections.reinforce_signs(record(tmp_path, trained=trained, held_out=held_out)))
+    assert [text.startswith("The reward rose by 0.800 in training") for _, text in signs] == [True] * warned

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workbench.report import run_record, search_section
+from workbench.report import run_record, sweep_sections
 
 LOSSES: list[list[float | None]] = [[3.0, 2.5, 2.0], [2.9, 2.6, None], [3.2, None, None], [None, None, None]]
 RATES, TARGETS = (1e-3, 1e-2, 1e-4, 1e-1), ("all-linear", ["q_proj"], ["q_proj"], "all-linear")
@@ -31,7 +31,9 @@ def write(folder: Path, *, losses: list[list[float | None]] = LOSSES, **other: A
 
 
 def test_those_that_came_farthest_stand_first(tmp_path: Path) -> None:
-    found = search_section.read(write(tmp_path, importances={"train.learning_rate": 0.75, "adapter.targets": 0.25}))
+    found = sweep_sections.read_search(
+        write(tmp_path, importances={"train.learning_rate": 0.75, "adapter.targets": 0.25})
+    )
     assert found is not None and found.shipped == 0
     assert found.columns == (
         *("train.learning_rate", "adapter.targets"),
@@ -51,17 +53,17 @@ def test_those_that_came_farthest_stand_first(tmp_path: Path) -> None:
 
 
 def test_a_best_value_at_the_end_of_what_was_tried_is_told(tmp_path: Path) -> None:
-    found = search_section.read(write(tmp_path, best="003"))
+    found = sweep_sections.read_search(write(tmp_path, best="003"))
     assert found is not None
     assert (
         "The best train.learning_rate is at the high end of what was tried: a higher one may be better." in found.notes
     )
-    found = search_section.read(write(tmp_path, best=None))
+    found = sweep_sections.read_search(write(tmp_path, best=None))
     assert found is not None and found.shipped is None
 
 
 def test_plots_show_who_has_a_loss_and_names_where_values_are_no_numbers(tmp_path: Path) -> None:
-    plots = {plot.title: plot for plot in search_section.plots(run_record.read(write(tmp_path)))}
+    plots = {plot.title: plot for plot in sweep_sections.plots(run_record.read(write(tmp_path)))}
     assert list(plots) == [
         "Settings of all members, and how far they came",
         "Held-out loss against train.learning_rate",
@@ -73,6 +75,6 @@ def test_plots_show_who_has_a_loss_and_names_where_values_are_no_numbers(tmp_pat
     assert "0.0001 to 0.01" in lines.svg, "of those that have a loss"
     assert "all-linear" in plots["Held-out loss against adapter.targets"].svg
     empty = write(tmp_path, losses=[[None, None, None]] * 4)
-    assert search_section.plots(run_record.read(empty)) == []
+    assert sweep_sections.plots(run_record.read(empty)) == []
     (tmp_path / "search.json").unlink()
-    assert search_section.read(tmp_path) is None and search_section.plots(run_record.read(tmp_path)) == []
+    assert sweep_sections.read_search(tmp_path) is None and sweep_sections.plots(run_record.read(tmp_path)) == []

@@ -16,7 +16,7 @@ from workbench.cli.verbs import app
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.recipes.load import load
-from workbench.report import schedule_plot
+from workbench.report import learning_rate_plots
 from workbench.report.plots import palette
 from workbench.training.optim.schedules import factor
 
@@ -51,7 +51,7 @@ def _texts(path: Path) -> list[str]:
 
 def test_what_is_drawn_is_what_a_run_does(recipe: Path, tmp_path: Path) -> None:
     config = load(recipe)
-    curve, strip = schedule_plot._draw(config, schedule_plot.Span(10), palette()).axes
+    curve, strip = learning_rate_plots._draw(config, learning_rate_plots.Span(10), palette()).axes
     x, y = curve.lines[1].get_data()
     drawn = [{int(at) for at, _ in np.concatenate(row.get_segments())} for row in strip.collections]
     run = workbench.run(recipe, out=tmp_path / "run", quiet=True)
@@ -102,24 +102,24 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(tmp_pa
 def test_any_schedule_is_drawn_the_same_twice(schedule: dict[str, object], steps: int, tmp_path: Path) -> None:
     first, second = tmp_path / "first.svg", tmp_path / "second.svg"
     for path in (first, second):
-        schedule_plot.write(path, _config(**schedule), steps=steps)
+        learning_rate_plots.write_schedule(path, _config(**schedule), steps=steps)
     assert first.read_bytes() == second.read_bytes()
     texts = _texts(first)
     assert f"Learning rate: {schedule['name']}" in texts
     assert ("decay begins" in " ".join(texts)) == (schedule["name"] not in ("constant", "wsd"))
-    assert any(text.startswith("steps done; a dot") for text in texts) == (steps <= schedule_plot.DOTS)
+    assert any(text.startswith("steps done; a dot") for text in texts) == (steps <= learning_rate_plots.DOTS)
 
 
 @pytest.mark.parametrize(("policy", "steps"), [("static", 1), ("gradual", 30), ("freezeout", 5000), ("lisa", 30)])
 def test_layers_are_drawn_under_the_learning_rate(policy: str, steps: int, tmp_path: Path) -> None:
     config, first, second = _config({"policy": policy}), tmp_path / "first.svg", tmp_path / "second.svg"
     for path in (first, second):
-        schedule_plot.write(path, config, steps=steps, blocks=3)
+        learning_rate_plots.write_schedule(path, config, steps=steps, blocks=3)
     assert first.read_bytes() == second.read_bytes()
     texts = _texts(first)
     assert {f"Freezing: {policy}", "embeddings", "block 1", "block 2", "block 3", "head", "frozen"} <= set(texts)
     assert any(text.endswith("of the layer-steps are frozen") for text in texts)
-    curve, layers, strip = schedule_plot._draw(config, schedule_plot.Span(steps), palette(), blocks=3).axes
+    curve, layers, strip = learning_rate_plots._draw(config, learning_rate_plots.Span(steps), palette(), blocks=3).axes
     assert curve.get_xlim() == layers.get_xlim() == strip.get_xlim() == (0, steps)
     assert tuple(layers.images[0].get_extent()) == (0, steps, -0.5, 4.5)
 
@@ -135,13 +135,13 @@ def test_layers_are_drawn_under_the_learning_rate(policy: str, steps: int, tmp_p
 def test_a_plan_that_is_not_known_is_said_in_words(
     freeze: dict[str, object], blocks: int | None, message: str, tmp_path: Path
 ) -> None:
-    schedule_plot.write(tmp_path / "plot.svg", _config(freeze), steps=100, blocks=blocks)
+    learning_rate_plots.write_schedule(tmp_path / "plot.svg", _config(freeze), steps=100, blocks=blocks)
     texts = _texts(tmp_path / "plot.svg")
     assert {f"Freezing: {freeze['policy']}", message} <= set(texts) and "embeddings" not in texts
 
 
 def test_without_freezing_there_is_no_panel_of_layers(tmp_path: Path) -> None:
-    schedule_plot.write(tmp_path / "plot.svg", _config(), steps=100, blocks=12)
+    learning_rate_plots.write_schedule(tmp_path / "plot.svg", _config(), steps=100, blocks=12)
     assert not [text for text in _texts(tmp_path / "plot.svg") if "reezing" in text or "block" in text]
 
 
@@ -158,11 +158,11 @@ def test_a_run_that_a_budget_may_end_is_drawn_in_percent(steps: int | None, tmp_
         evaluate={"every": 0.3},
         save={"every": 40},
     )
-    schedule_plot.write(tmp_path / "plot.svg", config, steps=steps, blocks=4)
+    learning_rate_plots.write_schedule(tmp_path / "plot.svg", config, steps=steps, blocks=4)
     texts = _texts(tmp_path / "plot.svg")
     told = {"warm-up ends at 25 % of the run", "decay begins at 70 % of the run", "every 40 steps, and at the end"}
     assert told <= set(texts) and any(text.startswith("until the budget is used up") for text in texts)
-    curve, layers, strip = schedule_plot._draw(config, schedule_plot.Span(None), palette(), blocks=4).axes
+    curve, layers, strip = learning_rate_plots._draw(config, learning_rate_plots.Span(None), palette(), blocks=4).axes
     assert curve.get_xlim() == layers.get_xlim() == strip.get_xlim() == (0, 100)
     assert tuple(layers.images[0].get_extent()) == (0, 100, -0.5, 5.5)
     x, y = curve.lines[0].get_data()
@@ -172,7 +172,7 @@ def test_a_run_that_a_budget_may_end_is_drawn_in_percent(steps: int | None, tmp_
 
 
 def test_layers_that_change_with_the_steps_are_not_drawn_where_nobody_knows_these(tmp_path: Path) -> None:
-    schedule_plot.write(tmp_path / "plot.svg", _budgeted({"policy": "lisa"}), steps=None, blocks=4)
+    learning_rate_plots.write_schedule(tmp_path / "plot.svg", _budgeted({"policy": "lisa"}), steps=None, blocks=4)
     texts = _texts(tmp_path / "plot.svg")
     assert "changes with the number of steps, and a budget decides how many there are" in texts
     assert "embeddings" not in texts
@@ -181,7 +181,7 @@ def test_layers_that_change_with_the_steps_are_not_drawn_where_nobody_knows_thes
 def test_the_rate_is_drawn_as_it_is_scaled() -> None:
     given = {"optimizer": {"scaling": "linear", "reference_batch": 8}, "batch": {"size": 32}}
     config = RunConfig.model_validate({**_config().model_dump(mode="json"), **given})
-    curve, _ = schedule_plot._draw(config, schedule_plot.Span(200), palette()).axes
+    curve, _ = learning_rate_plots._draw(config, learning_rate_plots.Span(200), palette()).axes
     assert max(curve.lines[0].get_ydata()) == pytest.approx(4 * config.train.learning_rate)
 
 
@@ -200,5 +200,5 @@ def test_check_draws_the_layers_of_the_backbone(recipe: Path, tmp_path: Path) ->
 def test_ticks_are_quarters_of_the_peak(peak: float, rates: list[str], tmp_path: Path) -> None:
     config = _config()
     config = config.model_copy(update={"train": config.train.model_copy(update={"learning_rate": peak})})
-    schedule_plot.write(tmp_path / "plot.svg", config, steps=100)
+    learning_rate_plots.write_schedule(tmp_path / "plot.svg", config, steps=100)
     assert set(rates) <= set(_texts(tmp_path / "plot.svg"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from workbench.report import run_record, sweep_section
+from workbench.report import run_record, sweep_sections
 
 LOSSES: dict[float, tuple[float | None, ...]] = {1e-4: (3.0, 3.2), 1e-3: (2.0, 2.3), 1e-2: (2.1, 2.5), 1.0: (None, 4.0)}
 
@@ -39,7 +39,7 @@ def write(folder: Path, losses: dict[Any, tuple[float | None, ...]], key: str, s
 
 
 def test_means_and_spreads_over_seeds(tmp_path: Path) -> None:
-    found = sweep_section.read(write(tmp_path, LOSSES, "train.learning_rate", {}))
+    found = sweep_sections.read_sweep(write(tmp_path, LOSSES, "train.learning_rate", {}))
     assert found is not None
     assert found.columns == ("train.learning_rate", "mean", "spread", "lowest", "members")
     assert [each.row for each in found.settings] == [
@@ -53,12 +53,14 @@ def test_means_and_spreads_over_seeds(tmp_path: Path) -> None:
 
 
 def test_the_best_of_many_is_not_taken_at_its_word(tmp_path: Path) -> None:
-    found = sweep_section.read(write(tmp_path, LOSSES, "train.learning_rate", {"test": {"loss": 2.25}}))
+    found = sweep_sections.read_sweep(write(tmp_path, LOSSES, "train.learning_rate", {"test": {"loss": 2.25}}))
     assert found is not None
     assert "The best of 7" in found.notes[0] and "On the test rows, scored once, its loss is 2.2500." in found.notes[0]
     assert "leads the second by 0.1500, which is no more than seeds make (0.2828)" in found.notes[1]
     assert len(found.notes) == 2
-    clear = sweep_section.read(write(tmp_path, {1: (3.0, 3.1), 2: (2.6, 2.7), 4: (2.0, 2.1)}, "adapter.rank", {}))
+    clear = sweep_sections.read_sweep(
+        write(tmp_path, {1: (3.0, 3.1), 2: (2.6, 2.7), 4: (2.0, 2.1)}, "adapter.rank", {})
+    )
     assert clear is not None and len(clear.notes) == 2 and "data.test=FILE" in clear.notes[0]
     assert clear.notes[1] == "The best adapter.rank is the highest that was tried: a higher one may be better."
 
@@ -71,7 +73,7 @@ def test_the_best_of_many_is_not_taken_at_its_word(tmp_path: Path) -> None:
     ],
 )
 def test_the_loss_is_drawn_against_a_number(key: str, losses: Any, labels: tuple[str, ...], tmp_path: Path) -> None:
-    first, curves = sweep_section.plots(run_record.read(write(tmp_path, losses, key, {})))
+    first, curves = sweep_sections.plots(run_record.read(write(tmp_path, losses, key, {})))
     assert tuple(each.label for each in first.legend) == labels
     assert first.title == f"Held-out loss against {key if key.startswith('train') else 'seed'}" and first.svg
     assert ("Failed, and not shown: 1.0,0." in first.caption) == (key == "train.learning_rate")
@@ -81,4 +83,4 @@ def test_the_loss_is_drawn_against_a_number(key: str, losses: Any, labels: tuple
 
 
 def test_a_run_of_another_recipe_has_none(tmp_path: Path) -> None:
-    assert sweep_section.read(tmp_path) is None
+    assert sweep_sections.read_sweep(tmp_path) is None
