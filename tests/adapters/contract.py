@@ -18,26 +18,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tests.conftest import FAMILIES, T5_SIZES, tiny
+from tests.conftest import tiny
+from tests.matrix import HEADS, PICTURES, TWO_STACKS
 from tests.vision_backbones import pixels, tiny_vision
 from workbench import adapters
 from workbench.adapters import METHODS, Method, anatomy
-from workbench.config import plugins
 from workbench.errors import ConfigError
 from workbench.models import pictures
 from workbench.training.master_weights import MasterWeights
 
-ENCODERS = ("Bert", "Roberta", "DebertaV2")
-HEADS: dict[str, dict[str, Any]] = {
-    "masked": {"head": "MaskedLM"},
-    "classes": {"head": "SequenceClassification", "num_labels": 3},
-}
-OTHERS: dict[str, dict[str, Any]] = {
-    "T5": {"head": "Seq2SeqLM", **T5_SIZES},
-}
-PICTURES = ("Beit", "CLIP", "ConvNext", "Dinov2", "MobileNetV2", "ResNet", "Swin", "ViT")
-KINDS = sorted([*FAMILIES, *(f"{name}-{head}" for name in ENCODERS for head in HEADS), *OTHERS, *PICTURES])
-"""Families, of encoders with the head."""
 SMALL: dict[str, Any] = {
     **{"rank": 4, "width": 4, "reduction": None, "virtual_tokens": 3, "layers": 1, "block": 2},
     **{
@@ -52,20 +41,10 @@ SMALL: dict[str, Any] = {
     },
 }
 """Settings of the methods, for models that are 32 wide; each method takes those that it has."""
-EXAMPLE = Path(__file__).parents[2] / "scripts" / "my_method.py"
-plugins.load([EXAMPLE])  # the documented example of a user's own method keeps the contract too
 MULTIPLIES = ("boft", "hra", "osf")
 """Methods that multiply a weight with what is the identity at first, or sum its singular parts, which rounds."""
 DEEPENS = ("block-expansion",)
 """Methods whose merged model has more blocks than the backbone."""
-METHOD_NAMES = sorted(set(METHODS) - {"full"})
-"""Full fine-tuning is no adapter: there is nothing to switch off."""
-LIGHT = (
-    *("beft", "c3a", "deft", "delora", "fourierft", "glora", "gralora", "hira", "hra", "loha", "lokr", "miss", "osf"),
-    *("peanut", "psoft", "pvera", "randlora", "road", "shira", "sparse", "super", "tinylora", "trainable-tokens"),
-    *("uni-lora", "vb-lora", "waveft"),
-)
-"""Methods that PEFT computes alone: without `-m cube` each meets one backbone."""
 ids = torch.tensor([[3, 60, 5, 61, 9, 60, 7], [4, 8, 15, 16, 23, 42, 2]])
 
 
@@ -77,12 +56,12 @@ def section(name: str) -> Method:
 
 
 def build(kind: str, **sizes: Any) -> PreTrainedModel:
-    """A tiny model of one of KINDS."""
+    """A tiny model of one of the matrix's backbones."""
     if kind in PICTURES:
         pictures.prepare(found := tiny_vision(kind, **sizes), torch.float32)
         return with_biases(found)
     name, _, head = kind.partition("-")
-    return with_biases(tiny(name, **{**OTHERS.get(name, {}), **HEADS.get(head, {}), **sizes}))
+    return with_biases(tiny(name, **{**TWO_STACKS.get(name, {}), **HEADS.get(head, {}), **sizes}))
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@ the merge is refused; and the parameters are as many as predicted.
 from __future__ import annotations
 
 import copy
-import itertools
 import subprocess
 from collections.abc import Callable
 from functools import cache, lru_cache
@@ -20,25 +19,13 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from tests import forked
-from tests.adapters.contract import (
-    EXAMPLE,
-    KINDS,
-    LIGHT,
-    METHOD_NAMES,
-    PICTURES,
-    Contract,
-    attach,
-    bare,
-    build,
-    ids,
-    logits,
-    section,
-)
+from tests import forked, matrix
+from tests.adapters.contract import Contract, attach, bare, build, ids, logits, section
 from tests.conftest import Records, record_cell, tiny
+from tests.matrix import EXAMPLE, PICTURES
 from workbench import adapters
 from workbench.adapters import Full
-from workbench.adapters.method import HALF_OR_FULL, WEIGHTS
+from workbench.adapters.method import HALF_OR_FULL
 from workbench.adapters.updates.lora_starts import QUANTISED
 from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.errors import BackboneError, ConfigError
@@ -49,11 +36,24 @@ from workbench.schema import parse
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 
-def usual(kind: str, name: str) -> bool:
-    """Whether a method meets a kind of backbone without `-m cube`: every fifth, and each of them a fifth of all."""
-    if name in LIGHT:
-        return kind == "Bert-classes" if name == "beft" else kind == ("Llama", "T5")[LIGHT.index(name) % 2]
-    return (KINDS.index(kind) + METHOD_NAMES.index(name)) % 5 == 0
+CELLS: dict[str, tuple[str, Callable[[], list[Any]]]] = {
+    "test_every_method_on_every_family": ("family, name", matrix.method_on_backbone),
+    "test_every_method_over_every_weight_format": ("weights, name", matrix.method_over_weights),
+    "test_every_method_on_every_family_over_weight_formats": (
+        "family, weights, name",
+        matrix.method_on_backbone_over_weights,
+    ),
+    "test_every_method_comes_off_without_a_trace": ("family, name", matrix.method_off_a_backbone),
+}
+"""Parameters of the tests, and where their cells are listed."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make nightly cells only where they are asked for: making thousands takes every worker seconds."""
+    if metafunc.function.__name__ in CELLS:
+        names, cells = CELLS[metafunc.function.__name__]
+        whole = "cube" in metafunc.config.option.markexpr
+        metafunc.parametrize(names, [cell for cell in cells() if whole or not cell.marks])
 
 
 def test_every_method_on_every_family(family: str, name: str, tmp_path: Path, record_property: Records) -> None:
@@ -71,22 +71,8 @@ def test_every_method_on_every_family(family: str, name: str, tmp_path: Path, re
     Contract(attach(base, config), config, before, fresh, tmp_path, tolerance=deep * 1e-6).check()
 
 
-ONES = [pytest.param(name, marks=pytest.mark.cube) if name in LIGHT else name for name in METHOD_NAMES]
-"""Every method, those that are light only with `-m cube`."""
-
-
-def comes_off(kind: str, name: str) -> bool:
-    """Whether a method is taken off a kind of backbone without `-m cube`: off a decoder, and each third off another."""
-    others = {
-        "Llama": True,
-        "Bert-classes": METHOD_NAMES.index(name) % 3 == 0,
-        "ViT": METHOD_NAMES.index(name) % 3 == 1,
-    }
-    return name not in LIGHT and others[kind]
-
-
-def test_every_method_comes_off_without_a_trace(kind: str, name: str, tmp_path: Path) -> None:
-    base, config = copy.deepcopy(bare(kind)), section(name)
+def test_every_method_comes_off_without_a_trace(family: str, name: str, tmp_path: Path) -> None:
+    base, config = copy.deepcopy(bare(family)), section(name)
     if config.refusal(base):
         pytest.skip("refused: the method on this family")
     before, found = logits(base), traces(base)
@@ -134,9 +120,6 @@ def stored(folder: str, weights: str, compute: str, task: model_heads.ModelHead 
     return backbones.load(config, None, task=task).model
 
 
-@pytest.mark.few
-@pytest.mark.parametrize("name", ONES)
-@pytest.mark.parametrize("weights", WEIGHTS)
 def test_every_method_over_every_weight_format(
     weights: str, name: str, short_stories: str, biased: str, tmp_path: Path, record_property: Records
 ) -> None:
@@ -170,46 +153,6 @@ WIDE_AS: dict[str, dict[str, Any]] = {
     "T5": {"d_model": 64, "d_ff": 128},
 }
 """Sizes for blocks of 64 where WIDE does not say them."""
-FORMATS = ("bfloat16", "int8", "nf4")
-ALWAYS = {
-    # Kinds that differ most: an encoder, transposed layers, grouped queries, two stacks. Each method meets two formats,
-    # over two of them; each format and kind meet by a sixth of the methods.
-    *(
-        (("Bert-masked", "GPT2", "Qwen3", "T5")[(number + place) % 4], FORMATS[(number // 4 + place) % 3], name)
-        for number, name in enumerate(each for each in METHOD_NAMES if each not in LIGHT)
-        for place in range(2)
-    ),
-    ("GPTNeoX", "float16", "adalora"),  # biases beside weights that are stored in half precision
-    ("ConvNext", "nf4", "lora"),
-    ("ResNet", "bfloat16", "lora"),
-    ("Swin", "int8", "lora"),
-    ("Swin", "nf4", "parallel"),
-    ("ViT", "nf4", "lora"),
-    ("ViT", "int8", "lora"),
-    ("Dinov2", "nf4", "prompt"),
-    ("ViT", "nf4", "loftq"),  # a checkpoint whose names are not those of the modules
-}
-"""The cells that run without `-m cube`."""
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make the rest of the cube only where it is asked for: making thousands of cells takes every worker seconds."""
-    whole, cells = "cube" in metafunc.config.option.markexpr, list[tuple[bool, tuple[str, ...]]]()
-    if metafunc.function is test_every_method_on_every_family:
-        names: tuple[str, ...] = ("family", "name")
-        cells += [(usual(*cell), cell) for cell in itertools.product(KINDS, METHOD_NAMES)]
-    elif metafunc.function is test_the_cube_of_kinds_formats_and_methods:
-        names = ("kind", "weights", "name")
-        cells += [(cell in ALWAYS, cell) for cell in itertools.product(KINDS, WEIGHTS[1:], METHOD_NAMES)]
-    elif metafunc.function is test_every_method_comes_off_without_a_trace:
-        names, kinds = ("kind", "name"), ("Llama", "Bert-classes", "ViT")
-        cells += [(comes_off(*cell), cell) for cell in itertools.product(kinds, METHOD_NAMES)]
-    else:
-        return
-    marked = [
-        pytest.param(*cell, marks=() if always else pytest.mark.cube) for always, cell in cells if always or whole
-    ]
-    metafunc.parametrize(names, marked)
 
 
 @pytest.fixture(scope="session")
@@ -225,20 +168,20 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return save
 
 
-def test_the_cube_of_kinds_formats_and_methods(
-    kind: str, weights: str, name: str, saved: Callable[[str], str], tmp_path: Path, record_property: Records
+def test_every_method_on_every_family_over_weight_formats(
+    family: str, weights: str, name: str, saved: Callable[[str], str], tmp_path: Path, record_property: Records
 ) -> None:
-    record_cell(record_property, method=name, family=kind, weights=weights)
+    record_cell(record_property, method=name, family=family, weights=weights)
     config, compute = section(name), "float32" if weights == "float16" else "bfloat16"
-    if weights not in config.facts.weights or (kind == "Falcon" and weights in QUANTISED):
+    if weights not in config.facts.weights or (family == "Falcon" and weights in QUANTISED):
         record_property(
             "refused", config.facts.why_weights or "transformers does not quantise Falcon's own linear layers"
         )
         pytest.skip("refused: the method on this format, or the format on this family")
     classes = model_heads.classes(["a", "b", "c"], seed=0)
     heads = {"masked": model_heads.MASKED, "classes": classes, **dict.fromkeys(PICTURES, classes)}
-    task = heads.get(kind.rpartition("-")[2], model_heads.TEXT)
-    fresh = lambda: copy.deepcopy(stored(saved(kind), weights, compute, task))  # noqa: E731
+    task = heads.get(family.rpartition("-")[2], model_heads.TEXT)
+    fresh = lambda: copy.deepcopy(stored(saved(family), weights, compute, task))  # noqa: E731
     try:
         base = fresh()
     except BackboneError as refusal:
@@ -250,7 +193,7 @@ def test_the_cube_of_kinds_formats_and_methods(
         pytest.skip("refused: the method on this family")
     before, merges, dtype = logits(base), weights in HALF_OR_FULL, getattr(torch, compute)
     tolerance = (2e-3 if weights == "float16" else 2e-2) * (2 if name == "dora" else 1)
-    if (kind, name) == ("MobileNetV2", "dora"):
+    if (family, name) == ("MobileNetV2", "dora"):
         tolerance *= 10  # half a unit of bfloat16 in its random weights moves its outputs by 0.42 of the largest
     Contract(attach(base, config), config, before, fresh, tmp_path, dtype, tolerance, merges=merges).check()
 
@@ -258,13 +201,7 @@ def test_the_cube_of_kinds_formats_and_methods(
 RECIPE: dict[str, Any] = {"recipe": "sft", "data": {"train": "rows.jsonl"}}
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        pytest.param(set(METHOD_NAMES) - set(LIGHT), marks=pytest.mark.slow, id="usual"),
-        pytest.param(set(LIGHT), marks=pytest.mark.cube, id="light"),
-    ],
-)
+@pytest.mark.parametrize("names", matrix.methods_in_a_new_process())
 def test_every_adapter_gives_the_same_logits_in_a_new_process(names: set[str], tmp_path: Path) -> None:
     base = copy.deepcopy(bare("Llama"))
     base.save_pretrained(tmp_path / "base")

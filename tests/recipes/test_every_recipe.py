@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import workbench
-from tests.adapters.contract import METHOD_NAMES, section
+from tests import matrix
+from tests.adapters.contract import section
 from tests.conftest import MINILM, Records, record_cell, save_tiny
 from tests.run_files import read_metrics, read_scores
 from workbench.errors import ConfigError
@@ -35,29 +36,6 @@ RECIPES = {
     "rerank": ("data.limit=16", "data.max_tokens=48", "rerank.negatives=1", "rerank.candidates=2"),
 }
 """Recipes with settings that make a second of their quickstart."""
-METHODS_OF_RUNS = ("block-expansion", "full", "linear-probe", "lora", "prefix")
-"""Methods that recipes meet without `-m cube`: those that differ most in what they add and save."""
-SLOW = ("reinforce",)
-"""Recipes that write answers, for which `-m slow` asks."""
-
-
-def usual(recipe: str, name: str) -> bool:
-    """Whether a recipe meets a method without `-m cube`: LoRA all, each other one two of them."""
-    if name not in METHODS_OF_RUNS:
-        return False
-    return name == "lora" or (list(RECIPES).index(recipe) - METHODS_OF_RUNS.index(name)) % 5 == 0
-
-
-CELLS = [
-    pytest.param(
-        recipe,
-        name,
-        marks=[pytest.mark.cube] if not usual(recipe, name) else [pytest.mark.slow] if recipe in SLOW else [],
-        id=f"{recipe}-{name}",
-    )
-    for recipe in RECIPES
-    for name in sorted({*METHOD_NAMES, "full"})
-]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +44,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(tmp_path_factory.mktemp("bert"), "Bert", "MaskedLM", MINILM)
 
 
-@pytest.mark.parametrize(("recipe", "name"), CELLS)
+@pytest.mark.parametrize(("recipe", "name"), matrix.task_with_method())
 def test_every_recipe_with_every_method(
     recipe: str, name: str, encoder: str, tmp_path: Path, record_property: Records
 ) -> None:

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.adapters.contract import KINDS
-from tests.recipes.test_every_recipe import RECIPES
-from tests.workbench.training.distributed.test_layouts import LAYOUTS
+from tests.matrix import BACKBONES, LAYOUTS, TASKS
 from workbench.adapters import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -50,10 +48,10 @@ def case(name: str, inside: str = "", **cell: str) -> str:
 def test_the_page_names_what_the_package_has() -> None:
     found = tables(PAGE.read_text())
     families = [found[title] for title in ("Causal language models", "Encoders and encoder-decoders", "Pictures")]
-    assert sorted(name for columns, _ in families for name in columns) == KINDS
+    assert sorted(name for columns, _ in families for name in columns) == BACKBONES
     assert all(rows.keys() == SHIPPED for _, rows in families)
     recipes, rows = found["Methods and recipes"]
-    assert sorted(recipes) == sorted(RECIPES) and rows.keys() == SHIPPED
+    assert sorted(recipes) == sorted(TASKS) and rows.keys() == SHIPPED
     assert found["Methods and layouts"][1].keys() == {*LAYOUTS, "json"}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from tests.adapters.contract import LIGHT
+from tests import matrix
 from tests.conftest import FAMILIES, tiny
 from workbench import adapters
 from workbench.adapters import METHODS, Lora, Method
@@ -49,19 +48,7 @@ def folder(path: Path, config: transformers.PretrainedConfig) -> ModelConfig:
     return ModelConfig(id=str(path), weights="float32")
 
 
-def _usual(family: str, name: str) -> bool:
-    """Whether a cell may run without `-m cube`."""
-    return family == "Mixtral" or (family == "GPT2" and name not in LIGHT)
-
-
-CELLS = [
-    pytest.param(family, name, marks=() if _usual(family, name) else pytest.mark.cube)
-    for family, name in itertools.product(BUILD, sorted(METHODS))
-]
-
-
-@pytest.mark.few
-@pytest.mark.parametrize(("family", "name"), CELLS)
+@pytest.mark.parametrize(("family", "name"), matrix.method_of_predicted_size())
 def test_predicted_is_counted_and_saved(family: str, name: str, tmp_path: Path) -> None:
     model, method = tiny(family, **BUILD[family]).requires_grad_(False), small(name)
     config = folder(tmp_path / "model", model.config)

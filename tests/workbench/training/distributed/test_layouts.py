@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,25 +13,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import workbench
 from tests.conftest import Records, cells, record_cell
+from tests.matrix import FEW_TOKENS, LAYOUTS, MANY_TOKENS, WITH_DISK, layout_with_method
 from tests.workbench.training.distributed import layouts
 from workbench.config.yaml_text import dump_yaml
 
 pytestmark = pytest.mark.slow
 
 STEPS = 4
+LAID_OUT = [tuple(cell.values) for cell in layout_with_method()]
 METHODS = {"lora": "{method: lora, rank: 4, alpha: 8}", "full": "{method: full}"}
-BUDGETS = (64, 160)
-"""Tokens in a forward pass: one row or a few, so that processes get unequal parts of a batch."""
-LAYOUTS = {
-    "ddp": "{zero: 0}",
-    "zero1": "{zero: 1}",
-    "zero2": "{zero: 2}",
-    "zero3": "{zero: 3}",
-    "fsdp2_2": "{engine: fsdp2, zero: 2}",
-    "fsdp2_3": "{engine: fsdp2, zero: 3}",
-    "zero2_cpu": "{zero: 2, offload_optimizer: cpu}",
-    "zero3_cpu": "{zero: 3, offload_optimizer: cpu, offload_parameters: cpu}",
-}
 CUT = {"stage": 3, "stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 50_000}
 """A person's own DeepSpeed JSON, which cuts every weight, however small; the head's comes before it is needed."""
 NVME = "{{zero: 3, offload_optimizer: nvme, offload_parameters: nvme, nvme: {folder}}}"
@@ -69,19 +57,6 @@ RESUMED = {
     "ddp to ddp": ("ddp", "ddp"),
 }
 
-FROM_FULL = {*chain.from_iterable(RESUMED.values()), "fsdp2_2"}
-"""Layouts whose full fine-tuning in small passes others go on with, or end as."""
-
-
-def pairs(layout: str) -> list[tuple[str, int]]:
-    """Methods and budgets of a layout: with all of them, each two of method, budget and layout meet once or more."""
-    small, large = BUDGETS
-    return [("full", small), ("lora", large)] if layout in FROM_FULL else [("lora", small), ("full", large)]
-
-
-WITH_DISK = "WORKBENCH_TEST_NVME" in os.environ
-needs_disk = pytest.mark.skipif(not WITH_DISK, reason="needs libaio-dev, minutes of compiling, WORKBENCH_TEST_NVME=1")
-
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
@@ -99,16 +74,16 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         (folder / "disk").mkdir()
         sharings["nvme"] = NVME.format(folder=folder / "disk")
     for method, section in METHODS.items():
-        for budget in BUDGETS:
+        for budget in (FEW_TOKENS, MANY_TOKENS):
             words = [f"adapter={section}", f"batch.tokens_per_device={budget}"]
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{method} {budget} alone", quiet=True)
             jobs += [
                 (f"{method} {budget} {name}", [*words, f"distributed={layout}"], None)
                 for name, layout in sharings.items()
-                if (method, budget) in pairs(name)
+                if (name, method, budget) in LAID_OUT
             ]
     for over, own in OVER_CUT.items():
-        words = [*own, f"batch.tokens_per_device={BUDGETS[1]}"]
+        words = [*own, f"batch.tokens_per_device={MANY_TOKENS}"]
         workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{over} alone", quiet=True)
         jobs += [(f"{over} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in CUTTING]
     for by, names in SAMPLED.items():
@@ -120,9 +95,9 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         if any(cell["by"] == by for cell in cells(request, "test_rows_that_losses_choose_are_the_same")):
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / f"{by} alone", quiet=True)
         jobs += [(f"{by} {name}", [*words, f"distributed={LAYOUTS[name]}"], None) for name in names]
-    words = [f"adapter={METHODS['full']}", f"batch.tokens_per_device={BUDGETS[0]}"]
+    words = [f"adapter={METHODS['full']}", f"batch.tokens_per_device={FEW_TOKENS}"]
     jobs += [
-        (name, [*words, f"distributed={LAYOUTS[to]}"], f"full {BUDGETS[0]} {origin}")
+        (name, [*words, f"distributed={LAYOUTS[to]}"], f"full {FEW_TOKENS} {origin}")
         for name, (origin, to) in RESUMED.items()
     ]
     names = asked(request)
@@ -134,8 +109,7 @@ def asked(request: pytest.FixtureRequest) -> set[str]:
     """Names of the runs of two processes that this session's tests compare, and of those that they go on from."""
     names = set[str]()
     for cell in cells(request, "test_a_layout_changes_nothing"):
-        method, budget = pairs(cell["layout"])[cell["cell"]]
-        names.add(f"{method} {budget} {cell['layout']}")
+        names.add(f"{cell['method']} {cell['budget']} {cell['layout']}")
     names |= {f"{cell['over']} {cell['layout']}" for cell in cells(request, "test_whatever_is_cut")}
     names |= {f"{cell['by']} {cell['layout']}" for cell in cells(request, "test_rows_that_losses_choose_are_the_same")}
     names |= {cell["change"] for cell in cells(request, "test_a_run_goes_on_in_another_layout")}
@@ -143,7 +117,7 @@ def asked(request: pytest.FixtureRequest) -> set[str]:
     names |= {f"{cell['layout']} to {cell['layout']}" for cell in same}
     alone = cells(request, "test_one_process_goes_on_with_what_two_began")
     origins = {cell["origin"] for cell in alone} | {RESUMED[name][0] for name in names & RESUMED.keys()}
-    return names | {f"full {BUDGETS[0]} {origin}" for origin in origins}
+    return names | {f"full {FEW_TOKENS} {origin}" for origin in origins}
 
 
 def write_recipe(folder: Path, model: Path) -> None:
@@ -187,13 +161,8 @@ def require_same(run: Path, alone: Path) -> None:
     assert scores(run) == pytest.approx(scores(alone), rel=1e-4)
 
 
-@pytest.mark.few(
-    *("0-ddp", "0-zero2", "0-zero3", "0-fsdp2_2", "0-fsdp2_3", "1-zero3_cpu", "1-json", "1-nvme"),
-)
-@pytest.mark.parametrize("layout", [*LAYOUTS, "json", pytest.param("nvme", marks=needs_disk)])
-@pytest.mark.parametrize("cell", [0, 1])
-def test_a_layout_changes_nothing(runs: Path, cell: int, layout: str, record_property: Records) -> None:
-    method, budget = pairs(layout)[cell]
+@pytest.mark.parametrize(("layout", "method", "budget"), layout_with_method())
+def test_a_layout_changes_nothing(runs: Path, layout: str, method: str, budget: int, record_property: Records) -> None:
     record_cell(record_property, method=method, recipe="sft", layout=layout)
     require_same(runs / f"{method} {budget} {layout}", runs / f"{method} {budget} alone")
 
@@ -211,28 +180,28 @@ def test_whatever_is_cut(runs: Path, over: str, layout: str, record_property: Re
 @pytest.mark.parametrize(("by", "layout"), [(by, name) for by, names in SAMPLED.items() for name in names])
 def test_rows_that_losses_choose_are_the_same(runs: Path, by: str, layout: str) -> None:
     require_same(runs / f"{by} {layout}", runs / f"{by} alone")
-    assert curve(runs / f"{by} alone") != curve(runs / f"lora {BUDGETS[1]} alone")
+    assert curve(runs / f"{by} alone") != curve(runs / f"lora {MANY_TOKENS} alone")
 
 
 def test_packed_weights_are_others(runs: Path) -> None:
-    assert curve(runs / "packed alone") != curve(runs / f"lora {BUDGETS[1]} alone")
+    assert curve(runs / "packed alone") != curve(runs / f"lora {MANY_TOKENS} alone")
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_it_learns(runs: Path, method: str) -> None:
-    losses = curve(runs / f"{method} {BUDGETS[0]} alone")
+    losses = curve(runs / f"{method} {FEW_TOKENS} alone")
     assert len(losses) == STEPS and losses[-1] < 0.95 * losses[0]
 
 
 @pytest.mark.few("zero3 to fsdp2", "fsdp2 to fsdp2", "ddp to ddp")
 @pytest.mark.parametrize("change", RESUMED)
 def test_a_run_goes_on_in_another_layout(runs: Path, change: str) -> None:
-    require_same(runs / change, runs / f"full {BUDGETS[0]} alone")
+    require_same(runs / change, runs / f"full {FEW_TOKENS} alone")
 
 
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
 def test_in_the_same_layout_it_goes_on_bit_for_bit(runs: Path, layout: str) -> None:
-    resumed, whole = runs / f"{layout} to {layout}", runs / f"full {BUDGETS[0]} {RESUMED[f'{layout} to {layout}'][0]}"
+    resumed, whole = runs / f"{layout} to {layout}", runs / f"full {FEW_TOKENS} {RESUMED[f'{layout} to {layout}'][0]}"
     assert curve(resumed) == curve(whole)
     assert torch.equal(weights(resumed), weights(whole))
 
@@ -240,7 +209,7 @@ def test_in_the_same_layout_it_goes_on_bit_for_bit(runs: Path, layout: str) -> N
 @pytest.mark.parametrize("origin", ["ddp", "zero2", "zero3", "fsdp2_2"])
 def test_one_process_goes_on_with_what_two_began(runs: Path, origin: str) -> None:
     folder = runs / f"alone from {origin}"
-    layouts.halfway(runs / f"full {BUDGETS[0]} {origin}", folder)
-    words = [f"adapter={METHODS['full']}", f"batch.tokens_per_device={BUDGETS[0]}"]
+    layouts.halfway(runs / f"full {FEW_TOKENS} {origin}", folder)
+    words = [f"adapter={METHODS['full']}", f"batch.tokens_per_device={FEW_TOKENS}"]
     workbench.run(str(runs / "recipe.yaml"), words, out=folder, resume=True, quiet=True)
-    require_same(folder, runs / f"full {BUDGETS[0]} alone")
+    require_same(folder, runs / f"full {FEW_TOKENS} alone")
