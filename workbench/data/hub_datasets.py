@@ -120,17 +120,20 @@ def rows_of(table: pyarrow.Table | pyarrow.RecordBatch) -> Iterator[dict[str, An
         row = {name: _plain(value, kinds[name]) for name, value in values.items() if value is not None}
         for name in classes.keys() & row.keys():
             # -1 marks a withheld class; it stays a number, which the format then refuses.
-            row[name] = classes[name].get(row[name], row[name])
+            numbers = row[name]
+            named = [classes[name].get(each, each) for each in (numbers if isinstance(numbers, list) else [numbers])]
+            row[name] = named if isinstance(numbers, list) else named[0]
         yield row
 
 
 def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, dict[int, str]]:
-    """Names of classes by their numbers, for each column that `datasets` wrote as a ClassLabel."""
+    """Names of classes by their numbers, for each column that `datasets` wrote as a ClassLabel or a list of them."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
+        items = {name: kind.get("feature", kind) if isinstance(kind, dict) else kind for name, kind in features.items()}
         return {
             name: dict(enumerate(kind["names"]))
-            for name, kind in features.items()
+            for name, kind in items.items()
             if isinstance(kind, dict) and kind.get("_type") == "ClassLabel"
         }
     except (KeyError, TypeError, AttributeError, ValueError):  # no or other metadata

@@ -1,4 +1,4 @@
-"""Files of rows: jsonl, json, csv, tsv, parquet and txt, read into raw rows that know their file and row number."""
+"""Files of rows (jsonl, json, csv, tsv, parquet, txt, CoNLL), read into raw rows that know their file and number."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from workbench.errors import DataError
 from workbench.runs import files
 
 RowT = TypeVar("RowT")
+FileReader = Callable[[Path], Iterator["RawRow"]]
 
 MAX_MISTAKES = 5
 """Malformed rows that a message shows; reading stops there."""
@@ -39,10 +41,13 @@ class RawRow:
     """Why the row is malformed; empty where it is not."""
 
 
-def read_rows(source: str) -> Iterator[RawRow]:
+def read_rows(source: str, *, readers: Mapping[str, FileReader] | None = None) -> Iterator[RawRow]:
     """Yield the rows of a file, of a folder of files in the order of their names, or of a hub data set.
 
     Only json files are held in memory as a whole. A malformed row is yielded with its mistake.
+
+    Args:
+        readers: What reads files of some endings, such as `.txt`, in place of their usual reader.
 
     Raises:
         DataError: A file is missing, empty, of an unknown kind, not UTF-8 or broken as a whole.
@@ -56,7 +61,7 @@ def read_rows(source: str) -> Iterator[RawRow]:
         with _readable(path):
             if path.stat().st_size == 0:
                 raise DataError(f"{path}: the file is empty (0 bytes). Write it again, or name another one.")
-            yield from _READERS[path.suffix.lower()](path)
+            yield from {**_READERS, **(readers or {})}[path.suffix.lower()](path)
 
 
 def fingerprint(source: str) -> str:
@@ -292,7 +297,8 @@ def _json_mistake(error: Exception, text: str) -> str:
     return f"not valid JSON ({position}: {error.msg}).{hint}"
 
 
-def _read_csv(path: Path) -> Iterator[RawRow]:
+def read_csv(path: Path) -> Iterator[RawRow]:
+    """Yield the rows of a csv or tsv file, whose first line is the header."""
     csv.field_size_limit(sys.maxsize)  # the default refuses cells above 128 kB
     reader = csv.reader(_lines(path), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
     header: list[str] = []
@@ -366,13 +372,80 @@ def _read_txt(path: Path) -> Iterator[RawRow]:
             yield RawRow(place(path.name, row, line), {"text": text.rstrip("\r\n")})
 
 
-_READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
+UNIVERSAL = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+"""Names of the ten columns of CoNLL-U (Universal Dependencies)."""
+_PREFIXED_TAG = re.compile(r"O|[BIMLEUS]-.+")
+
+
+def read_columns(path: Path) -> Iterator[RawRow]:
+    """Yield the sentences of a CoNLL file: a word per line, with its columns, and an empty line after each sentence.
+
+    Columns stand between tabs or, in a file without tabs, between spaces. Lines of `-DOCSTART-` and comments are
+    skipped; so are the ranges of words (`3-4`) and the empty nodes (`5.1`) of CoNLL-U.
+
+    Yields:
+        A row per sentence. Its columns are lists with an item per word, under their numbers (`1` is the first) and in
+        CoNLL-U under their names too; `lines` has the line of each word, and `text` what a comment `# text =` holds.
+    """
+    first = next((line for line in _lines(path) if line.strip() and not line.startswith(("#", "-DOCSTART-"))), "")
+    first = first or next((line for line in _lines(path) if line.startswith("#") and "\t" in line), "")
+    tabs = "\t" in first
+    width = len(_cells(first, tabs))
+    universal = tabs and width == len(UNIVERSAL) and re.fullmatch(r"\d+([-.]\d+)?", first.split("\t")[0]) is not None
+    row, words, lines, text, mistake = 0, list[list[str]](), list[int](), "", ""
+    for number, line in enumerate(itertools.chain(_lines(path), [""]), start=1):
+        cells = _cells(line, tabs)
+        if not any(cells) or cells[0] == "-DOCSTART-":
+            if lines:
+                row += 1
+                columns: dict[str, Any] = {
+                    str(at): list(each) for at, each in enumerate(zip(*words, strict=False), start=1)
+                }
+                if universal:
+                    columns |= dict(zip(UNIVERSAL, columns.values(), strict=False))
+                columns |= {"lines": lines} | ({"text": text} if text else {})
+                yield RawRow(place(path.name, row, lines[0]), {} if mistake else columns, mistake)
+            words, lines, text, mistake = [], [], "", ""
+        elif not lines and _is_comment(line, tabs, universal):
+            name, _, value = line[1:].partition("=")
+            text = value.strip() if name.strip() == "text" else text
+        elif not (universal and re.fullmatch(r"\d+[-.]\d+", cells[0])):
+            words.append(cells)
+            lines.append(number)
+            if len(cells) != width:
+                mistake = mistake or (
+                    f"line {number} has {len(cells)} columns, the first word of the file has {width}. Write {width} "
+                    f"for every word, with {'a tab' if tabs else 'a space'} between them."
+                )
+            elif not cells[1 if universal else 0]:
+                mistake = mistake or f"line {number} has no word, only {excerpt(line.strip())}. Write or delete it."
+
+
+def _cells(line: str, tabs: bool) -> list[str]:
+    # A word may hold other white space, such as a no-break space: only spaces and tabs separate.
+    line = line.rstrip(" \t\r\n")
+    return line.split("\t") if tabs else re.split(r"[ \t]+", line.lstrip(" \t"))
+
+
+def _is_comment(line: str, tabs: bool, universal: bool) -> bool:
+    """Whether a line before a sentence is a comment, rather than a first word that begins with `#`."""
+    if not line.startswith("#") or universal or tabs:
+        return line.startswith("#") and (universal or "\t" not in line)
+    cells = line.split()
+    return line.startswith("# ") and len(cells) > 2 and _PREFIXED_TAG.fullmatch(cells[-1]) is None
+
+
+_READERS: dict[str, FileReader] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
-    ".csv": _read_csv,
-    ".tsv": _read_csv,
+    ".csv": read_csv,
+    ".tsv": read_csv,
     ".parquet": _read_parquet,
     ".txt": _read_txt,
+    ".conll": read_columns,
+    ".conllu": read_columns,
+    ".iob": read_columns,
+    ".bio": read_columns,
 }
 _KNOWN = ", ".join(_READERS)
 
