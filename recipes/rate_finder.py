@@ -24,7 +24,7 @@ from workbench.recipes.banks.sweep import SweepMember
 from workbench.recipes.banks.sweep_tasks import SweepTask
 from workbench.recipes.single import streamed_rows
 from workbench.report import learning_rate_plots
-from workbench.runs import files
+from workbench.runs import files, metrics_log
 from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer
@@ -211,7 +211,7 @@ def _together(task: SweepTask, entries: Sequence[SweepMember], callback: Callbac
     with suppress(TrainingError):  # every rate exploded, which their losses tell
         sweep.training(task, entries, callback).trainer.work()
     for entry in entries:
-        yield [line["loss"] for line in entry.run.metrics()]
+        yield [line["loss"] for line in metrics_log.read(entry.run.path)]
 
 
 def _one_by_one(task: SweepTask, entries: Sequence[SweepMember], callback: Callback) -> Iterator[list[float]]:
@@ -220,7 +220,7 @@ def _one_by_one(task: SweepTask, entries: Sequence[SweepMember], callback: Callb
         callback.say(f"Rate {trial.name}:")
         with suppress(TrainingError):
             task.single(trial.config, own).train()
-        yield [line["loss"] for line in own.metrics()]
+        yield [line["loss"] for line in metrics_log.read(own.path)]
         shutil.rmtree(own.path)
 
 

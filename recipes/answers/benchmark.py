@@ -15,7 +15,7 @@ from workbench.evaluation.benchmarks import Benchmark, Metric, Paired
 from workbench.models import backbones, exported
 from workbench.recipes.answers import serve
 from workbench.report import pages
-from workbench.runs import run_directory, task_scores
+from workbench.runs import run_directory, score_files
 from workbench.runs.trust import Trust
 
 
@@ -39,7 +39,7 @@ def benchmark(run: Path, asked: Benchmark, *, against: Path | None = None, trust
     else:
         comparisons = _both(run, configs[run], asked)
         rows = [each.row() for each in comparisons]
-        task_scores.keep(run, {"shots": asked.shots, "limit": asked.limit, "rows": rows})
+        score_files.keep_tasks(run, {"shots": asked.shots, "limit": asked.limit, "rows": rows})
         pages.write(run)
     return comparisons
 

@@ -18,7 +18,7 @@ from workbench.evaluation import judge_command, rewards, win_rates
 from workbench.models import exported
 from workbench.recipes.answers import serve
 from workbench.report import pages
-from workbench.runs import files, run_directory, win_rate_file
+from workbench.runs import files, run_directory, score_files
 from workbench.runs.trust import Trust
 
 Questions = Sequence[tuple[Example, Mapping[str, Any]]]
@@ -90,7 +90,7 @@ def _keep(
     """Write the result into the run directory and its report."""
     by = contest.judge or " + ".join(contest.score)
     facts = {"against": str(other), "by": by, "prompts": [*prompts], "count": count}
-    win_rate_file.keep(run, {**facts, **scores})
+    score_files.keep_win_rate(run, {**facts, **scores})
     pages.write(run)
 
 

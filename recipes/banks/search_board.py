@@ -11,7 +11,7 @@ from workbench.config import RunConfig
 from workbench.config.expansions import search_expansion
 from workbench.config.expansions.member_runs import Trial
 from workbench.recipes.banks import sweep
-from workbench.runs import files
+from workbench.runs import files, metrics_log
 from workbench.runs.run_directory import Run
 from workbench.training.search import optuna_proposals
 from workbench.training.search.halving import Halving, Move, Round, Standing
@@ -170,7 +170,9 @@ class Board:
         )
         trials = self.trials
         moves = [*wave.moves, *(Move(first + place, 0) for place in range(len(proposed)))]
-        done = self.run.ranks.agreed([len(self.member(trials[trial]).metrics()) for trial, _ in wave.moves])
+        done = self.run.ranks.agreed(
+            [len(metrics_log.read(self.member(trials[trial]).path)) for trial, _ in wave.moves]
+        )
         self.settings += proposed
         return WaveRecord([each.trial for each in moves], [each.rung for each in moves], [*done, *[0] * len(proposed)])
 

@@ -16,7 +16,7 @@ from workbench.errors import TrainingError
 from workbench.models import backbones, model_summary
 from workbench.recipes.banks import fold_ensemble, sweep_tasks
 from workbench.recipes.banks.sweep_tasks import SweepBank, SweepTask
-from workbench.runs import files, units
+from workbench.runs import files, metrics_log, units
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity
 from workbench.training.adapter_trainer import TrainTask
@@ -252,7 +252,7 @@ def _member(run: Run, trial: Trial[RunConfig]) -> Run:
 
 def row(trial: Trial[RunConfig], own: Run) -> dict[str, Any]:
     """A member so far, as its table shows it."""
-    lines, done = own.metrics(), own.adapter.exists()
+    lines, done = metrics_log.read(own.path), own.adapter.exists()
     failure = own.manifest.get("reason") if not done and own.manifest.get("status") == "failed" else None
     held_out = [(line["held_out_loss"], line["step"]) for line in lines if "held_out_loss" in line]
     lowest = min((pair for pair in held_out if math.isfinite(pair[0])), default=(None, None))

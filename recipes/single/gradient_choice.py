@@ -22,6 +22,7 @@ from workbench.data.batching import Indices
 from workbench.evaluation.result_store import ResultStore
 from workbench.evaluation.row_scores import Floats
 from workbench.recipes.single.single_run import Rows, SingleRun
+from workbench.runs import metrics_log
 from workbench.runs.run_directory import Run
 from workbench.training import influence
 from workbench.training.callbacks import Callback
@@ -140,7 +141,7 @@ def warm_up_config(config: RunConfig) -> RunConfig:
 
 def _checkpoints(run: Run) -> list[tuple[Path, float]]:
     """Each checkpoint of the warm-up, and the mean learning rate of the steps that led to it."""
-    rates = [record["learning_rate"] for record in run.metrics()]
+    rates = [record["learning_rate"] for record in metrics_log.read(run.path)]
     paths = sorted(run.checkpoints.glob("step-*"))
     ends = [int(path.name.removeprefix("step-")) for path in paths]
     return [(path, float(np.mean(rates[start:end]))) for path, start, end in zip(paths, [0, *ends], ends, strict=False)]

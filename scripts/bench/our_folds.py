@@ -33,7 +33,7 @@ from workbench.losses.criterion import Objective, criterion
 from workbench.models import backbones, classifier
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier
-from workbench.runs import process_memory, run_directory
+from workbench.runs import metrics_log, process_memory, run_directory
 from workbench.runs.run_directory import Run
 from workbench.training import capacity
 from workbench.training.adapter_trainer import TrainTask
@@ -116,7 +116,7 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
     job, callback = _prepare(arguments), Silent()
     loaded_bytes = peak_bytes(job.backbone.model.device)
     done = _bank(job, callback) if arguments.arm == "bank" else _one_after_another(job, callback)
-    steps = [record for fold in job.folds for record in fold.run.metrics()]
+    steps = [record for fold in job.folds for record in metrics_log.read(fold.run.path)]
     held = sum(len(fold.validation) for fold in job.folds)
     return {
         "train_s": done.watch.wall_s,
@@ -129,7 +129,7 @@ def main(arguments: argparse.Namespace) -> dict[str, Any]:
         "tokens": sum(step["tokens"] for step in steps),
         "trainable": done.trainable,
         "steps": len(steps),
-        "losses": [record["loss"] for record in job.folds[0].run.metrics()],
+        "losses": [record["loss"] for record in metrics_log.read(job.folds[0].run.path)],
     }
 
 

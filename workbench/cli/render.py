@@ -100,11 +100,11 @@ def outcome(run: Path) -> str:
 def _scored(run: Path) -> None:
     import pandas as pd
 
-    from workbench.runs import task_scores
+    from workbench.runs import score_files
     from workbench.runs.files import read_json
     from workbench.runs.run_directory import shipped_values
 
-    run_scores = task_scores.without(read_json(run / "scores.json"))
+    run_scores = score_files.without_tasks(read_json(run / "scores.json"))
     predictions = pd.read_parquet(run / "predictions.parquet")
     recipe = shipped_values(run).get("recipe")
     embeds, classifies = recipe in PREDICTS, "predicted" in predictions

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from torch import nn
 
 from workbench.evaluation.scores import GeneratedAnswer
-from workbench.runs import files
+from workbench.runs import files, metrics_log
 from workbench.runs.run_directory import Run
 
 FILE = "samples.jsonl"
@@ -66,7 +66,7 @@ class AnswerSamples(Generic[M]):
             return
         self._step = step
         if records := self._records(model, step=step):
-            self._run.append(FILE, records)
+            metrics_log.append(self._run.path / FILE, records)
 
     def _records(self, model: M, *, step: int) -> list[dict[str, int | str]]:
         with self._run.deadline.phase("samples"):

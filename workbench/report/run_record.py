@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.errors import ConfigError, FileError
-from workbench.runs import files, run_directory, task_scores, units
+from workbench.runs import files, run_directory, score_files, units
 
 COLUMNS = (
     *("step", "loss", "held_out_loss", "learning_rate", "grad_norm"),
@@ -235,7 +235,7 @@ def read(folder: Path) -> RunRecord:
         metrics=merged_records(members)
         if members and config.get("recipe") == "crossval"
         else _read(folder / "metrics.jsonl", _metrics),
-        scores=task_scores.without(files.read_json(folder / "scores.json")) or before,
+        scores=score_files.without_tasks(files.read_json(folder / "scores.json")) or before,
         predictions=_table(folder / "predictions.parquet"),
         members=members,
         stages=files.read_json(folder / "stages.json"),

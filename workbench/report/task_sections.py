@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from workbench.report.plots import STEP, Axis, Plot, Series, draw, floats, lines
 from workbench.report.run_record import RunRecord
-from workbench.runs import task_scores, units, win_rate_file
+from workbench.runs import score_files, units
 
 Titles = dict[str, tuple[str, Literal["low", "high"]]]
 """Title of each score, and which direction is better."""
@@ -367,7 +367,7 @@ def reinforce_plots(run: RunRecord) -> list[Plot]:
 
 def benchmark_table(run: Path) -> tuple[list[dict[str, str]], str] | None:
     """Tasks of lm-eval that a run was asked, before and after, and a sentence on them; None where it was asked none."""
-    results = task_scores.read(run)
+    results = score_files.read_tasks(run)
     if not results:
         return None
     limit = f"The first {results['limit']:,} documents of each task. " if results["limit"] else ""
@@ -401,5 +401,5 @@ def win_rates(run: Path) -> Sequence[Mapping[str, str]]:
             "ties": units.percent(each["ties"]),
             "longer": units.percent(each["longer"]) if "longer" in each else units.NOTHING,
         }
-        for each in win_rate_file.read(run)
+        for each in score_files.read_win_rates(run)
     ]

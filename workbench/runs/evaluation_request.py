@@ -1,6 +1,6 @@
-"""Requests to evaluate a run that trains, after its next whole step: a file in its directory.
+"""Requests to evaluate a run while it trains, after its next step: a file in its directory.
 
-A file reaches a run that a page started, one in a terminal, and one of several processes alike.
+A file reaches every run: one that a page started, one in a terminal, one of several processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from workbench.errors import ConfigError
 
 FILE = "evaluate.now"
-"""In a run directory, from the request until the step has ended."""
+"""Stands in the run directory from the request until the step has ended."""
 _ALONE = ("sft", "mlm", "prefer", "reinforce", "distill", "classify", "embed", "rerank", "reward")
 """Recipes that train one adapter."""
 
@@ -32,7 +32,7 @@ def ask(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def refusal(config: Mapping[str, Any]) -> str | None:
-    """Why a run of this configuration cannot be asked; None where it can."""
+    """Why a run of this configuration takes no requests; None where it does."""
     recipe, distill = config.get("recipe"), config.get("distill")
     if recipe in _ALONE and not (isinstance(distill, Mapping) and distill.get("peers")):
         return None
@@ -40,14 +40,14 @@ def refusal(config: Mapping[str, Any]) -> str | None:
 
 
 def is_open(path: Path) -> bool:
-    """Whether the run at `path` was asked and has not evaluated since."""
+    """Whether the run at `path` has a request that is not fulfilled yet."""
     return (path / FILE).exists()
 
 
 def withdrawn(path: Path) -> bool:
-    """Take a request back; whether there was one."""
+    """Remove a request; returns whether there was one."""
     try:
         (path / FILE).unlink()
-    except OSError:  # none, or one that this process may not remove: it would evaluate after every step
+    except OSError:  # none, or one that this process may not remove: the run would evaluate after every step
         return False
     return True

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, also when the process is killed or the disk is full."""
+"""Atomic writes: files appear whole or not at all, even when the process is killed or the disk is full."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object that `write_json` wrote, empty where the file does not exist; raises FileError where it is none."""
+    """A JSON object that `write_json` wrote, empty where the file does not exist; raises FileError if damaged."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
     except (ValueError, TypeError, RecursionError) as error:
@@ -48,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_lines(text: str) -> list[dict[str, Any]]:
-    """The JSON objects in the lines of a text; raises ValueError with the line that holds none."""
+    """The JSON objects in the lines of a text; raises ValueError that names the first line without one."""
     records = []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
@@ -62,13 +62,13 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects in the lines of a file that a live run may be in the middle of; none where there is no file."""
+    """The JSON objects in the complete lines of a file that a live run may be writing; none where there is no file."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return json_lines(text[: text.rfind("\n") + 1])
 
 
 def require_writable(path: Path) -> None:
-    """Raise FileError where `path` could not be written: asked before the work whose result it is to hold."""
+    """Raise FileError where `path` could not be written, before the work whose result it will hold."""
     with _explained_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
@@ -79,7 +79,7 @@ def new_folder(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A folder to fill, which becomes `path` (replacing an older one) when the block ends without an error.
 
     Args:
-        durable: Wait until a power cut would lose nothing; not for what is checked when it is read, and made again.
+        durable: Wait until a power cut would lose nothing. Not needed for a cache that is checked when it is read.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     shutil.rmtree(aside, ignore_errors=True)
@@ -120,7 +120,7 @@ def _explained_errors(path: Path) -> Iterator[None]:
 
 
 def _publish(aside: Path, path: Path, *, durable: bool) -> None:
-    """Give a complete folder its name; an older one of that name goes last."""
+    """Rename a complete folder to `path`; an older one is removed last."""
     if durable:
         for file in aside.rglob("*"):
             _fsync(file)

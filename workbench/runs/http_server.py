@@ -1,4 +1,4 @@
-"""A process that serves an application until it is asked to stop."""
+"""Serving an ASGI application over HTTP until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from workbench.errors import ConfigError
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-"""Names of this machine, for itself."""
+"""Names by which only this machine reaches itself."""
 
 
 def without_port(host: str) -> str:
@@ -43,13 +43,14 @@ class Address:
 
 
 def serve(app: Starlette, listening: socket.socket, *, grace: int, ready: Callable[[str], None]) -> None:
-    """Answer until SIGTERM or Ctrl-C; what has begun may end, for so many seconds.
+    """Answer requests until SIGTERM or Ctrl-C.
 
     Args:
-        ready: Is told the address once it answers.
+        grace: Seconds that requests in progress may still take.
+        ready: Called with the address once the server answers.
     """
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=grace)
-    # uvicorn raises the signal again when it has ended: to have been asked to stop is no failure.
+    # uvicorn raises the signal again after it has stopped: being asked to stop is no failure.
     before = {each: signal.signal(each, lambda *_: None) for each in (signal.SIGTERM, signal.SIGINT)}
     host, port = listening.getsockname()[:2]
     try:

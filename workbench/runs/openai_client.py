@@ -1,4 +1,4 @@
-"""A client of servers with OpenAI's interface: requests that are sent again where they fail for a passing reason."""
+"""A client of servers with OpenAI's interface, which retries requests after passing failures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from transformers import PreTrainedTokenizerBase
 from workbench.errors import BackboneError, ConfigError
 
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds before a request that failed for a passing reason is sent again."""
+"""Seconds before each retry."""
 SECONDS = 600.0
 """Longest wait for an answer."""
 _PREFIX = "token_id:"
 _PASSING = {408, 429, 500, 502, 503, 504}
+"""Status codes that are worth a retry."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,11 @@ class OpenAIClient:
     """Key of the configuration that names it."""
     client: httpx2.Client
     kept: str
-    """A sentence on where nothing is lost if it does not answer."""
+    """Says in errors what is kept, such as answers on disk."""
 
     @staticmethod
     def of(url: str, *, key: str, kept: str) -> OpenAIClient:
-        """The server at an address up to /v1, asked with the key that OPENAI_API_KEY in the environment holds."""
+        """The server at an address up to /v1; OPENAI_API_KEY in the environment holds its secret, if any."""
         secret = os.environ.get("OPENAI_API_KEY")
         headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
         return OpenAIClient(url.rstrip("/"), key, httpx2.Client(headers=headers, timeout=SECONDS), kept)
@@ -51,7 +52,7 @@ class OpenAIClient:
         return f"{self.key}={self.url}"
 
     def require_model(self, model: str, *, key: str) -> None:
-        """Raise ConfigError where the server has no model of this name, which is that of a key."""
+        """Raise ConfigError where the server has no model of this name, the value of `key`."""
         payload = self.json(self.sent("GET", "models", None, patient=False))
         names = [str(each.get("id")) for each in payload.get("data", [])]
         if model not in names:
@@ -59,14 +60,14 @@ class OpenAIClient:
             raise ConfigError(f"{key}={model} is no model of {self.url}. It has: {known}.")
 
     def tokens(self, model: str, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens that a model's tokenizer cuts texts into; raises ValueError where the server does not tell them."""
+        """Token ids of texts by the server's tokenizer; raises ValueError where the server does not return them."""
         return [token_numbers(each)[:-1] for each in self.echoed(model, texts, 1)]
 
     def echoed(self, model: str, prompts: Sequence[Any], k: int) -> list[dict[str, Any]]:
-        """Log-probabilities of each prompt's tokens and one more, with the `k` likeliest in the place of each.
+        """Log-probabilities of each prompt's tokens and of one more, with the `k` likeliest tokens at each position.
 
         Raises:
-            ValueError: The server gives none, or refuses; says why.
+            ValueError: The server returns none, or refuses; says why.
         """
         body = {"model": model, "prompt": list(prompts), "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": k}
         response = self.sent("POST", "completions", {**body, "return_tokens_as_token_ids": True})
@@ -79,15 +80,15 @@ class OpenAIClient:
         return scored
 
     def choices(self, response: httpx2.Response) -> list[dict[str, Any]]:
-        """Choices of an answer, by their numbers."""
+        """The choices in a response, by index."""
         return sorted(self.json(response).get("choices", []), key=lambda choice: int(choice.get("index", 0)))
 
     def json(self, response: httpx2.Response) -> dict[str, Any]:
-        """The object that a request was answered with.
+        """The JSON object in a response.
 
         Raises:
-            ConfigError: A key is asked for.
-            BackboneError: It is something else.
+            ConfigError: The server wants another API key.
+            BackboneError: It is no JSON object.
         """
         self.require_permitted(response)
         try:
@@ -103,16 +104,16 @@ class OpenAIClient:
         return payload
 
     def require_permitted(self, response: httpx2.Response) -> None:
-        """Raise ConfigError where a request was turned away for its key."""
+        """Raise ConfigError where the server refused the API key."""
         if response.status_code in (401, 403):
             raise ConfigError(f"{self.named}: {reason(response)} Set OPENAI_API_KEY to its key.")
 
     def sent(self, method: str, path: str, body: Mapping[str, Any] | None, *, patient: bool = True) -> httpx2.Response:
-        """The answer to a request, which is sent again where it fails for a passing reason.
+        """The response to a request, which is retried after passing failures if `patient`.
 
         Raises:
             BackboneError: The server does not answer.
-            ConfigError: The address is none.
+            ConfigError: The address is invalid.
         """
         for wait in (*(WAITS if patient else ()), None):
             try:
@@ -135,7 +136,7 @@ class OpenAIClient:
 def mismatch(
     texts: Sequence[str], served: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[str, list[int], list[int]] | None:
-    """A text that a server cuts into other tokens than `tokenizer` does, and both; None: there is none."""
+    """The first text that a server tokenises differently, with the server's ids and those of `tokenizer`; else None."""
     for text, ids in zip(texts, served, strict=True):
         expected = [tokenizer(text, add_special_tokens=special)["input_ids"] for special in (True, False)]
         if list(ids) not in expected:
@@ -144,7 +145,7 @@ def mismatch(
 
 
 def token_numbers(scored: Mapping[str, Any]) -> list[int]:
-    """Numbers of the tokens of log-probabilities; raises ValueError where they are written as text, and says so."""
+    """Ids of the tokens of log-probabilities; raises ValueError where the server writes them as text."""
     try:
         return [token_number(token) for token in scored["tokens"]]
     except (ValueError, AttributeError, TypeError):
@@ -152,14 +153,14 @@ def token_numbers(scored: Mapping[str, Any]) -> list[int]:
 
 
 def token_number(token: str) -> int:
-    """Number of a token that is written as token_id:NUMBER; raises ValueError where it is written as text."""
+    """Id of a token written as token_id:NUMBER; raises ValueError where it is written as text."""
     if not token.startswith(_PREFIX):
         raise ValueError(token)
     return int(token.removeprefix(_PREFIX))
 
 
 def reason(response: httpx2.Response) -> str:
-    """Message of an error in OpenAI's form, or how an answer begins."""
+    """Message of an error in OpenAI's form, or the beginning of the response."""
     try:
         error = response.json()["error"]
         return str(error["message"] if isinstance(error, dict) else error)

@@ -1,12 +1,12 @@
-"""Inputs of a run, as manifest.json holds them since it began; a resumed run reads the same, or says what changed.
+"""Digests of a run's inputs in manifest.json. A resumed run must read the same inputs, or it says what changed.
 
-Its curve would otherwise be that of two runs, and nobody would see where the one ends.
+Otherwise its curve would be that of two runs, and nobody would see where the first one ends.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,15 @@ from workbench.errors import ResumeError
 from workbench.runs.run_directory import Run
 
 WHOLE = 64 << 20
-"""Bytes up to which all of a file counts; of a larger one its size and BLOCKS blocks of a MiB, first and last among
-them, so that weights of any size are compared within a second."""
+"""Files up to so many bytes are hashed whole; of larger ones the size and BLOCKS blocks of one MiB, the first and the
+last included, so that weights of any size are compared within a second."""
 BLOCKS = 32
 SUFFIXES = {".safetensors", ".json", ".jinja", ".model", ".txt", ".py"}
-"""Files of a model's folder that decide about what it computes."""
+"""Suffixes of the files in a model's folder that determine what it computes."""
 
 
 def note_data(run: Run, sets: Mapping[str, Mapping[str, Any] | None]) -> None:
-    """Note the rows of a run by the names of their sets, as `facts` describes each.
+    """Record the rows of a run by split, each as its `facts` describe it.
 
     Raises:
         ResumeError: The run began with other rows.
@@ -41,13 +41,13 @@ def note_data(run: Run, sets: Mapping[str, Mapping[str, Any] | None]) -> None:
 
 
 def note_files(run: Run, kind: str, hashes: Mapping[str, str], *, corrected: bool = False) -> None:
-    """Note files that a run reads, of one kind such as `backbone`, by their names with their digests.
+    """Record the digests of files that a run reads, of one kind such as `backbone`, by name.
 
     Args:
-        corrected: They ended the run with an error, and may be others now.
+        corrected: The run failed on these files, so that they may have changed.
 
     Raises:
-        ResumeError: One is not what it was when the run began, is gone, or is new.
+        ResumeError: A file has changed since the run began, is gone, or is new.
     """
     before = run.manifest.get("inputs", {})
     then = before.get(kind, hashes)
@@ -61,7 +61,7 @@ def note_files(run: Run, kind: str, hashes: Mapping[str, str], *, corrected: boo
 
 
 def digests(folder: Path, *, title: str) -> dict[str, str]:
-    """Digests of the files of a model or adapter, by their names behind `title`."""
+    """Digests of the files of a model or adapter, by `title`/name."""
     paths = (path for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES and path.is_file())
     return {f"{title}/{path.name}": digest(path) for path in paths}
 
@@ -73,15 +73,11 @@ def digest(path: Path) -> str:
         if size <= WHOLE:
             return hashlib.sha256(file.read()).hexdigest()
         hasher.update(str(size).encode())
-        for place in _places(size):
-            file.seek(place)
+        last = size - (1 << 20)
+        for number in range(BLOCKS):
+            file.seek(last * number // (BLOCKS - 1))
             hasher.update(file.read(1 << 20))
     return hasher.hexdigest()
-
-
-def _places(size: int) -> Iterable[int]:
-    last = size - (1 << 20)
-    return (last * number // (BLOCKS - 1) for number in range(BLOCKS))
 
 
 def _refuse(run: Run, changed: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The processes that train together: which one this is, and what all of them agree on."""
+"""The processes that train together (ranks): which one this is, and what all of them agree on."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ T = TypeVar("T")
 _Tensor = TypeVar("_Tensor", bound=Tensor)
 
 WAIT = timedelta(days=1)
-"""How long a process waits for another that lives; one that has died is told at once, by its connection."""
+"""How long a process waits for another one that lives; that one has died is noticed at once."""
 LOOK = 1.0
-"""Seconds between two looks at who started this process."""
+"""Seconds between two checks that the launcher still lives."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together. Of all, `world` alone is the same for each of them."""
+    """This process among those that train together. Of these fields only `world` is equal in all processes."""
 
     rank: int = 0
     world: int = 1
-    """How many there are."""
+    """Number of processes."""
     local: int = 0
-    """This one's number on its machine."""
+    """Rank on this machine."""
     here: int = 1
-    """How many are on its machine."""
+    """Number of processes on this machine."""
 
     @property
     def first(self) -> bool:
-        """Whether this process writes, scores and reports."""
+        """Whether this is the process that writes, scores and reports."""
         return self.rank == 0
 
     @property
     def alone(self) -> bool:
-        """Whether there are no others."""
+        """Whether there is only this process."""
         return self.world == 1
 
     def agreed(self, value: T) -> T:
@@ -58,7 +58,7 @@ class Ranks:
         return payload[0]
 
     def gathered(self, value: T) -> list[T]:
-        """The values of every process, in order."""
+        """The values of all processes, by rank."""
         if self.alone:
             return [value]
         by_rank: list[Any] = [None] * self.world
@@ -66,27 +66,27 @@ class Ranks:
         return by_rank
 
     def any(self, flag: bool) -> bool:
-        """Whether it holds for one of them."""
+        """Whether `flag` is set in any process."""
         return any(self.gathered(flag))
 
     def share(self, members: Sequence[T]) -> Sequence[T]:
-        """Those of several trainings that are this process's own; `collected` puts their results in order again."""
+        """This process's shard of several trainings; `collected` puts the results in order again."""
         return members[self.rank :: self.world]
 
     def collected(self, gathered: Sequence[T]) -> list[T]:
-        """All processes' shares, put together in the order of the whole."""
+        """The shards of all processes, joined in the order of the whole."""
         parts = self.gathered(gathered)
         return [parts[number % self.world][number // self.world] for number in range(sum(map(len, parts)))]
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait until all processes are here."""
         if not self.alone:
             dist.barrier()
 
     def add_up(self, tensors: Sequence[Tensor], *, bucket_bytes: int, group: dist.ProcessGroup | None = None) -> None:
-        """Replace each tensor by its sum over all processes, or those of a group; so many bytes at a time.
+        """Replace each tensor by its sum over all processes, or those of a group, `bucket_bytes` at a time.
 
-        The sums are the same bits in each of them.
+        The sums are bit for bit equal in all processes.
         """
         if self.alone:
             return
@@ -101,9 +101,9 @@ ALONE = Ranks()
 
 
 def joined() -> Ranks:
-    """This process among those that a launcher started together, connected to them; alone where there is none.
+    """This process among those that a launcher started, connected to the others; ALONE without a launcher.
 
-    torchrun, accelerate and deepspeed say who is who in RANK, WORLD_SIZE and LOCAL_RANK.
+    torchrun, accelerate and deepspeed set RANK, WORLD_SIZE and LOCAL_RANK.
 
     Raises:
         ConfigError: There are fewer devices than processes.
@@ -123,17 +123,17 @@ def joined() -> Ranks:
     if not dist.is_initialized():
         _end_with_parent()
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=WAIT)
-        atexit.register(_part)
+        atexit.register(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
     return ranks
 
 
 def restarted() -> bool:
-    """Whether torchrun has started this process again, after one of those that trained together had failed."""
+    """Whether torchrun has restarted this process after one of the processes had failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def launched() -> float:
-    """Time at which the program began that started this process, in seconds since 1970."""
+    """When the launcher of this process began, in seconds since 1970."""
     return float(psutil.Process(os.getppid()).create_time())
 
 
@@ -148,13 +148,8 @@ def require_same(ranks: Ranks, digest: str) -> None:
         )
 
 
-def _part() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def buckets(tensors: Sequence[_Tensor], size: int) -> list[list[_Tensor]]:
-    """Neighbours of one precision, of `size` bytes together or one that is larger."""
+    """Neighbouring tensors of one dtype in buckets of at most `size` bytes, or of one larger tensor."""
     cut: list[list[_Tensor]] = []
     room = 0
     for tensor in tensors:
@@ -167,7 +162,7 @@ def buckets(tensors: Sequence[_Tensor], size: int) -> list[list[_Tensor]]:
 
 
 def _end_with_parent() -> None:
-    """Let this process end when who started it is gone, so that a killed launcher leaves nobody behind."""
+    """End this process when its parent is gone, so that a killed launcher leaves no process behind."""
     parent = os.getppid()
 
     def watch() -> None:

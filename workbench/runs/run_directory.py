@@ -1,16 +1,15 @@
-"""A run directory: one configuration, its lock, its metrics and what it produced."""
+"""A run directory: one configuration, its lock, its manifest and what it produced."""
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import platform
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cache
 from importlib import metadata
@@ -24,19 +23,17 @@ import torch
 from workbench.config import RunConfig
 from workbench.config.expansions import fleet_expansion, sweep_expansion
 from workbench.config.yaml_text import dump_yaml, read_yaml
-from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
-from workbench.runs import evaluation_request, files, run_log, trust
+from workbench.errors import ConfigError, ResumeError, WorkbenchError
+from workbench.runs import evaluation_request, files, metrics_log, run_log, trust
 from workbench.runs.deadline import Deadline
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.trust import Trust
 from workbench.schema import parse
 
 _LOCK_TRIES = 10
-"""A page that looks whether a run lives holds its lock for a moment."""
+"""`workbench ui` holds the lock for a moment while it looks whether the run lives."""
 FREE = ("batch.tokens_per_device", "batch.packing", "trackers", "save.keep", "budget.time")
 """Settings that may change when a run is resumed, besides section `distributed`."""
-STEPPED = ("metrics.jsonl", "samples.jsonl", "layers.jsonl")
-"""Files in which each line is of a step, and which a resumed run goes on from its checkpoint with."""
 _UNKNOWN = re.compile("unknown (method|policy)")
 """Message about an adapter or policy that a plugin may define."""
 PACKAGES = ("peft-workbench", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "datasets", "safetensors")
@@ -45,8 +42,8 @@ PACKAGES = ("peft-workbench", "torch", "transformers", "peft", "accelerate", "bi
 class Run:
     """The directory of one run, locked for this process. Layout: see the attributes.
 
-    Where several processes train together the first one writes there. What the others write goes to a folder that is
-    removed in the end; what they read of earlier processes is the run's.
+    Where several processes train together, only the first one writes to the run's directory. The others write to a
+    temporary folder that is removed in the end, and read earlier checkpoints from the run's directory.
     """
 
     def __init__(
@@ -61,11 +58,11 @@ class Run:
         """Whether the directory held a run that this process continues."""
         self.adapter = path / "adapter"
         self.deadline = Deadline()
-        """Its clock, which has a limit where `budget` says one."""
+        """Its clock, with a limit where `budget` sets one."""
         self.checkpoints = self.home / "checkpoints"
         self.best = self.checkpoints / "best"
         self.before: dict[str, Any] = {}
-        """How it stood in the manifest when this process came to it."""
+        """Status and reason in the manifest before this process began."""
         self._lock = lock
         self._manifest: dict[str, Any] = files.read_json(self.home / "manifest.json") if resumed else {}
         self._children: dict[str, Run] = {}
@@ -80,31 +77,26 @@ class Run:
     def child(self, name: str) -> Run:
         """A directory inside this one, under its lock: a member's own metrics, checkpoints and manifest.
 
-        It is resumed where this process resumes the run and it is there; what another run left there is removed.
+        It is resumed if it exists and this process resumes the run; otherwise anything left there is removed.
         """
         first, _, rest = name.partition("/")
-        if rest:
-            return self.child(first).child(rest)
-        if name not in self._children:
-            self._children[name] = self._opened(name, self.path, self.ranks)
-        return self._children[name]
+        return self.child(first).child(rest) if rest else self._opened(name, self.path, self.ranks)
 
     def own(self, name: str) -> Run:
-        """A child that this process alone trains, whichever it is: it writes where the run is."""
-        if self.ranks.alone:
-            return self.child(name)
-        if name not in self._children:
-            self._children[name] = self._opened(name, self.home, ALONE)
-        return self._children[name]
+        """A child that this process trains alone: it writes to the run's directory, whichever rank this is."""
+        return self.child(name) if self.ranks.alone else self._opened(name, self.home, ALONE)
 
     def _opened(self, name: str, folder: Path, ranks: Ranks) -> Run:
+        if name in self._children:
+            return self._children[name]
         path, home = folder / name, self.home / name
         resumed = ranks.agreed(self.resumed and home.exists())  # the first process makes it where it is not there
         if not resumed and path.exists():
             shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)
         files.remove_unfinished(path, path / "checkpoints")
-        return Run(path, None, resumed=resumed, ranks=ranks, home=home)
+        self._children[name] = Run(path, None, resumed=resumed, ranks=ranks, home=home)
+        return self._children[name]
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -116,44 +108,9 @@ class Run:
         self._manifest.update(facts)
         files.write_json(self.path / "manifest.json", self._manifest)
 
-    def log(self, record: Mapping[str, Any]) -> None:
-        """Append one line to metrics.jsonl."""
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-
-    def append(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Append lines to one of STEPPED; each has a `step`."""
-        with (self.path / name).open("a", encoding="utf-8", errors="replace") as file:
-            file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-
     def evaluation_asked(self) -> bool:
-        """Whether a person has asked for an evaluation since the last call; the first process alone hears of it."""
+        """Whether a user has asked for an evaluation since the last call; always False but in the first process."""
         return self.ranks.first and evaluation_request.withdrawn(self.path)
-
-    def rewind(self, step: int) -> None:
-        """Drop what STEPPED say of steps after `step`, which will be done again."""
-        for name in STEPPED:
-            if (self.path / name).exists():
-                self._rewind(self.path / name, step)
-
-    def _rewind(self, path: Path, step: int) -> None:
-        kept = []
-        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-            try:
-                logged_step = json.loads(line)["step"]
-            except json.JSONDecodeError:  # the last line of a killed process may be half written
-                break
-            if logged_step <= step:
-                kept.append(line)
-        files.write_bytes(path, "".join(line + "\n" for line in kept).encode())
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics.jsonl."""
-        path = self.path / "metrics.jsonl"
-        try:
-            return files.json_lines(path.read_text(encoding="utf-8")) if path.exists() else []
-        except ValueError as error:
-            raise FileError(f"{path}: damaged ({error}). Restore it, or start a new run.") from None
 
 
 def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) -> Run:
@@ -165,9 +122,12 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
     """
     path = path.expanduser()
     if (path / "run.lock").exists():
-        _locked(path).close()  # a run that lives is told before what it holds
-    if not resume and (path / "config.yaml").exists() and not _failed_before_a_checkpoint(path):
-        raise ResumeError(f"{path} already holds a run. Write --resume to continue it, or another --out.")
+        _locked(path).close()  # that another process works on it is said first
+    if not resume and (path / "config.yaml").exists():
+        failed = files.read_json(path / "manifest.json").get("status") == "failed"
+        # A run that failed before its first checkpoint, or a member's, has nothing to keep: it is replaced.
+        if not failed or any(path.rglob("checkpoints/step-*")):
+            raise ResumeError(f"{path} already holds a run. Write --resume to continue it, or another --out.")
     if resume and whole(path) != path:
         raise ResumeError(f"{path} trains with others. Resume them together: --out {whole(path)} --resume.")
     if resume and not (path / "config.yaml").exists():
@@ -186,7 +146,14 @@ def start(path: Path, config: RunConfig, *, resume: bool, ranks: Ranks = ALONE) 
         lock.close()
         raise
     if not resume:
-        for stale in (*STEPPED, "before.json", "report.html", "clock.json", "scored_rows.json", run_log.NAME):
+        for stale in (
+            *metrics_log.STEPPED,
+            "before.json",
+            "report.html",
+            "clock.json",
+            "scored_rows.json",
+            run_log.NAME,
+        ):
             (path / stale).unlink(missing_ok=True)
         run.note(name=path.name, created=datetime.now(timezone.utc).isoformat(timespec="seconds"))
         files.write_bytes(path / "config.yaml", dump_yaml(config.model_dump(mode="json")).encode())
@@ -225,16 +192,16 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
 
 
 def follow(path: Path, *, resume: bool, ranks: Ranks) -> Run:
-    """The run that the first of several processes started, for another one of them."""
+    """The run that the first of several processes started, as another of them sees it."""
     scratch = Path(tempfile.mkdtemp(prefix=f"workbench-rank-{ranks.rank}-"))
     return Run(scratch, None, resumed=resume, ranks=ranks, home=path.expanduser())
 
 
 def begun(path: Path, config: RunConfig) -> RunConfig:
-    """The configuration that the run at `path` was started with, for one that goes on with it.
+    """The configuration that the run at `path` was started with, to resume it with `config`.
 
     Raises:
-        ResumeError: They name other Python code. What both name is `config`'s own, and executed already.
+        ResumeError: They name different Python code. Code that both name was executed when `config` was read.
     """
     values = _values(path)
     _require_same(trust.code(config.model_dump(mode="json")), trust.code(values), path)
@@ -253,22 +220,19 @@ def read_config(path: Path, trusted: Trust | None = None) -> RunConfig:
 
 
 def shipped_config(path: Path, trusted: Trust | None = None) -> RunConfig:
-    """As `read_config`, the configuration of the adapter that a run ships: of a sweep, that of its best member."""
+    """As `read_config`, for the adapter that a run ships: of a sweep, the configuration of its best member."""
     given = trusted or Trust()
     if read_config(path, given).recipe == "fleet":
-        raise ConfigError(f"{path}: a fleet ships no adapter; each of its members does. {_one_of_members(path)}")
+        names = sorted(each.parent.name for each in (path / "members").glob("*/config.yaml"))
+        shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+        hint = f"Name one of them, as {path / 'members' / names[0]} ({shown})." if names else "None has begun yet."
+        raise ConfigError(f"{path}: a fleet ships no adapter; each of its members does. {hint}")
     values = shipped_values(path)
     return _parsed(values if given.given else trust.without(values, path, given), path, values, given)
 
 
-def _one_of_members(path: Path) -> str:
-    names = sorted(each.parent.name for each in (path / "members").glob("*/config.yaml"))
-    shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
-    return f"Name one of them, as {path / 'members' / names[0]} ({shown})." if names else "None has begun yet."
-
-
 def whole(path: Path) -> Path:
-    """The run directory as one of whose members that at `path` trains; `path` where it trains by itself."""
+    """The run directory whose member the run at `path` is; `path` itself where it is no member."""
     above = path.parent.parent
     return above if path.parent.name == "members" and (above / "config.yaml").exists() else path
 
@@ -287,7 +251,7 @@ def _values(path: Path) -> dict[str, Any]:
 
 
 def shipped_values(path: Path) -> dict[str, Any]:
-    """The values of config.yaml as those of the run whose adapter it ships: of a sweep or search, its best member."""
+    """The values of config.yaml; of a sweep or search, those of its best member, whose adapter it ships."""
     values = _values(path)
     if values.get("recipe") == "fleet":
         return values
@@ -300,10 +264,10 @@ def _parsed(values: Mapping[str, Any], path: Path, written: Mapping[str, Any], t
     """`values` as a configuration.
 
     Args:
-        written: The same with the code that it names.
+        written: The same, including the Python code that they name.
 
     Raises:
-        ConfigError: They need that code, or config.yaml was written by a version that knows other keys.
+        ConfigError: They need that code, or another version with other keys wrote config.yaml.
     """
     try:
         return parse(RunConfig, values, source=f"{path}/config.yaml")
@@ -359,14 +323,8 @@ def hardware() -> dict[str, Any]:
     return {"device": "cpu", "name": (names or ["CPU"])[0], "cores": os.cpu_count(), "memory_bytes": memory}
 
 
-def _failed_before_a_checkpoint(path: Path) -> bool:
-    """Whether a run ended in a mistake with nothing to keep, so that the mended one may take its place."""
-    failed = files.read_json(path / "manifest.json").get("status") == "failed"
-    return failed and not any(path.rglob("checkpoints/step-*"))  # its own, or of a member inside it
-
-
 def _go_on_with(config: RunConfig, path: Path) -> None:
-    """Refuse to continue the run at `path` under another configuration, but for members that came to a fleet."""
+    """Refuse to continue the run at `path` under another configuration; a fleet may have new members."""
     wanted, values = config.model_dump(mode="json"), begun(path, config).model_dump(mode="json")
     grown = fleet_expansion.grown(values, wanted)
     _require_same(wanted, {**values, "fleet": wanted["fleet"]} if grown else values, path)
@@ -375,9 +333,9 @@ def _go_on_with(config: RunConfig, path: Path) -> None:
 
 
 def _require_same(wanted: Mapping[str, Any], values: Mapping[str, Any], path: Path) -> None:
-    """Refuse to continue a run under another configuration; what never changes the result may differ."""
+    """Refuse to continue a run under another configuration; settings that never change the result may differ."""
     differing = [
-        f"{key}: {_shown(old)} there, {_shown(new)} asked for"
+        f"{key}: {'nothing' if old is None else repr(old)} there, {'nothing' if new is None else repr(new)} asked for"
         for key, old, new in _differences(values, wanted)
         if key not in FREE and not key.startswith("distributed.")
     ]
@@ -394,7 +352,3 @@ def _differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, A
     keys = list(dict.fromkeys([*old, *new]))
     pairs = ((f"{prefix}.{key}" if prefix else key, old.get(key), new.get(key)) for key in keys)
     return [difference for key, a, b in pairs for difference in _differences(a, b, key)]
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else repr(value)

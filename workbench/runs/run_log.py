@@ -1,4 +1,4 @@
-"""log.txt of a run: what its console says, for who looks later or from elsewhere."""
+"""log.txt of a run: a copy of what its console shows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from workbench.runs import files
 
 NAME = "log.txt"
 CONSOLE = "WORKBENCH_CONSOLE"
-"""Environment variable with the file that a process prints to, where somebody keeps that: the log takes its place."""
+"""Environment variable with the file that the process's output is redirected to, which the log replaces."""
 MOST = 2**22
-"""Bytes of a log; of a longer one the older half is dropped."""
+"""Most bytes of a log; of a longer one the older half is dropped."""
 
 
 class RunLog:
-    """Plain lines at the end of a run's log, each on disk once it is written: a killed run has them.
+    """Appends plain lines to a run's log, unbuffered, so that they survive when the run is killed.
 
-    What is written before the run has a directory waits for it. A log that cannot be written ends no run.
+    Lines written before the run has a directory are kept until then. A log that cannot be written ends no run.
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class RunLog:
         self._path: Path | None = None
         self._descriptor = -1
         self._printed = False
-        """Whether the console is this file, so that what is printed stands in it."""
+        """Whether the process's output goes to this file already."""
 
     def open(self, folder: Path) -> None:
-        """Go on with the log of the run in `folder`, which takes what was written so far.
+        """Append to the log of the run in `folder` from now on, starting with the lines written so far.
 
-        Where CONSOLE names the file that this process prints to, what stands there moves to the log, and the process
-        prints to the log from now on: words of libraries, and last words of a crash, too.
+        Where CONSOLE names the file that this process prints to, its content moves to the log and the process prints
+        to the log from now on, so that messages of libraries and of a crash are in it, too.
         """
         self._path = folder / NAME
         printed = os.environ.pop(CONSOLE, None)
@@ -43,7 +43,10 @@ class RunLog:
             self._descriptor = _opened(self._path)
             self._printed = _is_console(self._path)
             if printed is not None and _is_console(Path(printed)):
-                self._take_place_of(Path(printed))
+                _flush()
+                os.write(self._descriptor, Path(printed).read_bytes())
+                self._redirect_output()
+                Path(printed).unlink()
         early, self._early = self._early, []
         for text in early:
             self.write(text)
@@ -55,7 +58,7 @@ class RunLog:
             self._descriptor = -1
 
     def write(self, text: str) -> None:
-        """Add a sentence that the console says, without control characters."""
+        """Add a line without control characters."""
         if self._path is None:
             self._early.append(text)
             return
@@ -67,27 +70,19 @@ class RunLog:
                 self._shorten(self._path)
 
     def end(self, error: BaseException) -> None:
-        """Add what ends the run: a mistake or a stop in its words, anything else with its traceback."""
-        if isinstance(error, WorkbenchError):
-            self.write(f"Error: {error}")
-        elif isinstance(error, Stopped):
-            self.write(str(error))
+        """Add why the run ended: the message of a mistake or a stop, the traceback of anything else."""
+        if isinstance(error, WorkbenchError | Stopped):
+            self.write(f"{'' if isinstance(error, Stopped) else 'Error: '}{error}")
         else:
             self.write("".join(traceback.format_exception(error)))
 
-    def _take_place_of(self, printed: Path) -> None:
-        _flush()
-        os.write(self._descriptor, printed.read_bytes())
-        self._print_here()
-        printed.unlink()
-
-    def _print_here(self) -> None:
+    def _redirect_output(self) -> None:
         for console in (1, 2):
             os.dup2(self._descriptor, console)
         self._printed = True
 
     def _shorten(self, path: Path) -> None:
-        """Drop the older half, and up to the end of the line there."""
+        """Drop the older half, up to the end of a line."""
         _flush()
         with path.open("rb") as file:
             file.seek(-MOST // 2, os.SEEK_END)
@@ -96,11 +91,11 @@ class RunLog:
         self.close()
         self._descriptor = _opened(path)
         if self._printed:
-            self._print_here()
+            self._redirect_output()
 
 
 def add(folder: Path, text: str) -> None:
-    """Add what the console says of a run when it is over."""
+    """Append `text` to the log of a run that is over."""
     log = RunLog()
     log.open(folder)
     log.write(text)
@@ -112,7 +107,7 @@ def _opened(path: Path) -> int:
 
 
 def _is_console(path: Path) -> bool:
-    """Whether this process prints errors to a file."""
+    """Whether this process's standard error is `path`."""
     try:
         return os.path.samestat(os.fstat(2), path.stat())
     except OSError:

@@ -1,6 +1,6 @@
-"""Python code that a run directory names. Reading a run executes none of it unless the person asks for it.
+"""Python code that a run directory names. Reading a run executes none of it unless the user asks for it.
 
-A run directory may come from anybody, and its config.yaml names files that `run` was told to execute.
+A run directory may come from anybody, and its config.yaml may name files with Python code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from workbench.errors import ConfigError
 from workbench.runs import files
 
 _EMBEDDERS = ("duplicates", "correction", "rerank")
-"""Sections that name another run, and whether its code is trusted."""
+"""Sections that name another run, with a key `trust`."""
 _KEYS = (
     ("plugins",),
     ("tta", "function"),
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Trust:
-    """Whether the code that a run directory names is executed, and how a person asks for that."""
+    """Whether the code that a run directory names is executed, and how a user asks for that."""
 
     given: bool = False
     cure: str = "--trust"
@@ -49,7 +49,7 @@ def without(values: Mapping[str, Any], folder: Path, trust: Trust) -> dict[str, 
     """The configuration in the run directory `folder` without the code that it names.
 
     Raises:
-        ConfigError: what the run decided cannot be repeated without it.
+        ConfigError: The run's predictions need the code.
     """
     named, safe_values = code(values), dict(values)
     if "plugins" in named:
@@ -62,14 +62,18 @@ def without(values: Mapping[str, Any], folder: Path, trust: Trust) -> dict[str, 
     if "tta.function" in named:
         if files.read_json(folder / "decision.json").get("tta") is not None:
             raise refused(folder, f"its predictions need tta.function={named['tta.function']}", trust)
-        safe_values["tta"] = {}  # its views did not pay, so that nothing asks for them
+        safe_values["tta"] = {}  # its views did not help, so that predictions do not use them
     return safe_values
 
 
 def say(values: Mapping[str, Any], folder: Path, trust: Trust) -> None:
-    """Tell a person which code of a run directory is left out."""
-    if named := code(values):
-        shown = ", ".join(f"{key}={_shown(value)}" for key, value in named.items())
+    """Warn of the code of a run directory that is not executed."""
+    words = {
+        key: f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value).lower()
+        for key, value in code(values).items()
+    }
+    if words:
+        shown = ", ".join(f"{key}={word}" for key, word in words.items())
         _log.warning(
             f"{folder}: left out {shown}, Python code that its config.yaml names. If you trust who made this run, "
             f"write {trust.cure} to execute it."
@@ -82,7 +86,3 @@ def refused(folder: Path, why: str, trust: Trust) -> ConfigError:
         f"{folder}: {why}, Python code that only its config.yaml names. If you trust who made this run, write "
         f"{trust.cure} to execute it."
     )
-
-
-def _shown(value: Any) -> str:
-    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value).lower()

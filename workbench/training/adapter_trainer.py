@@ -18,6 +18,7 @@ from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices
 from workbench.data.row_order import RowOrder
 from workbench.errors import ResumeError, TrainingError
+from workbench.runs import metrics_log
 from workbench.runs.deadline import Deadline
 from workbench.runs.run_directory import Run
 from workbench.training import checkpoints
@@ -236,7 +237,9 @@ class AdapterTrainer:
             record = {**record, **losses, **parts, **({} if due else {"asked": 1})}
             self._end_in_time()
         self.progress = replace(self.progress, elapsed_s=round(time.monotonic() - began, 3))
-        self.task.run.log(record := {**record, "elapsed_s": self.progress.elapsed_s})
+        metrics_log.append(
+            self.task.run.path / metrics_log.METRICS, [record := {**record, "elapsed_s": self.progress.elapsed_s}]
+        )
         return record
 
     def judged(self, held_out_loss: Callable[[], float]) -> float:
@@ -300,8 +303,8 @@ class AdapterTrainer:
             self._read(path)
         if run.ranks.first:
             checkpoints.drop_after(run.checkpoints, self.progress.step)
-            run.rewind(self.progress.step)
-        self.loss_guard.load(run.ranks.agreed(comparable(run.metrics())))
+            metrics_log.rewind(run.path, self.progress.step)
+        self.loss_guard.load(run.ranks.agreed(comparable(metrics_log.read(run.path))))
         sentences = [f"{sentence} Using the one before it." for sentence in damaged]
         if self._failed_by(at_most):
             self.error = TrainingError(run.manifest["reason"])

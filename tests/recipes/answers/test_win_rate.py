@@ -18,7 +18,7 @@ from workbench.evaluation import rewards
 from workbench.models import exported
 from workbench.recipes.answers.win_rate import Contest, win_rate
 from workbench.report import task_sections
-from workbench.runs import units, win_rate_file
+from workbench.runs import score_files, units
 
 
 @pytest.fixture
@@ -101,17 +101,17 @@ def test_a_reward_model_judges_and_its_verdict_is_kept(
     own, theirs = (read([answer(row, side) for row in rows]) for side in ("answer", "other"))
     assert [row["win"] for row in rows] == [float(a > b) + float(a == b) / 2 for a, b in zip(own, theirs, strict=True)]
     assert found["reward"] == pytest.approx(sum(own) / len(own), abs=1e-4)
-    (kept,) = win_rate_file.read(run)
+    (kept,) = score_files.read_win_rates(run)
     assert (kept["against"], kept["by"], kept["prompts"], kept["count"]) == (str(other), str(judge), [str(asked)], 4)
     assert {name: kept[name] for name in found} == found
-    assert "Win rates" in (run / "report.html").read_text() and not win_rate_file.read(other)
+    assert "Win rates" in (run / "report.html").read_text() and not score_files.read_win_rates(other)
 
 
 def test_a_contest_takes_the_place_of_an_earlier_one_alone(run: Path, asked: Path) -> None:
     words = [f"data.test={asked}"]
     for pattern in ("It", "is", "It"):
         win_rate(run, run, words, Contest((f"{{kind: regex, pattern: {pattern}}}",), max_new_tokens=2))
-    assert [each["by"] for each in win_rate_file.read(run)] == [
+    assert [each["by"] for each in score_files.read_win_rates(run)] == [
         f"{{kind: regex, pattern: {pattern}}}" for pattern in ("is", "It")
     ]
     shown = task_sections.win_rates(run)

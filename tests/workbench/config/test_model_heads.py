@@ -34,7 +34,7 @@ from workbench.config.model_heads import MASKED, TEXT, ModelHead
 from workbench.data.batching import Indices, MicroBatch, encoder_inputs
 from workbench.errors import BackboneError
 from workbench.models import backbones
-from workbench.runs import run_directory
+from workbench.runs import metrics_log, run_directory
 from workbench.training.freezing import freezer as freezing
 from workbench.training.signal import TrainingSignal
 from workbench.training.trainer import Trainer
@@ -191,7 +191,7 @@ def test_a_real_encoder_learns_to_classify(weights: str, tmp_path: Path, request
         callback=Terminal(quiet=True),
     )
     fit.work()
-    losses = [record["loss"] for record in run.metrics()]
+    losses = [record["loss"] for record in metrics_log.read(run.path)]
     assert losses[0] == pytest.approx(np.log(3), abs=0.2) and losses[-1] < 0.5 * losses[0]
     wanted = _logits(model, rows)
     assert (wanted.argmax(1).numpy() == rows.labels).mean() > 0.9

@@ -11,7 +11,7 @@ import pytest
 
 from tests.workbench.training.together import section
 from workbench.errors import ResumeError
-from workbench.runs import run_directory
+from workbench.runs import metrics_log, run_directory
 
 CONFIG = section()
 
@@ -19,11 +19,11 @@ CONFIG = section()
 def test_a_child_is_a_run_of_its_own(tmp_path: Path) -> None:
     run = run_directory.start(tmp_path / "run", CONFIG, resume=False)
     one, other = run.child("members/one"), run.child("members/other")
-    one.log({"step": 1})
+    metrics_log.append(one.path / metrics_log.METRICS, [{"step": 1}])
     one.note(status="failed")
     assert run.child("members").child("one") is one and not one.resumed
-    assert one.path == tmp_path / "run" / "members" / "one" and one.metrics() == [{"step": 1}]
-    assert not run.metrics() and not other.metrics() and run.manifest["status"] == "running"
+    assert one.path == tmp_path / "run" / "members" / "one" and metrics_log.read(one.path) == [{"step": 1}]
+    assert not metrics_log.read(run.path) and not metrics_log.read(other.path) and run.manifest["status"] == "running"
     one.close()  # gives nothing back: the lock is the run's
     for resume in (True, False):
         with pytest.raises(ResumeError, match="another process works on this run"):
@@ -46,8 +46,8 @@ def test_a_child_is_resumed_with_its_run_where_it_was_there(tmp_path: Path) -> N
 def test_a_run_that_starts_anew_forgets_its_children_unless_they_hold_checkpoints(tmp_path: Path) -> None:
     for checkpoint in (None, "step-00000003"):
         run = run_directory.start(tmp_path / "run", CONFIG, resume=False)
-        assert not run.child("one").manifest and not run.child("one").metrics()
-        run.child("one").log({"step": 1})
+        assert not run.child("one").manifest and not metrics_log.read(run.child("one").path)
+        metrics_log.append(run.child("one").path / metrics_log.METRICS, [{"step": 1}])
         run.child("one").note(status="failed")
         run.note(status="failed")
         run.close()

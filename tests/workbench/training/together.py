@@ -20,7 +20,7 @@ from workbench.adapters.banks import bank as banks
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_inputs
 from workbench.models import packed_attention
-from workbench.runs import run_directory
+from workbench.runs import metrics_log, run_directory
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_trainer import BankTrainer, Objective, Predict
 from workbench.training.freezing import freezer as freezing
@@ -187,7 +187,7 @@ class Together:
                 fit.work()
         finally:
             run.close()
-        losses = [[record["loss"] for record in member.metrics()] for member in members]
+        losses = [[record["loss"] for record in metrics_log.read(member.path)] for member in members]
         named = fit.masters.named()
         tensors = [
             {name.replace(member, "default"): named[name].detach() for name in bank.parameters_of(member)}

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from workbench.config.yaml_text import read_yaml
 from workbench.errors import FileError, WorkbenchError
-from workbench.runs import evaluation_request, files, run_log, task_scores, trust
+from workbench.runs import evaluation_request, files, run_log, score_files, trust
 
 _WRITING = ("sft", "prefer", "reinforce")
 """Recipes whose models answer prompts."""
@@ -151,8 +151,8 @@ class RunFolder:
         return {
             **self.summary(name),
             "curves": self.curves(name),
-            "scores": task_scores.without(files.read_json(path / "scores.json")),
-            "tasks": task_scores.read(path).get("rows", []),
+            "scores": score_files.without_tasks(files.read_json(path / "scores.json")),
+            "tasks": score_files.read_tasks(path).get("rows", []),
             "facts": files.read_json(path / "manifest.json"),
             "config": text.read_text(encoding="utf-8", errors="replace") if text.is_file() else "",
             "code": trust.code(self.config(name)),

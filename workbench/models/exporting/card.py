@@ -12,7 +12,7 @@ from ruamel.yaml.error import YAMLError
 from workbench.config.yaml_text import dump_yaml, load_yaml
 from workbench.data import starter
 from workbench.errors import WorkbenchError
-from workbench.runs import files, task_scores, units, win_rate_file
+from workbench.runs import files, score_files, units
 
 UNKNOWN = "unknown"
 LIBRARIES = {"peft": "peft", "gguf": "gguf", "ollama": "gguf", "onnx": "onnx"}
@@ -64,8 +64,8 @@ def write(run: Path, folder: Path, values: Mapping[str, Any], facts: CardFacts, 
         _usage(facts, out),
         f"## Data\n\n{_data(data)}",
         f"## Scores\n\n{_scores(scores, facts.intervals)}",
-        *_tasks(scores.get(task_scores.KEY) or {}),
-        *_win_rates(win_rate_file.read(run)),
+        *_tasks(scores.get(score_files.TASKS) or {}),
+        *_win_rates(score_files.read_win_rates(run)),
         f"## Limits\n\n{_listed(_limits(manifest, facts))}",
         f"## Licences\n\n{_listed(licences)}",
         f"## How it was made\n\n```\n{facts.command}\n```\n",

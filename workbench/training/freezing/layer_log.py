@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from workbench.runs import files
+from workbench.runs import files, metrics_log
 from workbench.runs.run_directory import Run
 from workbench.training.freezing.freezer import Freezer
 
@@ -29,7 +29,7 @@ class LayerLog:
 
     def _begin(self) -> str:
         trains, parts = _written(self._freezer.plan.trains), [asdict(each) for each in self._freezer.parts]
-        self._run.append(FILE, [{"step": 0, "trains": trains, "layers": parts}])
+        metrics_log.append(self._run.path / FILE, [{"step": 0, "trains": trains, "layers": parts}])
         return trains
 
     def _log(self, step: int, trains: Sequence[bool]) -> None:
@@ -39,7 +39,7 @@ class LayerLog:
             lines = files.json_lines((self._run.path / FILE).read_text(encoding="utf-8"))
             self._last = lines[-1]["trains"] if lines else self._begin()
         if now != self._last:
-            self._run.append(FILE, [{"step": step, "trains": now}])
+            metrics_log.append(self._run.path / FILE, [{"step": step, "trains": now}])
             self._last = now
 
 

@@ -14,7 +14,7 @@ from workbench.cli.ui import run_folder
 from workbench.cli.ui.run_folder import POINTS, MetricFile, RunFolder, last_rows, thinned
 from workbench.errors import FileError
 from workbench.evaluation import answer_samples
-from workbench.runs import run_directory
+from workbench.runs import metrics_log
 from workbench.training.freezing import layer_log
 
 
@@ -98,7 +98,7 @@ def test_the_last_rows_are_read_from_the_end(tmp_path: Path, steps: int) -> None
 
 def test_names_of_files_are_those_that_a_run_writes() -> None:
     assert (run_folder.SAMPLES, run_folder.LAYERS) == (answer_samples.FILE, layer_log.FILE)
-    assert {run_folder.SAMPLES, run_folder.LAYERS} < set(run_directory.STEPPED)
+    assert {run_folder.SAMPLES, run_folder.LAYERS} < set(metrics_log.STEPPED)
 
 
 def test_answers_stand_by_prompt_the_newest_first(tmp_path: Path) -> None:

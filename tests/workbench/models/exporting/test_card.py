@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from workbench.config.yaml_text import load_yaml
 from workbench.models.exporting import card
 from workbench.models.exporting.card import CardFacts
-from workbench.runs import win_rate_file
+from workbench.runs import score_files
 
 VALUES: dict[str, Any] = {
     "recipe": "classify",
@@ -43,7 +43,7 @@ def _written(
     (run / "manifest.json").write_text(json.dumps({"data": {"train": facts}, "versions": {"peft": "0.21.2"}}))
     (run / "scores.json").write_text(json.dumps(scores))
     for each in contests:
-        win_rate_file.keep(run, each)
+        score_files.keep_win_rate(run, each)
     known = {"target": "peft", "form": "Adapter.", "error": "Same.", "usage": "import x  # DIR", "limits": ("Small.",)}
     known |= {"command": "workbench export my-run --to peft --out out", "head": "classes", "pictures": False}
     known["intervals"] = intervals or {}

@@ -1,0 +1,42 @@
+"""Scores in a run directory besides those of its held-out rows: tasks of lm-eval, and win rates against other runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.runs import files
+
+SCORES, TASKS = "scores.json", "tasks"
+"""File with the scores of rows, and its key with those of tasks."""
+WIN_RATES, CONTESTS = "win_rates.json", "contests"
+NAMED = ("against", "by", "prompts")
+"""Values that identify a contest: the other run, what judged, and the files of prompts."""
+
+
+def read_tasks(run: Path) -> dict[str, Any]:
+    """The tasks that a run was asked: `shots`, `limit` and `rows`; empty where it was asked none."""
+    asked = files.read_json(run / SCORES).get(TASKS)
+    return dict(asked) if isinstance(asked, Mapping) else {}
+
+
+def keep_tasks(run: Path, asked: Mapping[str, Any]) -> None:
+    """Write tasks into scores.json, in place of earlier ones."""
+    files.write_json(run / SCORES, {**files.read_json(run / SCORES), TASKS: dict(asked)})
+
+
+def without_tasks(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores of rows alone: before, after and the others by their names."""
+    return {name: of_rows for name, of_rows in scores.items() if name != TASKS}
+
+
+def read_win_rates(run: Path) -> list[dict[str, Any]]:
+    """The contests of a run directory, each with NAMED and its scores; oldest first."""
+    return list(files.read_json(run / WIN_RATES).get(CONTESTS) or [])
+
+
+def keep_win_rate(run: Path, contest: Mapping[str, Any]) -> None:
+    """Add a contest, in place of an earlier one of the same name."""
+    others = [each for each in read_win_rates(run) if any(each.get(name) != contest[name] for name in NAMED)]
+    files.write_json(run / WIN_RATES, {CONTESTS: [*others, dict(contest)]})
