@@ -4,16 +4,15 @@
 
 sft/quickstart in float32, with LoRA, with all weights, and taught by its backbone, by `workbench run --devices N` as a
 person types it; devices are cores here, and where there are fewer, torchrun starts the processes. A curve is exact
-where its largest relative distance from that of one process is rounding alone; compressed ones are not, and their bytes
-after the warm-up are told as a share of those before. What each process holds is
-compared with its plan in `tests/workbench/training/distributed/test_held_bytes.py`. Finished runs are not run again.
+where its largest relative distance from that of one process is rounding alone; compressed ones are not. What each
+process holds is compared with its plan in `tests/workbench/training/distributed/test_held_bytes.py`. Finished runs are
+not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from pathlib import Path
@@ -29,8 +28,7 @@ METHODS = {
 FEW = {"student": ("data",)}
 """Layouts of a method that does not go with all."""
 WARM_UP = 4
-"""Steps whose communication is exact where that of later ones is compressed."""
-WARM = f"warm_up: {WARM_UP}"
+"""Steps in which PowerSGD sends gradients as they are."""
 LAYOUTS: dict[str, tuple[int, str]] = {
     "data": (2, "{zero: 0}"),
     "zero 1": (2, "{zero: 1}"),
@@ -44,10 +42,11 @@ LAYOUTS: dict[str, tuple[int, str]] = {
     "sequence of two": (2, "{sequence: 2}"),
     "sequence of two, zero 3": (4, "{sequence: 2, zero: 3}"),
     "sequence of two, fsdp2": (4, "{sequence: 2, engine: fsdp2, zero: 3}"),
-    "compressed, int8": (2, f"{{compression: {{gradients: int8, {WARM}}}}}"),
-    "compressed, one bit": (2, f"{{compression: {{gradients: onebit, {WARM}}}}}"),
-    "compressed, fsdp2, gradients": (2, f"{{engine: fsdp2, zero: 3, compression: {{gradients: int8, {WARM}}}}}"),
-    "compressed, fsdp2": (2, f"{{engine: fsdp2, zero: 3, compression: {{gradients: int8, weights: int8, {WARM}}}}}"),
+    "compressed, float16": (2, "{compression: {gradients: float16}}"),
+    "compressed, powersgd": (2, f"{{compression: {{gradients: powersgd, warm_up: {WARM_UP}}}}}"),
+    "compressed, powersgd of rank 4": (2, f"{{compression: {{gradients: powersgd, rank: 4, warm_up: {WARM_UP}}}}}"),
+    "compressed, fsdp2, bfloat16": (2, "{engine: fsdp2, zero: 3, compression: {gradients: bfloat16}}"),
+    "compressed, zero 2, bfloat16": (2, "{zero: 2, compression: {gradients: bfloat16}}"),
     "tensor of two": (2, "{tensor: 2}"),
     "tensor of two, two groups": (4, "{tensor: 2}"),
     "pipeline of two": (2, "{pipeline: 2}"),
@@ -74,7 +73,7 @@ def main() -> None:
         if name.startswith(tuple(arguments.only.split(","))):
             able = [method for method in METHODS if name in FEW.get(method, LAYOUTS)]
             runs = {method: _run(method, devices, name, arguments) for method in able}
-            told = {method: f"{_distance(run, alone[method])}{_sent(run)}" for method, run in runs.items()}
+            told = {method: _distance(run, alone[method]) for method, run in runs.items()}
             rows.append([name, devices, *(told.get(method, "") for method in METHODS)])
             print(standing.markdown(rows), flush=True)
 
@@ -83,16 +82,6 @@ def _distance(run: Path, alone: Path) -> str:
     """The largest relative distance of two loss curves."""
     pairs = zip(_losses(run), _losses(alone), strict=True)
     return f"{max(abs(one / other - 1) for one, other in pairs):.0e}"
-
-
-def _sent(run: Path) -> str:
-    """Bytes that travel in a pass after the warm-up, as a share of those before it; of compressed layouts.
-
-    With FSDP2 steps have several passes, all of them alike.
-    """
-    sent = [int(line.get("sent_bytes", 0)) for line in measuring.steps(run)]
-    exact, coded = math.gcd(*sent[:WARM_UP]), math.gcd(*sent[WARM_UP:])
-    return f", {coded / exact:.1%} of the bytes" if exact else ""
 
 
 def _losses(run: Path) -> list[float]:

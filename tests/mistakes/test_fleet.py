@@ -58,7 +58,7 @@ CASES = {
         "optimizer.name=adamw",
     ),
     "codes of gradients": Case(
-        f"{member('seed: 1')} distributed='{{engine: fsdp2, zero: 3, compression: {{gradients: int8}}}}'",
+        f"{member('seed: 1')} distributed='{{engine: fsdp2, zero: 3, compression: {{gradients: bfloat16}}}}'",
         "distributed.compression is of one training",
         "Leave it out",
     ),

@@ -19,7 +19,6 @@ from workbench.planning.zero_memory import (
     HeldBytes,
     Moment,
 )
-from workbench.training.distributed.block_codes import SCALE_BYTES
 
 
 def states(
@@ -47,11 +46,6 @@ def states(
     inside, inside_trained = (sum(each[at] for each in contents.blocks) for at in (0, 1))
     outside = contents.weight_bytes - contents.whole - inside
     held.put("none", GATHERED, outside + block + (inside if how.zero == 2 else 0))
-    if how.compression.weights != "none":  # codes of all shares, one's own once more, and a share as it is decoded
-        values = block // contents.element
-        held.put(
-            "none", GATHERED, values * ((1 + SCALE_BYTES / how.compression.block) * (1 + 1 / sharing) + 4 / sharing)
-        )
     if moment == "backward":  # a block computes while the next comes
         held.put("none", GATHERED, 0 if how.zero == 2 else block)
         held.put("none", GRADIENTS, contents.element * trained)

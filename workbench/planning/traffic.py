@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.planning.zero_memory import Contents
-from workbench.training.distributed.block_codes import BlockCode
 
 
 @dataclass(frozen=True)
@@ -28,10 +26,8 @@ ACCELERATOR = Rates(flops=1e14, link=5e10, host=1.2e10, update=2e10, disk=2e9)
 CPU = Rates(flops=1e11, link=2e9, host=1e10, update=1e10, disk=1e9)
 
 
-def code_share(kind: Literal["none", "int8", "onebit"], how: DistributedConfig, *, element: int = 4) -> float:
-    """Bytes of codes for each byte of values of so many, after the warm-up."""
-    block = how.compression.block
-    return 1.0 if kind == "none" else BlockCode(kind, block).nbytes(block) / (block * element)
+_SENT = {"none": 1.0, "bfloat16": 0.5, "float16": 0.5, "powersgd": 0.0, "int4": 0.125}
+"""Bytes of gradients that travel for each of float32, after a warm-up; powersgd's thin matrices are little."""
 
 
 def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices: int, passes: int) -> float:
@@ -42,8 +38,8 @@ def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices
     """
     count = contents.trainable
     gradients, trained = contents.gradient * count, contents.element * count
-    coded = gradients * code_share(how.compression.gradients, how)
-    weights = contents.weight_bytes * code_share(how.compression.weights, how, element=contents.element)
+    coded = gradients * _SENT[how.compression.gradients]
+    weights = contents.weight_bytes / (contents.element if how.compression.weights == "int8" else 1)
     sharing = devices // (how.replicas * how.tensor * how.pipeline)
     others, share = (sharing - 1) / sharing, 1 / sharing
     if how.zero in (0, 1):
@@ -51,9 +47,9 @@ def seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices
     elif how.engine == "fsdp2":  # gathered for both passes at once, or for each
         travels = passes * (coded + (1.0 if how.zero == 2 else 2.0) * weights)
     elif how.zero == 2:
-        travels = passes * gradients + trained
+        travels = passes * coded + trained
     else:
-        travels = passes * (gradients + 2.0 * contents.weight_bytes)
+        travels = passes * (coded + 2.0 * weights)
     between = 2.0 * (how.replicas - 1) / how.replicas * passes * gradients * share
     wait_seconds = (others * travels + between) / rates.link
     state = (8 + contents.optimizer) * count * share  # master, gradient and the optimizer's own

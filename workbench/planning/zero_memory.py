@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workbench.config.sections.distributed_config import DistributedConfig, Place
-from workbench.training.distributed.block_codes import BlockCode
 from workbench.training.distributed.layout_settings import KEPT_ELEMENTS
 
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER = "weights", "masters", "gradients", "optimizer"
 BUCKETS = "buckets"
 """Gradients on their way to other devices."""
 WAITING = "waiting gradients"
-"""Residuals of compressed gradients."""
+"""What compressed gradients leave out."""
 GATHERED = "gathered weights"
 """Shares of other devices that a layer needs just now."""
 
@@ -136,10 +135,8 @@ def _everything(contents: Contents, how: DistributedConfig, *, devices: int, mom
     if moment == "last gradients" and devices // (how.tensor * how.pipeline) > 1:
         held.put("none", BUCKETS, min(contents.gradient * count, how.bucket_bytes))
     if (kind := how.compression.gradients) != "none" and devices > 1:
-        held.put("none", WAITING, 4 * count + 4 * -(-count // devices))
-        bucket, code = _bucket(contents, how), BlockCode(kind, how.compression.block)
-        sent = 2 * code.nbytes(bucket) + (bucket if kind == "onebit" else 0)  # here and there; a byte for each sign
-        held.put("none", BUCKETS, sent if moment == "last gradients" else 0)
+        held.put("none", BUCKETS, 4 * count)  # DDP keeps its own
+        held.put("none", WAITING, 4 * count if kind == "powersgd" else 0)
     return held
 
 

@@ -259,7 +259,6 @@ class Trainer:
         every = self.config.optimizer.noise_scale
         parts = GradientParts(self.masters) if every and step % every == 0 else None
         step_figures.begin(self, rows)
-        self.exchange.begin(step, self.member.optimizer)
         with self.step_noise.during(step, self.clock.share):
             loss = self.backward(rows, parts, step=step)
             metrics = step_figures.means(self)
@@ -272,7 +271,7 @@ class Trainer:
             metrics |= {} if self.noise.value is None else {"noise_scale": self.noise.value}
         if self.config.freeze.policy != "none":
             metrics["frozen_layers"] = self.freezer.plan.trains.count(False)
-        return loss, metrics | self.step_noise.stacking.metrics | self.exchange.metrics
+        return loss, metrics | self.step_noise.stacking.metrics
 
     def backward(self, rows: Indices, parts: GradientParts | None = None, *, step: int) -> Tensor:
         """Add up the gradients of rows in a step (from 0), in micro-batches; returns their mean loss.

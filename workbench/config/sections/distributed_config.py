@@ -56,7 +56,7 @@ class DistributedConfig(Section):
     overlap: bool = True
     """Communicate while devices compute."""
     compression: CompressionConfig = CompressionConfig()
-    """Codes of few bits for gradients and weights that travel."""
+    """Gradients and weights in fewer bits while they travel."""
     deepspeed: Path | None = None
     """A DeepSpeed JSON of your own, instead of all above."""
 
@@ -85,23 +85,19 @@ class DistributedConfig(Section):
     @model_validator(mode="after")
     def _compressible(self) -> DistributedConfig:
         gradients, weights = self.compression.gradients, self.compression.weights
-        if self.engine == "deepspeed" and self.zero != 0 and self.compression.is_on:
-            raise ValueError(
-                f"compression is of zero=0 or engine=fsdp2, and this is zero={self.zero} of DeepSpeed, whose own codes "
-                "(zero_quantized_weights, zero_quantized_gradients) are for accelerators alone. Write engine=fsdp2."
-            )
         if self.compression.is_on and self.rows_together > 1:
             name = next(each for each in ("tensor", "pipeline", "sequence") if getattr(self, each) > 1)
             raise ValueError(f"compression was not tried with {name}. Leave compression out, or write {name}=1.")
-        if weights != "none" and self.engine != "fsdp2":
+        if gradients == "powersgd" and (self.zero != 0 or self.engine != "deepspeed"):
             raise ValueError(
-                f"compression.weights={weights} is of weights that devices share, and with zero=0 each holds all. "
-                "Write engine=fsdp2 and zero=3, or leave it out."
+                f"compression.gradients=powersgd is of whole gradients, and {self.engine} with zero={self.zero} cuts "
+                "them. Write compression.gradients=bfloat16, or zero=0."
             )
-        if gradients == "onebit" and self.engine == "fsdp2":
+        if (gradients == "int4" or weights != "none") and (self.zero != 3 or self.engine != "deepspeed"):
+            name = f"gradients={gradients}" if gradients == "int4" else f"weights={weights}"
             raise ValueError(
-                "compression.gradients=onebit keeps what a code leaves out of whole gradients, and engine=fsdp2 cuts "
-                "them. Write compression.gradients=int8, or zero=0 and engine=deepspeed."
+                f"compression.{name} is a part of ZeRO++, which DeepSpeed has for zero=3. Write zero=3 and "
+                "engine=deepspeed, or leave it out."
             )
         return self
 

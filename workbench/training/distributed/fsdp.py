@@ -21,11 +21,12 @@ from workbench.data.batching import MicroBatch
 from workbench.models import backbones
 from workbench.models.weight_storage import HALVES
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed import quantised_shards
 from workbench.training.distributed.sharding import Sharded, Trainable, homes, place_model
 from workbench.training.optim import optimizer_states
 
 T = TypeVar("T")
+_REDUCED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""Precision in which gradients travel, by `compression.gradients`."""
 
 
 class ShardedReader:
@@ -56,7 +57,7 @@ class ShardedReader:
             "reshard_after_forward": section.zero != 2,
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=compute if compute in HALVES else None,
-                reduce_dtype=torch.float32,
+                reduce_dtype=_REDUCED.get(section.compression.gradients, torch.float32),
                 cast_forward_inputs=False,
             ),
             "offload_policy": _offloading(section, device),
@@ -94,8 +95,6 @@ class FullySharded(Sharded):
             whole.model, section, whole.ranks, compute=whole.compute, auxiliary=whole.auxiliary
         )
         super().__init__(whole)
-        if section.compression.is_on:
-            quantised_shards.install(self._shared.module, section.compression, self.wire)
         self._homes = {name: homes(self._shared.module, parameter) for name, parameter in self._named.items()}
 
     def forward(self, batch: MicroBatch, scale: float) -> Tensor:
@@ -108,12 +107,8 @@ class FullySharded(Sharded):
         loss.backward()
 
     def reading(self, work: Callable[[], T]) -> T:
-        """Result of `work`, with the modules outside of blocks gathered meanwhile; weights travel as they are."""
-        compressing, self.wire.compressing = self.wire.compressing, False
-        try:
-            return self._shared(work)
-        finally:
-            self.wire.compressing = compressing
+        """Result of `work`, with the modules outside of blocks gathered meanwhile."""
+        return self._shared(work)
 
     def clip(self, max_norm: float) -> Tensor:
         """Clip the gradients of all processes."""

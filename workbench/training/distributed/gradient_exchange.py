@@ -1,124 +1,103 @@
-"""How the gradients of processes become one: added up as they are, or as codes of few bits."""
+"""How the gradients of processes become one: added up as they are, or compressed by DDP's communication hooks.
+
+Vogels et al. 2019 (PowerSGD), arXiv:1905.13727.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+from torch.nn.parallel import DistributedDataParallel
 
 from workbench.adapters.method import TrainHook
 from workbench.config import TrainingSections
-from workbench.runs.ranks import Ranks, buckets
-from workbench.training.distributed.block_codes import BlockCode
-from workbench.training.distributed.compressed_sum import CompressedSum
+from workbench.runs.ranks import Ranks
 from workbench.training.distributed.sharding import Sharded
-from workbench.training.distributed.wire import Wire, ring_bytes
 from workbench.training.master_weights import MasterWeights
-from workbench.training.optim.onebit_adam import OneBitAdamW
+
+MEBIBYTE = 2**20
+_MATRICES = ("p_memory_dict", "q_memory_dict")
 
 
 class GradientExchange:
-    """Adds up gradients over processes, and keeps what codes have left out, their residuals (a `TrainHook`).
+    """Adds up gradients over processes once a step, and keeps what PowerSGD has left out (a `TrainHook`).
 
-    A checkpoint holds those of each process. As many processes go on bit for bit; others take even parts of their sum,
-    so that nothing is lost; one alone, or a run without compression, or of another kind, leaves them out.
+    A checkpoint holds what it has left out in each process. As many processes go on bit for bit; others take even
+    parts of its sum; one alone, or a run without PowerSGD, leaves it out.
     """
 
     def __init__(self, config: TrainingSections, masters: MasterWeights | Sharded, ranks: Ranks) -> None:
         self._section, self._masters, self._ranks = config.distributed, masters, ranks
-        self._longest = config.train.max_grad_norm
-        self._wire = masters.wire if isinstance(masters, Sharded) else Wire()
-        self._sums: list[CompressedSum] = []
-        """One for each bucket, from the first step that is compressed."""
+        self._compresses = self._section.compression.gradients != "none" and not isinstance(masters, Sharded)
+        self._reducer: DistributedDataParallel | None = None
+        self._power: PowerSGDState | None = None
         self._saved: Mapping[str, Tensor] = {}
-        """Residuals of a checkpoint, until then."""
-        self._optimizer: OneBitAdamW | None = None
+        """State of a checkpoint, until the first step."""
 
     @property
     def hooks(self) -> dict[str, TrainHook]:
-        """This, by the name of its file in a checkpoint, where something may wait."""
-        waits = self._section.compression.gradients != "none" and not isinstance(self._masters, Sharded)
-        return {"compression": self} if waits else {}
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Figures of the step by their names in metrics.jsonl."""
-        return {"sent_bytes": self._wire.sent} if self._section.compression.is_on else {}
-
-    def begin(self, step: int, optimizer: torch.optim.Optimizer) -> None:
-        """Before the gradients of a step (from 0)."""
-        on = self._section.compression.is_on and not self._ranks.alone
-        self._wire.compressing = on and step >= self._section.compression.warm_up
-        self._wire.sent = 0
-        self._optimizer = optimizer if isinstance(optimizer, OneBitAdamW) and self._wire.compressing else None
-        if isinstance(optimizer, OneBitAdamW):
-            optimizer.frozen = self._wire.compressing
+        """This, by the name of its file in a checkpoint, where it keeps something."""
+        return {"compression": self} if self._compresses and self._section.compression.gradients == "powersgd" else {}
 
     def add_up(self, loss: Tensor) -> None:
-        """Replace the loss, and the gradients where no sharded engine has done so, by their sums over all processes.
-
-        With 1-bit Adam gradients become momenta, of which each process clips its part before: by the root mean square
-        of the norms of its gradients and the others', which is no less than the norm of their mean.
-        """
+        """Replace the loss, and the gradients where no sharded engine has done so, by their sums over all processes."""
         tensors = [loss]
         if not isinstance(self._masters, Sharded) and not self._ranks.alone:
             for master in self._masters:
                 if master.requires_grad and master.grad is None:  # no token went to this expert here
                     master.grad = torch.zeros_like(master)
-            if self._wire.compressing:
+            if self._compresses:
                 self._compress()
             else:
                 tensors += [master.grad for master in self._masters if master.grad is not None]
-            self._wire.sent += sum(ring_bytes(tensor.nbytes, self._ranks.world) for tensor in tensors)
         self._ranks.add_up(tensors, bucket_bytes=self._section.bucket_bytes)
 
-    @torch.no_grad()
     def _compress(self) -> None:
-        trained = buckets([each for each in self._masters if each.requires_grad], self._section.bucket_bytes)
-        if not self._sums:
-            self._make_sums(trained)
-        scale = 1.0 if self._optimizer is None else self._clipping()
-        for bucket, compressed in zip(trained, self._sums, strict=True):
-            summed_N = compressed(self._contribution(each, scale) for each in bucket)
-            for master, part in zip(bucket, summed_N.split([each.numel() for each in bucket]), strict=True):
-                assert master.grad is not None
-                master.grad.copy_(part.view_as(master))
-            self._wire.sent += compressed.sent_bytes
+        """Let DDP reduce the gradients, as if they came out of a backward pass of its own."""
+        trained = [each for each in self._masters if each.requires_grad]
+        gradients = [each.grad for each in trained]
+        self._reducer = self._reducer or self._begin(trained)
+        for each in trained:
+            each.grad = None
+        self._reducer(gradients).backward()
+        torch._foreach_mul_([each.grad for each in trained if each.grad is not None], self._ranks.world)  # DDP's mean
 
-    def _contribution(self, master: nn.Parameter, scale: Tensor | float) -> Tensor:
-        """Gradient of a parameter in this process, or its part of the mean momentum."""
-        assert master.grad is not None
-        if self._optimizer is None:
-            return master.grad
-        world = self._ranks.world
-        return self._optimizer.momentum(master, master.grad * (world * scale)) / world
+    def _begin(self, trained: Sequence[nn.Parameter]) -> DistributedDataParallel:
+        section = self._section.compression
+        # Of several buckets, gloo would run the sums of PowerSGD's second matrices in another order in each process.
+        together = sum(each.nbytes for each in trained) + MEBIBYTE
+        size = together if section.gradients == "powersgd" else self._section.bucket_bytes
+        reducer = DistributedDataParallel(_KnownGradients(trained), bucket_cap_mb=size / MEBIBYTE, init_sync=False)
+        for _ in range(2):  # before its second pass DDP lays out its buckets for good: a checkpoint's fit them
+            for each in trained:
+                each.grad = None
+            reducer([torch.zeros_like(each) for each in trained]).backward()
+        if section.gradients == "powersgd":
+            self._power = PowerSGDState(None, section.rank, section.warm_up)
+            self._restore(self._power, trained[0].device)
+            reducer.register_comm_hook(self._power, powerSGD_hook.powerSGD_hook)
+        else:
+            half = section.gradients == "bfloat16"
+            cast = default_hooks.bf16_compress_hook if half else default_hooks.fp16_compress_hook
+            reducer.register_comm_hook(None, cast)
+        return reducer
 
-    def _clipping(self) -> Tensor:
-        """The factor on the gradients of each process; a process's gradient is as many times its share of the mean."""
-        norms = [master.grad.norm() for master in self._masters if master.grad is not None]
-        squared = torch.stack(norms).square().sum()
-        self._ranks.add_up([squared], bucket_bytes=squared.nbytes)
-        return (self._longest / (squared * self._ranks.world).sqrt()).clamp_max_(1.0)
-
-    def _make_sums(self, trained: Sequence[Sequence[nn.Parameter]]) -> None:
-        """Make the sums of buckets, with the residuals of a checkpoint."""
-        kind = self._section.compression.gradients
-        assert kind != "none"
-        code, counts = BlockCode(kind, self._section.compression.block), [_count(bucket) for bucket in trained]
-        self._sums = [
-            CompressedSum(count, code, self._ranks, bucket[0].device)
-            for count, bucket in zip(counts, trained, strict=True)
-        ]
-        waiting_WN = [value for key, value in sorted(self._saved.items()) if key.startswith(self._own(""))]
-        if not waiting_WN:
-            return
-        same = len(waiting_WN) == self._ranks.world
-        own_N = self._saved[self._own(self._ranks.rank)] if same else torch.stack(waiting_WN).sum(0) / self._ranks.world
-        parts = zip(self._sums, own_N.split(counts), self._saved[self._summed].split(counts), strict=True)
-        for compressed, waiting_N, sum_N in parts:
-            compressed.load(waiting_N, sum_N)
+    def _restore(self, power: PowerSGDState, device: torch.device) -> None:
+        """Go on as a checkpoint says."""
+        power.iter = int(self._saved.get("step", 0))
+        buckets = {key.rpartition(" ")[2] for key in self._saved} - {"step"}
+        for bucket in buckets:
+            left = [value for key, value in sorted(self._saved.items()) if key.endswith(f"left out, bucket {bucket}")]
+            own = left[self._ranks.rank] if len(left) == self._ranks.world else torch.stack(left).mean(0)
+            power.error_dict[int(bucket)] = own.to(device, copy=True)  # aligned
+            for name in _MATRICES:
+                getattr(power, name)[int(bucket)] = self._saved[f"{name} {bucket}"].to(device, copy=True)
         self._saved = {}
 
     def on_gradients(self) -> None:
@@ -128,27 +107,40 @@ class GradientExchange:
         """Do nothing."""
 
     def state(self) -> dict[str, Tensor]:
-        """Residuals of each process, and of the sum, as vectors of all trained values; in the first process."""
-        if not self._sums:
+        """PowerSGD's, with what each process has left out; in the first process."""
+        if self._power is None:
             return dict(self._saved)
-        own_N = torch.cat([each.waiting_N[: each.count] for each in self._sums])
-        waiting_WN = [torch.empty_like(own_N) for _ in range(self._ranks.world)]
-        dist.gather(own_N, waiting_WN if self._ranks.first else None)
-        sum_N = torch.cat([each.gathered_shards() for each in self._sums])
-        return {**{self._own(rank): each for rank, each in enumerate(waiting_WN)}, self._summed: sum_N}
+        state = {"step": torch.tensor(self._power.iter)}
+        for bucket, left in self._power.error_dict.items():
+            by_rank = [torch.empty_like(left) for _ in range(self._ranks.world)]
+            dist.gather(left, by_rank if self._ranks.first else None)
+            state |= {f"process {rank:05} left out, bucket {bucket}": each for rank, each in enumerate(by_rank)}
+            state |= {f"{name} {bucket}": getattr(self._power, name)[bucket] for name in _MATRICES}
+        return state
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with these residuals, from the next step that is compressed."""
-        self._sums, self._saved = [], state
-
-    def _own(self, rank: int | str) -> str:
-        """Name of the residual of a process; those of momenta are none of gradients."""
-        return f"{self._section.compression.gradients} process {rank}"
-
-    @property
-    def _summed(self) -> str:
-        return f"{self._section.compression.gradients} sum"
+        """Go on with this, from the next step."""
+        self._saved, self._reducer, self._power = state, None, None
 
 
-def _count(bucket: Sequence[nn.Parameter]) -> int:
-    return sum(each.numel() for each in bucket)
+class _KnownGradients(nn.Module):
+    """Parameters whose gradients are known: its output's backward pass gives each its own."""
+
+    def __init__(self, trained: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self.trained = nn.ParameterList(trained)
+
+    def forward(self, gradients: Sequence[Tensor]) -> Tensor:
+        given: Tensor = _GiveGradients.apply(gradients, *self.trained)  # type: ignore[no-untyped-call]
+        return given
+
+
+class _GiveGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradients: Sequence[Tensor], *trained: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return trained[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.gradients

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
+import torch
+
 from workbench.adapters import Full
 from workbench.adapters.method import Method
 from workbench.config import RunConfig
@@ -12,7 +14,7 @@ from workbench.config.expansions import fleet_expansion, search_expansion, sweep
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed import compression_checks, layout_settings
+from workbench.training.distributed import layout_settings
 
 RECIPES = ("sft", "mlm", "prefer", "classify", "embed", "rerank", "reward", "distill")
 SPREAD = ("crossval", "sweep")
@@ -33,7 +35,7 @@ def require(config: RunConfig, ranks: Ranks) -> None:
     refusals = [
         *_grouped(config.distributed, ranks),
         *([] if ranks.alone else _together(config)),
-        *compression_checks.refusals(config, ranks),
+        *_compressed(config, ranks),
         *(_sharded_members(config) if config.distributed.sharded else []),
     ]
     if refusals:
@@ -86,6 +88,61 @@ def _together(config: RunConfig) -> Iterator[str]:
         yield (
             f"budget.time ends the trainings of recipe {config.recipe} on one device only. Write train.steps or "
             "budget.tokens, or leave --devices out."
+        )
+
+
+def _compressed(config: RunConfig, ranks: Ranks) -> Iterator[str]:
+    """Where gradients or weights cannot travel in fewer bits."""
+    section = config.distributed.compression
+    zero = layout_settings.deepspeed(config, torch.float32, world=ranks.world, trained=1)["zero_optimization"]
+    for key in ("zero_quantized_weights", "zero_quantized_gradients"):
+        if zero.get(key) and not torch.cuda.is_available():
+            name = {"zero_quantized_weights": "weights=none", "zero_quantized_gradients": "gradients=bfloat16"}[key]
+            cure = f"Leave {key} out" if config.distributed.deepspeed else f"Write distributed.compression.{name}"
+            yield f"distributed: {key} of ZeRO++ needs DeepSpeed's kernels, built for accelerators alone. {cure}."
+    if not section.is_on:
+        return
+    if config.recipe in SPREAD + SHARED:
+        yield (
+            f"distributed.compression is of one training that devices share, and recipe {config.recipe} has many. "
+            "Leave it out."
+        )
+    if ranks.alone:
+        yield (
+            "distributed.compression is of what travels between devices, and there is one. Write --devices 2 or more, "
+            "or leave it out."
+        )
+    if section.gradients == "powersgd":
+        yield from _low_rank(config)
+    if config.distributed.sharded:
+        return
+    if section.gradients == "bfloat16" and not torch.cuda.is_available():
+        yield (
+            "distributed.compression.gradients=bfloat16: DDP's hook of that name needs accelerators (NCCL). Write "
+            "distributed.compression.gradients=float16."
+        )
+    moving = config.freeze.policy != "none" and not config.freeze.fixed
+    for name, cause in ((f"freeze.policy={config.freeze.policy}", moving), ("grow", config.grow.is_on)):
+        if cause:
+            yield (
+                f"{name} changes which parameters train, and DDP's hooks (distributed.compression) keep to those that "
+                f"train first. {'Write freeze.policy=static' if moving else 'Leave grow out'}, or compression out."
+            )
+
+
+def _low_rank(config: RunConfig) -> Iterator[str]:
+    """Where PowerSGD would never begin, or keep what one of two sums in a step leaves out."""
+    warm_up, steps, optimizer = config.distributed.compression.warm_up, config.train.steps, config.optimizer
+    if steps is not None and steps <= warm_up:
+        yield (
+            f"distributed.compression.warm_up={warm_up} is all of train.steps={steps}: nothing would be compressed. "
+            f"Write distributed.compression.warm_up={max(2, steps // 10)}."
+        )
+    if optimizer.sam or optimizer.name == "sophia":
+        what, cure = ("sam", "Leave it out") if optimizer.sam else ("name=sophia", "Write optimizer.name=adamw")
+        yield (
+            f"optimizer.{what} adds up gradients more than once a step, and distributed.compression.gradients=powersgd "
+            f"keeps what one sum leaves out. {cure}."
         )
 
 

@@ -13,6 +13,8 @@ from workbench.errors import ConfigError
 
 Settings = dict[str, Any]
 
+_TRAVELLING = {"bfloat16": "bf16", "float16": "fp16"}
+"""Precision in which gradients travel, by `compression.gradients`."""
 KEPT_ELEMENTS = 100_000
 """With zero=3 a parameter of fewer stays on every device: fetching it would take longer than it is worth."""
 OURS = {
@@ -38,7 +40,7 @@ def deepspeed(config: TrainingSections, compute: torch.dtype, *, world: int, tra
     own = read(config.distributed)
     base_settings = own or {"zero_optimization": _zero(config.distributed, trained)}
     return {
-        "communication_data_type": "fp32",
+        "communication_data_type": _TRAVELLING.get(config.distributed.compression.gradients, "fp32"),
         "data_types": {"grad_accum_dtype": "fp32"},
         **base_settings,
         "train_micro_batch_size_per_gpu": 1,
@@ -80,6 +82,8 @@ def _zero(section: DistributedConfig, trained: int) -> Settings:
             "stage3_max_reuse_distance": max(elements, 10**8),
             "stage3_param_persistence_threshold": KEPT_ELEMENTS,
         }
+        settings |= {"zero_quantized_weights": True} if section.compression.weights == "int8" else {}
+        settings |= {"zero_quantized_gradients": True} if section.compression.gradients == "int4" else {}
     if section.offload_optimizer in places:
         settings["offload_optimizer"] = places[section.offload_optimizer]
     if section.offload_parameters in places:

@@ -17,7 +17,6 @@ from workbench.config import TrainingSections
 from workbench.data.batching import MicroBatch
 from workbench.models import backbones
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed.wire import Wire
 from workbench.training.master_weights import AUXILIARY
 from workbench.training.optim.optimizer_states import OptimizerStep
 
@@ -96,7 +95,6 @@ class Sharded(OptimizerStep, ABC):
 
     def __init__(self, whole: Trainable) -> None:
         self._ranks, named = whole.ranks, whole.parameters()
-        self.wire = Wire()
         self._named = {name: parameter for name, parameter in named if parameter.requires_grad}
 
     def __iter__(self) -> Iterator[nn.Parameter]:

@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from workbench.config import TrainingSections
 from workbench.config.sections.optimizer_config import OF_INNER_MATRICES
 from workbench.errors import ConfigError
-from workbench.training.optim.onebit_adam import OneBitAdamW
 from workbench.training.optim.own_optimizers import (
     AdamMini,
     Apollo,
@@ -102,8 +101,6 @@ def build(groups: list[Group], config: TrainingSections) -> torch.optim.Optimize
     settings = config.optimizer
     if settings.name in _COMBINED:
         optimizer = _COMBINED[settings.name](groups, config)
-    elif settings.name == "adamw" and config.distributed.compression.gradients == "onebit":
-        optimizer = OneBitAdamW(groups, lr=peak_rate(config), fused=True, **settings.given)
     else:
         optimizer = _BUILDERS[settings.name](groups, peak_rate(config), settings.given)
     if settings.gradient_share is not None:

@@ -68,7 +68,7 @@ def in_processes(
     command += [str(folder), str(folder / "jobs.json"), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
-    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.returncode == 0, done.stderr[-19000:]
 
 
 def halfway(finished: Path, folder: Path) -> None:

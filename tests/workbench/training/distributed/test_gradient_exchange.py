@@ -1,87 +1,85 @@
-"""What gradient exchanges of several processes keep and count; processes that talk are in `test_compression.py`."""
+"""Two processes whose gradients travel in fewer bits: exact in the warm-up, near after it, resumed bit for bit."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import workbench
+from tests.workbench.training.distributed import layouts
+from tests.workbench.training.distributed.test_layouts import METHODS, curve, weights, write_recipe
 from workbench.config import RunConfig
-from workbench.runs.ranks import ALONE, Ranks, buckets
+from workbench.runs.ranks import Ranks
 from workbench.training.distributed.gradient_exchange import GradientExchange
-from workbench.training.distributed.wire import ring_bytes
 from workbench.training.master_weights import MasterWeights
-from workbench.training.optim.onebit_adam import OneBitAdamW
 
-COUNT = 6 * 5 + 5
-
-
-def exchange(ranks: Ranks, bucket_bytes: int = 1000, **compression: Any) -> GradientExchange:
-    distributed = {"bucket_bytes": bucket_bytes, "compression": compression}
-    config = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "distributed": distributed}
-    return GradientExchange(RunConfig.model_validate(config), MasterWeights(nn.Linear(6, 5), torch.float32), ranks)
-
-
-def state(processes: int, kind: str = "int8") -> dict[str, torch.Tensor]:
-    """Of a checkpoint."""
-    waiting_WN = torch.randn(processes + 1, COUNT, generator=torch.Generator().manual_seed(processes))
-    names = [*(f"{kind} process {rank}" for rank in range(processes)), f"{kind} sum"]
-    return dict(zip(names, waiting_WN, strict=True))
+WARM_UP = 3
+"""Of 6 steps; checkpoints are of steps 4 and 6."""
+STEPS = ["train.learning_rate=3e-4", "train.steps=6", "save.every=4", "batch.tokens_per_device=160"]
+POWER = f"distributed={{compression: {{gradients: powersgd, warm_up: {WARM_UP}}}}}"
+HALVES = {
+    "ddp": "{compression: {gradients: float16}}",
+    "fsdp2": "{engine: fsdp2, zero: 3, compression: {gradients: bfloat16}}",
+    "deepspeed": "{zero: 2, compression: {gradients: bfloat16}}",
+}
 
 
-def resume(found: GradientExchange, bucket_bytes: int) -> None:
-    """As the first step that is compressed does."""
-    found._make_sums(buckets([*found._masters], bucket_bytes))
+def exchange(ranks: Ranks, **compression: object) -> GradientExchange:
+    sections = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "distributed": {"compression": compression}}
+    return GradientExchange(RunConfig.model_validate(sections), MasterWeights(nn.Linear(6, 5), torch.float32), ranks)
 
 
-def waiting(exchanges: list[GradientExchange]) -> torch.Tensor:
-    """What waits in all of them, together."""
-    by_bucket = list(zip(*(each._sums for each in exchanges), strict=True))
-    own = [torch.stack([each.waiting_N[: each.count] for each in same]).sum(0) for same in by_bucket]
-    shards = [torch.cat([each.waiting_S for each in same])[: same[0].count] for same in by_bucket]
-    return torch.cat(own) + torch.cat(shards)
-
-
-@pytest.mark.parametrize("others", [2, 3])
-@pytest.mark.parametrize("bucket_bytes", [10, 1000])
-def test_nothing_that_waits_is_lost_among_other_processes_or_buckets(others: int, bucket_bytes: int) -> None:
-    saved = state(2)
-    exchanges = [exchange(Ranks(rank, others), bucket_bytes, gradients="int8", block=8) for rank in range(others)]
-    for each in exchanges:
-        each.load(saved)
-        assert each.state() == saved  # until the first step
-        resume(each, bucket_bytes)
-    torch.testing.assert_close(waiting(exchanges), torch.stack([*saved.values()]).sum(0))
-    if others == 2:
-        own = torch.cat([each.waiting_N[: each.count] for each in exchanges[1]._sums])
-        assert torch.equal(own, saved["int8 process 1"])
-
-
-@pytest.mark.parametrize("saved", [{}, state(2, "onebit")])
-def test_another_kind_or_none_leaves_it_out(saved: dict[str, torch.Tensor]) -> None:
-    found = exchange(Ranks(0, 2), gradients="int8")
+def test_only_powersgd_keeps_something() -> None:
+    assert exchange(Ranks(0, 2)).hooks == {} and exchange(Ranks(0, 2), gradients="bfloat16").hooks == {}
+    found = exchange(Ranks(0, 2), gradients="powersgd")
+    saved = {"step": torch.tensor(3)}
     found.load(saved)
-    resume(found, 1000)
-    assert not any(each.waiting_N.any() or each.waiting_S.any() for each in found._sums)
+    assert found.hooks == {"compression": found} and found.state() == saved
 
 
-def test_off_it_keeps_and_tells_nothing() -> None:
-    assert exchange(Ranks(0, 2)).hooks == {} and exchange(Ranks(0, 2)).metrics == {}
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, short_stories: str) -> Path:
+    """Runs of two processes with compression and those of one process; a run that one process goes on with."""
+    folder = tmp_path_factory.mktemp("compression")
+    write_recipe(folder, Path(short_stories))
+    words = {method: [f"adapter={METHODS[method]}", *STEPS] for method in METHODS}
+    jobs: list[tuple[str, list[str], str | None]] = []
+    for method in METHODS:
+        workbench.run(str(folder / "recipe.yaml"), words[method], out=folder / f"{method} alone", quiet=True)
+        jobs.append((f"{method} powersgd", [*words[method], POWER], None))
+    jobs.append(("full resumed", [*words["full"], POWER], "full powersgd"))
+    jobs += [(f"half {name}", [*words["lora"], f"distributed={layout}"], None) for name, layout in HALVES.items()]
+    layouts.in_processes(folder, jobs)
+    layouts.halfway(folder / "full powersgd", folder / "goes on alone")
+    workbench.run(str(folder / "recipe.yaml"), words["full"], out=folder / "goes on alone", resume=True, quiet=True)
+    return folder
 
 
-@pytest.mark.parametrize(("ranks", "compresses"), [(ALONE, False), (Ranks(1, 2), True)])
-def test_the_warm_up_is_over_after_as_many_steps(ranks: Ranks, compresses: bool) -> None:
-    found = exchange(ranks, gradients="onebit", warm_up=3)
-    optimizer = OneBitAdamW([nn.Parameter(torch.zeros(1))])
-    frozen = []
-    for step in range(5):
-        found.begin(step, optimizer)
-        frozen.append(optimizer.frozen)
-    assert frozen == [False] * 3 + [compresses] * 2
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_powersgd_is_exact_in_its_warm_up_and_near_after_it(runs: Path, method: str) -> None:
+    found, alone = curve(runs / f"{method} powersgd"), curve(runs / f"{method} alone")
+    exact = WARM_UP + 1  # the gradients of the first step that is compressed are those of exact weights
+    assert found[:exact] == pytest.approx(alone[:exact], rel=1e-5)
+    assert found[-1] != alone[-1] and found == pytest.approx(alone, rel=0.02)
 
 
-@pytest.mark.parametrize("world", [2, 3, 8])
-def test_a_ring_sends_all_but_a_share_twice(world: int) -> None:
-    assert ring_bytes(24 * world, world) == 2 * (world - 1) * 24
+@pytest.mark.slow
+def test_powersgd_goes_on_bit_for_bit(runs: Path) -> None:
+    assert curve(runs / "full resumed") == curve(runs / "full powersgd")
+    assert torch.equal(weights(runs / "full resumed"), weights(runs / "full powersgd"))
+
+
+@pytest.mark.slow
+def test_one_process_goes_on_with_what_two_began(runs: Path) -> None:
+    assert curve(runs / "goes on alone") == pytest.approx(curve(runs / "full powersgd"), rel=5e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HALVES)
+def test_half_precision_is_near(runs: Path, name: str) -> None:
+    found, alone = curve(runs / f"half {name}"), curve(runs / "lora alone")
+    assert found != alone and found == pytest.approx(alone, rel=1e-3)

@@ -23,9 +23,8 @@ CASES: dict[str, list[str]] = {
     # Before DeepSpeed, whose stage 3 replaces torch's linear function for the rest of a process.
     "in parts": ["distributed.sequence=2"],
     "in parts, lora": ["distributed.sequence=2", "adapter={method: lora}", *BF16],
-    "int8": ["distributed.compression={gradients: int8, warm_up: 1}"],
-    "onebit": ["distributed.compression={gradients: onebit, warm_up: 1}"],
-    "fsdp2, int8": ["distributed={engine: fsdp2, zero: 3, compression: {gradients: int8, weights: int8, warm_up: 1}}"],
+    "float16": ["distributed.compression={gradients: float16}"],
+    "powersgd": ["distributed.compression={gradients: powersgd, warm_up: 2}"],
     "stages": ["distributed.pipeline=2"],
     "stages, lora": ["distributed.pipeline=2", "adapter={method: lora}", *BF16],
     "cut blocks": ["distributed.tensor=2"],
@@ -52,9 +51,8 @@ CASES: dict[str, list[str]] = {
 ALIKE = (
     *(
         "in parts, lora",
-        "int8",
-        "onebit",
-        "fsdp2, int8",
+        "float16",
+        "powersgd",
         "stages, lora",
         "cut blocks, lora",
         "fsdp2",
