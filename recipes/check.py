@@ -14,7 +14,7 @@ from workbench.adapters.weights import semi_structured
 from workbench.config import RunConfig, model_heads
 from workbench.config.expansions import search_expansion, sweep_expansion
 from workbench.config.sections.curriculum_config import CurriculumConfig
-from workbench.data import mixture, row_weights
+from workbench.data import mixture, resampling
 from workbench.data.batching import Examples, evenly_spaced
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labelled_data import LabelledSet
@@ -115,7 +115,7 @@ def _order(inspection: AnyInspection) -> list[str]:
         row_order(rows, inspection.config, inspection.steps, ALONE)
     ordered = [data.curriculum.in_words(), *_extremes(rows, data.curriculum)] if data.curriculum.by != "none" else []
     weight_N = rows.weights if isinstance(rows, TokenizedSet) else rows.supervised
-    weighed = row_weights.in_words(weight_N) if data.weighs else []
+    weighed = resampling.weights_in_words(weight_N) if data.weighs else []
     return (
         data.select.in_words() + weighed + ordered + ([data.sampling.in_words()] if data.sampling.by != "all" else [])
     )

@@ -19,8 +19,7 @@ from workbench.data.embedding import pair_records
 from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.labelled import labelled_data, labels
 from workbench.data.labelled.labels import Label
-from workbench.data.labelled.records import RecordSource
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RecordSource, RowReader
 from workbench.data.labelled.text_reader import TextReader
 from workbench.data.text import formats, prompts
 from workbench.data.text.chat import ChatEncoder

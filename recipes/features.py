@@ -12,9 +12,8 @@ import pandas as pd
 
 from workbench.config import RunConfig
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.labelled.row_reader import RowReader
-from workbench.data.labelled.text_reader import TextReader
-from workbench.data.labelled.training_rows import augmented_texts
+from workbench.data.labelled.records import RowReader
+from workbench.data.labelled.text_reader import TextReader, augmented_texts
 from workbench.errors import ConfigError
 from workbench.evaluation import label_preservation
 from workbench.evaluation.features import Floats, Probe, linear_probe, probe

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
 from workbench.data.batching import Row
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.data.text.tokenized_set import TokenizedSet
 

@@ -18,10 +18,18 @@ from scipy.sparse import csr_array
 from sklearn.feature_extraction.text import CountVectorizer
 
 from workbench.config.sections.folds_config import DuplicatesConfig
-from workbench.data.folds.duplicates import DuplicateClusters, find, leaking, overlap, report
-from workbench.data.folds.row_split import assign
-from workbench.data.folds.similarity import Ints, components, normalised, shingles
-from workbench.data.folds.stratification import strata_of, ungrouped_leak
+from workbench.data.folds.duplicates import (
+    DuplicateClusters,
+    Ints,
+    components,
+    find,
+    leaking,
+    normalised,
+    overlap,
+    report,
+    shingles,
+)
+from workbench.data.folds.stratified_folds import assign, strata_of, ungrouped_leak
 from workbench.data.rows import read_rows
 
 LEAST_RECALL = 0.95

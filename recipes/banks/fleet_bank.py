@@ -20,7 +20,7 @@ from workbench.adapters.banks.bank import Bank
 from workbench.config import RunConfig
 from workbench.config.expansions.member_runs import Trial
 from workbench.data.batching import Examples, MicroBatch
-from workbench.data.labelled.mixed_labels import drawn
+from workbench.data.labelled.class_sampling import sampled_rows
 from workbench.losses.criterion import criterion
 from workbench.models import backbones, classifier, exported, model_summary
 from workbench.models.backbones import Backbone, Loader
@@ -58,7 +58,7 @@ class FleetMember:
         """The training rows as its objective wants them."""
         if isinstance(self.single, TextRun):
             return sft.drawn(self.single.data.train, self.single.config)
-        return drawn(self.single.data.train, self.single.config)
+        return sampled_rows(self.single.data.train, self.single.config)
 
 
 def prepared(trial: Trial[RunConfig], run: Run, callback: Callback, *, loader: Loader = backbones.load) -> FleetMember:

@@ -20,9 +20,9 @@ from workbench.config.expansions.member_runs import Trial
 from workbench.config.model_heads import ModelHead
 from workbench.data import mixture
 from workbench.data.batching import Examples, Indices, MicroBatch
+from workbench.data.held_out_split import Splits
+from workbench.data.labelled.class_sampling import sampled_rows
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
-from workbench.data.labelled.mixed_labels import drawn
-from workbench.data.splits import Splits
 from workbench.data.text.preference_pairs import ROW, PreferenceSet, RatedPairs
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.losses.criterion import criterion
@@ -285,7 +285,7 @@ class ClassTask(SweepTask):
             backbone=backbone,
             predict=model.outputs,
             reads_packed=all(model.reads_packed(trial.config.adapter) for trial in trials),
-            train=[drawn(data.train, trial.config) for trial in trials],
+            train=[sampled_rows(data.train, trial.config) for trial in trials],
             objectives=[criterion(trial.config.classes, targets_NC) for trial in trials],
             held_out_loss=lambda rows: classify.score(model, _some(data.held_out, rows))[0]["loss"],
             save=lambda folder, adapter: classifier.save(model, folder, adapter=adapter),

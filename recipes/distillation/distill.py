@@ -15,7 +15,7 @@ from workbench.config.expansions import distill_expansion
 from workbench.config.sections.distill_config import STUDENT, TEACHER
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Examples
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder

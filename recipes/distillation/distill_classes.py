@@ -15,7 +15,7 @@ from workbench.config import RunConfig
 from workbench.config.sections.distill_config import STUDENT
 from workbench.data.batching import MicroBatch
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.distillation import class_distillation, class_teachers, soft_labels, students
 from workbench.distillation.class_distillation import TeacherOutputs
 from workbench.distillation.feature_matching import FeatureMatching

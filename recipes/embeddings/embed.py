@@ -15,7 +15,7 @@ from workbench.config.model_heads import HIDDEN
 from workbench.data import mixture
 from workbench.data.embedding import pair_data
 from workbench.data.embedding.pair_set import PairSet
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.models import backbones, embedder
 from workbench.recipes.embeddings import negative_mining
 from workbench.recipes.embeddings.embed_run import EmbedRun

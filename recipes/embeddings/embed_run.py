@@ -15,7 +15,7 @@ from workbench.config.model_heads import HIDDEN, ModelHead
 from workbench.data import mixture, named_sets
 from workbench.data.batching import MicroBatch
 from workbench.data.embedding.pair_set import PairSet
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.evaluation import embeddings
 from workbench.evaluation.result_store import ModelResults
 from workbench.models import embedder

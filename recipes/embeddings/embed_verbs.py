@@ -16,9 +16,9 @@ from workbench.adapters import stock
 from workbench.config import RunConfig
 from workbench.data import mixture
 from workbench.data.batching import Examples, evenly_spaced, global_batch, steps_per_epoch
-from workbench.data.embedding import pair_data, pair_records, pair_set, text_units
+from workbench.data.embedding import pair_data, pair_records, pair_set
 from workbench.data.embedding.pair_set import PairSet
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.evaluation import embeddings
 from workbench.evaluation.result_store import ModelResults
 from workbench.losses.embedding_losses import leading
@@ -154,8 +154,8 @@ def predict(
     texts, are_passages = pair_records.read_texts(source, config.data, skipped)
     model = embedder.load(run, config)
     prefix = config.embed.passage_prefix if are_passages else config.embed.query_prefix
-    numbers = text_units.numbered(prefix + each.text for each in texts)
-    read = text_units.units(list(numbers), model.tokenizer, max_tokens=config.data.max_tokens)
+    numbers = pair_set.numbered(prefix + each.text for each in texts)
+    read = pair_set.units(list(numbers), model.tokenizer, max_tokens=config.data.max_tokens)
     found_UD = leading(embeddings.pooled(model, read, scoring=scoring), model.width, normalise=config.embed.normalise)
     columns = {
         "row": [each.place for each in texts],

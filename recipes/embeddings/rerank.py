@@ -18,9 +18,9 @@ from workbench.config import RunConfig, model_heads
 from workbench.config.model_heads import HIDDEN
 from workbench.config.sections.embed_config import EmbedConfig
 from workbench.data import mixture, named_sets
-from workbench.data.embedding import candidate_data, text_units
-from workbench.data.embedding.candidate_set import CandidateSet
-from workbench.data.splits import Splits
+from workbench.data.embedding import pair_set, rerank_candidates
+from workbench.data.embedding.rerank_candidates import CandidateSet
+from workbench.data.held_out_split import Splits
 from workbench.evaluation import embeddings, rerank_scores, run_embedder
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.run_embedder import RunEmbedder
@@ -59,7 +59,7 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, Splits[Candidat
     reranker.require_known_form(config)
     tokenizer = reranker.tokenizer_of(config)
     run_embedder.of(config, "rerank")
-    data = candidate_data.load(config, tokenizer)
+    data = rerank_candidates.load(config, tokenizer)
     train = mixture.mixed(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = list(data.named().values())
@@ -84,7 +84,7 @@ def _mined(
     if near is None:
         backbone = backbones.load(config.model, tokenizer, task=HIDDEN).model
         bare = Embedder(backbone, backbone, tokenizer, EmbedConfig())
-        units = text_units.units(pairs.units.texts, tokenizer, max_tokens=config.data.max_tokens)
+        units = pair_set.units(pairs.units.texts, tokenizer, max_tokens=config.data.max_tokens)
         embedded_UD = leading(embeddings.pooled(bare, units), bare.width, normalise=True)
     else:
         queries, texts = set(pairs.anchor_N.tolist()), pairs.units.texts

@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 from workbench.config import RunConfig
 from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
-from workbench.data.embedding import candidate_data, candidate_set, pair_records, text_units
-from workbench.data.embedding.candidate_set import CandidateSet
-from workbench.data.embedding.paired_texts import PairedTexts
+from workbench.data.embedding import pair_records, pair_set, rerank_candidates
+from workbench.data.embedding.rerank_candidates import CandidateSet, PairedTexts
 from workbench.evaluation import rerank_scores, run_embedder
 from workbench.evaluation.result_store import ModelResults
 from workbench.models import reranker
@@ -80,7 +79,7 @@ def _form(rows: CandidateSet, config: RunConfig) -> str:
 def _ranked(held_out: CandidateSet, config: RunConfig) -> list[str]:
     if held_out.pairs.form == "scored":
         return []
-    order = candidate_set.ranking(held_out, candidates=config.rerank.candidates)
+    order = rerank_candidates.ranking(held_out, candidates=config.rerank.candidates)
     counts = [len(each) for each in order.passages]
     many = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     return [f"{len(counts):,} held-out queries rank {many} passages each, {sum(counts):,} pairs in all."]
@@ -89,7 +88,7 @@ def _ranked(held_out: CandidateSet, config: RunConfig) -> list[str]:
 def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) -> dict[str, float]:
     """Scores of the saved reranker on data.test where `config` names it, else on the held-out rows."""
     model = reranker.load(run, config)
-    data = candidate_data.load(config, model.tokenizer)
+    data = rerank_candidates.load(config, model.tokenizer)
     rows = data.held_out if data.test is None else data.test
     return rerank_scores.score(model, rows, candidates=config.rerank.candidates, scoring=scoring).scores
 
@@ -104,8 +103,8 @@ def predict(
     lines = [(each, passage) for each in asked for passage in each.passages]
     queries = [section.query_prefix + each.query for each, _ in lines]
     passages = [section.passage_prefix + passage for _, passage in lines]
-    numbers = text_units.numbered([*queries, *passages])
-    raw = text_units.raw_units(list(numbers), model.tokenizer)
+    numbers = pair_set.numbered([*queries, *passages])
+    raw = pair_set.raw_units(list(numbers), model.tokenizer)
     sides = [np.asarray([numbers[text] for text in side], dtype=np.int64) for side in (queries, passages)]
     model.joins.require_room(raw, sides[0])
     table = pd.DataFrame(
@@ -122,7 +121,7 @@ def predict(
 
 def some_pairs(model: Reranker, config: RunConfig, *, count: int) -> PairedTexts:
     """The first pairs of the held-out rows."""
-    pairs = candidate_data.load(config, model.tokenizer).held_out.all_pairs
+    pairs = rerank_candidates.load(config, model.tokenizer).held_out.all_pairs
     return pairs.take(np.arange(min(count, len(pairs))))
 
 

@@ -17,8 +17,8 @@ from workbench.crossval.fold_adapters import FoldContext, fold_adapters
 from workbench.crossval.stages import StageLog
 from workbench.data.labelled import fold_data
 from workbench.data.labelled.fold_data import FoldData
-from workbench.data.labelled.row_reader import RowReader
-from workbench.data.labelled.training_rows import training_rows
+from workbench.data.labelled.records import RowReader
+from workbench.data.labelled.text_reader import training_rows
 from workbench.data.text import decontamination
 from workbench.data.views import row_views
 from workbench.data.views.row_views import RowView

@@ -20,11 +20,11 @@ from workbench.config.model_heads import ModelHead
 from workbench.config.sections.select_config import SelectConfig
 from workbench.data import mixture, named_sets
 from workbench.data.labelled import labelled_data
+from workbench.data.labelled.class_sampling import sampled_rows
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats
-from workbench.data.labelled.mixed_labels import drawn
-from workbench.data.labelled.row_reader import RowReader
-from workbench.data.labelled.training_rows import training_rows
+from workbench.data.labelled.records import RowReader
+from workbench.data.labelled.text_reader import training_rows
 from workbench.data.text import decontamination
 from workbench.evaluation import frozen_probe, row_outputs, target_scores
 from workbench.evaluation.frozen_probe import FrozenProbe
@@ -83,7 +83,7 @@ def prepare(config: RunConfig, *, choose: Choice | None = None) -> tuple[RowRead
         data = labelled_data.load(config, reader)
     together = row_readers.augmented_together(data.train, config, reader)
     data = data._replace(train=training_rows(together, config, reader))
-    train = drawn(data.train, config)
+    train = sampled_rows(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))
     splits = list(data.rows.named().values())
     modules = preflight.require_backbone(config, splits, classifier.task(data.labels, seed=config.seed))
@@ -117,7 +117,7 @@ def begin(run: Run, data: ClassSplits) -> None:
 
 def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: ClassSplits) -> FrozenProbe | None:
     """Training and held-out rows as the frozen backbone sees them, where that costs a small share of the run."""
-    steps = total_steps(config, len(drawn(data.train, config)))
+    steps = total_steps(config, len(sampled_rows(data.train, config)))
     visits = None if steps is None else steps * config.batch.size
     look = partial(frozen_probe.of_splits, config, reader, data.train, data.held_out)
     task = classifier.task(data.labels, seed=config.seed)
@@ -166,7 +166,7 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         objective = criterion(classes, from_numpy(train.targets_NC))
         loss = live.row_loss(objective, tap, strength=self.config.regularise.r_drop)
         packed = live.reads_packed(self.config.adapter)
-        return TrainingSignal(drawn(train, self.config), loss, tap=tap, reads_packed=packed)
+        return TrainingSignal(sampled_rows(train, self.config), loss, tap=tap, reads_packed=packed)
 
     def width(self, live: Classifier) -> int:
         return anatomy.hidden_size(live.backbone.config)

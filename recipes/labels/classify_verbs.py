@@ -19,10 +19,10 @@ from workbench.config import RunConfig
 from workbench.data import mixture
 from workbench.data.batching import MicroBatch, evenly_spaced
 from workbench.data.images.picture_rows import PictureRows
-from workbench.data.labelled import class_sampling, fold_data, labelled_data, mixed_labels, training_rows
+from workbench.data.labelled import class_sampling, fold_data, labelled_data, text_reader
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels, alike
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.data.text.quality import cleaning
 from workbench.evaluation import frozen_probe, row_outputs, run_embedder
 from workbench.evaluation.result_store import ModelResults
@@ -86,7 +86,7 @@ def inspect(config: RunConfig) -> ClassInspection:
     reader, data, targets = prepare(config)
     task = classifier.task(data.labels, seed=config.seed)
     look = partial(frozen_probe.of_splits, config, reader, data.train, data.held_out)
-    train = mixed_labels.drawn(data.train, config)
+    train = class_sampling.sampled_rows(data.train, config)
     drawn, steps = len(train), total_steps(config, len(train))
     pictures = picture_checks.inspect(config, reader, data.train, data.labels)
     copies = picture_checks.near_copies(reader, data.train, {"held-out": data.held_out, "test": data.test})
@@ -114,7 +114,7 @@ def notes(rows: LabelledSet, labels: Labels, config: RunConfig, pictures: Pictur
         *cleaning.outlook(map(labelled_data.row_text, () if pictures else rows.records)),
         *([one.format(*same)] if same else ()),
         *unequal(rows, labels, config),
-        *training_rows.in_words(rows, one_class=labels.kind == "one"),
+        *text_reader.augmentation_in_words(rows, one_class=labels.kind == "one"),
         *(pictures.notes if pictures else ()),
     ]
 

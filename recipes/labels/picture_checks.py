@@ -18,8 +18,7 @@ from workbench.data.images.picture_rows import PictureRows
 from workbench.data.images.pitfalls import pitfalls
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Label, Labels
-from workbench.data.labelled.records import RecordSource
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RecordSource, RowReader
 from workbench.data.views import picture_views
 from workbench.data.views.picture_views import PictureView
 from workbench.runs.units import percent

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow
 
 from workbench.config import RunConfig
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.errors import ConfigError
 from workbench.models import backbones

@@ -21,7 +21,7 @@ from workbench.config.model_heads import HIDDEN
 from workbench.config.sections.distill_config import STUDENT, OnPolicyConfig
 from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
 from workbench.data.batching import micro_batches
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench import evaluation
 from workbench.config import RunConfig
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text import prompts
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.preference_pairs import PreferenceSet

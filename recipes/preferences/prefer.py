@@ -19,7 +19,7 @@ from workbench.config import RunConfig, model_heads
 from workbench.config.sections.prefer_config import WITH_TIES, PreferConfig
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices, MicroBatch
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text import generated_answers, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.preference_pairs import (

@@ -12,7 +12,7 @@ from workbench.adapters import Full
 from workbench.config import RunConfig, model_heads
 from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.preference_pairs import PreferenceSet
 from workbench.models import backbones, exported

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import RunConfig, model_heads
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.stepwise import StepEncoder, StepSet

@@ -12,7 +12,7 @@ from workbench.config import DataConfig, RunConfig, model_heads
 from workbench.config.sections.basic_sections import MARGIN
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.preference_pairs import PreferenceEncoder, PreferenceSet, preference_set, require_preferences

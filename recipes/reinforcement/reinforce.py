@@ -19,7 +19,7 @@ from workbench import evaluation
 from workbench.config import RunConfig, model_heads
 from workbench.data import mixture, named_sets
 from workbench.data.batching import Indices, MicroBatch, evenly_spaced
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text import generated_answers, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.prompts import PromptEncoder, sampled_prompts

@@ -12,7 +12,7 @@ from workbench import adapters, evaluation
 from workbench.config import RunConfig, model_heads
 from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text import generated_answers
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.prompts import sampled_prompts

@@ -13,11 +13,11 @@ from workbench.adapters.banks import bank
 from workbench.config import RunConfig
 from workbench.config.model_heads import WRITING
 from workbench.crossval import tta_predict
-from workbench.data.embedding import text_units
+from workbench.data.embedding import pair_set
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.row_reader import NamedColumns, RowReader
+from workbench.data.labelled.records import NamedColumns, RowReader
 from workbench.data.rows import RawRow
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import embeddings, row_outputs
@@ -72,8 +72,8 @@ def _embedding(run: Path, config: RunConfig) -> Callable[[Sequence[str], bool, i
         if size not in model.sizes:
             raise DataError(f"dimensions: {size} was not trained. There are: {', '.join(map(str, model.sizes))}.")
         prefix = config.embed.passage_prefix if passages else config.embed.query_prefix
-        numbers = text_units.numbered(prefix + text for text in texts)
-        read = text_units.units(list(numbers), model.tokenizer, max_tokens=config.data.max_tokens)
+        numbers = pair_set.numbered(prefix + text for text in texts)
+        read = pair_set.units(list(numbers), model.tokenizer, max_tokens=config.data.max_tokens)
         found_UD = leading(embeddings.pooled(model, read), size, normalise=config.embed.normalise)
         places = [numbers[prefix + text] for text in texts]
         return Embedded(found_UD[places], int(read.lengths[places].sum()))

@@ -15,7 +15,7 @@ from workbench.config import RunConfig, model_heads
 from workbench.config.model_heads import HIDDEN, ModelHead
 from workbench.data.embedding import pair_data
 from workbench.data.embedding.pair_set import PairSet
-from workbench.data.embedding.paired_texts import PairedTexts
+from workbench.data.embedding.rerank_candidates import PairedTexts
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.data.text import tokenized

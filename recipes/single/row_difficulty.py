@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
-from workbench.data import difficulty
+from workbench.data import row_order
 from workbench.data.text.tokenized import raw_rows
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation.result_store import ResultStore
@@ -21,7 +21,7 @@ from workbench.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from workbench.data.labelled.labelled_data import LabelledSet
-    from workbench.data.labelled.row_reader import RowReader
+    from workbench.data.labelled.records import RowReader
 
 FILE = "difficulty.parquet"
 """In a run directory: place and loss of every training row by the backbone before training."""
@@ -43,8 +43,8 @@ def graded(rows: TokenizedSet, config: RunConfig, *, measure: Measure | None = N
     if not curriculum.graded:
         return rows
     if curriculum.by != "perplexity":
-        return replace(rows, difficulty=difficulty.of_rows(curriculum, raw_rows(rows, config.data)))
-    found_N = difficulty.by_chance(len(rows), seed=config.seed) if measure is None else measure(rows)
+        return replace(rows, difficulty=row_order.row_difficulty(curriculum, raw_rows(rows, config.data)))
+    found_N = row_order.random_difficulty(len(rows), seed=config.seed) if measure is None else measure(rows)
     return replace(rows, difficulty=found_N)
 
 

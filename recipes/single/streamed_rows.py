@@ -7,8 +7,8 @@ from collections.abc import Callable
 from workbench.config import RunConfig
 from workbench.config.checks import streaming_checks
 from workbench.config.sections.streaming_config import StreamingConfig
-from workbench.data import row_streams
-from workbench.data.row_streams import RowStream
+from workbench.data import streaming
+from workbench.data.streaming import RowStream
 from workbench.runs.ranks import ALONE, Ranks
 
 
@@ -23,7 +23,7 @@ def local(config: RunConfig, ranks: Ranks = ALONE, say: Callable[[str], None] = 
     counts = streaming_checks.rows(config)
     own = data.training_files
     streams = {name: RowStream(own[name].train, counts[name], data.streaming.share, config.seed) for name in own}
-    here = {name: str(row_streams.take(stream, say)) for name, stream in streams.items()} if ranks.first else {}
+    here = {name: str(streaming.take(stream, say)) for name, stream in streams.items()} if ranks.first else {}
     paths = ranks.agreed(here)
     changes: dict[str, object] = {"streaming": StreamingConfig()}
     if data.sources:

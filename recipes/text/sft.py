@@ -26,8 +26,8 @@ from workbench.config.sections.regularise_config import RegulariseConfig
 from workbench.config.sections.select_config import SelectConfig
 from workbench.data import mixture
 from workbench.data.batching import Examples, MicroBatch
-from workbench.data.row_weights import weighted
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
+from workbench.data.resampling import weighted
 from workbench.data.text import decontamination, length_warm_up, tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder

@@ -23,7 +23,7 @@ from workbench import adapters
 from workbench.adapters import anatomy
 from workbench.config import RunConfig
 from workbench.config.sections.folds_config import FoldsConfig
-from workbench.data.folds import stratification
+from workbench.data.folds import stratified_folds
 from workbench.data.labelled import labelled_data, labels
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
@@ -139,7 +139,7 @@ def _prepare(arguments: argparse.Namespace) -> Job:
     reader = TextReader(tokenizer, config.data, config.classes, config.duplicates)
     source = reader.read(config.data.train)
     found = labels.fit("one", source.labels, source=source.name)
-    dealt = stratification.read_folds(
+    dealt = stratified_folds.read_folds(
         [record.row for record in source.records], FoldsConfig(column="fold", k=arguments.folds)
     )
     rows = labelled_data.encode(source, reader, found)

@@ -33,9 +33,9 @@ from workbench.adapters.banks import bank
 from workbench.config import ModelConfig
 from workbench.config.sections.distill_config import DistillConfig
 from workbench.config.sections.embed_config import EmbedConfig
-from workbench.data.arrangement import PACKED, PADDED, Arrangement
 from workbench.data.batching import Indices, MicroBatch, Row, collate
-from workbench.data.embedding.text_units import TextUnits
+from workbench.data.embedding.pair_set import TextUnits
+from workbench.data.packing import PACKED, PADDED, RowLayout
 from workbench.distillation.cache_packing import TopTokens
 from workbench.distillation.peers import mutual_loss
 from workbench.distillation.student_loss import distillation_loss
@@ -82,7 +82,7 @@ def measure(timed: Timed, name: str, lengths: Indices, sizes: list[int], rounds:
     """Time padded and packed rows of such lengths in turns, and print what came out."""
     rows = [Row(np.random.default_rng(0).integers(VOCABULARY, size=size), np.ones(size, bool)) for size in lengths]
     ways = [(way, max(size, int(lengths.max()))) for size in sizes for way in (PADDED, PACKED)]
-    taken: dict[tuple[Arrangement, int], list[float]] = {way: [] for way in ways}
+    taken: dict[tuple[RowLayout, int], list[float]] = {way: [] for way in ways}
     for number in range(rounds + 1):
         for way in ways:
             spent = seconds(timed, rows, lengths, *way)
@@ -107,7 +107,7 @@ def measure(timed: Timed, name: str, lengths: Indices, sizes: list[int], rounds:
     )
 
 
-def seconds(timed: Timed, rows: list[Row], lengths: Indices, way: Arrangement, tokens: int) -> float:
+def seconds(timed: Timed, rows: list[Row], lengths: Indices, way: RowLayout, tokens: int) -> float:
     """Processor time of forward and backward passes of all rows."""
     batches = [
         way.lay(timed.collate([rows[index] for index in cut]))

@@ -22,7 +22,7 @@ import workbench
 from workbench.config import RunConfig
 from workbench.config.model_heads import HIDDEN
 from workbench.config.sections.embed_config import EmbedConfig
-from workbench.data.embedding import candidate_data, candidate_set, text_units
+from workbench.data.embedding import pair_set, rerank_candidates
 from workbench.evaluation import embeddings, rerank_scores, retrieval_scores
 from workbench.losses.embedding_losses import leading
 from workbench.models import backbones, reranker
@@ -104,12 +104,12 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def _cosines(config: RunConfig) -> dict[str, float]:
     """Scores of the same candidates, ranked by the cosines of mean embeddings of the model as it came."""
     tokenizer = reranker.tokenizer_of(config)
-    rows = candidate_data.load(config, tokenizer).held_out
+    rows = rerank_candidates.load(config, tokenizer).held_out
     backbone = backbones.load(config.model, tokenizer, task=HIDDEN).model
     bare, texts = Embedder(backbone, backbone, tokenizer, EmbedConfig()), rows.pairs.units.texts
-    units = text_units.units(texts, tokenizer, max_tokens=config.data.max_tokens)
+    units = pair_set.units(texts, tokenizer, max_tokens=config.data.max_tokens)
     found_UD = leading(embeddings.pooled(bare, units), bare.width, normalise=True).double().numpy()
-    order = candidate_set.ranking(rows, candidates=config.rerank.candidates)
+    order = rerank_candidates.ranking(rows, candidates=config.rerank.candidates)
     cosines = [
         found_UD[passages] @ found_UD[rows.pairs.anchor_N[row]]
         for row, passages in zip(order.row_Q, order.passages, strict=True)

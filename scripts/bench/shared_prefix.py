@@ -22,9 +22,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from workbench import losses
-from workbench.data.arrangement import PACKED, PADDED, Arrangement
 from workbench.data.batching import MicroBatch, Row, collate
-from workbench.data.shared_prefix import SharedPrefix
+from workbench.data.packing import PACKED, PADDED, RowLayout, SharedPrefix
 from workbench.models import fused_lora, output_heads, packed_attention
 from workbench.training.capacity import CPU_ELEMENTS, CPU_TOKENS
 
@@ -62,7 +61,7 @@ def measure(model: PeftModel, rows: list[Row], prefix: int, rounds: int, *, widt
     lengths = np.array([len(row.input_ids) for row in rows])
     tokens = max(int(lengths.max()), CPU_TOKENS, CPU_ELEMENTS // width)
     apart = PACKED if next(model.parameters()).dtype == torch.float32 else PADDED
-    ways: dict[str, tuple[Arrangement, int]] = {
+    ways: dict[str, tuple[RowLayout, int]] = {
         "apart": (apart, tokens),
         "shared": (SharedPrefix(prefix), SharedPrefix(prefix).worth(tokens)),
     }

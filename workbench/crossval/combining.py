@@ -13,8 +13,8 @@ import numpy as np
 
 from workbench.crossval import calibration, ensembles
 from workbench.crossval.ensembles import Mask
-from workbench.data.folds.row_split import Split
-from workbench.data.folds.similarity import Ints
+from workbench.data.folds.duplicates import Ints
+from workbench.data.folds.stratified_folds import Split
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation.target_scores import OneHot
 

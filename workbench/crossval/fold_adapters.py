@@ -22,11 +22,11 @@ from workbench.adapters.banks import bank
 from workbench.adapters.banks.bank import Bank
 from workbench.config import RunConfig
 from workbench.data.batching import first_rows
-from workbench.data.folds.row_split import FoldAssignment, Split
+from workbench.data.folds.stratified_folds import FoldAssignment, Split
 from workbench.data.labelled.class_sampling import balanced
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.errors import TrainingError
 from workbench.evaluation import row_outputs, target_scores
 from workbench.evaluation.result_store import ResultStore

@@ -43,7 +43,7 @@ from workbench.config.sections.correction_config import Ask, CorrectionConfig
 from workbench.crossval import calibration, gains
 from workbench.crossval.ensembles import Mask
 from workbench.crossval.gains import Gain
-from workbench.data.folds.row_split import FoldAssignment
+from workbench.data.folds.stratified_folds import FoldAssignment
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError
 from workbench.evaluation.target_scores import OneHot

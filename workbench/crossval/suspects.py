@@ -16,7 +16,7 @@ import numpy as np
 
 from workbench.crossval.ensembles import Mask
 from workbench.crossval.fold_adapters import FoldAdapter
-from workbench.data.folds.row_split import FoldAssignment, Split
+from workbench.data.folds.stratified_folds import FoldAssignment, Split
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import DataError
 from workbench.evaluation import label_issues

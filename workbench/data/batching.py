@@ -49,7 +49,7 @@ ON_HOST = ("row_lengths", "row_owners", "prefix_tokens")
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of similar length, padded on the right, or packed as `workbench.data.arrangement` does.
+    """Rows of similar length, padded on the right, or packed as `workbench.data.packing` does.
 
     Attributes:
         inputs: Arguments of the model. Padding is token 0; it comes after every prediction of a causal model or a

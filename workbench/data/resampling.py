@@ -1,4 +1,11 @@
-"""Rows of which an epoch need not draw each once."""
+"""Rows that an epoch may skip or repeat, and rows that count more or less in the loss.
+
+A row of weight 2 counts as the same row twice in its global batch. The loss stays a mean: a sum with weights is divided
+by the sum of the weights, so that weights which are all alike change nothing. Scores of held-out and test rows know
+nothing of them.
+
+Legend: N rows, M samples of an epoch.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +19,8 @@ import numpy as np
 from typing_extensions import Self
 
 from workbench.data.batching import Examples, Floats, Indices, MicroBatch, Weights, global_batch
+from workbench.data.rows import excerpt, finite
+from workbench.errors import DataError
 
 R = TypeVar("R", bound=Examples)
 
@@ -100,3 +109,68 @@ def _earlier(row_M: Indices) -> Indices:
     found_M = np.empty_like(row_M)
     found_M[order] = np.arange(len(row_M)) - np.repeat(first, count)
     return found_M
+
+
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+"""Weights between which sums in float32 are exact enough."""
+
+
+def read_weight(value: Any, name: str) -> float:
+    """Convert a cell of the column `name` to a weight; raises DataError where it is none."""
+    weight = finite(value)
+    if weight is None or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+        raise DataError(
+            f"`{name}` must be a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}, found {excerpt(value)}. "
+            "Leave out rows that are not to count."
+        )
+    return weight
+
+
+def effective_rows(weight_N: Weights) -> float:
+    """Number of equal rows whose mean varies as much as that of these (Kish 1965)."""
+    return float(weight_N.sum() ** 2 / (weight_N**2).sum())
+
+
+def weights_in_words(weight_N: Weights) -> list[str]:
+    """Sentence on weights that differ; none where all are alike."""
+    if uniform(weight_N):
+        return []
+    return [
+        f"Weights: a training row counts {weight_N.min():.3g} to {weight_N.max():.3g} times (mean "
+        f"{weight_N.mean():.3g}), so that {len(weight_N):,} rows vary as {effective_rows(weight_N):,.0f} equal ones "
+        "would; held-out and test rows count once each."
+    ]
+
+
+def uniform(weight_N: Weights) -> bool:
+    """Whether all rows count alike, so that weights change nothing."""
+    return bool((weight_N == weight_N[0]).all())
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedRows(ResampledRows[Examples]):
+    """Rows of tokens of which each counts by its weight."""
+
+    weight_N: Floats
+    """Weight of each row."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
+        """Rows that the draws of an epoch take: weights change none of it."""
+        return self.rows.sample(draws, epoch=epoch)
+
+    @property
+    def supervised(self) -> Weights:
+        """Predicted tokens of each row, times its weight."""
+        return self.rows.supervised * self.weight_N
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The rows `indices`, padded, with a factor for each label."""
+        return self.rows.batch(indices, epoch=epoch).weighted(self.weight_N[indices])
+
+
+def weighted(rows: Examples, weight_N: Floats) -> Examples:
+    """The rows with these weights; `rows` themselves where all count alike."""
+    return rows if uniform(weight_N) else WeightedRows(rows, weight_N)

@@ -17,11 +17,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors import numpy as safetensors
 
 from workbench.config import RunConfig
-from workbench.data.folds.similarity import normalised
+from workbench.data.folds.duplicates import normalised
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.distillation.class_teachers import ClassTeacher, class_teachers
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError

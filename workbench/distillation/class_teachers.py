@@ -19,7 +19,7 @@ from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.record_table import LabelledRecord
-from workbench.data.labelled.row_reader import NamedColumns, RowReader
+from workbench.data.labelled.records import NamedColumns, RowReader
 from workbench.data.text.formats import renamed
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError

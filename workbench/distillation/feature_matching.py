@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from workbench.config.sections.distill_config import MatchConfig
 from workbench.data.batching import MicroBatch
-from workbench.data.mixed_batches import padded_length
+from workbench.data.packing import padded_length
 from workbench.distillation.activation_capture import (
     ActivationCatcher,
     CapturePoint,

@@ -16,7 +16,7 @@ from workbench.adapters.banks.bank_routing import MemberRows
 from workbench.config import RunConfig
 from workbench.config.sections.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
-from workbench.data.mixed_batches import in_sequence, join, padded_length
+from workbench.data.packing import in_sequence, join, padded_length
 from workbench.distillation.student_loss import arrays, mixed
 from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.errors import ConfigError

@@ -17,11 +17,9 @@ from workbench.config import RunConfig
 from workbench.config.sections.classes_config import Kind
 from workbench.config.sections.distill_config import DistillConfig, at
 from workbench.data.batching import Examples, Indices
-from workbench.data.labelled.class_sampling import ClassBalancedRows
+from workbench.data.labelled.class_sampling import ClassBalancedRows, MixedLabelledRows, RepeatedRows, sampled_rows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
-from workbench.data.labelled.mixed_labels import MixedLabelledRows, drawn
-from workbench.data.labelled.repeated_rows import RepeatedRows
 from workbench.losses.class_losses import squared_error
 from workbench.losses.criterion import Objective
 from workbench.losses.divergences import log_probs, scaled
@@ -80,7 +78,7 @@ def with_teacher(rows: LabelledSet, outputs_NC: Floats, *, labelled: bool) -> La
 
 def examples(config: RunConfig, train: LabelledSet, extra: LabelledSet | None) -> Examples:
     """Training rows drawn as `classes` or `data.sources` say, and further rows, each drawn once in an epoch."""
-    first = drawn(train, config)
+    first = sampled_rows(train, config)
     if extra is None:
         return first
     assert not isinstance(first, MixedLabelledRows), "distill.unlabelled beside data.sources is refused"

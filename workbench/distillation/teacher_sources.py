@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from workbench.adapters import Full
 from workbench.config import ModelConfig, RunConfig
 from workbench.config.sections.distill_config import BACKBONE, TEACHER, TeacherConfig
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config.sections.distill_config import DistillConfig
-from workbench.data.arrangement import PACKED, PADDED, Arrangement
 from workbench.data.batching import Indices, MicroBatch, Row, evenly_spaced
+from workbench.data.packing import PACKED, PADDED, RowLayout
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.losses.chunked import Project
@@ -109,7 +109,7 @@ class UniversalTeacher:
         head, place = self.teacher.head, batch.positions_N.device
         return AlignedLogits((hidden_ND.to(place), aligned_N.to(place)), head.project, head.vocabulary, temperature)
 
-    def _hidden(self, rows: Indices, arrangement: Arrangement) -> Tensor:
+    def _hidden(self, rows: Indices, arrangement: RowLayout) -> Tensor:
         """Hidden states (M, D) of every token that the teacher predicts in some of its rows."""
         if not len(rows):
             return torch.zeros(0, self.teacher.head.width, device=self.device)

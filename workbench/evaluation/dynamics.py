@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from workbench.data.batching import Examples
-from workbench.data.labelled.repeated_rows import RepeatedRows
+from workbench.data.labelled.class_sampling import RepeatedRows
 from workbench.evaluation.prediction_table import class_names, ranked
 from workbench.runs import files
 from workbench.training.row_losses import Visits

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from workbench.data import named_sets
 from workbench.data.batching import Indices
-from workbench.data.embedding.pair_set import PairSet
-from workbench.data.embedding.text_units import TextUnits
+from workbench.data.embedding.pair_set import PairSet, TextUnits
 from workbench.evaluation import retrieval_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows

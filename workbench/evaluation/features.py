@@ -16,7 +16,7 @@ from torch import Tensor
 
 from workbench.adapters import anatomy
 from workbench.data.batching import Indices, MicroBatch
-from workbench.data.labelled.row_inputs import ModelInputs, RowInputs
+from workbench.data.labelled.records import ModelInputs, RowInputs
 from workbench.evaluation.row_passes import over_rows
 from workbench.models.classifier import Classifier
 

@@ -16,9 +16,7 @@ import torch
 from workbench.config import ModelConfig, model_heads
 from workbench.data.images.picture_reader import PictureReader
 from workbench.data.labelled.labels import Labels
-from workbench.data.labelled.records import RecordSource
-from workbench.data.labelled.row_inputs import RowInputs
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RecordSource, RowInputs, RowReader
 from workbench.data.text.tokenized import cache_folder
 from workbench.evaluation.features import Floats, features
 from workbench.models import backbones, classifier, model_files

@@ -19,7 +19,7 @@ from workbench.config import ModelConfig, RunConfig
 from workbench.config.model_heads import ModelHead
 from workbench.data.batching import Indices
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.errors import WorkbenchError
 from workbench.evaluation.features import Floats, Probe, probe
 from workbench.evaluation.frozen_features import are_known, frozen_features

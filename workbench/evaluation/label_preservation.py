@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from workbench.config.sections.text_augment_config import NOISY, OperatorName
 from workbench.data.batching import Indices, evenly_spaced
-from workbench.data.labelled.augmented_texts import AugmentedTexts
-from workbench.data.labelled.token_rows import TokenRows
+from workbench.data.labelled.text_reader import AugmentedTexts, TokenRows
 from workbench.evaluation import class_scores, paired_rows
 from workbench.evaluation.class_scores import Interval
 from workbench.evaluation.paired_rows import PairedScore

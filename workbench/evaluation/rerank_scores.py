@@ -14,9 +14,8 @@ import torch
 
 from workbench.data import named_sets
 from workbench.data.batching import Indices
-from workbench.data.embedding import candidate_set
-from workbench.data.embedding.candidate_set import CandidateSet, Ranking
-from workbench.data.embedding.paired_texts import PairedTexts
+from workbench.data.embedding import rerank_candidates
+from workbench.data.embedding.rerank_candidates import CandidateSet, PairedTexts, Ranking
 from workbench.evaluation import retrieval_scores
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
@@ -77,7 +76,7 @@ def score(model: Reranker, rows: CandidateSet, *, candidates: int, scoring: Mode
     """
     if rows.pairs.form == "scored":
         return _scored(model, rows, scoring)
-    order = candidate_set.ranking(rows, candidates=candidates)
+    order = rerank_candidates.ranking(rows, candidates=candidates)
     query_P = np.repeat(rows.pairs.anchor_N[order.row_Q], [len(each) for each in order.passages])
     asked = PairedTexts(rows.pairs.units, rows.joins, query_P, np.concatenate(order.passages))
     score_P = read(model, asked, scoring=scoring)

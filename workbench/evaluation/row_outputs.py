@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Label, Labels
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.evaluation.result_store import ModelResults
 from workbench.evaluation.row_passes import over_rows
 

@@ -17,9 +17,8 @@ import torch
 
 from workbench.adapters import Full
 from workbench.config import RunConfig
-from workbench.data.embedding import text_units
-from workbench.data.labelled.records import RecordSource
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.embedding import pair_set
+from workbench.data.labelled.records import RecordSource, RowReader
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError
 from workbench.evaluation import embeddings, frozen_features
@@ -92,7 +91,7 @@ class RunEmbedder:
         return np.asarray(store.get(keys, 1)[:, 0].numpy())
 
     def _computed(self, model: Embedder, texts: Sequence[str]) -> list[torch.Tensor]:
-        units = text_units.units(texts, model.tokenizer, max_tokens=self.config.data.max_tokens)
+        units = pair_set.units(texts, model.tokenizer, max_tokens=self.config.data.max_tokens)
         found_UD = leading(embeddings.pooled(model, units), model.width, normalise=self.config.embed.normalise)
         return list(found_UD[:, None])
 

@@ -22,8 +22,7 @@ from workbench.data.images.picture_reader import PictureReader
 from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.record_table import LabelledRecord
-from workbench.data.labelled.records import RecordSource
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RecordSource, RowReader
 from workbench.errors import DataError
 from workbench.evaluation import dynamics, saliency
 from workbench.evaluation.prediction_table import class_names, ranked

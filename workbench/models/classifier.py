@@ -26,7 +26,7 @@ from workbench.config import RunConfig, model_heads
 from workbench.config.model_heads import ModelHead
 from workbench.data.batching import MicroBatch, encoder_inputs
 from workbench.data.labelled.labels import Labels
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.errors import BackboneError, FileError
 from workbench.losses import r_drop
 from workbench.losses.criterion import Objective

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from workbench.config.sections.embed_config import EmbedConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
-from workbench.data.embedding.pair_set import BatchTexts, PairSet
-from workbench.data.embedding.text_units import TextUnits
+from workbench.data.embedding.pair_set import BatchTexts, PairSet, TextUnits
 from workbench.data.mixture import MixedRows
 from workbench.losses import embedding_losses as losses
 from workbench.models.embedder import Embedder

@@ -18,8 +18,7 @@ from workbench.adapters import anatomy
 from workbench.config import RunConfig, model_heads
 from workbench.config.sections.rerank_config import RerankConfig
 from workbench.data.batching import Indices, MicroBatch
-from workbench.data.embedding.candidate_set import CandidateSet
-from workbench.data.embedding.paired_texts import PairTokenizer
+from workbench.data.embedding.rerank_candidates import CandidateSet, PairTokenizer
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.text_reader import TextReader
 from workbench.errors import BackboneError

@@ -19,7 +19,7 @@ from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.record_table import LabelledRecord
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.data.labelled.text_reader import TextReader
 from workbench.errors import BackboneError
 from workbench.models import backbones, exported, origins

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from workbench.adapters import anatomy, picture_tower
-from workbench.data.arrangement import PADDED, Arrangement
 from workbench.data.batching import Examples, Indices, micro_batches
+from workbench.data.packing import PADDED, RowLayout
 from workbench.models import weight_storage
 from workbench.planning.dry_trainings import Lengths, Model, Sequences, Training
 from workbench.planning.flop_counter import Operations
@@ -290,7 +290,7 @@ def _hold_masters(ledger: MemoryLedger, fit: Model, homes: Mapping[str, str]) ->
 
 
 def _trials(
-    train: Lengths, epoch: list[list[Indices]], arrangement: Arrangement, *, positions: float = math.inf
+    train: Lengths, epoch: list[list[Indices]], arrangement: RowLayout, *, positions: float = math.inf
 ) -> list[MicroBatchTrial]:
     """The micro-batches that may take most, likeliest first: most tokens with padding, pairs, supervised tokens.
 
@@ -311,7 +311,7 @@ def _trials(
     return sorted(trials.values(), key=lambda trial: (trial.padded, trial.later), reverse=True)
 
 
-def _trial(train: Lengths, rows: Indices, arrangement: Arrangement, *, later: bool) -> MicroBatchTrial:
+def _trial(train: Lengths, rows: Indices, arrangement: RowLayout, *, later: bool) -> MicroBatchTrial:
     tokens, pairs = (count(_sequences(train, rows)) for count in (arrangement.tokens, arrangement.pairs))
     return MicroBatchTrial(rows, later, tokens, pairs, float(train.supervised[rows].sum()))
 

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from workbench.adapters import anatomy
 from workbench.config import TrainingSections
-from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Indices, Weights
-from workbench.data.mixed_batches import OwnerRows
+from workbench.data.packing import OwnerRows, RowLayout
 from workbench.models import backbones
 from workbench.planning import step_kinds
 from workbench.training.adapter_trainer import AdapterTrainer
@@ -90,7 +89,7 @@ class Training(Model, Protocol):
     rows: int
     """That one model learns from."""
     steps: int
-    arrangement: Arrangement
+    arrangement: RowLayout
     """How the rows of a micro-batch are laid out."""
     kinds: Mapping[int, float]
     """A step (from 0) of each kind, by what happens in it, and the share of steps that are of this kind."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Indices, MicroBatch
+from workbench.data.packing import RowLayout
 from workbench.planning.dry_trainings import SingleTraining
 from workbench.training.distributed.pipeline import Pipelined
 from workbench.training.trainer import Trainer
@@ -25,7 +25,7 @@ class StageTraining(SingleTraining):
         super().__init__(fit)
         assert isinstance(fit.masters, Pipelined)
         line = fit.masters.stage.line
-        self.arrangement: Arrangement = AliveAtOnce(fit.arrangement, line.stages - line.stage, lambda: fit.tokens)
+        self.arrangement: RowLayout = AliveAtOnce(fit.arrangement, line.stages - line.stage, lambda: fit.tokens)
 
     def micro_batches(self) -> Iterator[list[Indices]]:
         """All rows of a step, which the training cuts itself."""
@@ -33,10 +33,10 @@ class StageTraining(SingleTraining):
             yield [np.concatenate(parts)]
 
 
-class AliveAtOnce(Arrangement):
+class AliveAtOnce(RowLayout):
     """The rows of steps, of whose micro-batches a stage keeps so many alive at once."""
 
-    def __init__(self, micro: Arrangement, alive: int, tokens: Callable[[], int]) -> None:
+    def __init__(self, micro: RowLayout, alive: int, tokens: Callable[[], int]) -> None:
         self._micro, self._alive, self._tokens = micro, alive, tokens
 
     @property

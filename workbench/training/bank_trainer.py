@@ -21,7 +21,7 @@ from workbench.adapters.banks.bank_routing import MemberRows
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
-from workbench.data.mixed_batches import JoinedRows, OwnerRows, mixed_batches, padded_length
+from workbench.data.packing import JoinedRows, OwnerRows, mixed_batches, padded_length
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.losses.label_losses import LabelScorer

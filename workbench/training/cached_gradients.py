@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Examples, Indices, MicroBatch
+from workbench.data.packing import RowLayout
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed.row_shares import share_rows
 
@@ -72,7 +72,7 @@ class CachedGradients:
     """Adds up the gradients of a global batch."""
 
     loss: GlobalLoss
-    arrangement: Arrangement
+    arrangement: RowLayout
     """How the units of a micro-batch are laid out."""
     backward: Callable[[Tensor], None]
     """Adds to the gradients of what trains."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Examples, Indices
-from workbench.data.mixed_batches import JoinedRows, OwnerRows, laid_together
+from workbench.data.packing import JoinedRows, OwnerRows, RowLayout, laid_together
 from workbench.training.adapter_trainer import AdapterTrainer
 
 
@@ -26,7 +25,7 @@ def of(members: Sequence[AdapterTrainer], parts: Sequence[OwnerRows]) -> list[Ep
     return [EpochRows(member, indices, member.epoch, member.seen) for member, indices in owned]
 
 
-def joined(rows: Sequence[EpochRows], arrangement: Arrangement) -> JoinedRows:
+def joined(rows: Sequence[EpochRows], arrangement: RowLayout) -> JoinedRows:
     """The micro-batch that they make, laid out."""
     owned = [seen.batch(indices, epoch=epoch) for _, indices, epoch, seen in rows]
     numbered = [each.numbered(indices, seen.lengths) for each, (_, indices, _, seen) in zip(owned, rows, strict=True)]

@@ -11,8 +11,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from workbench.config import TrainingSections
 from workbench.config.checks.packing_checks import unpackable
-from workbench.data.arrangement import PACKED, PADDED, Arrangement
 from workbench.data.batching import Indices, global_batch, steps_per_epoch
+from workbench.data.packing import PACKED, PADDED, RowLayout
 from workbench.errors import ConfigError
 from workbench.models import backbones, packed_attention
 from workbench.training import capacity, prefix_sharing
@@ -36,7 +36,7 @@ class LaidRows(NamedTuple):
 
 def arranged(
     config: TrainingSections, backbone: PreTrainedModel, signal: TrainingSignal, compute: torch.dtype, width: int
-) -> Arrangement:
+) -> RowLayout:
     """How the rows of a training are laid out.
 
     Args:
@@ -60,7 +60,7 @@ def of_bank(
     reads_packed: bool,
     tokens: int,
     compute: torch.dtype,
-) -> Arrangement:
+) -> RowLayout:
     """How the rows of a bank's members are laid out, in micro-batches of so many tokens. Raises as `arranged` does."""
     rows = [_examples(task.config, task.train.lengths) for task in train_tasks]
     why = refusal(backbone.config, longest=max(each.longest for each in rows), reads_packed=reads_packed)
@@ -86,7 +86,7 @@ def _examples(config: TrainingSections, lengths: Indices) -> LaidRows:
 
 def _apart(
     rows: Sequence[LaidRows], backbone: PretrainedConfig, *, why: str | None, tokens: int, compute: torch.dtype
-) -> Arrangement:
+) -> RowLayout:
     """How rows are laid out that share nothing.
 
     Args:

@@ -8,10 +8,9 @@ import torch
 
 from workbench.config import TrainingSections
 from workbench.config.checks.packing_checks import unsharable
-from workbench.data import shared_prefix
-from workbench.data.arrangement import Arrangement
+from workbench.data import packing
 from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
-from workbench.data.shared_prefix import SharedPrefix
+from workbench.data.packing import RowLayout, SharedPrefix
 from workbench.errors import ConfigError
 from workbench.models import backbones
 
@@ -26,8 +25,8 @@ others. Times as fast as rows by themselves, on one core with bfloat16 units (sc
 
 
 def arranged(
-    config: TrainingSections, train: Examples, other: Arrangement, *, why: str | None, tokens: int, compute: torch.dtype
-) -> Arrangement:
+    config: TrainingSections, train: Examples, other: RowLayout, *, why: str | None, tokens: int, compute: torch.dtype
+) -> RowLayout:
     """Rows with one beginning where that is asked for or faster; else `other`.
 
     Args:
@@ -42,13 +41,13 @@ def arranged(
     wanted = config.batch.shared_prefix
     if wanted is True:
         require(why)
-        if not (prefix := shared_prefix.of_all(train, least=1)):
+        if not (prefix := packing.prefix_of_all(train, least=1)):
             require("the training rows have no first token in common, or one has no other")
         return SharedPrefix(prefix)
     least = LEAST_SAVED.get(compute) if backbones.device().type == "cpu" else None
     if wanted is False or why is not None or least is None or any(unsharable(config)):
         return other
-    if not (prefix := shared_prefix.of_all(train, least=_worthwhile(train, least))):
+    if not (prefix := packing.prefix_of_all(train, least=_worthwhile(train, least))):
         return other
     shared = SharedPrefix(prefix)
     return shared if saved(config, train.lengths, shared, other, tokens=tokens) >= least else other
@@ -60,7 +59,7 @@ def require(why: str | None) -> None:
         raise ConfigError(f"batch.shared_prefix=true: {why}. Write batch.shared_prefix=auto.")
 
 
-def saved(config: TrainingSections, lengths: Indices, shared: Arrangement, other: Arrangement, *, tokens: int) -> float:
+def saved(config: TrainingSections, lengths: Indices, shared: RowLayout, other: RowLayout, *, tokens: int) -> float:
     """Share of the tokens of `other` that `shared` need not compute, in the first steps of an epoch."""
     size, auto = config.batch.size, config.batch.tokens_per_device == "auto"
     steps = [
@@ -87,7 +86,7 @@ def in_words(config: TrainingSections, train: Examples, *, why: str | None) -> l
     """
     if config.batch.shared_prefix is False or why is not None or any(unsharable(config)):
         return []
-    if not (prefix := shared_prefix.of_all(train, least=_worthwhile(train, min(LEAST_SAVED.values())))):
+    if not (prefix := packing.prefix_of_all(train, least=_worthwhile(train, min(LEAST_SAVED.values())))):
         return []
     return [
         f"All training rows begin with the same {prefix:,} of {train.lengths.mean():,.0f} tokens: each forward pass "

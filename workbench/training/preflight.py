@@ -14,7 +14,7 @@ from workbench.config import RunConfig, TrainingSections, model_heads
 from workbench.config.model_heads import TEXT, ModelHead
 from workbench.config.sections.optimizer_config import OF_INNER_MATRICES
 from workbench.data.batching import Examples, Indices
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text import tokenized_set
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError

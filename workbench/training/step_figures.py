@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Indices
+from workbench.data.packing import RowLayout
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed.row_shares import share_rows
 from workbench.training.distributed.sharding import Sharded
@@ -22,7 +22,7 @@ class StepTraining(Protocol):
 
     model: nn.Module
     signal: TrainingSignal
-    arrangement: Arrangement
+    arrangement: RowLayout
     masters: MasterWeights | Sharded
     device: torch.device
     ranks: Ranks

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Examples, Indices, MicroBatch
+from workbench.data.packing import RowLayout
 from workbench.runs.ranks import Ranks
 from workbench.training.cached_gradients import CachedGradients, GlobalLoss, Noise
 from workbench.training.distributed import pipeline_schedule as schedule
@@ -26,7 +26,7 @@ class PipelineSteps:
     """Adds up the gradients of a global batch, whose micro-batches go through the stages one after another."""
 
     masters: Pipelined
-    arrangement: Arrangement
+    arrangement: RowLayout
     """How the rows of a micro-batch are laid out."""
     noise: Noise
     device: torch.device
@@ -107,7 +107,7 @@ class PipelineSteps:
 def of_whole_steps(
     compared: GlobalLoss | None,
     masters: MasterWeights | Sharded,
-    arrangement: Arrangement,
+    arrangement: RowLayout,
     noise: Noise,
     ranks: Ranks,
     device: torch.device,

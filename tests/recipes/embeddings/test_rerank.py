@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import workbench
 from tests.conftest import MINILM, save_tiny
 from tests.run_files import read_losses, read_scores, trains_rows, write_lines
-from workbench.data.embedding import candidate_data, candidate_set
+from workbench.data.embedding import rerank_candidates
 from workbench.errors import ConfigError, Stopped
 from workbench.models import reranker
 from workbench.recipes.answers.serve import evaluate, predict
@@ -101,9 +101,9 @@ def test_scores_are_those_of_the_candidates_ranked_one_by_one(taught: Path) -> N
     """nDCG and reciprocal rank, a second time, from scores of pairs that are read alone."""
     config = run_directory.read_config(taught)
     model = reranker.load(taught, config)
-    rows = candidate_data.load(config, model.tokenizer).held_out
+    rows = rerank_candidates.load(config, model.tokenizer).held_out
     gains, ranks, losses = [], [], []
-    order = candidate_set.ranking(rows, candidates=6)
+    order = rerank_candidates.ranking(rows, candidates=6)
     texts = rows.pairs.units.texts
     with torch.no_grad():
         for row, passages, relevant in zip(order.row_Q, order.passages, order.relevant, strict=True):

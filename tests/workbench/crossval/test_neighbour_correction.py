@@ -14,7 +14,7 @@ from workbench.config.sections.correction_config import Ask, CorrectionConfig
 from workbench.crossval import gains, neighbour_correction
 from workbench.crossval.gains import Gain
 from workbench.crossval.neighbour_correction import AnsweringRows, Correction
-from workbench.data.folds.row_split import FoldAssignment
+from workbench.data.folds.stratified_folds import FoldAssignment
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError
 

@@ -9,7 +9,7 @@ import pytest
 
 from workbench.crossval import suspects
 from workbench.crossval.fold_adapters import fold_adapters
-from workbench.data.folds.row_split import FoldAssignment, assign, singletons
+from workbench.data.folds.stratified_folds import FoldAssignment, assign, singletons
 from workbench.data.labelled.labels import Labels
 from workbench.errors import DataError
 

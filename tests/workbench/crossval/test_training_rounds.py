@@ -13,7 +13,7 @@ from workbench.crossval import combining, training_rounds
 from workbench.crossval.fold_adapters import fold_adapters
 from workbench.crossval.pseudo_labels import PseudoLabels
 from workbench.crossval.training_rounds import RoundOutputs
-from workbench.data.folds.row_split import assign, singletons
+from workbench.data.folds.stratified_folds import assign, singletons
 from workbench.data.labelled.labels import Labels
 
 NAMES = ("left", "middle", "right")

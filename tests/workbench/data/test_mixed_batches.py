@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.data.arrangement import PACKED, PADDED
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
-from workbench.data.mixed_batches import Cut, in_sequence, join, laid_together, mixed_batches, padded_length
+from workbench.data.packing import PACKED, PADDED, Cut, in_sequence, join, laid_together, mixed_batches, padded_length
 
 draw = np.random.default_rng(0)
 LENGTHS = [draw.integers(2, 30, size) for size in (40, 25, 60)]

@@ -16,8 +16,8 @@ from workbench.config import ModelConfig, RunConfig
 from workbench.config.sections.sources_config import MixConfig, SourceConfig
 from workbench.data import mixture, selection
 from workbench.data.batching import Examples, global_batch
+from workbench.data.held_out_split import Splits
 from workbench.data.mixture import MixedRows, OneSourceBatches, counts, mixed, shares
-from workbench.data.splits import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized_set import TokenizedSet

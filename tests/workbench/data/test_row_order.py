@@ -1,9 +1,10 @@
-"""The order of rows in a curriculum: every row as often as without one, and none before it is open."""
+"""The rows of each step, and the difficulty by which a curriculum opens them."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.run_files import write_lines
 from workbench.config import RunConfig
 from workbench.config.sections.curriculum_config import CurriculumConfig
+from workbench.data import row_order
 from workbench.data.batching import Indices, MicroBatch, global_batch
 from workbench.data.row_order import RowOrder, paced
-from workbench.errors import DataError
+from workbench.data.rows import RawRow, read_rows
+from workbench.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -172,3 +176,63 @@ def test_rows_of_one_length_have_no_order() -> None:
         DataError, match=r"all 7 training rows have the same number of tokens \(5\)[^\n]*\n  Leave data.curriculum out"
     ):
         order(np.full(7, 5), 3, by="length")
+
+
+def rows(*values: Any) -> list[RawRow]:
+    return [RawRow(f"rows.jsonl, row {number}", {"n": value}) for number, value in enumerate(values, start=1)]
+
+
+def column(name: str = "n") -> CurriculumConfig:
+    return CurriculumConfig(by="column", column=name)
+
+
+def function(folder: Path, body: str, name: str) -> CurriculumConfig:
+    path = folder / f"{name}.py"
+    path.write_text(body)
+    return CurriculumConfig(by="function", function=path)
+
+
+def test_numbers_of_a_column_whatever_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,n\nx,3\ny,-0.5\n")
+    write_lines(tmp_path / "b.jsonl", ({"text": "x", "n": each} for each in (3, -0.5)))
+    for name in ("a.csv", "b.jsonl"):
+        assert row_order.row_difficulty(column(), read_rows(str(tmp_path / name))).tolist() == [3, -0.5]
+
+
+@pytest.mark.parametrize("value", [None, "hard", True, float("nan"), float("inf"), [1]])
+def test_a_row_without_a_number_has_no_place_in_an_order(value: Any) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl, row 2: `n` is to say how difficult"):
+        row_order.row_difficulty(column(), rows(1, value))
+
+
+def test_a_column_that_is_not_there_is_guessed() -> None:
+    with pytest.raises(DataError, match=r"row 1: data.curriculum.column: the row has no `nn`\. Did you mean `n`"):
+        row_order.row_difficulty(column("nn"), rows(1))
+
+
+def test_a_function_judges_the_columns_of_each_row(tmp_path: Path) -> None:
+    config = function(tmp_path, "def difficulty(row):\n    return row.pop('n') ** 2\n", "square")
+    given = rows(3, -4)
+    assert row_order.row_difficulty(config, given).tolist() == [9, 16]
+    assert given == rows(3, -4), "what it does to a row stays with it"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def hardness(row): return 1\n", "defines no function difficulty. Write `def difficulty"),
+        ("def difficulty(row): return row['m']\n", r"called with rows.jsonl, row 1: .*line 1: KeyError"),
+        ("def difficulty(row): return 'very'\n", "row 1, returned 'very'. Return a number"),
+        ("import random\ndef difficulty(row): return random.random()\n", "called twice .* returned two numbers"),
+    ],
+)
+def test_a_function_that_is_none_is_told_with_its_place(tmp_path: Path, body: str, message: str) -> None:
+    name = f"wrong_{abs(hash(body))}"
+    with pytest.raises(ConfigError, match=message):
+        row_order.row_difficulty(function(tmp_path, body, name), rows(1, 2))
+
+
+def test_chance_orders_all_rows_and_the_seed_decides_it() -> None:
+    found = [row_order.random_difficulty(20, seed=seed) for seed in (0, 0, 1)]
+    assert np.array_equal(found[0], found[1]) and not np.array_equal(found[0], found[2])
+    assert len(set(found[0].tolist())) == 20

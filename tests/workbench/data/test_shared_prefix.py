@@ -10,10 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.data import shared_prefix
-from workbench.data.arrangement import PACKED
+from workbench.data import packing
 from workbench.data.batching import Indices, MicroBatch, Row, collate
-from workbench.data.shared_prefix import SharedPrefix
+from workbench.data.packing import PACKED, SharedPrefix
 
 beginnings = st.integers(1, 12)
 rests = st.lists(st.integers(1, 20), min_size=1, max_size=12)
@@ -89,18 +88,18 @@ def test_a_row_that_a_view_cut_short_keeps_a_token_of_its_own() -> None:
 def test_what_all_rows_begin_with_is_found(prefix: int, own: list[int]) -> None:
     rows = rows_of(prefix, own)
     wanted = prefix if len(own) > 1 else len(rows[0].input_ids) - 1
-    assert shared_prefix.of_all(cast(Any, Rows(rows)), least=1) == wanted
-    assert shared_prefix.of_all(cast(Any, Rows(rows)), least=wanted + 1) == 0
+    assert packing.prefix_of_all(cast(Any, Rows(rows)), least=1) == wanted
+    assert packing.prefix_of_all(cast(Any, Rows(rows)), least=wanted + 1) == 0
 
 
 def test_few_rows_tell_that_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_prefix, "AT_ONCE", 4)
+    monkeypatch.setattr(packing, "AT_ONCE", 4)
     rows = Rows(rows_of(5, [3] * 40))
-    assert shared_prefix.of_all(cast(Any, rows), least=6) == 0
+    assert packing.prefix_of_all(cast(Any, rows), least=6) == 0
     assert rows.read <= 8
-    assert shared_prefix.of_all(cast(Any, rows), least=5) == 5
+    assert packing.prefix_of_all(cast(Any, rows), least=5) == 5
     rows.rows[39].input_ids[2] += 1
-    assert shared_prefix.of_all(cast(Any, rows), least=1) == 2
+    assert packing.prefix_of_all(cast(Any, rows), least=1) == 2
 
 
 @given(beginnings, rests)

@@ -17,7 +17,7 @@ from tests.conftest import MINILM, save_tiny
 from tests.run_files import read_losses, write_lines
 from workbench.config import RunConfig
 from workbench.config.expansions import distill_expansion
-from workbench.data.folds.similarity import normalised
+from workbench.data.folds.duplicates import normalised
 from workbench.data.labelled import labelled_data as rows_of
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats

@@ -13,10 +13,9 @@ from torch.nn import functional as F
 from workbench.config import RunConfig
 from workbench.config.sections.classes_config import ClassesConfig, Kind
 from workbench.config.sections.distill_config import DistillConfig
-from workbench.data.labelled.encoded_texts import EncodedTexts, FieldTokens
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.labelled.record_table import LabelledRecord
-from workbench.data.labelled.token_rows import TokenRows
+from workbench.data.labelled.record_table import EncodedTexts, FieldTokens, LabelledRecord
+from workbench.data.labelled.text_reader import TokenRows
 from workbench.data.rows import RawRow
 from workbench.distillation.soft_labels import examples, soft_criterion, with_teacher
 from workbench.losses.criterion import Objective, criterion

@@ -13,7 +13,7 @@ from tests.conftest import STORIES
 from tests.vision_backbones import SIZE, save_vision
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.labelled.labelled_data import LabelledSet, load
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.errors import FileError
 from workbench.evaluation import frozen_features as module
 from workbench.evaluation.features import features

@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import STORIES
 from workbench.config import RunConfig
 from workbench.data.labelled.labelled_data import LabelledSet, load
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.evaluation import frozen_probe
 from workbench.evaluation.frozen_features import frozen_features
 from workbench.models import classifier, row_readers

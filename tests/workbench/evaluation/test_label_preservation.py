@@ -16,9 +16,7 @@ from tests.run_files import write_lines
 from workbench.config import RunConfig
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.sections.text_augment_config import TextAugmentConfig
-from workbench.data.labelled.augmented_texts import AugmentedTexts
-from workbench.data.labelled.text_fields import FieldTokenizer
-from workbench.data.labelled.token_rows import TokenRows
+from workbench.data.labelled.text_reader import AugmentedTexts, FieldTokenizer, TokenRows
 from workbench.evaluation.label_preservation import LEVEL, MOST, Rewriting, chosen, compare, rewritings
 from workbench.recipes import features as verb
 from workbench.recipes.check import check

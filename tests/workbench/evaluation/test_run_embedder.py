@@ -18,7 +18,7 @@ import workbench
 from tests.conftest import MINILM, save_tiny
 from tests.recipes.weather import WORDS, weather, write
 from workbench.config import RunConfig
-from workbench.data.embedding import text_units
+from workbench.data.embedding import pair_set
 from workbench.data.folds import duplicates
 from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
 from workbench.evaluation import embeddings, run_embedder
@@ -89,10 +89,10 @@ def test_embeddings_are_those_of_the_run_with_its_instruction(taught: Path) -> N
     found = of(taught).embed(texts)
     config = run_directory.read_config(taught)
     model = embedder.load(taught, config)
-    units = text_units.units([f"weather: {text}" for text in texts], model.tokenizer, max_tokens=config.data.max_tokens)
+    units = pair_set.units([f"weather: {text}" for text in texts], model.tokenizer, max_tokens=config.data.max_tokens)
     wanted = torch.nn.functional.normalize(embeddings.pooled(model, units), dim=1).numpy()
     np.testing.assert_array_equal(found, wanted)
-    bare = text_units.units(texts, model.tokenizer, max_tokens=config.data.max_tokens)
+    bare = pair_set.units(texts, model.tokenizer, max_tokens=config.data.max_tokens)
     assert np.abs(embeddings.pooled(model, bare).numpy() - wanted).max() > 0.01, "the instruction counts"
 
 

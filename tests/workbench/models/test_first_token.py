@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from tests.conftest import MINILM, tiny
-from workbench.data.arrangement import PACKED
 from workbench.data.batching import MicroBatch
+from workbench.data.packing import PACKED
 from workbench.models import first_token, packed_attention
 from workbench.planning.flop_counter import Operations
 

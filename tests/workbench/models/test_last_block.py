@@ -17,9 +17,8 @@ from workbench import losses
 from workbench.adapters import Lora, attach
 from workbench.adapters.banks import bank
 from workbench.adapters.banks.bank_routing import MemberRows
-from workbench.data.arrangement import PACKED
 from workbench.data.batching import MicroBatch, Row, collate
-from workbench.data.shared_prefix import SharedPrefix
+from workbench.data.packing import PACKED, SharedPrefix
 from workbench.models import fused_lora, last_block, output_heads, packed_attention
 from workbench.models.output_heads import Head
 from workbench.training import checkpointing

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
-from workbench.data.arrangement import PACKED
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
+from workbench.data.packing import PACKED
 from workbench.models import output_heads, packed_attention
 from workbench.models.packed_attention import FAMILIES
 from workbench.training import checkpointing

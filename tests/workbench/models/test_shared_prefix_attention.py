@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from tests.conftest import tiny
 from tests.workbench.models.test_packed_attention import SHAPES, STILL, row_losses
 from workbench.data.batching import Row, collate
-from workbench.data.shared_prefix import SharedPrefix
+from workbench.data.packing import SharedPrefix
 from workbench.models import packed_attention
 from workbench.models.packed_attention import FAMILIES
 from workbench.training import checkpointing

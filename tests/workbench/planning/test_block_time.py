@@ -17,7 +17,7 @@ from torch import nn
 from transformers import LlamaConfig
 
 from workbench.config import ModelConfig
-from workbench.data.arrangement import PADDED
+from workbench.data.packing import PADDED
 from workbench.models import backbones
 from workbench.planning import block_time, step_time
 from workbench.planning.block_time import Measured, Small, Subject, smaller

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.data.arrangement import PACKED, PADDED, Arrangement
+from workbench.data.packing import PACKED, PADDED, RowLayout
 from workbench.planning.stage_training import AliveAtOnce
 from workbench.training.distributed import pipeline_schedule
 
@@ -16,7 +16,7 @@ from workbench.training.distributed import pipeline_schedule
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(2, 5), st.data())
 @settings(max_examples=40, deadline=None)
 def test_a_step_counts_what_is_between_its_two_passes(
-    micro: Arrangement, lengths: list[int], stages: int, data: st.DataObject
+    micro: RowLayout, lengths: list[int], stages: int, data: st.DataObject
 ) -> None:
     stage, lengths_B = data.draw(st.integers(0, stages - 1)), np.array(lengths)
     parts = list(micro.cut(np.arange(len(lengths)), lengths_B, tokens=50))

@@ -20,10 +20,10 @@ from workbench.adapters import Lora
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import DataConfig, ModelConfig, RunConfig
 from workbench.config.sections.embed_config import EmbedConfig
-from workbench.data.arrangement import PACKED, PADDED
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.embedding import pair_records, pair_set
 from workbench.data.embedding.pair_set import PairSet
+from workbench.data.packing import PACKED, PADDED
 from workbench.models import backbones, embedder, packed_attention
 from workbench.models.embedding_objective import EmbeddingLoss
 from workbench.runs.ranks import ALONE

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from tests.conftest import MINILM, save_tiny, trains
 from tests.run_files import read_lines, read_losses, write_lines
 from tests.stopping import stop_after
-from workbench.data.arrangement import PADDED
 from workbench.data.batching import global_batch
+from workbench.data.packing import PADDED
 from workbench.errors import Stopped
 from workbench.models import backbones
 from workbench.training import packing

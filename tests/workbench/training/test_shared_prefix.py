@@ -17,9 +17,8 @@ from tests.run_files import read_lines, read_losses, write_lines
 from tests.stopping import stop_after
 from tests.workbench.data.test_shared_prefix import Rows
 from workbench.config import RunConfig
-from workbench.data.arrangement import PACKED
 from workbench.data.batching import Row
-from workbench.data.shared_prefix import SharedPrefix
+from workbench.data.packing import PACKED, SharedPrefix
 from workbench.errors import ConfigError, Stopped
 from workbench.models import backbones
 from workbench.training import prefix_sharing

@@ -1,4 +1,4 @@
-"""The section `data.streaming`; workbench/data/row_streams.py carries it out."""
+"""The section `data.streaming`; workbench/data/streaming.py carries it out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `data.augment`; workbench/data/labelled/augmented_texts.py carries it out."""
+"""The section `data.augment`; workbench/data/labelled/text_reader.py carries it out."""
 
 from __future__ import annotations
 

@@ -15,14 +15,12 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import DataConfig, RunConfig
 from workbench.config.sections.embed_config import LOSSES
 from workbench.data import named_sets
-from workbench.data.embedding import pair_records, pair_set, text_units
+from workbench.data.embedding import pair_records, pair_set
 from workbench.data.embedding.pair_records import PairSource
 from workbench.data.embedding.pair_set import PairSet
-from workbench.data.folds.row_split import Class
-from workbench.data.folds.similarity import normalised
-from workbench.data.folds.stratified_holdout import hold_out
-from workbench.data.overlap import without_overlap
-from workbench.data.splits import Splits
+from workbench.data.folds.duplicates import normalised
+from workbench.data.folds.stratified_folds import Class
+from workbench.data.held_out_split import Splits, hold_out, without_overlap
 from workbench.data.text.quality import cleaning, rules
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import ConfigError, DataError
@@ -184,7 +182,7 @@ def _split(source: PairSource, *, share: float, seed: int) -> tuple[PairSource, 
 def _groups(source: PairSource) -> list[str]:
     """A name for the rows of each group that texts connect: an anchor's other positives tell of its first."""
     texts = [[normalised(text) for text in record.texts[:2]] for record in source.records]
-    numbers = text_units.numbered(text for own in texts for text in own)
+    numbers = pair_set.numbered(text for own in texts for text in own)
     rows = np.repeat(np.arange(len(texts)), [len(own) for own in texts])
     text_ids = np.asarray([numbers[text] for own in texts for text in own])
     size = len(texts) + len(numbers)

@@ -16,7 +16,7 @@ from workbench.config import DataConfig
 from workbench.config.sections.embed_config import COLUMNS, NEGATIVE, NEGATIVES, Form
 from workbench.data import named_sets
 from workbench.data.batching import Indices
-from workbench.data.folds.similarity import normalised
+from workbench.data.folds.duplicates import normalised
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint, finite
 from workbench.data.text.formats import renamed
 from workbench.errors import DataError

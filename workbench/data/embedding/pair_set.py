@@ -1,26 +1,107 @@
 """Rows of texts that are embedded: which texts each compares, and which pairs are known to belong together.
 
-Legend: N rows, B rows of a global batch, M negatives of theirs, U texts.
+Each text is tokenised once, however many rows it is in.
+
+Legend: N rows, B rows of a global batch or texts of a micro-batch, L padded length, M negatives of theirs, U texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config.sections.embed_config import EmbedConfig, Form
-from workbench.data import dataset_facts, named_sets
-from workbench.data.batching import Indices, MicroBatch, WholeRows
-from workbench.data.embedding import text_units
+from workbench.data import named_sets
+from workbench.data.batching import Indices, MicroBatch, WholeRows, encoder_inputs
 from workbench.data.embedding.pair_records import PairRecord, PairSource
-from workbench.data.embedding.text_units import TextUnits
+from workbench.data.rows import excerpt
 from workbench.data.text.quality.cleaning import Cleaning
+from workbench.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class TextUnits:
+    """Different texts with their tokens."""
+
+    texts: tuple[str, ...]
+    """With the instruction before each."""
+    tokens: tuple[Indices, ...]
+    cut: tuple[bool, ...]
+    """Whether each was cut to data.max_tokens."""
+
+    @property
+    def truncated(self) -> int:
+        """Number of texts that were cut."""
+        return sum(self.cut)
+
+    @cached_property
+    def lengths(self) -> Indices:
+        """Tokens of each text."""
+        return np.asarray([len(each) for each in self.tokens], dtype=np.int64)
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The texts `indices`, padded on the right, the same in each epoch; `positions_N` are their last tokens."""
+        ids = [self.tokens[index] for index in indices]
+        inputs = encoder_inputs(ids)
+        length = inputs["input_ids"].shape[1]
+        lengths_B = torch.tensor([len(each) for each in ids])
+        return MicroBatch(
+            inputs=inputs,
+            positions_N=torch.arange(len(ids)) * length + lengths_B - 1,
+            labels_N=torch.zeros(len(ids)),
+            tokens=int(lengths_B.sum()),
+            rows_B=indices,
+        )
+
+    def subset(self, numbers: Indices) -> TextUnits:
+        """The texts `numbers`, in this order."""
+        texts, tokens, cut = ([each[number] for number in numbers] for each in (self.texts, self.tokens, self.cut))
+        return TextUnits(tuple(texts), tuple(tokens), tuple(cut))
+
+    def arrays(self) -> Iterator[npt.NDArray[Any]]:
+        """The tokens of each text."""
+        return iter(self.tokens)
+
+
+def units(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int) -> TextUnits:
+    """The texts with their tokens, cut on the right.
+
+    Raises:
+        DataError: A text has no token.
+    """
+    encoded = tokenizer(list(texts), verbose=False)["input_ids"] if texts else []
+    cut = tokenizer(list(texts), truncation=True, max_length=max_tokens, verbose=False)["input_ids"] if texts else []
+    for text, ids in zip(texts, cut, strict=True):
+        if not ids:
+            raise DataError(f"The text {excerpt(text)} has no token of this backbone. Leave it out.")
+    tokens = tuple(np.asarray(ids, dtype=np.int64) for ids in cut)
+    return TextUnits(tuple(texts), tokens, tuple(len(ids) > max_tokens for ids in encoded))
+
+
+def raw_units(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> TextUnits:
+    """The texts with their own tokens alone, whole, without those that a model puts around them.
+
+    Raises:
+        DataError: A text has no token.
+    """
+    encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    for text, ids in zip(texts, encoded, strict=True):
+        if not ids:
+            raise DataError(f"The text {excerpt(text)} has no token of this backbone. Leave it out.")
+    return TextUnits(tuple(texts), tuple(np.asarray(ids, dtype=np.int64) for ids in encoded), (False,) * len(texts))
+
+
+def numbered(texts: Iterable[str]) -> dict[str, int]:
+    """A number for each different text, in the order in which they come first."""
+    return {text: number for number, text in enumerate(dict.fromkeys(texts))}
+
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -231,7 +312,7 @@ class PairSet(WholeRows):
         pair_facts |= {"classes": len(np.unique(self.class_N))} if self.form == "labelled" else {}
         pair_facts |= {"sources": self.rows_by_source} if self.sources else {}
         pair_facts |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
-        return {**dataset_facts.shared(self, supervised_tokens=len(self)), **pair_facts}
+        return {**named_sets.shared_facts(self, supervised_tokens=len(self)), **pair_facts}
 
 
 def encode(
@@ -241,15 +322,15 @@ def encode(
     records = source.records
     first = [config.query_prefix + record.texts[0] for record in records]
     others = [[config.passage_prefix + text for text in record.texts[1:]] for record in records]
-    numbers = text_units.numbered([*first, *(text for texts in others for text in texts)])
+    numbers = numbered([*first, *(text for texts in others for text in texts)])
     anchor_N = np.asarray([numbers[text] for text in first], dtype=np.int64)
     units_of = [np.asarray([numbers[text] for text in texts], dtype=np.int64) for texts in others]
     labelled = source.form == "labelled"
-    classes = text_units.numbered(sorted({record.label for record in records}))
+    classes = numbered(sorted({record.label for record in records}))
     pair_set = PairSet(
         form=source.form,
         records=records,
-        units=text_units.units(list(numbers), tokenizer, max_tokens=max_tokens),
+        units=units(list(numbers), tokenizer, max_tokens=max_tokens),
         anchor_N=anchor_N,
         positive_N=anchor_N if labelled else np.asarray([each[0] for each in units_of], dtype=np.int64),
         negatives=tuple(each[1:] for each in units_of),

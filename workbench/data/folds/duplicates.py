@@ -1,22 +1,371 @@
-"""Exact and near-duplicates of texts, and the clusters that duplicates of texts or pictures form.
+"""Exact and near-duplicates of texts, pictures and vectors, and the clusters that they form.
 
-Shapes: N rows, U distinct contents, P pairs of them, V shingles, F folds or other parts of a split, D features.
+Texts are compared as sets of shingles (sequences of characters or words): MinHash proposes pairs, whose Jaccard
+similarity is then measured exactly.
+
+Shapes: N rows, U distinct contents, P pairs of them, V shingles, W windows of all texts, K hashes, B bands, F folds or
+other parts of a split, D features.
 """
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.data.folds.shingle_sets import shingle_sets
-from workbench.data.folds.similarity import Ints, components, min_similarity, near_pairs, near_vectors, normalised
 from workbench.errors import DataError
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+
+Ints: TypeAlias = NDArray[np.int64]
+
+TEXTS_AT_ONCE = 2**15
+"""Texts of which shingles are taken at a time."""
+HASHED_AT_ONCE = 1024
+"""Texts that are hashed at a time: their shingles fit into a core's cache."""
+
+
+class ShingleSets(NamedTuple):
+    """Which shingles each text holds."""
+
+    table_UV: csr_array
+    """A one where a text holds a shingle; indices are sorted. Each text holds one or more."""
+    hash_V: NDArray[np.uint32]
+    """The first four bytes of each shingle's SHA-1."""
+
+
+class Signatures(NamedTuple):
+    """MinHash values of texts (Broder 1997), folded to what is compared."""
+
+    band_BU: NDArray[np.uint64]
+    """Equal where all values of a band are equal; different values have equal ones with a probability of 2**-64."""
+    sketch_UK: NDArray[np.uint8]
+    """The lowest byte of each value."""
+
+
+def shingle_sets(texts: Sequence[str], *, shingle: Literal["characters", "words"], size: int) -> ShingleSets:
+    """All sequences of `size` characters or words of each text; the whole text where it is shorter."""
+    from datasketch.hashfunc import sha1_hash32
+    from scipy.sparse import csr_array
+
+    known: dict[str, int] = {}
+    columns, counts = [np.zeros(0, dtype=np.int32)], [np.zeros(1, dtype=np.int64)]
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        table, names = _block(texts[start : start + TEXTS_AT_ONCE], shingle, size)
+        number = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int32)
+        columns.append(number[table.indices])
+        counts.append(np.diff(table.indptr))
+    column_N = np.concatenate(columns)
+    ones = np.ones(len(column_N), dtype=np.int32)
+    table_UV = csr_array((ones, column_N, np.cumsum(np.concatenate(counts))), shape=(len(texts), len(known)))
+    table_UV.sort_indices()
+    hashes = (sha1_hash32(name.encode(errors="surrogatepass")) for name in known)
+    return ShingleSets(table_UV, np.fromiter(hashes, dtype=np.uint32, count=len(known)))
+
+
+def signatures(sets: ShingleSets, *, hashes: int, bands: int, width: int, seed: int) -> Signatures:
+    """MinHash values of each set, as datasketch's scheme affine32 makes them; `width` of them make a band."""
+    from datasketch import MinHash
+
+    factor_K, shift_K = MinHash(num_perm=hashes, seed=seed, scheme="affine32").permutations
+    mixed_V, starts = _mixed(sets.hash_V), sets.table_UV.indptr
+    count = len(starts) - 1
+    minhashes = Signatures(np.zeros((bands, count), dtype=np.uint64), np.zeros((count, hashes), dtype=np.uint8))
+    for first in range(0, count, HASHED_AT_ONCE):
+        rows = slice(first, min(first + HASHED_AT_ONCE, count))
+        value = mixed_V[sets.table_UV.indices[starts[first] : starts[rows.stop]]]
+        begin = np.asarray(starts[rows] - starts[first], dtype=np.int64)
+        for number, (factor, shift) in enumerate(zip(factor_K, shift_K, strict=True)):
+            least = np.minimum.reduceat(value * factor + shift, begin)
+            minhashes.sketch_UK[rows, number] = least.astype(np.uint8)
+            if number < bands * width:
+                band = minhashes.band_BU[number // width, rows]
+                band ^= least
+                band *= np.uint64(0x9E3779B97F4A7C15)
+    return minhashes
+
+
+def _block(texts: Sequence[str], shingle: Literal["characters", "words"], size: int) -> tuple[csr_array, list[str]]:
+    """The table of some texts, and the shingles that its columns stand for."""
+    import pandas as pd
+    from scipy.sparse import csr_array
+
+    split = [text.split() for text in texts] if shingle == "words" else None
+    units, length_U = _units(texts, split)
+    start_W, count_U = _windows(length_U, size)
+    padded, kinds = _padded(units, length_U, size)
+    column_W, distinct = pd.factorize(_codes(padded, kinds, start_W, size))
+    last_U = np.cumsum(count_U)
+    table = csr_array(
+        (np.ones(len(column_W), dtype=np.int32), column_W, np.append(0, last_U)), shape=(len(texts), len(distinct))
+    )
+    first_V = np.flatnonzero(np.diff(np.maximum.accumulate(column_W), prepend=-1))
+    table.sum_duplicates()  # in place: column_W is the table's
+    text_V = np.searchsorted(last_U, first_V, side="right")
+    at_V = first_V - (last_U - count_U)[text_V]
+    held = zip(text_V.tolist(), at_V.tolist(), strict=True)
+    if split is None:
+        return table, [texts[text][at : at + size] for text, at in held]
+    return table, [" ".join(split[text][at : at + size]) for text, at in held]
+
+
+def _units(texts: Sequence[str], split: Sequence[Sequence[str]] | None) -> tuple[Ints, Ints]:
+    """Characters or words of all texts, one after another, as numbers; and how many each text has."""
+    if split is None:
+        joined = "".join(texts).encode("utf-32-le", errors="surrogatepass")
+        return np.frombuffer(joined, dtype=np.uint32).astype(np.int64), np.array([*map(len, texts)], dtype=np.int64)
+    known: dict[str, int] = {}
+    numbers = [known.setdefault(word, len(known)) for words in split for word in words]
+    return np.array(numbers, dtype=np.int64), np.array([*map(len, split)], dtype=np.int64)
+
+
+def _windows(length_U: Ints, size: int) -> tuple[Ints, Ints]:
+    """Where each window starts in the padded units, and how many each text has."""
+    count_U = np.maximum(1, length_U - size + 1)
+    before_U = np.cumsum(count_U) - count_U
+    padded_U = np.maximum(size, length_U)
+    first_U = np.cumsum(padded_U) - padded_U
+    return np.repeat(first_U - before_U, count_U) + np.arange(int(count_U.sum())), count_U
+
+
+def _padded(units: Ints, length_U: Ints, size: int) -> tuple[Ints, int]:
+    """Units from 1, with zeros after texts that are shorter than a window; and the number of kinds of them."""
+    kinds, number = np.unique(units, return_inverse=True)
+    padded_U = np.maximum(size, length_U)
+    padded = np.zeros(int(padded_U.sum()), dtype=np.int64)
+    first_U, before_U = np.cumsum(padded_U) - padded_U, np.cumsum(length_U) - length_U
+    padded[np.repeat(first_U - before_U, length_U) + np.arange(len(units))] = number.ravel() + 1
+    return padded, len(kinds) + 1
+
+
+def _codes(padded: Ints, kinds: int, start_W: Ints, size: int) -> Ints:
+    """A number for each window, equal for equal windows alone."""
+    import pandas as pd
+
+    code_W, codes = padded[start_W], kinds
+    for offset in range(1, size):
+        if codes * kinds >= 2**63:
+            code_W, distinct = pd.factorize(code_W)
+            codes = len(distinct)
+        code_W = code_W * kinds + padded[start_W + offset]
+        codes *= kinds
+    return code_W
+
+
+def _mixed(value: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """MurmurHash3's finaliser, with which datasketch mixes what it is given."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        value = (value ^ (value >> np.uint32(shift))) * np.uint32(factor)
+    value = value ^ (value >> np.uint32(16))
+    return value
+
+
+PERMUTATIONS = 256
+MISS_PROBABILITY = 1e-3
+"""Highest probability that a pair exactly at the threshold is missed."""
+MAX_PAIRS = 1_000_000
+"""Most pairs of near-duplicates: as many as 1,400 texts from one template make."""
+MAX_CANDIDATES = 2**24
+"""Most pairs of one bucket that are compared: those of 5,800 texts."""
+
+PAIRS_AT_ONCE = 2**21
+"""Pairs that are compared at a time."""
+SMALL_CLUSTER = 64
+"""Texts of the largest cluster whose pairs are compared one by one, rather than by a product of matrices."""
+VECTORS_AT_ONCE = 2048
+"""Vectors that are compared with all others at a time."""
+
+_HYPHEN = re.compile(r"(?<=[^\W\d])[-\u2010\u2011](?=[^\W\d])")
+_MARK = "[.,;:!?()\\[\\]\"'`\u2018\u2019\u201c\u201d\u2026\u00bf\u00a1]"
+# A period or colon between digits is part of a number.
+_PUNCTUATION = re.compile(rf"(?<!\d){_MARK}|{_MARK}(?!\d)")
+
+
+def normalised(text: str) -> str:
+    """`text` without case, extra spaces, hyphens and sentence punctuation."""
+    spaced = " ".join(_HYPHEN.sub(" ", unicodedata.normalize("NFKC", text).casefold()).split())
+    return " ".join(_PUNCTUATION.sub("", spaced).split()) or spaced
+
+
+def shingles(text: str, *, shingle: Literal["characters", "words"], size: int) -> frozenset[str]:
+    """All sequences of `size` characters or words in `text`; the whole text where it is shorter."""
+    if shingle == "characters":
+        return frozenset(text[start : start + size] for start in range(max(1, len(text) - size + 1)))
+    words = text.split()
+    return frozenset(" ".join(words[start : start + size]) for start in range(max(1, len(words) - size + 1)))
+
+
+def _banding(threshold: float) -> tuple[int, int]:
+    """Number of bands and hashes in each: the widest that miss a pair at the threshold below MISS_PROBABILITY."""
+    suitable = [
+        (PERMUTATIONS // width, width)
+        for width in range(1, PERMUTATIONS // 2 + 1)
+        if (1 - threshold**width) ** (PERMUTATIONS // width) < MISS_PROBABILITY
+    ]
+    return suitable[-1]
+
+
+def near_pairs(sets: ShingleSets, *, threshold: float, seed: int) -> Ints:
+    """Pairs of sets, sorted, that agree in all MinHash values of some band and reach the threshold.
+
+    Raises:
+        DataError: There are more than MAX_PAIRS.
+    """
+    count = sets.table_UV.shape[0]
+    bands, width = _banding(threshold)
+    minhashes = signatures(sets, hashes=PERMUTATIONS, bands=bands, width=width, seed=seed)
+    size_U = np.diff(sets.table_UV.indptr)
+    known = np.zeros(0, dtype=np.int64)
+    # Sorted arrays rather than datasketch's index, whose buckets are Python sets: 1 kB per text instead of 26 kB.
+    for band_U in minhashes.band_BU:
+        for pairs_P2 in pairs_within(band_U):
+            first, second = _unknown_pairs(pairs_P2, known, count).T
+            likely = _likely(size_U, minhashes.sketch_UK, first, second, threshold)
+            first, second = first[likely], second[likely]
+            near = jaccard(sets.table_UV, first, second) >= threshold
+            known = np.union1d(known, first[near] * count + second[near])
+            if len(known) > MAX_PAIRS:
+                raise _too_many(count)
+    return np.stack(np.divmod(known, max(1, count)), axis=1)
+
+
+def near_vectors(vectors_ND: NDArray[np.float32], *, threshold: float) -> tuple[Ints, NDArray[np.float64]]:
+    """Pairs (P, 2) of rows whose vectors, less their mean, have a cosine similarity of `threshold`, and it (P,).
+
+    Raises:
+        DataError: There are more than MAX_PAIRS.
+    """
+    import torch
+
+    centred_ND = torch.from_numpy(vectors_ND - vectors_ND.mean(0, dtype=np.float64).astype(np.float32))
+    unit_ND = torch.nn.functional.normalize(centred_ND, dim=1)
+    pairs, similarities, count = [torch.zeros(0, 2, dtype=torch.int64)], [torch.zeros(0)], 0
+    for start in range(0, len(unit_ND), VECTORS_AT_ONCE):
+        similarity = unit_ND[start : start + VECTORS_AT_ONCE] @ unit_ND[start:].T
+        near = torch.nonzero(torch.triu(similarity, diagonal=1) >= threshold)
+        pairs.append(near + start)
+        similarities.append(similarity[near[:, 0], near[:, 1]])
+        count += len(near)
+        if count > MAX_PAIRS:
+            raise DataError(
+                f"{len(unit_ND)} rows have over {MAX_PAIRS} pairs with a similarity of features of {threshold:g}. "
+                "Write a higher duplicates.features, or null."
+            )
+    return torch.cat(pairs).numpy(), torch.cat(similarities).double().numpy()
+
+
+def jaccard(table_UV: csr_array, first_P: Ints, second_P: Ints) -> NDArray[np.float64]:
+    """Jaccard similarity of each pair of sets."""
+    size_U, similarities = table_UV.sum(axis=1), [np.zeros(0)]
+    for start in range(0, len(first_P), 2**15):
+        a, b = first_P[start : start + 2**15], second_P[start : start + 2**15]
+        common = table_UV[a].multiply(table_UV[b]).sum(axis=1)
+        similarities.append(common / (size_U[a] + size_U[b] - common))
+    return np.concatenate(similarities)
+
+
+def min_similarity(table_UV: csr_array, cluster_U: Ints) -> NDArray[np.float64]:
+    """Smallest Jaccard similarity of two texts in the cluster of each text."""
+    least_U = np.ones(len(cluster_U))
+    _, number_U, size = np.unique(cluster_U, return_inverse=True, return_counts=True)
+    size_U = size[number_U]
+    small = np.flatnonzero((size_U > 1) & (size_U <= SMALL_CLUSTER))
+    for pairs_P2 in pairs_within(cluster_U[small]):
+        first, second = small[pairs_P2].T
+        np.minimum.at(least_U, cluster_U[first], jaccard(table_UV, first, second))
+    for cluster in np.unique(cluster_U[size_U > SMALL_CLUSTER]):
+        least_U[cluster] = min(map(float, _block_minima(table_UV[np.flatnonzero(cluster_U == cluster)])))
+    similarity_U: NDArray[np.float64] = least_U[cluster_U]
+    return similarity_U
+
+
+def pairs_within(group_N: Ints | NDArray[np.uint64]) -> Iterator[Ints]:
+    """Pairs (P, 2) of the members of each group, the smaller first, in blocks.
+
+    Raises:
+        DataError: One group has more than MAX_CANDIDATES.
+    """
+    order = np.argsort(group_N, kind="stable")
+    starts = np.flatnonzero(np.diff(group_N[order], prepend=group_N[order[:1]] + 1 if len(order) else 0))
+    size = np.diff(np.append(starts, len(order)))
+    if (largest := int(size.max(initial=0))) * (largest - 1) // 2 > MAX_CANDIDATES:
+        raise _too_many(len(group_N))
+    # How many members of the same group follow each one.
+    left = np.repeat(starts + size, size) - 1 - np.arange(len(order))
+    at = np.flatnonzero(left)
+    left = left[at]
+    while len(at):
+        block = max(1, int(np.searchsorted(np.cumsum(left), PAIRS_AT_ONCE)))
+        first = np.repeat(at[:block], left[:block])
+        ends = np.cumsum(left[:block])
+        second = first + 1 + np.arange(ends[-1]) - np.repeat(ends - left[:block], left[:block])
+        yield np.stack([order[first], order[second]], axis=1)
+        at, left = at[block:], left[block:]
+
+
+def _unknown_pairs(pairs_P2: Ints, known: Ints, count: int) -> Ints:
+    """The pairs, sorted, that are not known, as first * count + second, already."""
+    codes = np.setdiff1d(pairs_P2[:, 0] * count + pairs_P2[:, 1], known, assume_unique=True)
+    return np.stack(np.divmod(codes, max(1, count)), axis=1)
+
+
+def _likely(
+    size_U: Ints, sketch_UK: NDArray[np.uint8], first_P: Ints, second_P: Ints, threshold: float
+) -> NDArray[np.bool_]:
+    """Whether pairs can reach the threshold by the sizes of their sets, and are likely to by their MinHash values.
+
+    The share of equal values has the similarity as its mean: a pair at the threshold is six deviations above the
+    share that is asked for.
+    """
+    one_P, other_P = size_U[first_P], size_U[second_P]
+    likely_P: NDArray[np.bool_] = np.minimum(one_P, other_P) / np.maximum(one_P, other_P) >= threshold
+    share = threshold - 6 * np.sqrt(threshold * (1 - threshold) / sketch_UK.shape[1])
+    for start in range(0, len(first_P), 2**15):
+        rows = start + np.flatnonzero(likely_P[start : start + 2**15])
+        equal = sketch_UK[first_P[rows]] == sketch_UK[second_P[rows]]
+        likely_P[rows] = equal.sum(axis=1) >= share * sketch_UK.shape[1]
+    return likely_P
+
+
+def _too_many(count: int) -> DataError:
+    return DataError(
+        f"{count} different texts have over {MAX_PAIRS} pairs of near-duplicates: do they share a "
+        "template? Compare only the columns that differ, write a higher duplicates.threshold, or "
+        "duplicates.on_duplicate=ignore."
+    )
+
+
+def _block_minima(table_UV: csr_array) -> Iterator[np.float64]:
+    """Smallest similarity of the pairs of a cluster, by blocks of rows that fit in memory."""
+    size_U = table_UV.sum(axis=1)
+    for start in range(0, len(size_U), 2**10):
+        rows = slice(start, start + 2**10)
+        common = (table_UV[rows] @ table_UV.T).toarray()
+        yield (common / (size_U[rows, None] + size_U[None, :] - common)).min()
+
+
+def components(count: int, pairs_P2: Sequence[tuple[int, int]] | Ints) -> Ints:
+    """The smallest member of the connected component of each of 0 to `count` - 1, which `pairs_P2` link."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    if count == 0:
+        return np.zeros(0, dtype=np.int64)
+    first_P, second_P = np.asarray(pairs_P2, dtype=np.int64).reshape(-1, 2).T
+    graph = coo_array((np.ones(len(first_P)), (first_P, second_P)), shape=(count, count))
+    _, component_N = connected_components(graph, directed=False)
+    _, smallest = np.unique(component_N, return_index=True)
+    return np.asarray(smallest[component_N], dtype=np.int64)
+
 
 Mask: TypeAlias = NDArray[np.bool_]
 

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workbench.data.folds.duplicates import DuplicateClusters
-from workbench.data.folds.similarity import Ints, components
+from workbench.data.folds.duplicates import DuplicateClusters, Ints, components
 from workbench.data.images.decoding import Pixels
 
 Floats: TypeAlias = NDArray[np.float32]

@@ -38,9 +38,7 @@ from workbench.data.images.picture_rows import Augmenter, PictureRows
 from workbench.data.images.preparation import PictureStatistics
 from workbench.data.labelled import records
 from workbench.data.labelled.record_table import LabelledRecord
-from workbench.data.labelled.records import RecordSource
-from workbench.data.labelled.row_inputs import RowInputs
-from workbench.data.labelled.row_reader import NamedColumns, RowReader
+from workbench.data.labelled.records import NamedColumns, RecordSource, RowInputs, RowReader
 from workbench.data.rows import MAX_MISTAKES, RawRow, convert_rows
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import DataError, FileError

@@ -20,7 +20,7 @@ from workbench.data.batching import Indices
 from workbench.data.images import augmentation, mixing, threads
 from workbench.data.images.decoding import Pixels
 from workbench.data.images.picture_format import PictureFormat
-from workbench.data.labelled.row_inputs import Mix, ModelInputs
+from workbench.data.labelled.records import Mix, ModelInputs
 
 Change: TypeAlias = Callable[[Pixels, int], Pixels]
 """From a picture (H, W, 3) and the number of its row to the picture that is read instead."""

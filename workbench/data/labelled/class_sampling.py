@@ -1,10 +1,13 @@
-"""Classes drawn equally often: a pure function of (seed, epoch), whatever the micro-batches and restarts.
+"""Labelled rows as an epoch samples them: classes balanced, or several sources mixed, some rows several times.
 
-Legend: M draws of an epoch.
+A pure function of (seed, epoch), whatever the micro-batches and restarts.
+
+Legend: S sources, N rows, M samples of an epoch, B rows of a micro-batch.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -15,11 +18,64 @@ from typing_extensions import Self
 
 from workbench.config import RunConfig
 from workbench.config.sections.classes_config import rarest
-from workbench.data.batching import Indices
+from workbench.data import mixture, resampling
+from workbench.data.batching import Indices, MicroBatch, Weights
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.labelled.repeated_rows import RepeatedRows
-from workbench.data.resampling import endless
+from workbench.data.mixture import MixedRows
+from workbench.data.resampling import DealtRows, endless
 from workbench.losses.class_losses import class_weights
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedRows(DealtRows[LabelledSet]):
+    """Rows of which number `row + repeat * N` is a row that its epoch has drawn `repeat` times before.
+
+    Where it is read in the same way at each draw, as a text is, its number is always `row`.
+    """
+
+    @property
+    @abstractmethod
+    def most_draws(self) -> int:
+        """Times that an epoch draws a row at most."""
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens or patches of each number."""
+        return np.tile(self.rows.lengths, self._times)
+
+    @property
+    def supervised(self) -> Weights:
+        """Weight of each number."""
+        weights: Weights = np.concatenate([self.rows.supervised] * self._times)
+        return weights
+
+    def row_of(self, numbers: Indices) -> Indices:
+        """The row of each number."""
+        row_numbers: Indices = numbers % len(self.rows)
+        return row_numbers
+
+    def place(self, index: int) -> str:
+        """File and row of a number."""
+        return self.rows.place(index % len(self.rows))
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The rows of these numbers, padded."""
+        return self.rows.batch(self.row_of(indices), epoch=epoch, repeats=indices // len(self.rows))
+
+    def numbers(self, row_M: Indices, *, seed: int, epoch: int) -> Indices:
+        """The number of each draw of an epoch, of its row and of the draws of the row in earlier steps.
+
+        Args:
+            row_M: The row of each draw, of 0 to M - 1.
+            seed: Of the run, by which draws are dealt to steps.
+        """
+        if not self.rows.inputs.redrawn:
+            return row_M
+        return resampling.numbered(row_M, rows=len(self.rows), seed=seed, epoch=epoch)
+
+    @property
+    def _times(self) -> int:
+        return self.most_draws if self.rows.inputs.redrawn else 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,3 +159,21 @@ def balanced(rows: LabelledSet, config: RunConfig) -> LabelledSet | ClassBalance
     counts_C = torch.from_numpy(rows.targets_NC.sum(0, dtype=np.float64))
     weight_C = class_weights(counts_C, scheme=classes.weights, beta=classes.beta).double().numpy()
     return rows.reweighted(rows.targets_NC @ weight_C)
+
+
+@dataclass(frozen=True, eq=False)
+class MixedLabelledRows(MixedRows[LabelledSet], RepeatedRows):
+    """Labelled rows of several sources, drawn by the plan of `MixedRows`; a picture is augmented anew at each draw."""
+
+    def table(self, epoch: int) -> Indices:
+        """The number of each draw of an epoch (M,), of rows of each source in turn."""
+        return self.numbers(super().table(epoch), seed=self.seed, epoch=epoch)
+
+
+def sampled_rows(rows: LabelledSet, config: RunConfig) -> LabelledSet | ClassBalancedRows | MixedLabelledRows:
+    """The training rows as `data.sources` or `classes` ask for them."""
+    balanced_rows = balanced(rows, config)
+    if not config.data.sources:
+        return balanced_rows
+    assert isinstance(balanced_rows, LabelledSet), "classes.sampling beside data.sources is refused"
+    return MixedLabelledRows(balanced_rows, *mixture.plan(balanced_rows, config))

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.config import RunConfig
-from workbench.data.folds import duplicates, stratification
-from workbench.data.folds.duplicates import DuplicateClusters, DuplicateReport
-from workbench.data.folds.row_split import FoldAssignment, Groups, singletons
-from workbench.data.folds.similarity import Ints
+from workbench.data.folds import duplicates, stratified_folds
+from workbench.data.folds.duplicates import DuplicateClusters, DuplicateReport, Ints
+from workbench.data.folds.stratified_folds import FoldAssignment, Groups, singletons
 from workbench.data.labelled import labels, records
 from workbench.data.labelled.labelled_data import (
     LabelledSet,
@@ -30,8 +29,7 @@ from workbench.data.labelled.labelled_data import (
 )
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.record_table import RawRows
-from workbench.data.labelled.records import RecordSource
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RecordSource, RowReader
 from workbench.data.text import decontamination
 from workbench.data.text.decontamination import Contamination
 from workbench.errors import DataError
@@ -85,17 +83,17 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     trains, test = read_training(config.data, reader), read_each(config.data.test_files, reader)
     for each in trains.values():
-        stratification.require_labelled(RawRows(each.records), each.labels)
+        stratified_folds.require_labelled(RawRows(each.records), each.labels)
     trains, left_out = cleaned(trains, config, reader)
     sets, contamination_reports = decontamination.evaluation_sets({}, test), list[Contamination | None]()
     for name, each in trains.items():
         trains[name], matched = decontaminated(each, sets, config, reader)
         contamination_reports.append(matched)
-    train = records.joined(trains)
+    train = records.join_sources(trains)
     find = partial(_duplicates, reader=reader, config=config, features=features)
     clean = _deduplicate(train, list(test.values()), find, config)
     meaning = labels.fit(config.classes.kind, clean.source.labels, source=train.name)
-    folds = stratification.make_folds(
+    folds = stratified_folds.make_folds(
         config.folds,
         RawRows(clean.source.records),
         clean.source.labels,
@@ -105,7 +103,9 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
     return FoldData(
         rows=replace(
             encode(clean.source, reader, meaning).reweighted(clean.weight_N),
-            contamination=decontamination.join_contaminations(contamination_reports, records.prefixes(trains).values()),
+            contamination=decontamination.join_contaminations(
+                contamination_reports, records.source_prefixes(trains).values()
+            ),
             cleaning=left_out,
         ),
         folds=folds,
@@ -174,7 +174,7 @@ def _deduplicate(train: RecordSource, test: Sequence[RecordSource], find: Find, 
         train, clusters, weight_N = _subset(train, clusters, weight_N, kept_N, note)
     report = duplicates.report(clusters, train.labels)
     conflicts = tuple(tuple(train.records[row].place for row in rows) for rows in report.conflicts)
-    leak = stratification.ungrouped_leak(clusters, train.labels, k=config.folds.k, seed=config.seed)
+    leak = stratified_folds.ungrouped_leak(clusters, train.labels, k=config.folds.k, seed=config.seed)
     kept_N, factor_N = duplicates.resolve(clusters, train.labels, config.duplicates.on_duplicate)
     note = f"{int((~kept_N).sum())} rows that are near-duplicates of one that is kept"
     lost_N = ~kept_N & np.isin(np.arange(len(kept_N)), [row for rows in report.conflicts for row in rows])

@@ -16,21 +16,62 @@ import torch
 
 from workbench.config import DataConfig, RunConfig
 from workbench.config.sections.curriculum_config import CurriculumConfig
-from workbench.data import dataset_facts, difficulty, named_sets, selection
+from workbench.data import held_out_split, named_sets, row_order, selection
 from workbench.data.batching import Indices, MicroBatch, Weights, WholeRows
-from workbench.data.labelled import held_out_rows, labels, record_table, records
+from workbench.data.folds import stratified_folds
+from workbench.data.held_out_split import Splits, hold_out
+from workbench.data.labelled import labels, record_table, records
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.record_table import LabelledRecord
-from workbench.data.labelled.records import RecordSource
-from workbench.data.labelled.row_inputs import RowInputs
-from workbench.data.labelled.row_reader import RowReader
-from workbench.data.splits import Splits
+from workbench.data.labelled.records import RecordSource, RowInputs, RowReader
 from workbench.data.text import decontamination
 from workbench.data.text.decontamination import Contamination, TextRow
 from workbench.data.text.quality import cleaning
 from workbench.data.text.quality.cleaning import Cleaning, Flag
 from workbench.data.text.quality.rules import RowText
 from workbench.errors import DataError
+
+
+def split_off(source: RecordSource, config: RunConfig, *, share: float) -> tuple[RecordSource, RecordSource]:
+    """Split off held-out rows, stratified; equal rows stay on the same side."""
+    strata = stratified_folds.strata_of(source.labels, k=max(2, round(1 / share)))
+    held_out = hold_out(strata, groups=(record.key for record in source.records), share=share, seed=config.seed)
+    if not held_out.any():
+        count, different = len(source.records), len(set(source.keys))
+        equal = "" if count == different else f", of which {different} {'differs' if different == 1 else 'differ'},"
+        raise DataError(
+            f"{source.name}: {count} row(s){equal} are too few to hold out a share of {share}. "
+            "Give more rows, or a file of its own as data.held_out."
+        )
+    return source.subset(~held_out), source.subset(held_out)
+
+
+def without_shared_rows(train: RecordSource, other: RecordSource, *, drop: bool) -> RecordSource:
+    """`train` without rows whose content is also in `other`; raises what `overlap.without_overlap` does."""
+    but = "" if train.records[0].digest else " but for case and punctuation"  # pictures are equal whole
+    return held_out_split.without_overlap(train, other, drop=drop, but=but)
+
+
+def require_measured(
+    meaning: Labels, train: Sequence[Any], held_out: Mapping[str, RecordSource], config: RunConfig
+) -> None:
+    """Raise DataError where the held-out rows, all sets of them together, lack a class.
+
+    Args:
+        train: The label of each training row.
+    """
+    if meaning.kind == "number" or not config.classes.every_class:
+        return
+    measured = labels.counts([label for source in held_out.values() for label in source.labels])
+    trained, named = labels.counts(train), " + ".join(source.name for source in held_out.values())
+    for name in meaning.names:
+        if name not in measured:
+            raise DataError(
+                f"{named}: no held-out row has the class `{name}`, which has {trained[name]} training row(s). "
+                "Give it more distinct rows, leave it out, or write classes.every_class=false to accept a class "
+                "without a score."
+            )
+
 
 Targets = npt.NDArray[np.float32]
 
@@ -141,7 +182,7 @@ class LabelledSet(WholeRows):
         """
         if not curriculum.graded:
             return self
-        return replace(self, difficulty=difficulty.of_rows(curriculum, (record.row for record in self.records)))
+        return replace(self, difficulty=row_order.row_difficulty(curriculum, (record.row for record in self.records)))
 
     def with_targets(self, targets_NC: Targets) -> LabelledSet:
         """The same rows with other targets, such as a teacher's probabilities."""
@@ -200,7 +241,7 @@ class LabelledSet(WholeRows):
         quality_facts |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
         counted: dict[str, Any] = {"classes": dict(sorted(classes.items()))}
         counted |= {"sources": self.rows_by_source} if self.sources else {}
-        return {**dataset_facts.shared(self, supervised_tokens=len(self)), **counted, **quality_facts}
+        return {**named_sets.shared_facts(self, supervised_tokens=len(self)), **counted, **quality_facts}
 
 
 class ClassSplits(NamedTuple):
@@ -224,23 +265,25 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     trains, shares = read_training(config.data, reader), dict[str, RecordSource]()
     if config.data.own_share is not None:
         for name, train in trains.items():
-            trains[name], shares[name] = held_out_rows.split(train, config, share=config.data.own_share)
+            trains[name], shares[name] = split_off(train, config, share=config.data.own_share)
     held_out = held_out or shares
     sets = decontamination.evaluation_sets(held_out, test)
     trains, left_out = cleaned(trains, config, reader)
     contamination_reports = list[Contamination | None]()
     for name, train in trains.items():
         for other in sets.values():
-            train = held_out_rows.without_overlap(train, other, drop=config.data.overlap == "drop")
+            train = without_shared_rows(train, other, drop=config.data.overlap == "drop")
         trains[name], matched = decontaminated(train, sets, config, reader)
         contamination_reports.append(matched)
     train_labels = [label for train in trains.values() for label in train.labels]
     meaning = labels.fit(config.classes.kind, train_labels, source=_names(trains))
-    held_out_rows.require_measured(meaning, train_labels, held_out, config)
+    require_measured(meaning, train_labels, held_out, config)
     weight_N = np.asarray([record.weight for train in trains.values() for record in train.records])
     rows = replace(
         encode_each(trains, reader, meaning).reweighted(weight_N),
-        contamination=decontamination.join_contaminations(contamination_reports, records.prefixes(trains).values()),
+        contamination=decontamination.join_contaminations(
+            contamination_reports, records.source_prefixes(trains).values()
+        ),
         cleaning=left_out,
     )
     return ClassSplits(
@@ -268,7 +311,7 @@ def read_each(files: Mapping[str, str], reader: RowReader) -> dict[str, RecordSo
 
 def encode_each(sets: Mapping[str, RecordSource], reader: RowReader, meaning: Labels) -> LabelledSet:
     """As `encode`, the rows of several sets, which they know by name; of one that has none (``) as they are."""
-    return encode(records.joined(sets), reader, meaning)
+    return encode(records.join_sources(sets), reader, meaning)
 
 
 def encode(source: RecordSource, reader: RowReader, meaning: Labels) -> LabelledSet:
@@ -306,7 +349,7 @@ def cleaned(
     return {
         name: train.subset(own.kept([record.place for record in train.records]))
         for (name, train), own in zip(trains.items(), cleaning_reports, strict=True)
-    }, cleaning.join_cleanings(cleaning_reports, records.prefixes(trains).values())
+    }, cleaning.join_cleanings(cleaning_reports, records.source_prefixes(trains).values())
 
 
 def _repeated_pictures(trains: Sequence[RecordSource], rules: Sequence[str], reader: RowReader) -> list[Flag]:

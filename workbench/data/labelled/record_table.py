@@ -1,25 +1,133 @@
-"""Labelled rows, and many of them in little memory.
+"""Labelled rows and their tokens, many of them in little memory.
 
-Legend: N rows.
+Legend: N rows, A tokens of all of them, T tokens of one.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
+import weakref
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
+from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from workbench.data.batching import Indices
-from workbench.data.byte_store import ByteStore
-from workbench.data.folds.similarity import normalised
+from workbench.data.folds.duplicates import normalised
 from workbench.data.labelled.labels import Floats, Label
 from workbench.data.rows import RawRow
+from workbench.data.text.tokenized import cache_folder
+from workbench.errors import FileError
+
+IN_MEMORY = 2**24
+"""Most bytes that are kept in memory."""
+
+
+class ByteStore:
+    """Chunks end to end. A file is read by `pread`, so that what was read takes no memory, as mapped pages would.
+
+    Raises:
+        FileError: There is no room for the file.
+    """
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        folder = cache_folder()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with ExitStack() as stack:
+                file = stack.enter_context(SpooledTemporaryFile(IN_MEMORY, dir=str(folder)))
+                for chunk in chunks:
+                    file.write(chunk)
+                self._size = file.tell()
+                file.seek(0)
+                self._few = file.read() if self._size <= IN_MEMORY else None
+                if self._few is None:
+                    self._file = file
+                    weakref.finalize(self, stack.pop_all().close)
+        except OSError as error:
+            raise FileError(
+                f"{folder}: cannot be written ({error.strerror}). Make room there, or set WORKBENCH_CACHE to another "
+                "folder."
+            ) from None
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from `start` up to `stop`."""
+        return os.pread(self._file.fileno(), stop - start, start) if self._few is None else self._few[start:stop]
+
+    def chunks(self) -> Iterator[bytes]:
+        """All of them, a part at a time."""
+        for start in range(0, self._size, IN_MEMORY):
+            yield self.read(start, min(start + IN_MEMORY, self._size))
+
+
+TOKEN_BYTES = 4
+"""Size of a token."""
+
+
+class FieldTokens(NamedTuple):
+    """Tokens of a row (T,), and whether it was truncated."""
+
+    input_ids: Indices
+    truncated: bool
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTexts:
+    """Tokenised rows, int32 in one store; rows that were taken from others share it with them."""
+
+    store: ByteStore
+    start_N: Indices
+    length_N: Indices
+    truncated_N: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, rows: Iterable[FieldTokens]) -> EncodedTexts:
+        """Copy the tokens of rows, of which no two have to be in memory together."""
+        lengths, truncated = array("q"), array("b")
+
+        def stored(row: FieldTokens) -> bytes:
+            lengths.append(len(row.input_ids))
+            truncated.append(row.truncated)
+            return row.input_ids.astype(np.int32).tobytes()
+
+        store = ByteStore(map(stored, rows))
+        length_N = np.asarray(lengths, dtype=np.int64)
+        return cls(store, np.cumsum(length_N) - length_N, length_N, np.asarray(truncated, dtype=bool))
+
+    def __len__(self) -> int:
+        return len(self.length_N)
+
+    def __getitem__(self, index: int) -> FieldTokens:
+        start = int(self.start_N[index])
+        read = self.store.read(TOKEN_BYTES * start, TOKEN_BYTES * (start + int(self.length_N[index])))
+        return FieldTokens(np.frombuffer(read, dtype=np.int32).astype(np.int64), bool(self.truncated_N[index]))
+
+    def __iter__(self) -> Iterator[FieldTokens]:
+        return (self[index] for index in range(len(self)))
+
+    def take(self, indices: Indices) -> EncodedTexts:
+        """The rows `indices`."""
+        return EncodedTexts(self.store, self.start_N[indices], self.length_N[indices], self.truncated_N[indices])
+
+    def concatenated(self, other: EncodedTexts) -> EncodedTexts:
+        """These rows, followed by those of `other`."""
+        return EncodedTexts(
+            ByteStore(chain(self.store.chunks(), other.store.chunks())),
+            np.concatenate([self.start_N, len(self.store) // TOKEN_BYTES + other.start_N]),
+            np.concatenate([self.length_N, other.length_N]),
+            np.concatenate([self.truncated_N, other.truncated_N]),
+        )
+
 
 Objects = npt.NDArray[np.object_]
 

@@ -1,28 +1,95 @@
-"""Labelled rows of a file: the columns that the model reads, the label and the weight."""
+"""Labelled rows of a file: the columns that the model reads, label and weight, and what reads them for a backbone.
+
+Legend: B rows of a micro-batch.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from typing_extensions import Self
 
 from workbench.config import DataConfig
 from workbench.config.sections.basic_sections import WEIGHT
 from workbench.config.sections.classes_config import PAIR_FIELDS, ClassesConfig
-from workbench.data import named_sets, row_weights
+from workbench.data import named_sets, resampling
 from workbench.data.batching import Indices
+from workbench.data.folds.duplicates import DuplicateClusters
 from workbench.data.labelled import labels, record_table
 from workbench.data.labelled.record_table import LabelledRecord, RecordTable
-from workbench.data.labelled.row_inputs import RowInputs
 from workbench.data.rows import RawRow, convert_rows, excerpt, fingerprint
 from workbench.data.text.formats import renamed
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
+
+
+class Mix(NamedTuple):
+    """Rows that were mixed with others, as mixup and CutMix do."""
+
+    partner_B: Indices
+    """The other row of each, by its number in the set."""
+    share_B: npt.NDArray[np.float64]
+    """Share of the row's own label; the rest is its partner's."""
+
+
+class ModelInputs(NamedTuple):
+    """Rows as a model reads them together."""
+
+    inputs: dict[str, Tensor]
+    """Arguments of the model."""
+    positions_B: Tensor
+    """Flat index of each row's last real token among all of the micro-batch."""
+    tokens: int
+    """Tokens or patches without padding."""
+    mix: Mix | None = None
+
+
+class RowInputs(Protocol):
+    """Rows in the form that a backbone reads, without their labels."""
+
+    @property
+    def lengths(self) -> Indices:
+        """Tokens or patches of each row."""
+
+    @property
+    def truncated(self) -> int:
+        """Number of rows that lost a part."""
+
+    @property
+    def redrawn(self) -> bool:
+        """Whether a row that an epoch draws again is read in another way."""
+
+    def batch(self, indices: Indices, *, epoch: int | None, repeats: Indices | None = None) -> ModelInputs:
+        """The rows `indices`, padded.
+
+        Args:
+            epoch: Pass over the training rows, which decides how each is augmented; None: as they are.
+            repeats: How often the epoch has drawn each of them before (B,); None: never.
+        """
+
+    def rewritten(self, *, epoch: int, progress: float) -> Self:
+        """The rows as a step of pass `epoch` reads them, after a share of the run, where that changes their lengths."""
+
+    def take(self, indices: Indices) -> Self:
+        """The rows `indices`."""
+
+    def concatenated(self, other: Self) -> Self:
+        """These rows, followed by those of `other`."""
+
+    def arrays(self) -> Iterator[npt.NDArray[Any]]:
+        """All arrays that the rows consist of, by which sets are told apart."""
+
+    def differ(self, other: Self) -> npt.NDArray[np.bool_]:
+        """Which rows (N,) are not the same in `other`."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +132,17 @@ class RecordSource:
         )
 
 
-def prefixes(sets: Mapping[str, RecordSource]) -> dict[str, str]:
+def source_prefixes(sets: Mapping[str, RecordSource]) -> dict[str, str]:
     """The beginning of the places of each set's rows where they stand together; see `named_sets.prefixes`."""
     return named_sets.prefixes({name: each.name for name, each in sets.items()})
 
 
-def joined(sets: Mapping[str, RecordSource]) -> RecordSource:
+def join_sources(sets: Mapping[str, RecordSource]) -> RecordSource:
     """The rows of several sets, which they know by name; of one that has none (``) as they are."""
     parts = list(sets.values())
     if sets.keys() == {""}:
         return parts[0]
-    placed = [record_table.prefixed(sets[name].records, prefix) for name, prefix in prefixes(sets).items()]
+    placed = [record_table.prefixed(sets[name].records, prefix) for name, prefix in source_prefixes(sets).items()]
     inputs = [each.inputs for each in parts if each.inputs is not None]
     return replace(
         parts[0],
@@ -150,7 +217,9 @@ def labelled_record(
             f"`{classes.label}` is empty: the row has no label. Move unlabelled rows to a file of their own."
         )
     named = config.columns.get(WEIGHT)
-    return LabelledRecord(row, fields, label, 1.0 if named is None else row_weights.read(columns.get(WEIGHT), named))
+    return LabelledRecord(
+        row, fields, label, 1.0 if named is None else resampling.read_weight(columns.get(WEIGHT), named)
+    )
 
 
 def require_label_columns(
@@ -192,3 +261,75 @@ def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"`{name}` must be text, found {excerpt(value)}.")
     return value
+
+
+class NamedColumns(NamedTuple):
+    """A row, with its columns by the names that a reader wants."""
+
+    row: RawRow
+    columns: Mapping[str, Any]
+
+
+class RowReader(Protocol):
+    """Reads labelled rows, and converts them to inputs of one backbone."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that the model reads, by the names that the configuration uses."""
+
+    @property
+    def title(self) -> str:
+        """Column of a table of predictions that says what was read: `text` or `image`."""
+
+    @property
+    def file(self) -> str:
+        """File that stands beside an adapter, from which this reader is made again."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """Decides how large the vocabulary is; None for pictures."""
+
+    def read(
+        self,
+        source: str,
+        *,
+        limit: int | None = None,
+        labelled: bool = True,
+        weighted: bool = False,
+        columns: Mapping[str, str] | None = None,
+    ) -> RecordSource:
+        """Read the rows of a file, a folder or a hub data set.
+
+        Args:
+            columns: How columns are renamed; None: as `data.columns` says.
+            limit: Rows to read; None for all.
+            labelled: Whether every row must have a label; labels are ignored otherwise.
+            weighted: Whether to read how often each counts, where `data.columns` says in which column; else once each.
+
+        Raises:
+            DataError: Rows are malformed, or a column is missing.
+        """
+
+    def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:
+        """The rows that another reader read, as this one reads them, without labels."""
+
+    def inputs(self, source: RecordSource) -> RowInputs:
+        """Each row as the model reads it."""
+
+    def describe(self, record: LabelledRecord) -> str:
+        """A row in words: its whole text, or the name of its picture."""
+
+    def rendered(self, inputs: RowInputs, index: int) -> str:
+        """Row `index` as the model reads it, in words."""
+
+    def duplicates(self, sources: Sequence[RecordSource]) -> DuplicateClusters:
+        """Near-duplicates among the rows of all sources together, in their order."""
+
+    def same_positions(self, other: RowReader) -> bool:
+        """Whether `other` cuts each row into the same tokens, or brings pictures to the same size."""
+
+    def as_read_by(self, other: RowReader, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Inputs of this reader's model for that of `other`, which has the same positions."""
+
+    def save(self, folder: Path) -> None:
+        """Write `file` into `folder`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from workbench.config import DataConfig
 from workbench.config.sections.basic_sections import MARGIN, WEIGHT
-from workbench.data import row_weights
+from workbench.data import resampling
 from workbench.data.rows import (
     RawRow,
     convert_rows,
@@ -132,7 +132,7 @@ def _example(row: RawRow, row_format: _Format, renames: Mapping[str, str]) -> Ex
         )
     example = row_format.convert(row.place, columns)
     if example is not None and WEIGHT in renames:
-        example = replace(example, weight=row_weights.read(columns.get(WEIGHT), renames[WEIGHT]))
+        example = replace(example, weight=resampling.read_weight(columns.get(WEIGHT), renames[WEIGHT]))
     if example is not None and MARGIN in renames:
         example = replace(example, margin=number_of(columns.get(MARGIN), renames[MARGIN]))
         if example.tie and example.margin:

@@ -22,10 +22,10 @@ import pyarrow
 import torch
 
 from workbench.config import DataConfig
-from workbench.data import named_sets, row_weights
+from workbench.data import named_sets, resampling
 from workbench.data.batching import Indices, MicroBatch, Row, Weights, WholeRows
+from workbench.data.held_out_split import Splits
 from workbench.data.rows import excerpt, string_of
-from workbench.data.splits import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import LossOn
 from workbench.data.text.formats import Conversion, Example, Reader, answered, chat_example, dialogue
@@ -223,7 +223,7 @@ class PreferenceSet(WholeRows):
     def supervised(self) -> Weights:
         """Weight of each example in the mean loss."""
         weight_P = self.answers.weights[:: self.each]
-        return np.ones(len(self), dtype=np.int64) if row_weights.uniform(weight_P) else weight_P
+        return np.ones(len(self), dtype=np.int64) if resampling.uniform(weight_P) else weight_P
 
     @cached_property
     def desired(self) -> npt.NDArray[np.bool_]:

@@ -22,7 +22,7 @@ import pyarrow
 import pyarrow.compute
 import torch
 
-from workbench.data import row_weights
+from workbench.data import resampling
 from workbench.data.batching import Floats, Indices, MicroBatch, Weights, WholeRows
 from workbench.data.rows import excerpt
 from workbench.data.text import chat
@@ -182,7 +182,7 @@ class StepSet(WholeRows):
     def supervised(self) -> Weights:
         """Weight of each answer in the mean loss: its steps, times the weight of its row."""
         weight_R = self.answers.weights
-        return self.steps if row_weights.uniform(weight_R) else self.steps * weight_R
+        return self.steps if resampling.uniform(weight_R) else self.steps * weight_R
 
     @cached_property
     def labels(self) -> Floats:
@@ -222,7 +222,7 @@ class StepSet(WholeRows):
         labels = torch.from_numpy(self.labels[self.steps_of(indices)].astype(np.float32))
         batch = replace(batch, positions_N=batch.positions_N + 1, labels_N=labels)
         weight_R = self.answers.weights
-        return batch if row_weights.uniform(weight_R) else batch.weighted(weight_R[indices])
+        return batch if resampling.uniform(weight_R) else batch.weighted(weight_R[indices])
 
     def steps_of(self, indices: Indices) -> Indices:
         """Numbers of the steps (among S) of some answers, in their order."""

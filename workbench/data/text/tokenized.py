@@ -28,8 +28,8 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import DataConfig
 from workbench.data import named_sets, ordered_processes, selection, starter
 from workbench.data.batching import Indices
+from workbench.data.held_out_split import Splits
 from workbench.data.rows import RawRow, read_rows
-from workbench.data.splits import Splits
 from workbench.data.text import chat, decontamination, formats
 from workbench.data.text.decontamination import TextRow
 from workbench.data.text.formats import Example

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pyarrow
 from typing_extensions import Self
 
-from workbench.data import dataset_facts, named_sets
+from workbench.data import named_sets
 from workbench.data.batching import Collate, Floats, Indices, MicroBatch, Row, WholeRows, collate
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text import decontamination
 from workbench.data.text.decontamination import Contamination
 from workbench.data.text.quality import cleaning
@@ -212,7 +212,7 @@ class TokenizedSet(WholeRows):
         check_facts = {} if self.contamination is None else {"contamination": self.contamination.facts()}
         check_facts |= {} if self.cleaning is None else {"cleaning": self.cleaning.facts()}
         return {
-            **dataset_facts.shared(self, supervised_tokens=int(self.supervised.sum())),
+            **named_sets.shared_facts(self, supervised_tokens=int(self.supervised.sum())),
             "chat": self.chat,
             **({"sources": self.rows_by_source} if self.sources else {}),
             **check_facts,

@@ -22,7 +22,7 @@ from workbench.data.images.picture_rows import PictureRows
 from workbench.data.images.warping import Box, Warp
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.data.rows import excerpt
 from workbench.data.views.user_views import KEY, require_used
 from workbench.errors import ConfigError

@@ -12,7 +12,7 @@ from workbench.config.sections.tta_config import MIN_CHANGED_SHARE
 from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.data.labelled.row_reader import RowReader
+from workbench.data.labelled.records import RowReader
 from workbench.data.views import picture_views, text_views
 from workbench.errors import DataError
 

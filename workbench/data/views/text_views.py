@@ -16,10 +16,8 @@ from workbench.config.sections.tta_config import MIN_CHANGED_SHARE, NOISY, WINDO
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.record_table import LabelledRecord
-from workbench.data.labelled.row_reader import RowReader
-from workbench.data.labelled.text_fields import FieldTokenizer
-from workbench.data.labelled.text_reader import TextReader
-from workbench.data.labelled.token_rows import TokenRows
+from workbench.data.labelled.records import RowReader
+from workbench.data.labelled.text_reader import FieldTokenizer, TextReader, TokenRows
 from workbench.data.text import rewriting
 from workbench.data.views.user_views import Fields, UserViews, require_used
 from workbench.errors import ConfigError, DataError

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from workbench.config import RunConfig
 from workbench.config.sections.distributed_config import DistributedConfig
-from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Indices
+from workbench.data.packing import RowLayout
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_settings
 from workbench.training.distributed.fsdp import ShardedReader
@@ -63,7 +63,7 @@ class BankShares:
         """Result of `work`, which reads the model in all processes together, of the first one."""
         return self.ranks.agreed(work() if self._shared is None else self._shared(work))
 
-    def cut(self, rows: Indices, lengths: Indices, arrangement: Arrangement, *, tokens: int) -> list[RowShare]:
+    def cut(self, rows: Indices, lengths: Indices, arrangement: RowLayout, *, tokens: int) -> list[RowShare]:
         """Micro-batches of this process, as many as every other one has; see `share_rows`."""
         return share_rows(rows, lengths, arrangement, tokens=tokens, ranks=self.ranks, in_step=True)
 

@@ -9,8 +9,8 @@ from typing import Protocol, TypeVar
 from torch import nn
 
 from workbench.config.sections.distributed_config import DistributedConfig
-from workbench.data.arrangement import Arrangement
 from workbench.data.batching import MicroBatch
+from workbench.data.packing import RowLayout
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
 from workbench.training.distributed import layout_settings, sequence, tensor
@@ -76,7 +76,7 @@ class Placement:
         """Whether this process scores: the first does, or all of those that share weights."""
         return self.ranks.first or self.cuts_weights
 
-    def arranged(self, whole: Arrangement) -> Arrangement:
+    def arranged(self, whole: RowLayout) -> RowLayout:
         """An arrangement of what this process computes of each row."""
         return sequence.arranged(whole, sequence.group(self.config, self.ranks))
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Indices
+from workbench.data.packing import RowLayout
 from workbench.runs.ranks import Ranks
 
 
@@ -30,7 +30,7 @@ def own_rows(lengths: Indices, ranks: Ranks) -> Indices:
 
 
 def share_rows(
-    rows: Indices, lengths: Indices, arrangement: Arrangement, *, tokens: int, ranks: Ranks, in_step: bool
+    rows: Indices, lengths: Indices, arrangement: RowLayout, *, tokens: int, ranks: Ranks, in_step: bool
 ) -> list[RowShare]:
     """The micro-batches of a global batch that this process computes; all processes cut it alike.
 

@@ -21,8 +21,8 @@ from transformers import PretrainedConfig
 
 from workbench.config import TrainingSections
 from workbench.config.sections.distributed_config import DistributedConfig
-from workbench.data.arrangement import MASK, NO_MASK, Arrangement
 from workbench.data.batching import Indices, MicroBatch
+from workbench.data.packing import MASK, NO_MASK, RowLayout
 from workbench.errors import ConfigError
 from workbench.models import backbones, packed_attention
 from workbench.models.sequence_attention import SequenceGroup
@@ -46,7 +46,7 @@ def dealt(section: DistributedConfig, ranks: Ranks) -> Ranks:
     return Ranks(ranks.rank // section.rows_together, max(1, ranks.world // section.rows_together))
 
 
-def arranged(whole: Arrangement, own: SequenceGroup) -> Arrangement:
+def arranged(whole: RowLayout, own: SequenceGroup) -> RowLayout:
     """An arrangement of this process's part of each row."""
     return whole if own.size == 1 else RowParts(whole, own)
 
@@ -86,10 +86,10 @@ def require(config: TrainingSections, backbone: PretrainedConfig, *, longest: in
         )
 
 
-class RowParts(Arrangement):
+class RowParts(RowLayout):
     """Rows of which this process holds a part of the tokens."""
 
-    def __init__(self, whole: Arrangement, own: SequenceGroup) -> None:
+    def __init__(self, whole: RowLayout, own: SequenceGroup) -> None:
         self._whole, self._own = whole, own
 
     @property

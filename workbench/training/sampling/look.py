@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from workbench.config import TrainingSections
-from workbench.data.arrangement import Arrangement
 from workbench.data.batching import Examples
+from workbench.data.packing import RowLayout
 from workbench.runs.ranks import Ranks
 from workbench.training import row_losses
 from workbench.training.distributed.row_shares import RowShare
@@ -25,7 +25,7 @@ class WatchedModel(Protocol):
 
     model: nn.Module
     config: TrainingSections
-    arrangement: Arrangement
+    arrangement: RowLayout
     forward: Loss
     masters: MasterWeights | Sharded
     row_losses: RowLossWatch

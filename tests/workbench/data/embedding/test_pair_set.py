@@ -15,7 +15,7 @@ from workbench.config import DataConfig, ModelConfig, RunConfig
 from workbench.config.sections.embed_config import EmbedConfig
 from workbench.data.embedding import pair_data, pair_records, pair_set
 from workbench.data.embedding.pair_set import PairSet
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.errors import ConfigError
 from workbench.models import backbones
 

@@ -14,27 +14,25 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from workbench.config.sections.folds_config import DuplicatesConfig
-from workbench.data.folds import similarity
+from workbench.data.folds import duplicates
 from workbench.data.folds.duplicates import (
     DuplicateClusters,
     check_overlap,
+    components,
     find,
     joined,
     keep_one,
     leaking,
-    overlap,
-    report,
-    resolve,
-    weights,
-)
-from workbench.data.folds.shingle_sets import shingle_sets
-from workbench.data.folds.similarity import (
-    components,
     min_similarity,
     near_vectors,
     normalised,
+    overlap,
     pairs_within,
+    report,
+    resolve,
+    shingle_sets,
     shingles,
+    weights,
 )
 from workbench.errors import DataError
 
@@ -255,7 +253,7 @@ def test_texts_from_one_template_are_refused_before_memory_is_gone(monkeypatch: 
     texts = [f"{body} {n}" for n in range(170)]
     for limit in ("MAX_PAIRS", "MAX_CANDIDATES"):
         with monkeypatch.context() as patch:
-            patch.setattr(similarity, limit, 10_000)
+            patch.setattr(duplicates, limit, 10_000)
             with pytest.raises(DataError, match=r"170 different texts have over \d+ pairs.*share a template") as caught:
                 find(texts, shingle="words")
         assert "duplicates.on_duplicate=ignore" in str(caught.value)
@@ -266,7 +264,7 @@ def test_pairs_are_those_within_groups_in_blocks_of_any_size(monkeypatch: pytest
     group_N = np.random.default_rng(0).integers(0, 9, size=80)
     expected = {(a, b) for a in range(80) for b in range(a + 1, 80) if group_N[a] == group_N[b]}
     for block in (1, 7, 10**6):
-        monkeypatch.setattr(similarity, "BLOCK", block)
+        monkeypatch.setattr(duplicates, "BLOCK", block)
         found = [tuple(pair) for pairs_P2 in pairs_within(group_N) for pair in pairs_P2.tolist()]
         assert len(found) == len(set(found)) and set(found) == expected
     assert not list(pairs_within(np.zeros(0, dtype=np.int64)))
@@ -277,7 +275,7 @@ def test_large_clusters_have_the_similarity_that_pairs_have(monkeypatch: pytest.
     table_UV = shingle_sets(texts, shingle="characters", size=4).table_UV
     cluster_U = components(60, [(n, n + 1) for n in range(0, 59) if n % 7])
     expected = min_similarity(table_UV, cluster_U)
-    monkeypatch.setattr(similarity, "SMALL_CLUSTER", 1)
+    monkeypatch.setattr(duplicates, "SMALL_CLUSTER", 1)
     assert np.array_equal(min_similarity(table_UV, cluster_U), expected) and len(set(expected)) > 5
 
 
@@ -287,11 +285,11 @@ def test_vectors_link_what_an_exhaustive_comparison_links(monkeypatch: pytest.Mo
     unit_ND = vectors_ND - vectors_ND.mean(0)
     unit_ND /= np.linalg.norm(unit_ND, axis=1, keepdims=True)
     expected = {(a, b) for a in range(60) for b in range(a + 1, 60) if unit_ND[a] @ unit_ND[b] >= 0.9}
-    monkeypatch.setattr(similarity, "VECTORS", 7)
+    monkeypatch.setattr(duplicates, "VECTORS", 7)
     pairs_P2, similarity_P = near_vectors(vectors_ND.astype(np.float32), threshold=0.9)
     assert {tuple(pair) for pair in pairs_P2.tolist()} == expected and 20 < len(expected) < 100
     np.testing.assert_allclose(similarity_P, [unit_ND[a] @ unit_ND[b] for a, b in pairs_P2], atol=1e-5)
-    monkeypatch.setattr(similarity, "MAX_PAIRS", 10)
+    monkeypatch.setattr(duplicates, "MAX_PAIRS", 10)
     with pytest.raises(DataError, match=r"higher duplicates\.features"):
         near_vectors(vectors_ND.astype(np.float32), threshold=0.9)
 

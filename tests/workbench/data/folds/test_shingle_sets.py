@@ -12,9 +12,8 @@ from datasketch.hashfunc import sha1_hash32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.data.folds import shingle_sets as module
-from workbench.data.folds.shingle_sets import shingle_sets, signatures
-from workbench.data.folds.similarity import shingles
+from workbench.data.folds import duplicates
+from workbench.data.folds.duplicates import shingle_sets, shingles, signatures
 
 TEXTS = ["", "a", "abc", "abcd", "abcdabcd", "the cat sat on the mat", "\U0001f600 the cat \u4e2d\u6587", "the the the"]
 
@@ -23,7 +22,7 @@ TEXTS = ["", "a", "abc", "abcd", "abcdabcd", "the cat sat on the mat", "\U0001f6
 def small_blocks() -> Iterator[None]:
     """Blocks that end between the texts of a test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK", 3)
+        patch.setattr(duplicates, "BLOCK", 3)
         yield
 
 
@@ -44,7 +43,7 @@ def test_a_row_holds_the_shingles_of_its_text(
 
 
 def test_signatures_are_those_of_datasketch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TEXTS", 3)
+    monkeypatch.setattr(duplicates, "TEXTS", 3)
     found = signatures(shingle_sets(TEXTS, shingle="characters", size=4), hashes=32, bands=5, width=6, seed=7)
     values_UK = []
     for text in TEXTS:

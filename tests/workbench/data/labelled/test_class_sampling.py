@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from workbench.config import RunConfig
 from workbench.data.batching import Weights
 from workbench.data.labelled.class_sampling import ClassBalancedRows, balanced
-from workbench.data.labelled.encoded_texts import EncodedTexts, FieldTokens
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.data.labelled.record_table import LabelledRecord
-from workbench.data.labelled.token_rows import TokenRows
+from workbench.data.labelled.record_table import EncodedTexts, FieldTokens, LabelledRecord
+from workbench.data.labelled.text_reader import TokenRows
 from workbench.data.rows import RawRow
 
 

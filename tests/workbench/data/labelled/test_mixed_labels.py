@@ -15,8 +15,8 @@ from tests.run_files import write_lines
 from tests.workbench.evaluation.picture_sets import picture_set
 from workbench.config import RunConfig
 from workbench.data.labelled import labelled_data
+from workbench.data.labelled.class_sampling import MixedLabelledRows, sampled_rows
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
-from workbench.data.labelled.mixed_labels import MixedLabelledRows, drawn
 from workbench.errors import ConfigError, DataError
 from workbench.models import row_readers
 from workbench.recipes.labels import classify
@@ -73,9 +73,8 @@ def test_an_epoch_has_its_counts_and_no_row_comes_twice_before_all_others_of_its
 
 def labelled(sizes: dict[str, int]) -> LabelledSet:
     """Rows that have a source and a length, and nothing to read."""
-    from workbench.data.labelled.encoded_texts import EncodedTexts
-    from workbench.data.labelled.record_table import LabelledRecord
-    from workbench.data.labelled.token_rows import TokenRows
+    from workbench.data.labelled.record_table import EncodedTexts, LabelledRecord
+    from workbench.data.labelled.text_reader import TokenRows
     from workbench.data.rows import RawRow
 
     total = sum(sizes.values())
@@ -139,11 +138,11 @@ def test_rows_are_compared_with_the_share_that_any_source_holds_out_and_with_eve
 
 def test_passes_and_a_source_without_rows_are_refused(folder: Path, stories: str) -> None:
     config, splits = loaded(folder, stories, sources={"web": {"passes": 1, "weight": 9}})
-    assert isinstance(drawn(splits.train, config), MixedLabelledRows)
+    assert isinstance(sampled_rows(splits.train, config), MixedLabelledRows)
     with pytest.raises(ConfigError, match=r"data\.sources\.web\.passes=1"):
         classify.prepare(config)
     with pytest.raises(DataError, match=r"data\.sources\.web: no row of it is left"):
-        drawn(splits.train.subset(splits.train.source_N < 2), config)
+        sampled_rows(splits.train.subset(splits.train.source_N < 2), config)
 
 
 def test_a_picture_that_is_drawn_again_in_an_epoch_is_augmented_anew(tmp_path: Path) -> None:

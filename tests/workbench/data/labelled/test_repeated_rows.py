@@ -13,10 +13,10 @@ from tests.workbench.data.labelled.test_class_sampling import config as configur
 from tests.workbench.data.labelled.test_class_sampling import labelled
 from tests.workbench.evaluation.picture_sets import picture_set
 from workbench.config import RunConfig
-from workbench.data.arrangement import PADDED
 from workbench.data.batching import Indices
 from workbench.data.labelled.class_sampling import ClassBalancedRows, balanced
 from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.packing import PADDED
 from workbench.data.row_order import RowOrder
 from workbench.distillation.soft_labels import examples
 from workbench.evaluation import dynamics

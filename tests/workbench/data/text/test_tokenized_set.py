@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.data.splits import Splits
+from workbench.data.held_out_split import Splits
 from workbench.data.text.tokenized_set import TokenizedSet, TokenTable, require_ends, require_teaching, values
 from workbench.errors import DataError
 

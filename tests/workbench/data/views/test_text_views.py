@@ -16,13 +16,11 @@ from workbench.config import RunConfig
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.sections.tta_config import TtaConfig
 from workbench.data.labelled import labelled_data
-from workbench.data.labelled.encoded_texts import EncodedTexts
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
-from workbench.data.labelled.record_table import LabelledRecord
+from workbench.data.labelled.record_table import EncodedTexts, LabelledRecord
 from workbench.data.labelled.records import RecordSource
-from workbench.data.labelled.text_reader import TextReader
-from workbench.data.labelled.token_rows import TokenRows
+from workbench.data.labelled.text_reader import TextReader, TokenRows
 from workbench.data.rows import RawRow
 from workbench.data.starter import FOLDER
 from workbench.data.views import row_views, text_views

@@ -10,8 +10,7 @@ from torch import nn
 
 from tests.workbench.training.together import section
 from workbench.config.sections.distributed_config import DistributedConfig
-from workbench.data.arrangement import PACKED, PADDED, Arrangement
-from workbench.data.mixed_batches import mixed_batches
+from workbench.data.packing import PACKED, PADDED, RowLayout, mixed_batches
 from workbench.runs.ranks import Ranks
 from workbench.training import bank_trainer
 from workbench.training.distributed.bank_shares import BankShares
@@ -26,7 +25,7 @@ from workbench.training.distributed.bank_shares import BankShares
 )
 @settings(max_examples=100, deadline=None)
 def test_each_row_counts_once_and_all_processes_pass_as_often(
-    sizes: list[int], tokens: int, world: int, form: Arrangement, padded: bool
+    sizes: list[int], tokens: int, world: int, form: RowLayout, padded: bool
 ) -> None:
     draw = np.random.default_rng(sum(sizes))
     lengths = [draw.choice([7, 20, 55], size) for size in sizes]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.data.arrangement import PACKED, PADDED, Arrangement
+from workbench.data.packing import PACKED, PADDED, RowLayout
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed.row_shares import share_rows
 
@@ -18,7 +18,7 @@ from workbench.training.distributed.row_shares import share_rows
 )
 @settings(max_examples=200, deadline=None)
 def test_each_row_is_one_process_own_and_nobody_waits_for_long(
-    lengths: list[int], tokens: int, world: int, in_step: bool, form: Arrangement
+    lengths: list[int], tokens: int, world: int, in_step: bool, form: RowLayout
 ) -> None:
     known, rows = np.array(lengths), np.arange(len(lengths))
     dealt = [

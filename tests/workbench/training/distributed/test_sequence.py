@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from workbench.config import RunConfig
-from workbench.data.arrangement import PACKED, PADDED, Arrangement
 from workbench.data.batching import Row, collate
+from workbench.data.packing import PACKED, PADDED, RowLayout
 from workbench.errors import ConfigError
 from workbench.models.sequence_attention import SequenceGroup
 from workbench.training.distributed import sequence
@@ -30,7 +30,7 @@ def rows(lengths: list[int]) -> list[Row]:
     form=st.sampled_from([PADDED, PACKED]),
 )
 @settings(max_examples=60, deadline=None)
-def test_parts_together_are_the_rows(lengths: list[int], size: int, form: Arrangement) -> None:
+def test_parts_together_are_the_rows(lengths: list[int], size: int, form: RowLayout) -> None:
     batch = collate(rows(lengths))
     whole = form.lay(batch)
     parts = [sequence.arranged(form, SequenceGroup(number, size)).lay(batch) for number in range(size)]

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.workbench.training.sampling.samplers import Tokens, config, followed, of, sampler
-from workbench.data.arrangement import PACKED
 from workbench.data.batching import Row, collate
+from workbench.data.packing import PACKED
 from workbench.runs.ranks import ALONE
 from workbench.training import reference_losses, row_losses
 from workbench.training.reference_losses import ReferenceLosses

@@ -19,8 +19,7 @@ from workbench.config import DataConfig
 from workbench.config.sections.clean_rules import ANSWER_RULES, DUPLICATE_RULES
 from workbench.data import starter
 from workbench.data.folds import duplicates
-from workbench.data.folds.duplicates import DuplicateClusters
-from workbench.data.folds.similarity import normalised
+from workbench.data.folds.duplicates import DuplicateClusters, normalised
 from workbench.data.text import formats
 from workbench.data.text.formats import Conversion
 from workbench.data.text.quality.rules import NO_LANGUAGE, RULES, SET_RULES, RowText, row_text_of_example

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import Literal, NamedTuple
 
-from workbench.data.folds.similarity import normalised
+from workbench.data.folds.duplicates import normalised
 from workbench.data.text.formats import Example
 
 LANGUAGE_LETTERS = 40

@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from workbench.data.batching import Indices
 from workbench.data.folds import duplicates
-from workbench.data.folds.duplicates import DuplicateClusters
-from workbench.data.folds.similarity import normalised
+from workbench.data.folds.duplicates import DuplicateClusters, normalised
 from workbench.data.text.quality import cleaning
 from workbench.data.text.quality.cleaning import Flag
 from workbench.data.text.quality.rules import RULES, SET_RULES, RowText

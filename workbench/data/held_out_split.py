@@ -1,4 +1,4 @@
-"""A stratified held-out share of grouped rows.
+"""Training, held-out and test rows: a stratified share of rows is held out, and no row is on two sides.
 
 Shapes: N rows, G groups, C classes, P pairs of a group and a class that it has.
 """
@@ -6,15 +6,49 @@ Shapes: N rows, G groups, C classes, P pairs of a group and a class that it has.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
+from typing_extensions import NamedTuple
 
-from workbench.data.folds.row_split import Class, Strata
-from workbench.data.folds.similarity import Ints
+from workbench.data.folds.duplicates import Ints
+from workbench.data.folds.stratified_folds import Class, Strata
+from workbench.errors import DataError
+
+
+class Described(Protocol):
+    """Rows with facts for the manifest."""
+
+    def facts(self) -> dict[str, Any]:
+        """Facts about this set for the manifest and the report."""
+
+
+R_co = TypeVar("R_co", bound=Described, covariant=True)
+S = TypeVar("S", bound=Described)
+
+
+class Splits(NamedTuple, Generic[R_co]):
+    """Training, held-out and test rows of a run."""
+
+    train: R_co
+    held_out: R_co
+    test: R_co | None
+
+    def named(self) -> dict[str, R_co]:
+        """Those that there are, the training rows first, by `train`, `held_out` and `test`."""
+        return {name: split for name, split in self._asdict().items() if split is not None}
+
+    def map(self, change: Callable[[R_co], S]) -> Splits[S]:
+        """The results of `change` on each."""
+        return Splits(change(self.train), change(self.held_out), None if self.test is None else change(self.test))
+
+    def facts(self) -> dict[str, dict[str, Any] | None]:
+        """Facts about each by its name; None for test rows that there are not."""
+        return {name: None if split is None else split.facts() for name, split in self._asdict().items()}
 
 
 def hold_out(strata: Strata, *, groups: Iterable[str], share: float, seed: int) -> NDArray[np.bool_]:
@@ -91,3 +125,59 @@ def _numbers(names: Iterable[str]) -> Ints:
     number_N = np.empty(len(order), dtype=np.int64)
     number_N[order[:1]], number_N[order[1:]] = 0, np.cumsum(new_N)
     return number_N
+
+
+class KeyedRow(Protocol):
+    """A row that has a place and a key, which is equal for rows with the same content."""
+
+    @property
+    def place(self) -> str:
+        """File and row."""
+
+    @property
+    def key(self) -> str:
+        """Equal for rows with the same content."""
+
+
+class KeyedSource(Protocol):
+    """The rows of a file."""
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+
+    @property
+    def records(self) -> Sequence[KeyedRow]:
+        """Its rows."""
+
+    def subset(self, keep: npt.NDArray[np.bool_], note: str | None = None) -> Any:
+        """The rows that `keep` marks; `note` says what the others were."""
+
+
+SourceT = TypeVar("SourceT", bound=KeyedSource)
+
+
+def without_overlap(train: SourceT, other: KeyedSource, *, drop: bool, but: str) -> SourceT:
+    """`train` without rows that are also in `other`: refused unless `drop`.
+
+    Args:
+        but: In what rows of one key may differ, for the message, such as ` but for case and punctuation`.
+
+    Raises:
+        DataError: There are such rows, and `drop` is false, or no row would be left.
+    """
+    place_of = {record.key: record.place for record in other.records}
+    shared_N = np.asarray([record.key in place_of for record in train.records])
+    if not shared_N.any():
+        return train
+    if shared_N.all():
+        raise DataError(f"{train.name}: every row is also in {other.name}; nothing is left to train on.")
+    if drop:
+        rest: SourceT = train.subset(~shared_N, f"{int(shared_N.sum())} rows that are also in {other.name}")
+        return rest
+    first = train.records[int(shared_N.argmax())]
+    raise DataError(
+        f"{int(shared_N.sum())} of {len(shared_N)} training rows are also in {other.name}, so its scores would be too "
+        f"good: {first.place} equals {place_of[first.key]}{but}.\n"
+        "  Write data.overlap=drop to leave them out of training."
+    )

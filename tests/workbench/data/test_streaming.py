@@ -16,9 +16,9 @@ import pytest
 
 from tests import forked
 from tests.run_files import write_lines
-from workbench.data import hub_datasets, row_streams
-from workbench.data.row_streams import RowStream, take
+from workbench.data import hub_datasets, streaming
 from workbench.data.rows import fingerprint, read_rows
+from workbench.data.streaming import RowStream, take
 from workbench.errors import DataError
 
 SHARDS = 5
@@ -29,8 +29,8 @@ EACH = 60
 def shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of jsonl files, and a cache of this test's own."""
     monkeypatch.setenv("WORKBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(row_streams, "PART", 16)
-    monkeypatch.setattr(row_streams, "AWAY", 4)
+    monkeypatch.setattr(streaming, "PART", 16)
+    monkeypatch.setattr(streaming, "AWAY", 4)
     folder = tmp_path / "shards"
     folder.mkdir()
     for shard in range(SHARDS):
@@ -45,7 +45,7 @@ class Killed(Exception):
 
 def interrupted(stream: RowStream, monkeypatch: pytest.MonkeyPatch, *, after: int, written: bool) -> None:
     """A reading that ends after so many parts; the last one is there, and its position is not, or both are."""
-    parts, write = 0, row_streams.files.write_json
+    parts, write = 0, streaming.files.write_json
 
     def dying(path: Path, content: Any) -> None:
         nonlocal parts
@@ -57,7 +57,7 @@ def interrupted(stream: RowStream, monkeypatch: pytest.MonkeyPatch, *, after: in
         write(path, content)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(row_streams.files, "write_json", dying)
+        patch.setattr(streaming.files, "write_json", dying)
         take(stream)
 
 
@@ -100,14 +100,14 @@ def test_a_share_is_taken_by_chance(shards: Path) -> None:
 
 
 def test_no_more_is_read_than_needed_and_nothing_twice(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readings, lines = [], row_streams._lines
+    readings, lines = [], streaming._lines
 
     def counted(*arguments: Any) -> Iterator[list[str]]:
         for each in lines(*arguments):
             readings.append(len(each))
             yield each
 
-    monkeypatch.setattr(row_streams, "_lines", counted)
+    monkeypatch.setattr(streaming, "_lines", counted)
     folder = take(RowStream(str(shards), 30, 1.0, 0))
     assert len(readings) <= 5, "empty lines among 16"
     told: list[str] = []
@@ -151,7 +151,7 @@ def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path: Path, shards: Path
         write_lines(shards / f"{shard}.jsonl", rows)
     program = tmp_path / "taking.py"
     program.write_text(
-        "import sys\nfrom workbench.data.row_streams import *\nprint(take(RowStream(sys.argv[1], 28_000, 1, 3)))\n"
+        "import sys\nfrom workbench.data.streaming import *\nprint(take(RowStream(sys.argv[1], 28_000, 1, 3)))\n"
     )
 
     def started(cache: str) -> subprocess.Popen[str]:

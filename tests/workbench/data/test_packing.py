@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.data.arrangement import MASK, PACKED, PADDED
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
+from workbench.data.packing import MASK, PACKED, PADDED
 
 lengths_of_rows = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 

@@ -11,8 +11,8 @@ import pytest
 from tests.conftest import MINILM
 from tests.run_files import write_lines
 from workbench.config import ModelConfig, RunConfig
-from workbench.data.embedding import candidate_data, candidate_set
-from workbench.data.embedding.candidate_set import CandidateSet
+from workbench.data.embedding import rerank_candidates
+from workbench.data.embedding.rerank_candidates import CandidateSet
 from workbench.errors import DataError
 from workbench.models import backbones
 
@@ -33,7 +33,7 @@ def made(tmp_path: Path, rows: list[dict[str, Any]] = ROWS, *, max_tokens: int =
         "rerank": rerank,
     }
     tokenizer = backbones.tokenizer(ModelConfig(id=MINILM))
-    return candidate_data.load(RunConfig.model_validate(values), tokenizer).train
+    return rerank_candidates.load(RunConfig.model_validate(values), tokenizer).train
 
 
 def texts(rows: CandidateSet) -> list[list[str]]:
@@ -104,7 +104,7 @@ def test_a_query_that_leaves_no_room_is_refused(tmp_path: Path) -> None:
 
 def test_a_ranking_holds_what_belongs_what_is_given_and_others(tmp_path: Path) -> None:
     rows = made(tmp_path, negatives=2)
-    order = candidate_set.ranking(rows, candidates=9)
+    order = rerank_candidates.ranking(rows, candidates=9)
     assert len(order.row_Q) == 6, "queries, each of two rows"
     for row, passages, relevant in zip(order.row_Q, order.passages, order.relevant, strict=True):
         named = [rows.pairs.units.texts[unit] for unit in passages]
@@ -115,5 +115,5 @@ def test_a_ranking_holds_what_belongs_what_is_given_and_others(tmp_path: Path) -
             f"this is {2 * number + 1}",
         }
         assert {f"not {2 * number}", f"nor {2 * number + 1}"} < set(named)
-    small = candidate_set.ranking(rows, candidates=2)
+    small = rerank_candidates.ranking(rows, candidates=2)
     assert all(len(each) == 6 for each in small.passages), "what is given is ranked, however many are asked for"

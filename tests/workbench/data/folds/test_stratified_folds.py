@@ -20,8 +20,16 @@ from sklearn.model_selection import StratifiedGroupKFold
 
 from workbench.config.sections.folds_config import FoldsConfig
 from workbench.data.folds.duplicates import DuplicateClusters, find, leaking
-from workbench.data.folds.row_split import Class, assign, bin_numbers, merge_groups, singletons
-from workbench.data.folds.stratification import Label, make_folds, ungrouped_leak
+from workbench.data.folds.stratified_folds import (
+    Class,
+    Label,
+    assign,
+    bin_numbers,
+    make_folds,
+    merge_groups,
+    singletons,
+    ungrouped_leak,
+)
 from workbench.data.rows import RawRow, read_rows
 from workbench.errors import ConfigError, DataError, WorkbenchError
 from workbench.schema import parse
@@ -313,7 +321,7 @@ def test_a_fold_column_is_not_repeated() -> None:
 
 def test_neither_the_sections_nor_the_folds_need_torch() -> None:
     heavy = "[m for m in ('torch', 'scipy', 'sklearn', 'datasketch') if m in sys.modules]"
-    modules = ("workbench.config.sections.folds_config", "workbench.data.folds.stratification")
+    modules = ("workbench.config.sections.folds_config", "workbench.data.folds.stratified_folds")
     code = "import sys; " + "; ".join(f"import {module}; print({heavy})" for module in modules)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "[]"]

@@ -1,24 +1,130 @@
 """Queries with the passages that a reranker tells apart: one row is a query with all of its candidates.
 
-Legend: N rows, C candidates of a row (first the one that belongs to it), U texts, P pairs, Q queries.
+Legend: N rows, C candidates of a row (first the one that belongs to it), U texts, P pairs, Q queries, S pairs of a
+micro-batch, L padded length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from transformers import PreTrainedTokenizerBase
 
-from workbench.data import dataset_facts
-from workbench.data.batching import Indices, MicroBatch, WholeRows
-from workbench.data.embedding.pair_set import PairSet
-from workbench.data.embedding.paired_texts import PairedTexts, PairTokenizer
+from workbench.config import RunConfig
+from workbench.config.sections.embed_config import EmbedConfig
+from workbench.config.sections.rerank_config import RERANK_LOSSES
+from workbench.data import named_sets
+from workbench.data.batching import Indices, MicroBatch, WholeRows, encoder_inputs, padded
+from workbench.data.embedding import pair_data, pair_set
+from workbench.data.embedding.pair_records import PairSource
+from workbench.data.embedding.pair_set import PairSet, TextUnits
+from workbench.data.held_out_split import Splits
+from workbench.data.rows import excerpt
 from workbench.data.text.quality.cleaning import Cleaning
-from workbench.errors import DataError
+from workbench.errors import ConfigError, DataError
+
+TYPES = "token_type_ids"
+"""Input by which BERT knows which of two texts a token is of."""
+LEAST_ROOM = 8
+"""Tokens of a passage that must be left beside every query."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairTokenizer:
+    """Writes a query and a passage into one row, as the tokenizer joins two texts; only the passage is cut."""
+
+    tokenizer: PreTrainedTokenizerBase
+    max_tokens: int
+
+    @cached_property
+    def special(self) -> int:
+        """Tokens that stand around two texts."""
+        return int(self.tokenizer.num_special_tokens_to_add(pair=True))
+
+    def whole(self, query: Indices, passage: Indices) -> Indices:
+        """Tokens of pairs of texts with so many tokens each, before they are cut."""
+        whole: Indices = query + passage + self.special
+        return whole
+
+    def lengths(self, query: Indices, passage: Indices) -> Indices:
+        """Tokens of pairs of texts with so many tokens each."""
+        return np.minimum(self.whole(query, passage), self.max_tokens)
+
+    def require_room(self, units: TextUnits, queries: Indices) -> None:
+        """Refuse a query beside which hardly anything of a passage is read.
+
+        Raises:
+            DataError: There is one.
+        """
+        left = self.max_tokens - self.special - units.lengths[queries]
+        if len(left) and left.min() < LEAST_ROOM:
+            unit = int(queries[left.argmin()])
+            need = int(units.lengths[unit]) + self.special + LEAST_ROOM
+            raise DataError(
+                f"The query {excerpt(units.texts[unit])} has {int(units.lengths[unit])} tokens, which data.max_tokens="
+                f"{self.max_tokens} leaves no passage beside; queries are not cut. Write data.max_tokens={need} or "
+                "more, or shorten it."
+            )
+
+    def batch(self, queries: list[str], passages: list[str]) -> MicroBatch:
+        """Pairs, padded on the right; `positions_N` are their last tokens."""
+        encoded = self.tokenizer(
+            queries, passages, truncation="only_second", max_length=self.max_tokens, padding=False, verbose=False
+        )
+        ids = [np.asarray(each, dtype=np.int64) for each in encoded["input_ids"]]
+        inputs = encoder_inputs(ids)
+        if TYPES in encoded:
+            inputs[TYPES] = torch.from_numpy(padded([np.asarray(each, dtype=np.int64) for each in encoded[TYPES]]))
+        lengths_S = torch.tensor([len(each) for each in ids])
+        return MicroBatch(
+            inputs=inputs,
+            positions_N=torch.arange(len(ids)) * inputs["input_ids"].shape[1] + lengths_S - 1,
+            labels_N=torch.zeros(len(ids)),
+            tokens=int(lengths_S.sum()),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PairedTexts:
+    """Pairs that are scored, each by the numbers of its texts."""
+
+    units: TextUnits
+    joins: PairTokenizer
+    query_P: Indices
+    passage_P: Indices
+
+    def __len__(self) -> int:
+        return len(self.query_P)
+
+    @cached_property
+    def lengths(self) -> Indices:
+        """Tokens of each pair."""
+        length_U = self.units.lengths
+        return self.joins.lengths(length_U[self.query_P], length_U[self.passage_P])
+
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
+        """The pairs `indices`, padded, the same in each epoch."""
+        texts = self.units.texts
+        return self.joins.batch(
+            [texts[unit] for unit in self.query_P[indices]], [texts[unit] for unit in self.passage_P[indices]]
+        )
+
+    def take(self, indices: Indices) -> PairedTexts:
+        """The pairs `indices`."""
+        return PairedTexts(self.units, self.joins, self.query_P[indices], self.passage_P[indices])
+
+    def arrays(self) -> Iterator[npt.NDArray[Any]]:
+        """The tokens of both texts of each pair."""
+        tokens = self.units.tokens
+        for query, passage in zip(self.query_P, self.passage_P, strict=True):
+            yield np.concatenate([tokens[query], [-1], tokens[passage]])
+
 
 Mask = npt.NDArray[np.bool_]
 
@@ -183,7 +289,7 @@ class CandidateSet(WholeRows):
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""
-        return self.pairs.facts() | dataset_facts.shared(self, supervised_tokens=len(self))
+        return self.pairs.facts() | named_sets.shared_facts(self, supervised_tokens=len(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,3 +320,59 @@ def ranking(rows: CandidateSet, *, candidates: int) -> Ranking:
         passages.append(np.union1d(known, more))
         relevant.append(np.isin(passages[-1], belong))
     return Ranking(first_Q, passages, relevant)
+
+
+def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[CandidateSet]:
+    """Read and split; refuses rows with nothing to learn or to measure.
+
+    Raises:
+        ConfigError: The loss is not for rows of this form.
+        DataError: Rows are malformed, on both sides, or have no negatives; a query leaves no passage beside it.
+    """
+    section = config.rerank
+    sources = pair_data.split(config, lambda train: _require_loss(config, train))
+    joins = PairTokenizer(tokenizer, config.data.max_tokens)
+    prefixes = EmbedConfig(query_prefix=section.query_prefix, passage_prefix=section.passage_prefix)
+
+    def encoded(source: PairSource) -> PairSet:
+        pairs = pair_set.encode(source, tokenizer, prefixes, max_tokens=config.data.max_tokens, seed=config.seed)
+        pairs = replace(pairs, units=pair_set.raw_units(pairs.units.texts, tokenizer))
+        joins.require_room(pairs.units, pairs.anchor_N)
+        return pairs
+
+    def candidates(pairs: PairSet) -> CandidateSet:
+        negatives = 0 if pairs.form == "scored" else section.negatives
+        rows = CandidateSet(pairs, joins, negatives, seed=config.seed)
+        assert len(rows.passage_NC), "refused where a row has too few"
+        return rows
+
+    return sources.encoded(encoded).map(candidates)
+
+
+def _require_loss(config: RunConfig, train: PairSource) -> None:
+    section, form = config.rerank, train.form
+    if form == "labelled":
+        raise DataError(
+            f"{train.name}: has texts with classes, and recipe rerank reads anchor and positive (with `negatives`), or "
+            "sentence1, sentence2 and score. Write recipe=embed or classify for classes."
+        )
+    if section.loss not in ("auto", *RERANK_LOSSES[form]):
+        raise ConfigError(
+            f"rerank.loss={section.loss} is not for {form} rows, as {train.name} has. "
+            f"Write rerank.loss={'|'.join(RERANK_LOSSES[form])}, or leave it out."
+        )
+    if form != "scored":
+        return
+    if given := [f"rerank.{key}" for key in ("mine", "negatives", "temperature", "candidates") if section.differs(key)]:
+        raise ConfigError(
+            f"{' and '.join(given)}: for rows with a positive, and {train.name} has scored rows. Leave it out."
+        )
+    if section.loss_of(form) == "bce" and (
+        far := next((each for each in train.records if not 0 <= each.score <= 1), None)
+    ):
+        raise DataError(
+            f"{far.place}: `score` is {far.score:g}, and rerank.loss=bce takes scores for probabilities. Scale scores "
+            "to 0 to 1, or write rerank.loss=mse."
+        )
+    if len({each.score for each in train.records}) == 1:
+        raise DataError(f"{train.name}: every score is {train.records[0].score:g}, so there is nothing to learn.")

@@ -1,0 +1,394 @@
+"""How the rows of a micro-batch lie in its tensors: padded to the longest, packed one after another, or with a shared
+prefix once.
+
+Packed rows lie in one sequence: positions restart with each, and no row sees another. Rows that begin alike can share
+their first tokens: a system prompt or few-shot examples in front of every row are computed once in a forward pass, and
+once in the backward pass, where the gradients of all rows meet. `workbench.models.packed_attention` reads the rows'
+lengths, and lets each rest see what is shared and itself. Rows of several owners, such as the members of a bank, can
+lie in one micro-batch.
+
+Legend: B rows of a micro-batch, L padded length, T tokens of all rows, N supervised positions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from workbench.data.batching import Examples, Indices, MicroBatch, micro_batches
+
+MASK = "attention_mask"
+NO_MASK = (1, 1, 0, 0)
+"""Shape of a packed sequence's attention mask. Transformers takes a mask of four dimensions as it is, and so builds
+none of T x T; attention that does not know packed rows cannot use it, and fails rather than let rows see each other."""
+
+
+class RowLayout(ABC):
+    """Cuts a global batch into micro-batches, and lays out their rows."""
+
+    prefix: int = 0
+    """Tokens at the beginning of all rows that a micro-batch holds once."""
+
+    @property
+    @abstractmethod
+    def packed(self) -> bool:
+        """Whether rows lie one after another in one sequence."""
+
+    def batch(self, rows: Examples, indices: Indices, *, epoch: int) -> MicroBatch:
+        """The examples `indices`, laid out, as they are in pass `epoch` over the data."""
+        return self.lay(rows.batch(indices, epoch=epoch))
+
+    @abstractmethod
+    def cut(self, indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
+        """Micro-batches of at most `tokens` each, longest rows first; a longer row has one of its own.
+
+        Args:
+            lengths: Tokens of every example, which `indices` index.
+        """
+
+    @abstractmethod
+    def tokens(self, lengths_B: Indices) -> int:
+        """Tokens that a micro-batch of such rows computes."""
+
+    @abstractmethod
+    def pairs(self, lengths_B: Indices) -> int:
+        """Pairs of tokens that its attention computes."""
+
+    def worth(self, tokens: int) -> int:
+        """Tokens worth a forward pass, where so many are worth one of padded rows."""
+        return tokens
+
+    def facts(self) -> dict[str, Any]:
+        """How rows lie, for the manifest."""
+        return {"packed": self.packed, "shared_tokens": self.prefix}
+
+    def in_words(self) -> str:
+        """Rows, and what is special about how they lie."""
+        return "rows"
+
+    @abstractmethod
+    def lay(self, padded: MicroBatch) -> MicroBatch:
+        """The same rows, laid out."""
+
+
+class Padded(RowLayout):
+    """Rows are padded to the longest of their micro-batch."""
+
+    @property
+    def packed(self) -> bool:
+        """No."""
+        return False
+
+    def cut(self, indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
+        """See `micro_batches`."""
+        return micro_batches(indices, lengths, tokens=tokens)
+
+    def tokens(self, lengths_B: Indices) -> int:
+        """Padding included."""
+        return len(lengths_B) * int(lengths_B.max())
+
+    def pairs(self, lengths_B: Indices) -> int:
+        """Those of padding included."""
+        return self.tokens(lengths_B) * int(lengths_B.max())
+
+    def lay(self, padded: MicroBatch) -> MicroBatch:
+        """The batch as it is."""
+        return padded
+
+
+class Packed(RowLayout):
+    """Rows lie one after another in one sequence: positions restart with each, and no row sees another.
+
+    What computes each token by itself computes no padding; `workbench.models.packed_attention` reads the rows' lengths.
+    """
+
+    @property
+    def packed(self) -> bool:
+        """Yes."""
+        return True
+
+    def cut(self, indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
+        """Fill micro-batches with rows, each row going to the first with room for it (first-fit decreasing)."""
+        parts: list[list[int]] = []
+        room = np.zeros(0, dtype=np.int64)
+        for row in indices[np.lexsort((indices, -lengths[indices]))]:
+            roomy = np.flatnonzero(room >= lengths[row])
+            if len(roomy):
+                place = int(roomy[0])
+                parts[place].append(int(row))
+            else:
+                place = len(parts)
+                parts.append([int(row)])
+                room = np.append(room, tokens)
+            room[place] -= lengths[row]
+        yield from (np.asarray(part, dtype=np.int64) for part in parts)
+
+    def tokens(self, lengths_B: Indices) -> int:
+        """There is no padding."""
+        return int(lengths_B.sum())
+
+    def pairs(self, lengths_B: Indices) -> int:
+        """Tokens of one row with each other."""
+        return int((lengths_B**2).sum())
+
+    def lay(self, padded: MicroBatch) -> MicroBatch:
+        """The rows of a padded micro-batch of a model without a separate decoder, packed."""
+        ids_BL = padded.inputs["input_ids"]
+        assert "decoder_input_ids" not in padded.inputs, "an encoder and a decoder read sequences of their own"
+        length = ids_BL.shape[1]
+        lengths_B = padded.inputs[MASK].sum(1) if MASK in padded.inputs else padded.lengths_B
+        assert lengths_B is not None, "the lengths of rows say where they end"
+        real_BL = torch.arange(length) < lengths_B[:, None]
+        position_BL = torch.arange(length).expand_as(ids_BL)
+        start_B = lengths_B.cumsum(0) - lengths_B
+        return replace(
+            padded,
+            inputs={
+                "input_ids": ids_BL[real_BL][None],
+                "position_ids": position_BL[real_BL][None],
+                MASK: torch.zeros(NO_MASK, dtype=torch.bool),
+                "row_lengths": lengths_B,
+                "row_starts": F.pad(lengths_B.cumsum(0), (1, 0)).int(),
+            },
+            positions_N=start_B[padded.positions_N // length] + padded.positions_N % length,
+            lengths_B=None,
+        )
+
+
+PADDED: RowLayout = Padded()
+PACKED: RowLayout = Packed()
+
+
+ROOM = 2
+"""Tokens of rests for each shared one in a micro-batch: what is shared is then a third of it at most."""
+ROWS_AT_ONCE = 256
+"""Rows that are read at a time."""
+
+
+@dataclass(frozen=True)
+class SharedPrefix(Packed):
+    """A beginning that rows share lies before their rests, which lie one after another."""
+
+    prefix: int
+    """Tokens that all rows begin with; each row has at least one more."""
+
+    def cut(self, indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
+        """Fill micro-batches with rests; what is shared is in each of them."""
+        yield from super().cut(indices, self._rests(lengths), tokens=tokens - self.prefix)
+
+    def tokens(self, lengths_B: Indices) -> int:
+        """A shared beginning counts once."""
+        return self.prefix + int(self._rests(lengths_B).sum())
+
+    def pairs(self, lengths_B: Indices) -> int:
+        """Tokens of a rest with its whole row, and of what is shared with itself."""
+        return self.prefix**2 + int((self._rests(lengths_B) * lengths_B).sum())
+
+    def worth(self, tokens: int) -> int:
+        """Room for what is shared, and for so much more that little of the time goes into it."""
+        return self.prefix + max(tokens, ROOM * self.prefix)
+
+    def in_words(self) -> str:
+        return f"rows, whose first {self.prefix:,} tokens each forward pass computes once"
+
+    def lay(self, padded: MicroBatch) -> MicroBatch:
+        """The rows of a padded micro-batch of a causal model; rows that share less are laid out with less."""
+        ids_BL, lengths_B = padded.inputs["input_ids"], padded.lengths_B
+        assert lengths_B is not None, "rows of a causal model have no mask"
+        if (shared := min(self.prefix, common_prefix(ids_BL, lengths_B))) == 0:
+            return PACKED.lay(padded)
+        column_L = torch.arange(ids_BL.shape[1])
+        rest_BL = (column_L >= shared) & (column_L < lengths_B[:, None])
+        rests_B = lengths_B - shared
+        start_B = shared + rests_B.cumsum(0) - rests_B
+        row_N, place_N = padded.positions_N // len(column_L), padded.positions_N % len(column_L)
+        return replace(
+            padded,
+            inputs={
+                "input_ids": torch.cat([ids_BL[0, :shared], ids_BL[rest_BL]])[None],
+                "position_ids": torch.cat([column_L[:shared], column_L.expand_as(ids_BL)[rest_BL]])[None],
+                MASK: torch.zeros(NO_MASK, dtype=torch.bool),
+                "row_lengths": rests_B,
+                "prefix_tokens": torch.tensor([shared]),
+            },
+            positions_N=torch.where(place_N < shared, place_N, start_B[row_N] + place_N - shared),
+            lengths_B=None,
+            row_N=row_N,
+        )
+
+    def _rests(self, lengths: Indices) -> Indices:
+        """Tokens of each row that are its own; a row that a view has cut short counts as one."""
+        rests: Indices = np.maximum(lengths - self.prefix, 1)
+        return rests
+
+
+def common_prefix(ids_BL: Tensor, lengths_B: Tensor) -> int:
+    """Tokens with which all rows begin, and of which each has at least one more."""
+    same_L = (ids_BL == ids_BL[:1]).all(0)
+    return min(int(same_L.cumprod(0).sum()), int(lengths_B.min()) - 1)
+
+
+def prefix_of_all(train: Examples, *, least: int) -> int:
+    """Tokens with which all rows begin, and of which each has at least one more; 0 where they are fewer than `least`.
+
+    All rows are read where they have that many in common; else a few tell.
+    """
+    first: Tensor | None = None
+    shared, rows = int(train.lengths.min()) - 1, len(train.lengths)
+    for start in range(0, rows, ROWS_AT_ONCE):
+        if shared < least:
+            return 0
+        batch = train.batch(np.arange(start, min(rows, start + ROWS_AT_ONCE)))
+        ids_BL, lengths_B = batch.inputs["input_ids"], batch.lengths_B
+        if lengths_B is None:
+            return 0
+        first = ids_BL[:1, :shared] if first is None else first[:, :shared]
+        both_BL = torch.cat([first, ids_BL[:, : first.shape[1]]])
+        shared = min(shared, common_prefix(both_BL, torch.cat([lengths_B[:1] * 0 + shared + 1, lengths_B])))
+    return shared if shared >= least else 0
+
+
+class OwnerRows(NamedTuple):
+    """Rows of one owner in a micro-batch."""
+
+    owner: int
+    indices: Indices
+    counts: bool = True
+    """Whether they carry loss."""
+
+
+Cut = Callable[[Indices, Indices], Iterable[tuple[Indices, bool]]]
+"""From numbers of rows and the tokens of each to those of each micro-batch, and whether they carry loss."""
+
+
+def mixed_batches(
+    batches: Sequence[Indices], lengths: Sequence[Indices], *, cut: Cut, padded: bool = True
+) -> Iterator[list[OwnerRows]]:
+    """The owners' batches together, cut like one batch into micro-batches.
+
+    In a micro-batch the rows of an owner stand together, owners in order. Rows of like length meet whoever owns them,
+    so that there is less padding than in micro-batches of one owner each.
+
+    Args:
+        batches: Row indices of each owner's global batch.
+        lengths: Tokens of each owner's rows.
+        padded: Whether rows can be padded; pictures cannot, and those of different sizes stay apart.
+    """
+    owners = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
+    rows = np.concatenate(batches)
+    pooled = np.concatenate([length[batch] for batch, length in zip(batches, lengths, strict=True)])
+    sizes = [np.arange(len(rows))] if padded else [np.flatnonzero(pooled == each) for each in np.unique(pooled)[::-1]]
+    for chosen, counts in itertools.chain.from_iterable(cut(each, pooled) for each in sizes):
+        own = owners[chosen]
+        yield [OwnerRows(int(owner), rows[chosen[own == owner]], counts) for owner in np.unique(own)]
+
+
+class JoinedRows(NamedTuple):
+    """A micro-batch with the rows of several owners."""
+
+    batch: MicroBatch
+    labels: list[int]
+    """Number of labels of each owner's rows."""
+    numbered: list[tuple[Indices, Indices | None]]
+    """See `MicroBatch.numbered`, of each owner's rows."""
+
+    def pinned(self) -> JoinedRows:
+        """The same in memory from which an accelerator copies while it computes."""
+        return self._replace(batch=self.batch.pinned())
+
+
+def join(batches: Sequence[MicroBatch]) -> MicroBatch:
+    """One micro-batch with the rows of all, in their order, padded to the longest with zeros that nothing looks at."""
+    counts = list(map(_rows, batches))
+    length = max(map(padded_length, batches))
+    starts = np.cumsum([0, *counts[:-1]])
+    known = [batch.lengths_B for batch in batches if batch.lengths_B is not None] or None
+    return MicroBatch(
+        inputs={name: _padded_together([batch.inputs[name] for batch in batches]) for name in batches[0].inputs},
+        positions_N=torch.cat(
+            [_moved(batch, int(start), length) for batch, start in zip(batches, starts, strict=True)]
+        ),
+        labels_N=_labels(batches),
+        tokens=sum(batch.tokens for batch in batches),
+        lengths_B=None if known is None else torch.cat(known),
+        sequences=batches[0].sequences,
+    )
+
+
+def laid_together(batches: Sequence[MicroBatch], arrangement: RowLayout) -> MicroBatch:
+    """One micro-batch with the rows of all, in their order, laid out; packed ones know whose they are."""
+    laid = arrangement.lay(join(batches))
+    return _owned(laid, batches) if arrangement.packed else laid
+
+
+def _owned(packed: MicroBatch, batches: Sequence[MicroBatch]) -> MicroBatch:
+    counts = torch.tensor([_rows(batch) for batch in batches])
+    owners_B = torch.repeat_interleave(torch.arange(len(batches)), counts)
+    return replace(packed, inputs={**packed.inputs, "row_owners": owners_B})
+
+
+def _rows(batch: MicroBatch) -> int:
+    lengths_B = batch.inputs.get("row_lengths")
+    return len(next(iter(batch.inputs.values())) if lengths_B is None else lengths_B)
+
+
+def _labels(batches: Sequence[MicroBatch]) -> Tensor:
+    """Labels (N, ...) of all; where those of some have fewer columns, with zeros behind that nothing looks at."""
+    labels = [batch.labels_N for batch in batches]
+    widest = max(each.shape[-1] for each in labels) if labels[0].ndim > 1 else 0
+    narrow = labels[0].ndim > 1 and any(each.shape[-1] < widest for each in labels)
+    return torch.cat([F.pad(each, (0, widest - each.shape[-1])) for each in labels] if narrow else labels)
+
+
+def in_sequence(batches: Sequence[MicroBatch]) -> MicroBatch:
+    """One micro-batch with the packed rows of all, in their order."""
+    ends = np.cumsum([batch.width for batch in batches]).tolist()
+    starts = [0, *ends[:-1]]
+    inputs = {
+        name: torch.cat([batch.inputs[name] for batch in batches], dim=1) for name in ("input_ids", "position_ids")
+    }
+    firsts = [batch.inputs["row_starts"][:-1] + start for batch, start in zip(batches, starts, strict=True)]
+    packed = replace(
+        batches[0],
+        inputs={
+            **inputs,
+            MASK: batches[0].inputs[MASK],
+            "row_lengths": torch.cat([batch.inputs["row_lengths"] for batch in batches]),
+            "row_starts": torch.cat([*firsts, batches[-1].inputs["row_starts"][-1:] + starts[-1]]),
+        },
+        positions_N=torch.cat([batch.positions_N + start for batch, start in zip(batches, starts, strict=True)]),
+        labels_N=torch.cat([batch.labels_N for batch in batches]),
+        tokens=sum(batch.tokens for batch in batches),
+        rows_B=None,
+        weights_N=None,
+    )
+    return _owned(packed, batches)
+
+
+def padded_length(batch: MicroBatch) -> int:
+    """L, at whose positions something is predicted; all pictures of a micro-batch have the same number of patches."""
+    for name in ("decoder_input_ids", "input_ids"):
+        if name in batch.inputs:
+            return batch.inputs[name].shape[1]
+    return batch.tokens // len(batch.inputs["pixel_values"])
+
+
+def _padded_together(tensors: Sequence[Tensor]) -> Tensor:
+    if tensors[0].ndim > 2:  # pictures are of one size
+        return torch.cat(list(tensors))
+    longest = max(tensor.shape[1] for tensor in tensors)
+    return torch.cat([F.pad(tensor, (0, longest - tensor.shape[1])) for tensor in tensors])
+
+
+def _moved(batch: MicroBatch, start: int, length: int) -> Tensor:
+    """Flat positions of a batch whose rows come `start` rows later, in rows of `length`."""
+    own = padded_length(batch)
+    return (batch.positions_N // own + start) * length + batch.positions_N % own
