@@ -311,12 +311,15 @@ def join(batches: Sequence[MicroBatch]) -> MicroBatch:
     length = max(map(padded_length, batches))
     starts = np.cumsum([0, *counts[:-1]])
     known = [batch.lengths_B for batch in batches if batch.lengths_B is not None] or None
+    labels = [batch.labels_N for batch in batches]
+    widest = max(each.shape[-1] for each in labels) if labels[0].ndim > 1 else 0
+    narrow = labels[0].ndim > 1 and any(each.shape[-1] < widest for each in labels)
     return MicroBatch(
         inputs={name: _padded_together([batch.inputs[name] for batch in batches]) for name in batches[0].inputs},
         positions_N=torch.cat(
             [_moved(batch, int(start), length) for batch, start in zip(batches, starts, strict=True)]
         ),
-        labels_N=_labels(batches),
+        labels_N=torch.cat([F.pad(each, (0, widest - each.shape[-1])) for each in labels] if narrow else labels),
         tokens=sum(batch.tokens for batch in batches),
         lengths_B=None if known is None else torch.cat(known),
         sequences=batches[0].sequences,
@@ -338,14 +341,6 @@ def _owned(packed: MicroBatch, batches: Sequence[MicroBatch]) -> MicroBatch:
 def _rows(batch: MicroBatch) -> int:
     lengths_B = batch.inputs.get("row_lengths")
     return len(next(iter(batch.inputs.values())) if lengths_B is None else lengths_B)
-
-
-def _labels(batches: Sequence[MicroBatch]) -> Tensor:
-    """Labels (N, ...) of all; where those of some have fewer columns, with zeros behind that nothing looks at."""
-    labels = [batch.labels_N for batch in batches]
-    widest = max(each.shape[-1] for each in labels) if labels[0].ndim > 1 else 0
-    narrow = labels[0].ndim > 1 and any(each.shape[-1] < widest for each in labels)
-    return torch.cat([F.pad(each, (0, widest - each.shape[-1])) for each in labels] if narrow else labels)
 
 
 def in_sequence(batches: Sequence[MicroBatch]) -> MicroBatch:

@@ -148,7 +148,14 @@ def take(stream: RowStream, say: Callable[[str], None] = lambda _: None) -> Path
     """
     paths = rows.data_files(stream.source)
     suffix = ".jsonl" if paths is None else _suffix(stream.source, paths)
-    folder = cache_folder() / "streams" / _key(stream, paths)
+    import datasets
+
+    if paths is None:
+        identity: Any = hub_datasets.fingerprint(stream.source)
+    else:  # to read a file that is larger than memory for its digest would take longer than its first rows
+        identity = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    key = [identity, stream.count, stream.share, stream.seed, PART, AWAY, OPEN, datasets.__version__]
+    folder = cache_folder() / "streams" / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
     with _alone(folder):
         position = _position(folder)
         if not position.done:
@@ -213,18 +220,6 @@ def _suffix(source: str, paths: list[Path]) -> str:
             "Leave data.streaming out; data.limit reads the first rows."
         )
     return suffix if suffix in LINES else ".jsonl"
-
-
-def _key(stream: RowStream, paths: list[Path] | None) -> str:
-    """Name of the folder: the source as it is now, and how rows are chosen of it."""
-    import datasets
-
-    if paths is None:
-        identity: Any = hub_datasets.fingerprint(stream.source)
-    else:  # to read a file that is larger than memory for its digest would take longer than its first rows
-        identity = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
-    key = [identity, stream.count, stream.share, stream.seed, PART, AWAY, OPEN, datasets.__version__]
-    return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
 
 
 def _position(folder: Path) -> Position:

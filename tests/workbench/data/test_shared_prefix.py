@@ -93,7 +93,7 @@ def test_what_all_rows_begin_with_is_found(prefix: int, own: list[int]) -> None:
 
 
 def test_few_rows_tell_that_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "AT_ONCE", 4)
+    monkeypatch.setattr(packing, "ROWS_AT_ONCE", 4)
     rows = Rows(rows_of(5, [3] * 40))
     assert packing.prefix_of_all(cast(Any, rows), least=6) == 0
     assert rows.read <= 8

@@ -52,7 +52,17 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[PairSe
         DataError: Rows are malformed, too few, or on both sides.
     """
     sources = split(config, lambda train: _require_loss(config, train))
-    _require_enough(config, sources.train)
+    train = sources.train
+    if len(train.records) < LEAST_ROWS:
+        raise DataError(
+            f"{train.name}: {len(train.records)} row to train on, and a row is told from others. Give more."
+        )
+    given = config.embed.mine or any(len(record.texts) > 2 for record in train.records)
+    if config.batch.size == 1 and config.embed.loss_of(train.form) in ("contrastive", "cosent") and not given:
+        raise ConfigError(
+            f"batch.size=1: embed.loss={config.embed.loss_of(train.form)} tells a row from the others of its batch, "
+            "and there is none. Write batch.size=32 or more."
+        )
 
     def encoded(source: PairSource) -> PairSet:
         return pair_set.encode(source, tokenizer, config.embed, max_tokens=config.data.max_tokens, seed=config.seed)
@@ -81,7 +91,20 @@ def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSourc
     for other in scored:
         train = without_overlap(train, other, drop=data.overlap == "drop", but=" but for case and punctuation")
     if train.form == "labelled":
-        train = _with_partners(train)
+        labels = {record.label for record in train.records}
+        if len(labels) == 1:
+            raise DataError(
+                f"{train.name}: every label is `{labels.pop()}`, so nothing is a negative. Give rows of another class."
+            )
+        without = _without_partners(train)
+        has_N = np.asarray([record.label not in without for record in train.records])
+        if not has_N.any():
+            raise DataError(
+                f"{train.name}: no class has two different texts, so that no text has a positive. Give more rows of "
+                "each."
+            )
+        alone = int((~has_N).sum())
+        train = train.subset(has_N, f"{alone} rows whose class has no other text") if alone else train
         for other in scored:
             _require_classes(train, other)
     return PairSources(
@@ -221,23 +244,6 @@ def _without_partners(train: PairSource) -> set[str]:
     return {label for label, own in texts.items() if len(own) == 1}
 
 
-def _with_partners(train: PairSource) -> PairSource:
-    """Labelled rows without those whose class has no other text."""
-    labels = {record.label for record in train.records}
-    if len(labels) == 1:
-        raise DataError(
-            f"{train.name}: every label is `{labels.pop()}`, so nothing is a negative. Give rows of another class."
-        )
-    without = _without_partners(train)
-    has_N = np.asarray([record.label not in without for record in train.records])
-    if not has_N.any():
-        raise DataError(
-            f"{train.name}: no class has two different texts, so that no text has a positive. Give more rows of each."
-        )
-    alone = int((~has_N).sum())
-    return train.subset(has_N, f"{alone} rows whose class has no other text") if alone else train
-
-
 def _require_classes(train: PairSource, other: PairSource) -> None:
     known = {record.label for record in train.records}
     for record in other.records:
@@ -246,16 +252,3 @@ def _require_classes(train: PairSource, other: PairSource) -> None:
                 f"{record.place}: no training row has the class `{record.label}`, so no neighbour can be right. "
                 "Leave the row out, or give training rows of its class."
             )
-
-
-def _require_enough(config: RunConfig, train: PairSource) -> None:
-    if len(train.records) < LEAST_ROWS:
-        raise DataError(
-            f"{train.name}: {len(train.records)} row to train on, and a row is told from others. Give more."
-        )
-    given = config.embed.mine or any(len(record.texts) > 2 for record in train.records)
-    if config.batch.size == 1 and config.embed.loss_of(train.form) in ("contrastive", "cosent") and not given:
-        raise ConfigError(
-            f"batch.size=1: embed.loss={config.embed.loss_of(train.form)} tells a row from the others of its batch, "
-            "and there is none. Write batch.size=32 or more."
-        )

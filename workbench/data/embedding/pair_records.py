@@ -144,7 +144,10 @@ def _form(source: str, row: RawRow, renames: Mapping[str, str]) -> Form:
 def _record(row: RawRow, *, form: Form, columns: Mapping[str, str]) -> PairRecord:
     values = renamed(row.columns, columns)
     if form == "labelled":
-        return PairRecord(row.place, (_text(values, "text"),), label=_label(values.get("label")))
+        value = values.get("label")
+        if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
+            raise DataError(f"`label` must be the name or number of one class, found {excerpt(value)}.")
+        return PairRecord(row.place, (_text(values, "text"),), label=str(value))
     if form == "scored":
         sentences = (_text(values, "sentence1"), _text(values, "sentence2"))
         return PairRecord(row.place, sentences, score=_score(values.get("score")))
@@ -174,12 +177,6 @@ def _text(values: Mapping[str, Any], name: str) -> str:
     if not value.strip():
         raise DataError(f"`{name}` is empty.")
     return value
-
-
-def _label(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
-        raise DataError(f"`label` must be the name or number of one class, found {excerpt(value)}.")
-    return str(value)
 
 
 def _score(value: Any) -> float:

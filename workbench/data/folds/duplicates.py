@@ -204,16 +204,6 @@ def shingles(text: str, *, shingle: Literal["characters", "words"], size: int) -
     return frozenset(" ".join(words[start : start + size]) for start in range(max(1, len(words) - size + 1)))
 
 
-def _banding(threshold: float) -> tuple[int, int]:
-    """Number of bands and hashes in each: the widest that miss a pair at the threshold below MISS_PROBABILITY."""
-    suitable = [
-        (PERMUTATIONS // width, width)
-        for width in range(1, PERMUTATIONS // 2 + 1)
-        if (1 - threshold**width) ** (PERMUTATIONS // width) < MISS_PROBABILITY
-    ]
-    return suitable[-1]
-
-
 def near_pairs(sets: ShingleSets, *, threshold: float, seed: int) -> Ints:
     """Pairs of sets, sorted, that agree in all MinHash values of some band and reach the threshold.
 
@@ -221,14 +211,21 @@ def near_pairs(sets: ShingleSets, *, threshold: float, seed: int) -> Ints:
         DataError: There are more than MAX_PAIRS.
     """
     count = sets.table_UV.shape[0]
-    bands, width = _banding(threshold)
+    # Bands and hashes in each: the widest that miss a pair at the threshold below MISS_PROBABILITY.
+    suitable = [
+        (PERMUTATIONS // width, width)
+        for width in range(1, PERMUTATIONS // 2 + 1)
+        if (1 - threshold**width) ** (PERMUTATIONS // width) < MISS_PROBABILITY
+    ]
+    bands, width = suitable[-1]
     minhashes = signatures(sets, hashes=PERMUTATIONS, bands=bands, width=width, seed=seed)
     size_U = np.diff(sets.table_UV.indptr)
     known = np.zeros(0, dtype=np.int64)
     # Sorted arrays rather than datasketch's index, whose buckets are Python sets: 1 kB per text instead of 26 kB.
     for band_U in minhashes.band_BU:
         for pairs_P2 in pairs_within(band_U):
-            first, second = _unknown_pairs(pairs_P2, known, count).T
+            codes = np.setdiff1d(pairs_P2[:, 0] * count + pairs_P2[:, 1], known, assume_unique=True)
+            first, second = np.stack(np.divmod(codes, max(1, count)), axis=1).T
             likely = _likely(size_U, minhashes.sketch_UK, first, second, threshold)
             first, second = first[likely], second[likely]
             near = jaccard(sets.table_UV, first, second) >= threshold
@@ -310,12 +307,6 @@ def pairs_within(group_N: Ints | NDArray[np.uint64]) -> Iterator[Ints]:
         second = first + 1 + np.arange(ends[-1]) - np.repeat(ends - left[:block], left[:block])
         yield np.stack([order[first], order[second]], axis=1)
         at, left = at[block:], left[block:]
-
-
-def _unknown_pairs(pairs_P2: Ints, known: Ints, count: int) -> Ints:
-    """The pairs, sorted, that are not known, as first * count + second, already."""
-    codes = np.setdiff1d(pairs_P2[:, 0] * count + pairs_P2[:, 1], known, assume_unique=True)
-    return np.stack(np.divmod(codes, max(1, count)), axis=1)
 
 
 def _likely(

@@ -276,7 +276,9 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
         trains[name], matched = decontaminated(train, sets, config, reader)
         contamination_reports.append(matched)
     train_labels = [label for train in trains.values() for label in train.labels]
-    meaning = labels.fit(config.classes.kind, train_labels, source=_names(trains))
+    meaning = labels.fit(
+        config.classes.kind, train_labels, source=" + ".join(source.name for source in trains.values())
+    )
     require_measured(meaning, train_labels, held_out, config)
     weight_N = np.asarray([record.weight for train in trains.values() for record in train.records])
     rows = replace(
@@ -328,10 +330,6 @@ def encode(source: RecordSource, reader: RowReader, meaning: Labels) -> Labelled
         sources=source.sources,
         source_N=source.source_N,
     )
-
-
-def _names(sets: Mapping[str, RecordSource]) -> str:
-    return " + ".join(source.name for source in sets.values())
 
 
 def cleaned(

@@ -151,9 +151,20 @@ def read(value: Any, config: ClassesConfig) -> Label | None:
     if value is None or value != value or (isinstance(value, str) and not value.strip() and config.kind != "several"):
         return None
     if config.kind == "number":
-        return _number(value)
+        if (number := finite(value)) is None:
+            raise DataError(f"`label` must be a number, found {excerpt(value)}. For classes, write classes.kind=one.")
+        return number
     if config.kind == "several":
-        return _several(value, config.separator)
+        if isinstance(value, str):
+            if config.separator is None:
+                raise DataError(
+                    f"`label` is the text {excerpt(value)}, not a list. Write classes.separator=';' with the sign "
+                    "between its classes."
+                )
+            value = [part for part in value.split(config.separator) if part.strip()]
+        if not isinstance(value, list):
+            raise DataError(f"`label` must be a list of classes, found {excerpt(value)}. Write [{excerpt(value)}].")
+        return tuple(dict.fromkeys(_name(each) for each in value))
     name = _name(value)
     if config.kind == "pair":
         if name.lower() not in _WINNERS:
@@ -174,25 +185,6 @@ def _name(value: Any) -> str:
     if isinstance(value, list):
         raise DataError(f"`label` is a list, {excerpt(value)}. For several classes, write classes.kind=several.")
     raise DataError(f"`label` must be a string or a number, found {excerpt(value)}. Map your classes to names.")
-
-
-def _number(value: Any) -> float:
-    if (number := finite(value)) is None:
-        raise DataError(f"`label` must be a number, found {excerpt(value)}. For classes, write classes.kind=one.")
-    return number
-
-
-def _several(value: Any, separator: str | None) -> tuple[str, ...]:
-    if isinstance(value, str):
-        if separator is None:
-            raise DataError(
-                f"`label` is the text {excerpt(value)}, not a list. Write classes.separator=';' with the sign between "
-                "its classes."
-            )
-        value = [part for part in value.split(separator) if part.strip()]
-    if not isinstance(value, list):
-        raise DataError(f"`label` must be a list of classes, found {excerpt(value)}. Write [{excerpt(value)}].")
-    return tuple(dict.fromkeys(_name(each) for each in value))
 
 
 def alike(names: Iterable[str]) -> tuple[str, str] | None:

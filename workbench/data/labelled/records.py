@@ -178,30 +178,26 @@ def read(
     config = config if weighted else config.unweighted
 
     def converter(first: RawRow) -> Callable[[RawRow], LabelledRecord]:
-        _require_columns(source, first, config, classes, labelled=labelled)
+        known = (*classes.fields, classes.label, WEIGHT)
+        for name, in_file in config.columns.items():
+            if name not in known:
+                raise DataError(
+                    f"data.columns: `{name}` is no column that recipe classify reads.{did_you_mean(name, known)}"
+                )
+            if in_file not in first.columns and (labelled or name != classes.label):
+                raise DataError(
+                    f"data.columns: {source} has no column `{in_file}`.{did_you_mean(in_file, list(first.columns))}"
+                )
+        for name in classes.fields:
+            if len(classes.fields) == 1 or classes.kind == "pair":
+                _require_column(source, first, config, name)
+        require_label_columns(source, first, config, classes, labelled=labelled)
         return partial(_record, config=config, classes=classes, labelled=labelled)
 
     skipped: list[str] = []
     records = convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped, limit=limit)
     table = RecordTable.of(records)  # read before what was skipped is known
     return RecordSource(source, fingerprint(source), table, tuple(skipped))
-
-
-def _require_columns(source: str, row: RawRow, config: DataConfig, classes: ClassesConfig, *, labelled: bool) -> None:
-    known = (*classes.fields, classes.label, WEIGHT)
-    for name, in_file in config.columns.items():
-        if name not in known:
-            raise DataError(
-                f"data.columns: `{name}` is no column that recipe classify reads.{did_you_mean(name, known)}"
-            )
-        if in_file not in row.columns and (labelled or name != classes.label):
-            raise DataError(
-                f"data.columns: {source} has no column `{in_file}`.{did_you_mean(in_file, list(row.columns))}"
-            )
-    for name in classes.fields:
-        if len(classes.fields) == 1 or classes.kind == "pair":
-            _require_column(source, row, config, name)
-    require_label_columns(source, row, config, classes, labelled=labelled)
 
 
 def labelled_record(

@@ -86,7 +86,10 @@ class FieldTokenizer:
     def _truncated(self, fields: Sequence[str], place: str) -> Indices:
         encoding = self._tokenizer(self.text(fields), return_offsets_mapping=True, verbose=False)
         ids_T = np.asarray(encoding["input_ids"], dtype=np.int64)
-        field_T = self._field_of_tokens(fields, encoding["offset_mapping"])
+        segments = self._segments(fields)
+        field_of_character = np.repeat([column for _, column in segments], [len(text) for text, _ in segments])
+        fields_T = [field_of_character[end - 1] if end > start else -1 for start, end in encoding["offset_mapping"]]
+        field_T = np.asarray(fields_T, dtype=np.int64)
         kept_T = field_T < 0  # the template and special tokens
         overhead = int(kept_T.sum())
         lengths = [int((field_T == column).sum()) for column in range(len(fields))]
@@ -107,13 +110,6 @@ class FieldTokenizer:
             return tokens[start : start + count]
         head = {"start": count, "end": 0, "ends": -(-count // 2)}[self._config.keep]
         return np.concatenate([tokens[:head], tokens[len(tokens) - (count - head) :]])
-
-    def _field_of_tokens(self, fields: Sequence[str], offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
-        """The column that holds the last character of each token; -1 for tokens of the template and special ones."""
-        segments = self._segments(fields)
-        field_of_character = np.repeat([column for _, column in segments], [len(text) for text, _ in segments])
-        fields_T = [field_of_character[end - 1] if end > start else -1 for start, end in offsets]
-        return np.asarray(fields_T, dtype=np.int64)
 
     def _segments(self, fields: Sequence[str]) -> list[tuple[str, int]]:
         """The text in pieces, each with the number of its column, or -1 for the template's own words."""
@@ -145,21 +141,16 @@ def allocate(lengths: Sequence[int], shares: Sequence[float], budget: int) -> li
         quota = {column: budget * shares[column] / total for column in unfilled}
         short = {column for column in unfilled if lengths[column] - 1 <= quota[column]}
         if not short:
-            return _add_rounded(kept, quota, budget)
+            for column, share in quota.items():
+                kept[column] += int(share)
+            left = budget - sum(int(share) for share in quota.values())
+            for column in sorted(quota, key=lambda column: (int(quota[column]) - quota[column], column))[:left]:
+                kept[column] += 1
+            return kept
         for column in short:
             kept[column] = lengths[column]
             budget -= lengths[column] - 1
         unfilled -= short
-    return kept
-
-
-def _add_rounded(kept: list[int], quota: dict[int, float], budget: int) -> list[int]:
-    """Add to `kept` whole numbers near `quota` that sum to `budget`: the largest remainders are rounded up."""
-    for column, share in quota.items():
-        kept[column] += int(share)
-    left = budget - sum(int(share) for share in quota.values())
-    for column in sorted(quota, key=lambda column: (int(quota[column]) - quota[column], column))[:left]:
-        kept[column] += 1
     return kept
 
 
@@ -410,7 +401,16 @@ def training_rows(rows: LabelledSet, config: RunConfig, reader: RowReader) -> La
         return rows
     assert isinstance(reader, TextReader) and isinstance(rows.inputs, TokenRows), "pictures are refused"
     augmented = augmented_texts(rows, config, reader)
-    _require_changes(rows.inputs, augmented, rows.source)
+    chosen = evenly_spaced(len(augmented.texts), SAMPLED)
+    before = rows.inputs.take(chosen)
+    for name in augmented.config.operators:
+        after = TokenRows(augmented.take(chosen).alone(name).tokens(0))
+        if not before.differ(after).any():
+            raise DataError(
+                f"{rows.source}: data.augment.operators: {name} changes none of {len(chosen):,} training rows as the "
+                "model reads them: they have nothing that it would change, or the tokenizer does not see it, as an "
+                f"uncased one does not see letters' case.\n  Leave {name} out."
+            )
     return replace(rows, inputs=replace(rows.inputs, augmented=augmented))
 
 
@@ -442,17 +442,3 @@ def augmentation_in_words(rows: LabelledSet, *, one_class: bool) -> list[str]:
         *shown,
         *([PRESERVED] if one_class else ()),
     ]
-
-
-def _require_changes(plain: TokenRows, augmented: AugmentedTexts, source: str) -> None:
-    """Raise DataError where an operator changes none of some rows, as the model reads them."""
-    chosen = evenly_spaced(len(augmented.texts), SAMPLED)
-    before = plain.take(chosen)
-    for name in augmented.config.operators:
-        after = TokenRows(augmented.take(chosen).alone(name).tokens(0))
-        if not before.differ(after).any():
-            raise DataError(
-                f"{source}: data.augment.operators: {name} changes none of {len(chosen):,} training rows as the model "
-                "reads them: they have nothing that it would change, or the tokenizer does not see it, as an uncased "
-                f"one does not see letters' case.\n  Leave {name} out."
-            )

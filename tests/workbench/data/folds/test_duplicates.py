@@ -264,7 +264,7 @@ def test_pairs_are_those_within_groups_in_blocks_of_any_size(monkeypatch: pytest
     group_N = np.random.default_rng(0).integers(0, 9, size=80)
     expected = {(a, b) for a in range(80) for b in range(a + 1, 80) if group_N[a] == group_N[b]}
     for block in (1, 7, 10**6):
-        monkeypatch.setattr(duplicates, "BLOCK", block)
+        monkeypatch.setattr(duplicates, "PAIRS_AT_ONCE", block)
         found = [tuple(pair) for pairs_P2 in pairs_within(group_N) for pair in pairs_P2.tolist()]
         assert len(found) == len(set(found)) and set(found) == expected
     assert not list(pairs_within(np.zeros(0, dtype=np.int64)))
@@ -285,7 +285,7 @@ def test_vectors_link_what_an_exhaustive_comparison_links(monkeypatch: pytest.Mo
     unit_ND = vectors_ND - vectors_ND.mean(0)
     unit_ND /= np.linalg.norm(unit_ND, axis=1, keepdims=True)
     expected = {(a, b) for a in range(60) for b in range(a + 1, 60) if unit_ND[a] @ unit_ND[b] >= 0.9}
-    monkeypatch.setattr(duplicates, "VECTORS", 7)
+    monkeypatch.setattr(duplicates, "VECTORS_AT_ONCE", 7)
     pairs_P2, similarity_P = near_vectors(vectors_ND.astype(np.float32), threshold=0.9)
     assert {tuple(pair) for pair in pairs_P2.tolist()} == expected and 20 < len(expected) < 100
     np.testing.assert_allclose(similarity_P, [unit_ND[a] @ unit_ND[b] for a, b in pairs_P2], atol=1e-5)

@@ -22,7 +22,7 @@ TEXTS = ["", "a", "abc", "abcd", "abcdabcd", "the cat sat on the mat", "\U0001f6
 def small_blocks() -> Iterator[None]:
     """Blocks that end between the texts of a test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(duplicates, "BLOCK", 3)
+        patch.setattr(duplicates, "TEXTS_AT_ONCE", 3)
         yield
 
 
@@ -43,7 +43,7 @@ def test_a_row_holds_the_shingles_of_its_text(
 
 
 def test_signatures_are_those_of_datasketch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duplicates, "TEXTS", 3)
+    monkeypatch.setattr(duplicates, "HASHED_AT_ONCE", 3)
     found = signatures(shingle_sets(TEXTS, shingle="characters", size=4), hashes=32, bands=5, width=6, seed=7)
     values_UK = []
     for text in TEXTS:
