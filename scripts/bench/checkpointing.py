@@ -19,9 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import intercepted
 import measuring
-import standing
 import torch
 from torch import Tensor, nn
 
@@ -59,7 +57,7 @@ def main() -> None:
             rows.append([weights, way.lower(), *cells, "equal" if figures.equal else "other"])
             print(" | ".join(map(str, rows[-1])), flush=True)
         found[weights] = {way: figures._asdict() for way, figures in ways.items()}
-    print(standing.markdown(rows))
+    print(measuring.markdown(rows))
     measuring.write_report(arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft")), found=found)
 
 
@@ -67,7 +65,7 @@ def _measured(llama: str, weights: str, rounds: int) -> dict[str, Found]:
     config = load("sft/quickstart", [f"model={{id: {llama}, weights: {weights}}}", *SHORT])
     found: dict[str, Found] = {}
 
-    intercepted.measured(config, lambda fit: found.update(_of_training(fit, rounds)))
+    measuring.intercepted(config, lambda fit: found.update(_of_training(fit, rounds)))
     return found
 
 

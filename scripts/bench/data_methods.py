@@ -23,11 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import data_quality
-import equal_compute
 import measuring
-import standing
-from equal_compute import Arm, Control
-from standing import Wanted
+from measuring import Arm, Control, Wanted
 
 from workbench import recipes
 from workbench.config.yaml_text import read_yaml
@@ -66,19 +63,19 @@ def main() -> None:
     arguments = _arguments()
     _write(arguments)
     wanted = {name: run for seed in range(arguments.seeds) for name, run in _runs(arguments, seed)}
-    runs = standing.finish_here(wanted, arguments.out)
+    runs = measuring.finish_here(wanted, arguments.out)
 
     def arm(name: str) -> Arm:
         own = [runs[_name(name, seed)] for seed in range(arguments.seeds)]
-        losses = [standing.scores(run)["after"]["loss"] for run in own]
-        return Arm(losses, [standing.cpu_s(run) for run in own])
+        losses = [measuring.scores(run)["after"]["loss"] for run in own]
+        return Arm(losses, [measuring.cpu_s(run) for run in own])
 
     control = Control({length: arm(f"every row {length:g}") for length in LENGTHS})
     arms = {name: arm(name) for name in _wanted_arms(arguments)}
     choosers = {name: CHOICE for name in arms if _chooses(ARMS[name]) and name != CHOICE and CHOICE in arms}
     print(
-        standing.markdown(
-            equal_compute.table(control, arms, references=choosers, score="held-out loss", sign=-1, digits=3)
+        measuring.markdown(
+            measuring.gains_table(control, arms, references=choosers, score="held-out loss", sign=-1, digits=3)
         )
     )
     machine = measuring.machine("cpu", ("torch", "transformers", "peft"))
@@ -145,11 +142,11 @@ def _write(arguments: argparse.Namespace) -> None:
     ]
     mixture = [*own, *tales[: arguments.tales], *noise]
     for name, part in zip(SOURCES, (own, tales, noise), strict=True):
-        standing.write_rows(part, out / f"{name}.jsonl")
+        measuring.write_rows(part, out / f"{name}.jsonl")
     chance.shuffle(mixture)
-    standing.write_rows(target, out / "target.jsonl")
-    standing.write_rows(chance.sample(test, arguments.tested), out / "held_out.jsonl")
-    standing.write_rows(mixture, out / "train.jsonl")
+    measuring.write_rows(target, out / "target.jsonl")
+    measuring.write_rows(chance.sample(test, arguments.tested), out / "held_out.jsonl")
+    measuring.write_rows(mixture, out / "train.jsonl")
 
 
 def _faulty(row: dict[str, str], number: int, others: list[str], chance: random.Random) -> dict[str, str]:

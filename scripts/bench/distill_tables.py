@@ -24,8 +24,7 @@ from typing import Any
 
 import measuring
 import pandas as pd
-import standing
-from standing import Spread, Wanted
+from measuring import Spread, Wanted
 
 from workbench.config.yaml_text import load_yaml, read_yaml
 from workbench.data import starter
@@ -102,16 +101,16 @@ def _ensemble(arguments: argparse.Namespace) -> Recipe:
     found = _over_seeds(recipes, arguments)
     rows = [row.columns for row in _read(config["data"]["test"])]
     models = {"ensemble": run, "one": found["ensemble"][0]}
-    costs = standing.predict(models, rows, arguments.out, repeats=arguments.repeats, device=arguments.device)
+    costs = measuring.predict(models, rows, arguments.out, repeats=arguments.repeats, device=arguments.device)
     members = len(json.loads((run / "decision.json").read_text(encoding="utf-8"))["members"])
     table: Rows = [["test scores", *CLASS_SCORES.values(), "seconds for 1,000 rows (of processor)"]]
-    test = standing.scores(run)["test"]
+    test = measuring.scores(run)["test"]
     ensemble = [f"{test[key]:.3f}" for key in CLASS_SCORES]
     table.append([f"ensemble of {members}", *ensemble, costs["ensemble"]])
     spreads = {arm: _spreads(runs, CLASS_SCORES) for arm, runs in found.items()}
     for arm, values in spreads.items():
         table.append([f"one adapter, {_from(arm)}", *values.values(), costs["one"]])
-    print(standing.markdown(table))
+    print(measuring.markdown(table))
     return {"ensemble": test, "students": spreads, "predicting": costs}
 
 
@@ -121,7 +120,7 @@ def _teacher(recipe: Recipe, arguments: argparse.Namespace) -> Path:
         found: Path = arguments.teacher
         return found
     wanted = {"teacher": Wanted({"seed": 0, **recipe}, arguments.teachers)}
-    return standing.finish(wanted, arguments.out, jobs=1, device=arguments.device)["teacher"]
+    return measuring.finish(wanted, arguments.out, jobs=1, device=arguments.device)["teacher"]
 
 
 def _students(
@@ -133,7 +132,7 @@ def _students(
     arguments: argparse.Namespace,
 ) -> Recipe:
     """A table for each choice of layers: the teacher, then each arm over the seeds."""
-    best = standing.scores(teacher)["after"]
+    best = measuring.scores(teacher)["after"]
     measured: Recipe = {"teacher": best, "students": {}}
     for layers in arguments.layers:
         student = {"layers": [int(layer) for layer in layers.split(",")]}
@@ -157,7 +156,7 @@ def _students(
             gain = Spread.of([mine - theirs for mine, theirs in zip(values[first].values, plain, strict=True)])
             share = f"{values[first].mean / best[first]:.1%}"
             table.append([_from(arm), *values.values(), "" if arm == LABELS else gain, share])
-        print(standing.markdown(table), end="\n\n", flush=True)
+        print(measuring.markdown(table), end="\n\n", flush=True)
         measured["students"][layers] = spreads
     return measured
 
@@ -169,12 +168,12 @@ def _over_seeds(recipes: Mapping[str, Recipe], arguments: argparse.Namespace) ->
         for name, recipe in recipes.items():
             words = [*arguments.students, *([] if name.endswith(LABELS) else arguments.taught)]
             wanted[f"{name}/seed-{seed}".replace(", ", "+").replace(" ", "-")] = Wanted({"seed": seed, **recipe}, words)
-    runs = list(standing.finish(wanted, arguments.out, jobs=arguments.jobs, device=arguments.device).values())
+    runs = list(measuring.finish(wanted, arguments.out, jobs=arguments.jobs, device=arguments.device).values())
     return {name: runs[number :: len(recipes)] for number, name in enumerate(recipes)}
 
 
 def _spreads(runs: Sequence[Path], columns: Mapping[str, str]) -> dict[str, Spread]:
-    found = [standing.scores(run)["after"] for run in runs]
+    found = [measuring.scores(run)["after"] for run in runs]
     return {key: Spread.of([each[key] for each in found]) for key in columns}
 
 
@@ -188,7 +187,7 @@ def _known_rows(run: Path, config: Recipe, out: Path) -> Path:
     rows = [row.columns for row in _read(config["data"]["train"]) if row.place in known]
     if len(rows) != len(known):
         sys.exit(f"{config['data']['train']} has {len(rows)} of the {len(known)} rows in {run}/out_of_fold.parquet.")
-    return standing.write_rows(rows, out / "train.jsonl")
+    return measuring.write_rows(rows, out / "train.jsonl")
 
 
 def _read(source: str) -> Iterable[RawRow]:

@@ -19,12 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import equal_compute
 import measuring
 import numpy as np
-import standing
-from equal_compute import Arm, Control
-from standing import Wanted
+from measuring import Arm, Control, Wanted
 
 from workbench import recipes
 from workbench.config.yaml_text import read_yaml
@@ -181,14 +178,14 @@ def main() -> None:
         for name in tasks
         for arm, words in _runs(name, arguments, seed)
     }
-    found = standing.finish_here({_folder(*key): run for key, run in wanted.items()}, arguments.out)
+    found = measuring.finish_here({_folder(*key): run for key, run in wanted.items()}, arguments.out)
     runs = {key: found[_folder(*key)] for key in wanted}
 
     def arm(name: str, score: str, arm: str) -> Arm:
         own = [runs[name, arm, seed] for seed in range(arguments.seeds)]
         factor = TASKS[name].scores[score]
-        scores = [factor * standing.scores(run)["after"][score] for run in own]
-        return Arm(scores, [standing.cpu_s(run) for run in own])
+        scores = [factor * measuring.scores(run)["after"][score] for run in own]
+        return Arm(scores, [measuring.cpu_s(run) for run in own])
 
     def of(base: Base, name: str, score: str) -> Measured:
         control = Control({length: arm(name, score, base.control(length)) for length in base.lengths})
@@ -208,7 +205,7 @@ def main() -> None:
     lines = [
         line for base in _bases(arguments) for line in _lines(base, tasks, measured, list(_techniques(arguments, base)))
     ]
-    print(standing.markdown([_head(tasks), *lines]))
+    print(measuring.markdown([_head(tasks), *lines]))
     machine = measuring.machine("cpu", ("torch", "transformers", "peft"))
     told = {", ".join(key): {"lengths": each.control.lengths, **each.arms} for key, each in measured.items()}
     measuring.write_report(arguments, machine=machine, tasks=told)
@@ -227,15 +224,15 @@ class Measured:
         """Digits of a gain behind the point."""
         return 3 if self.factor < 0 else 1
 
-    def gain(self, arm: Arm, over: Sequence[float] | equal_compute.Floats | None) -> equal_compute.Floats | None:
+    def gain(self, arm: Arm, over: Sequence[float] | measuring.Floats | None) -> measuring.Floats | None:
         """Paired differences by seed; None where there is nothing to compare with."""
         return None if over is None else np.asarray(arm.scores) - np.asarray(over)
 
-    def gains(self, arm: Arm) -> tuple[equal_compute.Floats | None, equal_compute.Floats | None]:
+    def gains(self, arm: Arm) -> tuple[measuring.Floats | None, measuring.Floats | None]:
         """At equal steps, and at equal time."""
         return self.gain(arm, self.control.lengths[1].scores), self.gain(arm, self._best_within(self.control.cost(arm)))
 
-    def _best_within(self, cost: float) -> equal_compute.Floats | None:
+    def _best_within(self, cost: float) -> measuring.Floats | None:
         """Scores of the best control that costs no more, for who has more time may stop earlier; None beyond all."""
         cost = 1.0 if abs(cost - 1) < NOISE else max(cost, min(self.control.lengths))
         if (there := self.control.scores_at(cost)) is None:
@@ -271,13 +268,13 @@ def _told(measured: Measured, arm: str) -> Iterator[str]:
         yield from ("", "")
         return
     for gain in measured.gains(measured.arms[arm]):
-        yield "beyond" if gain is None else standing.interval(gain, digits=measured.digits)
+        yield "beyond" if gain is None else measuring.interval(gain, digits=measured.digits)
 
 
 def _verdict(measured: Sequence[Measured], arm: str) -> str:
     """Whether a technique is better at equal time: where an interval leaves zero out."""
     gains = [gain for each in measured if (gain := each.gains(each.arms[arm])[1]) is not None]
-    ends = [standing.ends(gain) for gain in gains if len(gain) > 1]
+    ends = [measuring.ends(gain) for gain in gains if len(gain) > 1]
     better, worse = (any(low > 0 for low, _ in ends), any(high < 0 for _, high in ends))
     return {(True, False): "yes", (False, True): "no, worse", (True, True): "on one"}.get((better, worse), "not shown")
 
@@ -344,7 +341,7 @@ def _write_rows(out: Path) -> None:
     for name, count in (("train", TRAIN_ROWS), ("held_out", HELD_OUT_ROWS)):
         source = starter.FOLDER / f"fairytaleqa_{name}.jsonl"
         lines = sorted(source.read_text(encoding="utf-8").splitlines(), key=length)
-        standing.write_rows([json.loads(line) for line in lines[:count]], out / f"{name}.jsonl")
+        measuring.write_rows([json.loads(line) for line in lines[:count]], out / f"{name}.jsonl")
 
 
 def _folder(task: str, arm: str, seed: int) -> str:

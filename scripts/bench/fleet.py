@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import measuring
-import standing
 
 from workbench.data import starter
 
@@ -79,7 +78,7 @@ def _table(used: dict[str, list[list[measuring.Usage]]]) -> str:
         count = len(rounds)
         row = [name, f"{wall / count:.0f}", f"{cpu / count:.0f}", f"{cpu / ours:.2f}"]
         lines.append([*row, f"{peak / 1e9:.2f} GB", f"{together / 1e9:.2f} GB", f"{together / own:.2f}"])
-    return standing.markdown(lines)
+    return measuring.markdown(lines)
 
 
 def _change(arguments: argparse.Namespace) -> None:
@@ -174,7 +173,7 @@ def _rows(arguments: argparse.Namespace, user: int) -> Path:
     lines = ROWS.read_text(encoding="utf-8").splitlines()
     own = [json.loads(line) for line in lines[user * arguments.rows : (user + 1) * arguments.rows]]
     rows = [{"prompt": row["question"], "completion": row["answer"]} for row in own]
-    return standing.write_rows(rows, arguments.out / f"user{user}.jsonl")
+    return measuring.write_rows(rows, arguments.out / f"user{user}.jsonl")
 
 
 if __name__ == "__main__":

@@ -32,8 +32,7 @@ from typing import Any, NamedTuple
 
 import gsm8k
 import measuring
-from measuring import Ratio, Usage
-from standing import markdown
+from measuring import Ratio, Usage, markdown
 
 OURS, FROZEN, CACHED, PEER, PEER_FROZEN = ARMS = ("ours", "ours, frozen", "ours, cached", "Trainer", "Trainer, frozen")
 LORA = {"method": "lora", "rank": 16, "alpha": 32, "targets": "all-linear"}

@@ -21,13 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import equal_compute
 import measuring
 import numpy as np
 import pandas as pd
-import standing
-from equal_compute import Arm, Control
-from standing import Wanted
+from measuring import Arm, Control, Wanted
 
 LENGTHS = {"banking77": (0.5, 1.0, 2.0, 9.0), "clinc150": (0.5, 1.0, 2.0, 11.0)}
 """Steps of the runs of the control, as multiples of its own, by set: the longest costs what by=gradient does."""
@@ -63,12 +60,12 @@ def main() -> None:
         for data, noise in settings:
             if CLEANED in _wanted_arms(arguments):
                 _clean(arguments, data, noise, seed)
-            standing.finish_here(dict(_runs(arguments, data, noise, seed)), arguments.out)
+            measuring.finish_here(dict(_runs(arguments, data, noise, seed)), arguments.out)
     for data, noise in settings:
         title = f"{data}, {noise:.0%} wrong labels"
         control, arms = _found(arguments, data, noise)
         report[title] = {"control": control.lengths, "arms": arms}
-        rows = equal_compute.table(
+        rows = measuring.gains_table(
             control,
             arms,
             references={name: CHOICE for name in (SIMILAR, ALIGNED) if {name, CHOICE} <= set(arms)},
@@ -77,7 +74,7 @@ def main() -> None:
             digits=1,
         )
         print(f"\n{title}, {arguments.steps} steps of {arguments.batch} rows\n")
-        print(standing.markdown(rows), flush=True)
+        print(measuring.markdown(rows), flush=True)
     measuring.write_report(arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft")), sets=report)
 
 
@@ -86,10 +83,10 @@ def _found(arguments: argparse.Namespace, data: str, noise: float) -> tuple[Cont
 
     def arm(name: str) -> Arm:
         own = [arguments.out / _name(data, noise, seed, name) for seed in range(arguments.seeds)]
-        cost = np.asarray([standing.cpu_s(run) for run in own])
+        cost = np.asarray([measuring.cpu_s(run) for run in own])
         if name == CLEANED:
-            cost += [standing.cpu_s(run.with_name(_word(FOLDS))) for run in own]
-        return Arm([100 * standing.scores(run)["test"]["accuracy"] for run in own], cost.tolist())
+            cost += [measuring.cpu_s(run.with_name(_word(FOLDS))) for run in own]
+        return Arm([100 * measuring.scores(run)["test"]["accuracy"] for run in own], cost.tolist())
 
     control = Control({length: arm(f"every row {length:g}") for length in LENGTHS[data]})
     return control, {name: arm(name) for name in _wanted_arms(arguments)}
@@ -121,7 +118,7 @@ def _clean(arguments: argparse.Namespace, data: str, noise: float, seed: int) ->
     recipe = {**plain, "recipe": "crossval", "folds": {"k": 3}, "duplicates": {"overlap": "drop"}}
     name = _name(data, noise, seed, FOLDS)
     wanted = {name: Wanted(recipe, [f"train.steps={arguments.steps}", *arguments.overrides])}
-    suspects = pd.read_parquet(standing.finish_here(wanted, arguments.out)[name] / "suspects.parquet")
+    suspects = pd.read_parquet(measuring.finish_here(wanted, arguments.out)[name] / "suspects.parquet")
     rows = pd.read_csv(folder / "train.csv")
     rows[~rows["text"].isin(suspects.get("text", []))].to_csv(folder / CLEAN_ROWS, index=False)
 

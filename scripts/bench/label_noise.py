@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import measuring
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import standing
+from measuring import Spread, Wanted
 from safetensors.numpy import load_file
-from standing import Spread, Wanted
 
 COLUMNS = ("found", "precision", "most_suspect", "true", "planted", "dropped", "back", "kept", "rows", "classes")
 ENOUGH = 0.8
@@ -58,12 +58,12 @@ def main(arguments: argparse.Namespace) -> None:
             "true": Wanted(_recipe(arguments, folder, seed, "true"), arguments.overrides),
             "planted": Wanted(_recipe(arguments, folder, seed, "planted"), arguments.overrides),
         }
-        runs = standing.finish(wanted, folder, jobs=1, device=arguments.device)
+        runs = measuring.finish(wanted, folder, jobs=1, device=arguments.device)
         found.append(_measured(runs, planted))
         head = ["", *TITLES.values()]
         rows = [[f"seed {number}", *(_told([each[name]]) for name in COLUMNS)] for number, each in enumerate(found)]
         mean = ["mean", *(_told([each[name] for each in found]) for name in COLUMNS)]
-        print(standing.markdown([head, *rows, mean]), flush=True)
+        print(measuring.markdown([head, *rows, mean]), flush=True)
 
 
 def _plant(arguments: argparse.Namespace, folder: Path, seed: int) -> frozenset[str]:

@@ -18,7 +18,6 @@ import sys
 from pathlib import Path
 
 import measuring
-import standing
 
 METHODS = {
     "lora": ["train.learning_rate=2e-3"],
@@ -75,7 +74,7 @@ def main() -> None:
             runs = {method: _run(method, devices, name, arguments) for method in able}
             told = {method: _distance(run, alone[method]) for method, run in runs.items()}
             rows.append([name, devices, *(told.get(method, "") for method in METHODS)])
-            print(standing.markdown(rows), flush=True)
+            print(measuring.markdown(rows), flush=True)
 
 
 def _distance(run: Path, alone: Path) -> str:

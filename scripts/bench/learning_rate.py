@@ -13,8 +13,8 @@ import argparse
 import json
 from pathlib import Path
 
-import standing
-from standing import Wanted
+import measuring
+from measuring import Wanted
 
 from workbench import recipes
 from workbench.cli.console import Terminal
@@ -35,7 +35,7 @@ def main() -> None:
     lines: list[list[object]] = [["seed", "lowest of the grid", "at", "suggested", "its loss", "above the lowest"]]
     for seed in range(arguments.seeds):
         lines.append([seed, *_compared(arguments.recipe, seed, arguments.out / f"seed-{seed}")])
-        print(standing.markdown(lines), flush=True)
+        print(measuring.markdown(lines), flush=True)
 
 
 def _compared(name: str, seed: int, folder: Path) -> list[object]:
@@ -44,14 +44,14 @@ def _compared(name: str, seed: int, folder: Path) -> list[object]:
     rates = rate_finder.rates_between(LOWEST, HIGHEST, COUNT)
     own = [*SHARED, f"seed={seed}"]
     grid = ["recipe=sweep", f"sweep.of={recipe['recipe']}", f"sweep.over.train.learning_rate={rates}"]
-    runs = standing.finish({"grid": Wanted(recipe, [*own, *grid])}, folder, jobs=1, device="cpu")
+    runs = measuring.finish({"grid": Wanted(recipe, [*own, *grid])}, folder, jobs=1, device="cpu")
     members = json.loads((runs["grid"] / "sweep.json").read_text(encoding="utf-8"))["members"]
     done = {row["settings"]["train.learning_rate"]: row["held_out_loss"] for row in members if row["status"] == "done"}
     with Terminal(quiet=True) as terminal:
         found = rate_finder.find(load(name, own), folder / "lr", terminal, lowest=LOWEST, highest=HIGHEST, count=COUNT)
     suggested = Wanted(recipe, [*own, f"train.learning_rate={found.suggested}"])
-    runs = standing.finish({"suggested": suggested}, folder, jobs=1, device="cpu")
-    loss, best = standing.scores(runs["suggested"])["after"]["loss"], min(done, key=lambda rate: float(done[rate]))
+    runs = measuring.finish({"suggested": suggested}, folder, jobs=1, device="cpu")
+    loss, best = measuring.scores(runs["suggested"])["after"]["loss"], min(done, key=lambda rate: float(done[rate]))
     share = f"{100 * (loss / done[best] - 1):+.1f} %"
     return [f"{done[best]:.4f}", f"{best:g}", f"{found.suggested:g}", f"{loss:.4f}", share]
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
+import measuring
 import numpy as np
-import standing
 import torch
 from random_llama import _shape
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -51,8 +51,8 @@ def main() -> None:
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as folder:
         _write_model(Path(folder), most=max(*arguments.tokens, arguments.timed))
-        print(standing.markdown(_bytes(folder, arguments.tokens)), flush=True)
-        print(standing.markdown(_seconds(folder, arguments.timed, arguments.rounds)))
+        print(measuring.markdown(_bytes(folder, arguments.tokens)), flush=True)
+        print(measuring.markdown(_seconds(folder, arguments.timed, arguments.rounds)))
 
 
 def _write_model(folder: Path, *, most: int) -> None:

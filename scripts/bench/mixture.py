@@ -19,8 +19,7 @@ from pathlib import Path
 import data_methods
 import measuring
 import numpy as np
-import standing
-from standing import Wanted
+from measuring import Wanted
 
 from workbench import recipes
 from workbench.config.yaml_text import read_yaml
@@ -51,10 +50,10 @@ def main() -> None:
             own = [*shared, f"seed={seed}", *words]
             own += _reference(runs[CONTROL, seed]) if arm == GIVEN else []
             name = f"{arm.replace(' ', '-').replace(',', '')}/seed-{seed}"
-            runs[arm, seed] = standing.finish({name: Wanted(recipe, own)}, folder, jobs=1, device="cpu")[name]
-    print(standing.markdown(_table(runs, arguments.seeds)))
+            runs[arm, seed] = measuring.finish({name: Wanted(recipe, own)}, folder, jobs=1, device="cpu")[name]
+    print(measuring.markdown(_table(runs, arguments.seeds)))
     machine = measuring.machine("cpu", ("torch", "transformers", "peft"))
-    told = {f"{arm} {seed}": standing.scores(run)["after"] for (arm, seed), run in runs.items()}
+    told = {f"{arm} {seed}": measuring.scores(run)["after"] for (arm, seed), run in runs.items()}
     measuring.write_report(arguments, machine=machine, runs=told)
 
 
@@ -75,12 +74,12 @@ def _write(gsm8k: Path, out: Path) -> None:
     ]
     tales = data_methods.prompts(Path(starter.resolve("starter/fairytaleqa_train.jsonl")))
     for name, rows in {"sums": train[:SUMS], "tales": tales, "noise": noise}.items():
-        standing.write_rows(rows, out / f"{name}.jsonl")
+        measuring.write_rows(rows, out / f"{name}.jsonl")
 
 
 def _reference(run: Path) -> list[str]:
     """The losses that a run ended with, as those to compare with."""
-    after = standing.scores(run)["after"]
+    after = measuring.scores(run)["after"]
     return [f"data.mix.reference.{name}={after[f'loss[{name}]']}" for name in SOURCES]
 
 
@@ -88,13 +87,13 @@ def _table(runs: dict[tuple[str, int], Path], seeds: int) -> list[list[object]]:
     rows: list[list[object]] = [["arm", *SOURCES, "sums and tales, mean: less than by size", "shares drawn"]]
 
     def losses(arm: str, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.asarray([standing.scores(runs[arm, seed])["after"][f"loss[{name}]"] for seed in range(seeds)])
+        return np.asarray([measuring.scores(runs[arm, seed])["after"][f"loss[{name}]"] for seed in range(seeds)])
 
     def useful(arm: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         return (losses(arm, "sums") + losses(arm, "tales")) / 2
 
     for arm in ARMS:
-        gain = standing.interval(useful(CONTROL) - useful(arm), digits=3) if arm != CONTROL else ""
+        gain = measuring.interval(useful(CONTROL) - useful(arm), digits=3) if arm != CONTROL else ""
         means = [f"{losses(arm, name).mean():.3f}" for name in SOURCES]
         rows.append([arm, *means, gain, _shares(runs[arm, seed] for seed in range(seeds))])
     return rows

@@ -21,7 +21,6 @@ from typing import Any
 from unittest.mock import patch
 
 import measuring
-import standing
 from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
@@ -85,7 +84,7 @@ def main() -> None:
         found[name] = {"planned": planned, "measured": measured, "seconds": took}
         rows.append([name, f"{planned / 1e6:.1f}", f"{measured / 1e6:.1f}", f"{errors[-1]:+.1%}", f"{took:.1f}"])
         print(" | ".join(str(cell) for cell in rows[-1]), flush=True)
-    print(standing.markdown(rows))
+    print(measuring.markdown(rows))
     worst = max(errors, key=abs)
     print(
         f"Of {len(errors)} configurations: median of the errors' sizes {median(map(abs, errors)):.1%}, worst "

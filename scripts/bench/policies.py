@@ -24,8 +24,7 @@ from statistics import mean
 from typing import Any
 
 import measuring
-import standing
-from standing import Spread, Wanted
+from measuring import Spread, Wanted
 
 from workbench import recipes
 from workbench.config import RunConfig
@@ -48,7 +47,7 @@ Measured = Mapping[str, Spread]
 def main() -> None:
     arguments = _arguments()
     config = load(arguments.recipe, arguments.set)
-    runs = standing.finish(_wanted(arguments), arguments.out, jobs=1, device=arguments.device)
+    runs = measuring.finish(_wanted(arguments), arguments.out, jobs=1, device=arguments.device)
     found: dict[str, dict[str, Spread]] = {}
     for arm in arguments.policies + arguments.averages:
         told = [_measured(runs[_name(arm, seed)], config) for seed in range(arguments.seeds)]
@@ -107,7 +106,7 @@ def _measured(run: Path, config: RunConfig) -> dict[str, float]:
     """Scores of a finished run, and what it did."""
     steps = measuring.steps(run)
     layers = backbones.hub_config(config.model).get_text_config().num_hidden_layers + 2
-    scores = standing.scores(run)["after"]
+    scores = measuring.scores(run)["after"]
     gains = [
         step["held_out_loss"] - step["averaged_held_out_loss"] for step in steps if "averaged_held_out_loss" in step
     ]
@@ -131,7 +130,7 @@ def _table(measured: Mapping[str, Measured], config: RunConfig, averages: Sequen
         cells = [arm, *(values[key] for key in columns), "" if arm == NONE else gain]
         cells += [f"{values['steps'].mean:.0f}", f"{values['train_s'].mean:.1f}", f"{values['frozen'].mean:.1%}"]
         rows.append([*cells, values.get("gain", "") if arm in averages else ""])
-    return standing.markdown(rows)
+    return measuring.markdown(rows)
 
 
 if __name__ == "__main__":

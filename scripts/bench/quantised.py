@@ -22,7 +22,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import measuring
-import standing
 
 from workbench.recipes.load import load
 from workbench.recipes.run import run
@@ -82,7 +81,7 @@ def main() -> None:
             row += [f"{seconds:.3f}", str(ratio), f"{taken[-1].peak_bytes / 1e6:.0f}"]
         rows.append(row)
         print(" | ".join(map(str, row)), flush=True)
-    print(standing.markdown(rows))
+    print(measuring.markdown(rows))
     measuring.write_report(
         arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft", "bitsandbytes")), found=found
     )

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import measuring
-import standing
 
 from workbench.data import starter
 from workbench.training.search.halving import Halving
@@ -61,7 +60,7 @@ def _cost(arguments: argparse.Namespace) -> None:
     for name in ("cpu_s", "wall_s"):
         ours, one = _usage(found)[name], _usage(plain)[name]
         lines.append([name, f"{ours:.0f}", f"{one:.0f}", f"{ours / one:.2f}"])
-    print(standing.markdown(lines))
+    print(measuring.markdown(lines))
 
 
 def _quality(arguments: argparse.Namespace) -> None:
@@ -79,7 +78,7 @@ def _quality(arguments: argparse.Namespace) -> None:
         times = [f"{_usage(run)['cpu_s']:.0f}" for run in (found, grid)]
         place = f"{1 + every.index(loss)} of {len(every)}"
         lines.append([seed, f"{every[0]:.4f}", f"{loss:.4f}", f"{100 * (loss / every[0] - 1):.2f} %", place, *times])
-        print(standing.markdown(lines), flush=True)
+        print(measuring.markdown(lines), flush=True)
 
 
 def _optuna(arguments: argparse.Namespace) -> None:
@@ -101,7 +100,7 @@ def _optuna(arguments: argparse.Namespace) -> None:
         per = theirs[name] / cores
         lines.append([title, f"{ours[name]:.0f}", f"{per:.0f}", f"{ours[name] / per:.2f}"])
     lines.append(["held-out loss", f"{_best(found)['held_out_loss']:.4f}", f"{study['best']:.4f}", ""])
-    print(standing.markdown(lines))
+    print(measuring.markdown(lines))
 
 
 def _words(kind: str, arguments: argparse.Namespace, seed: int) -> list[str]:
@@ -125,7 +124,7 @@ def _questions(folder: Path, split: str) -> Path:
     lines = (starter.FOLDER / f"fairytaleqa_{split}.jsonl").read_text(encoding="utf-8").splitlines()[: ROWS[split]]
     rows = [json.loads(line) for line in lines]
     asked = [{"prompt": f"{row['question']}\n", "completion": row["answer"]} for row in rows]
-    return standing.write_rows(asked, folder / f"{split}.jsonl")
+    return measuring.write_rows(asked, folder / f"{split}.jsonl")
 
 
 def _run(*words: str) -> Any:

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 
 import measuring
 import numpy as np
-import standing
 
 import workbench
 from workbench.config.sections.basic_sections import Checkpointing
@@ -110,7 +109,7 @@ def main() -> None:
             print(" | ".join(map(str, rows[-1])), flush=True)
         every = [[*way, peak, seconds[way]] for way, peak in peaks.items()]
         found[name] = {"ways": every, "taken": [[limit, *way] for limit, way in taken.items()]}
-    print(standing.markdown(rows))
+    print(measuring.markdown(rows))
     print(f"{sum(row[-1] == 'yes' for row in rows[1:])} of {len(rows) - 1}.")
     measuring.write_report(arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft")), found=found)
 

@@ -18,9 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-import intercepted
 import measuring
-import standing
 
 from workbench.planning.step_time import Timed, timed
 from workbench.recipes.load import load
@@ -73,7 +71,7 @@ def main() -> None:
             ]
         )
         print(" | ".join(str(cell) for cell in rows[-1]), flush=True)
-    print(standing.markdown(rows))
+    print(measuring.markdown(rows))
     errors = [abs(ratio - 1) for ratio in ratios]
     print(f"Of {len(ratios)} configurations: median error {median(errors):.1%}, worst {max(errors):.1%}.")
     measuring.write_report(arguments, machine=measuring.machine("cpu", ("torch", "transformers", "peft")), found=found)
@@ -138,7 +136,7 @@ def _both(recipe: str, words: list[str], clock: Clock, count: int) -> tuple[list
                 steps.append(clock() - began)
             predict()
 
-    intercepted.measured(config, measure)
+    measuring.intercepted(config, measure)
     return predictions, steps, took
 
 
