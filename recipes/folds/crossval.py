@@ -12,8 +12,8 @@ from typing import Any
 
 from workbench import report
 from workbench.config import RunConfig
-from workbench.crossval import combining, neighbour_correction, suspects, training_rounds, tta
-from workbench.crossval.fold_adapters import FoldContext, fold_adapters
+from workbench.crossval import ensembles, fold_adapters, neighbour_correction, suspects, tta
+from workbench.crossval.fold_adapters import FoldContext
 from workbench.crossval.stages import StageLog
 from workbench.data.labelled import fold_data
 from workbench.data.labelled.fold_data import FoldData
@@ -51,8 +51,8 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     sets = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
     provenance.note_data(run, {name: None if rows is None else rows.facts() for name, rows in sets.items()})
     decontamination.write_matches(data.rows.contamination, run)
-    members = fold_adapters(data.folds, seeds=config.folds.seeds)
-    known = combining.out_of_fold(
+    members = fold_adapters.fold_adapters(data.folds, seeds=config.folds.seeds)
+    known = ensembles.out_of_fold(
         data.labels, data.rows.targets_NC, [each.split for each in members], cluster_N=data.cluster_N, seed=config.seed
     )
     placement = Placement(config.distributed, run.ranks)
@@ -70,7 +70,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
     probed = look() if run.deadline.limited else None
 
     # Each fold is judged by adapters that trained on the others; so is every stage that follows.
-    round_outputs = training_rounds.train_round(
+    round_outputs = fold_adapters.train_round(
         fold_context, run, data, members, [None] * len(members), callback, number=0
     )
     combiner = context.calibrate(round_outputs)
@@ -98,7 +98,7 @@ def main(config: RunConfig, run: Run, callback: Callback) -> Scores:
 
 def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: FoldData) -> FrozenProbe | None:
     """Rows as the frozen backbone sees them, where that costs a small share of the adapters' training."""
-    splits = [each.split for each in fold_adapters(data.folds, seeds=config.folds.seeds)]
+    splits = [each.split for each in fold_adapters.fold_adapters(data.folds, seeds=config.folds.seeds)]
     steps = [total_steps(config, int(split.train_N.sum())) for split in splits]
     visits = None if None in steps else sum(each or 0 for each in steps) * config.batch.size
     look = partial(frozen_probe.of_folds, config, reader, data.rows, data.folds.fold_RN[0])

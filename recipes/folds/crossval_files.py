@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from workbench.crossval import gains, training_rounds
-from workbench.crossval.combining import Combiner
-from workbench.crossval.training_rounds import RoundOutputs
+from workbench.crossval import fold_adapters, gains
+from workbench.crossval.ensembles import Combiner
+from workbench.crossval.fold_adapters import RoundOutputs
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
@@ -47,7 +47,7 @@ def write(
     if labels.kind in ("one", "pair"):
         suspects = prediction_table.suspect_table(once).reset_index(drop=True)
         files.write_bytes(context.run.path / "suspects.parquet", suspects.to_parquet())
-    folders = training_rounds.adapters(context.run, round_outputs.number, context.members)
+    folders = fold_adapters.adapter_folders(context.run, round_outputs.number, context.members)
     dynamics.write_combined(context.run.path, [adapter.parent for adapter in folders], out_of_fold)
     _pictures(context, round_outputs, once, near)
     shown, values_NC = (data.rows, predictions.oof_NC)
@@ -120,7 +120,7 @@ def _pictures(
     if not fold_context.config.reads_pictures:
         return
     (one, *_), places = context.members, {place for cluster in data.conflicts for place in cluster}
-    (folder,) = training_rounds.adapters(context.run, round_outputs.number, [one])
+    (folder,) = fold_adapters.adapter_folders(context.run, round_outputs.number, [one])
     thumbnails.write(
         context.run.path,
         fold_context.reader,

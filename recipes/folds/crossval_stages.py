@@ -12,23 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workbench.config import RunConfig
-from workbench.crossval import (
-    combining,
-    neighbour_bank,
-    neighbour_correction,
-    pseudo_labels,
-    suspects,
-    training_rounds,
-    tta,
-    tta_predict,
-)
-from workbench.crossval.combining import Combiner, OutOfFold
-from workbench.crossval.ensembles import Mask
-from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, outputs
-from workbench.crossval.neighbour_bank import NeighbourBank
-from workbench.crossval.neighbour_correction import Correction
+from workbench.crossval import ensembles, fold_adapters, neighbour_correction, prediction, pseudo_labels, suspects, tta
+from workbench.crossval.ensembles import Combiner, Mask, OutOfFold
+from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, RoundOutputs, outputs
+from workbench.crossval.neighbour_correction import Correction, NeighbourBank
 from workbench.crossval.stages import Predictions, StageLog
-from workbench.crossval.training_rounds import RoundOutputs
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.views.row_views import RowView
@@ -100,7 +88,7 @@ class CrossvalContext:
         """Stages that out-of-fold rows may decide about, such as rounds of pseudo-labels, ensembles and views."""
         rounds = config.pseudo_label.rounds if data.unlabelled is not None else 0
         wanted = config.ensemble.merge
-        tried = [how for how in combining.candidates(wanted, known) if how != wanted]
+        tried = [how for how in ensembles.candidates(wanted, known) if how != wanted]
         corrects = config.correction.is_on and not config.correction.is_forced
         return config.data.drop_suspects + rounds + len(tried) + bool(views) + corrects + config.ensemble.consensus
 
@@ -141,7 +129,7 @@ class CrossvalContext:
         pairs = suspects.leave_two_out(data.folds)
         alone = data._replace(test=None, unlabelled=None)
         self.callback.say(f"{len(pairs)} adapters that leave two folds out look for wrong labels ...")
-        asked = training_rounds.train_round(
+        asked = fold_adapters.train_round(
             fold_context, self.run, alone, pairs, [None] * len(pairs), self.callback, number=PAIRS
         )
         dropped = suspects.dropped(data.labels, targets_NC, self.members, pairs, asked.oof_MNC)
@@ -156,7 +144,7 @@ class CrossvalContext:
             self.log.abstain(name, title, facts, why="No label is suspected.")
             return self, round_outputs
         members = [each.without(dropped_N) for each, dropped_N in zip(self.members, dropped, strict=True)]
-        retrained = training_rounds.train_round(
+        retrained = fold_adapters.train_round(
             fold_context, self.run, data, members, [None] * len(members), self.callback, number=CLEANED
         )
         predictions = self.predictions(combiner, retrained)
@@ -174,7 +162,7 @@ class CrossvalContext:
         config = self.fold_context.config.pseudo_label
         for number in range(1, config.rounds + 1) if self.data.unlabelled is not None else ():
             name, title = f"pseudo_label {number}", f"Pseudo-labels, round {number}"
-            chosen = training_rounds.choices(
+            chosen = pseudo_labels.choices(
                 self.fold_context,
                 self.data,
                 self.members,
@@ -187,8 +175,8 @@ class CrossvalContext:
             if not any(len(each.rows) for each in chosen):
                 self.log.abstain(name, title, facts, why=chosen[0].reason)
                 break
-            more = [training_rounds.added(self.data, each) for each in chosen]
-            retrained = training_rounds.train_round(
+            more = [pseudo_labels.added_rows(self.data, each) for each in chosen]
+            retrained = fold_adapters.train_round(
                 self.fold_context, self.run, self.data, self.members, more, self.callback, number=self._before + number
             )
             predictions = self.predictions(combiner, retrained)
@@ -200,7 +188,7 @@ class CrossvalContext:
     def merge(self, round_outputs: RoundOutputs, combiner: Combiner) -> Combiner:
         """Another way to make one prediction of many, where it is better than the mean or asked for by name."""
         wanted = self.fold_context.config.ensemble.merge
-        for how in combining.candidates(wanted, self.known):
+        for how in ensembles.candidates(wanted, self.known):
             tried = Combiner(combiner.calibrate, how)
             weights_M = tried.fit(self.known, round_outputs.oof_MNC).weights_M
             facts = {} if weights_M is None else {"weights": dict(zip(self.names, weights_M.tolist(), strict=True))}
@@ -214,7 +202,7 @@ class CrossvalContext:
         if not views:
             return None
         config, labels, before = self.fold_context.config.tta, self.data.labels, self.log.predictions
-        values_VNC = tta_predict.out_of_fold(
+        values_VNC = prediction.out_of_fold(
             self.fold_context, self.run, self.members, self.known, round_outputs, combiner, views, self.data.rows
         )
         decision, oof_NC = tta.fit(
@@ -232,8 +220,8 @@ class CrossvalContext:
         test_TC = before.test_TC
         if test_TC is not None and self.data.test is not None and decision.accepted:
             fitted = combiner.fit(self.known, round_outputs.oof_MNC)
-            folders = training_rounds.adapters(self.run, round_outputs.number, self.members)
-            test_TC = tta_predict.merged(self.fold_context, folders, fitted, decision, views, self.data.test, test_TC)
+            folders = fold_adapters.adapter_folders(self.run, round_outputs.number, self.members)
+            test_TC = prediction.merged(self.fold_context, folders, fitted, decision, views, self.data.test, test_TC)
         predictions = Predictions(oof_NC, test_TC)
         self.log.judge(
             "tta", "Test-time augmentation", predictions, decision.facts, gain=decision.gain, why=decision.reason
@@ -248,7 +236,7 @@ class CrossvalContext:
         )
         if not config.is_on:
             return None
-        bank, test_TD = neighbour_bank.of_run(self.fold_context, self.run, self.data, before.oof_NC)
+        bank, test_TD = neighbour_correction.bank_of_run(self.fold_context, self.run, self.data, before.oof_NC)
         neighbours = bank.neighbours(config.asked, self.data.cluster_N, max(config.candidates))
         correction, oof_NC = neighbour_correction.fit(
             config, labels, before.oof_NC, self.data.rows.targets_NC, neighbours, self.known.part_N
@@ -300,8 +288,8 @@ class CrossvalContext:
         self.callback.say("One adapter on all rows ...")
         more, data = None, self.data
         if round_outputs.taught_by is not None:
-            teachers = training_rounds.read(self.run, round_outputs.taught_by)
-            chosen = training_rounds.all_choices(
+            teachers = fold_adapters.read_round(self.run, round_outputs.taught_by)
+            chosen = pseudo_labels.all_choices(
                 self.fold_context,
                 data,
                 self.known,
@@ -309,12 +297,12 @@ class CrossvalContext:
                 calibrate=combiner.calibrate,
                 round_number=round_outputs.number - self._before,
             )
-            more = training_rounds.added(data, chosen)
+            more = pseudo_labels.added_rows(data, chosen)
         passes = 1.0
         if self.dropped_N is not None:
             passes = 1 / float(np.mean(~self.dropped_N))
             data = data._replace(rows=data.rows.subset(~self.dropped_N))
-        folder = training_rounds.refitted(self.fold_context, self.run, data, more, self.callback, passes=passes)
+        folder = fold_adapters.refitted(self.fold_context, self.run, data, more, self.callback, passes=passes)
         if self.data.test is None:
             return None
         temperature = combiner.fit(self.known, round_outputs.oof_MNC).temperature

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from workbench.config import RunConfig
-from workbench.crossval import suspects, tta_predict
+from workbench.crossval import prediction, suspects
 from workbench.crossval.fold_adapters import FoldContext, fold_adapters
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.fold_data import FoldData
@@ -90,7 +90,7 @@ def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) 
     context = _context(run, config, scoring)
     sets = labelled_data.read_each(config.data.test_files, context.reader)
     rows = labelled_data.encode_each(sets, context.reader, context.labels)
-    return target_scores.value_scores_of(context.labels, tta_predict.decided(run, context, rows), rows)
+    return target_scores.value_scores_of(context.labels, prediction.decided(run, context, rows), rows)
 
 
 def predict(
@@ -99,9 +99,9 @@ def predict(
     """The ensemble's predictions for every row of a file, whose labels are ignored, and rows left out."""
     context = _context(run, config, scoring)
     rows = labelled_data.encode(context.reader.read(source, labelled=False), context.reader, context.labels)
-    values_NC = tta_predict.decided(run, context, rows)
+    values_NC = prediction.decided(run, context, rows)
     return row_outputs.table(context.labels, rows, values_NC, context.reader, labelled=False), rows.skipped
 
 
 def _context(run: Path, config: RunConfig, scoring: ModelResults | None) -> FoldContext:
-    return replace(tta_predict.fold_context(run, config), scored=None if scoring is None else scoring.store)
+    return replace(prediction.fold_context(run, config), scored=None if scoring is None else scoring.store)

@@ -12,7 +12,7 @@ from pathlib import Path
 from workbench.adapters.banks import bank
 from workbench.config import RunConfig
 from workbench.config.model_heads import WRITING
-from workbench.crossval import tta_predict
+from workbench.crossval import prediction
 from workbench.data.embedding import pair_set
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet
@@ -54,12 +54,12 @@ def load(run: Path, config: RunConfig, name: str, created: int, *, queue: int) -
     if config.recipe == "classify":
         model = classifier.load(run, config)
         return ClassModel(*about, _classifying(model.reader, model.labels, _outputs(model)), model.labels.names)
-    context = replace(tta_predict.fold_context(run, config), banks={})
+    context = replace(prediction.fold_context(run, config), banks={})
     if bank.refusal(config.adapter) is None:
-        context.saved(tta_predict.adapter_folders(run))
+        context.saved(prediction.adapter_folders(run))
 
     def decided(rows: LabelledSet) -> Floats:
-        return tta_predict.decided(run, context, rows)
+        return prediction.decided(run, context, rows)
 
     return ClassModel(*about, _classifying(context.reader, context.labels, decided), context.labels.names)
 

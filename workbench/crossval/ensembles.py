@@ -1,28 +1,46 @@
-"""One prediction out of those of several members: adapters of a bank, or views of a row.
+"""One prediction out of those of several members: adapters of a cross-validation, or views of a row.
 
-Legend: M members, N rows, C outputs (classes, or 1 for a number), O columns that tell the loss.
+Merging, weights, temperatures, and fits that no row judges by itself: every fit uses out-of-fold rows.
+
+Legend: M members or adapters, N rows, n rows of a fold, T test rows, X rows of any kind, C outputs (classes, or 1 for a
+number), O columns that tell the loss.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import optimize, special
 
 from workbench.config.sections.classes_config import Kind
 from workbench.crossval import gains
+from workbench.data.folds.duplicates import Ints
+from workbench.data.folds.stratified_folds import Split
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError
+from workbench.evaluation import target_scores
 from workbench.evaluation.target_scores import OneHot, logits
 
-How: TypeAlias = Literal["mean", "geometric", "rank", "max"]
+Merging: TypeAlias = Literal["mean", "geometric", "rank", "max"]
+Combining: TypeAlias = Literal["mean", "geometric", "rank", "greedy"]
 Mask: TypeAlias = NDArray[np.bool_]
+Fitted = TypeVar("Fitted")
+
+COLDEST, HOTTEST = 0.05, 20.0
+"""Bounds of a temperature."""
+BLIND = 2
+"""Rows that join the others as though labelled at random."""
+PARTS = 5
+"""Parts of the out-of-fold rows: a row is judged by fits on the other parts."""
 
 
 def merge(
-    kind: Kind, values_MNC: Floats, how: How, *, weights_M: Floats | None = None, present_MN: Mask | None = None
+    kind: Kind, values_MNC: Floats, how: Merging, *, weights_M: Floats | None = None, present_MN: Mask | None = None
 ) -> Floats:
     """Values (N, C) of the members together; classes of one row sum to 1 where they exclude each other.
 
@@ -42,56 +60,29 @@ def merge(
         raise ConfigError(f"`{how}` merges probabilities of classes, and these labels are numbers. Write `mean`.")
     if weights_M is not None and how not in ("mean", "geometric"):
         raise ValueError(f"`{how}` takes no weights")
-    weights_MN = _weights(values_MNC, weights_M, present_MN)
-    present_MN1 = (weights_MN > 0)[:, :, None]
-    # What an absent member left behind may be no number at all.
-    values_MNC = np.where(present_MN1, values_MNC, 0.0)
-    if how == "geometric":
-        return _geometric(kind, values_MNC, weights_MN)
-    if how == "max":
-        return _shares(kind, values_MNC.max(0))
-    if how == "rank":
-        values_MNC = np.stack([_ranks(*each) for each in zip(values_MNC, present_MN1[:, :, 0], strict=True)])
-    return _shares(kind, _mean(values_MNC, weights_MN))
-
-
-def _weights(values_MNC: Floats, weights_M: Floats | None, present_MN: Mask | None) -> Floats:
-    """The share of each member in each row, (M, N)."""
     given_M = np.ones(len(values_MNC)) if weights_M is None else weights_M
     if given_M.shape != values_MNC.shape[:1] or (given_M < 0).any():
         raise ValueError("weights must be one number of at least 0 for each member")
-    heard_MN = np.ones(values_MNC.shape[:2]) if present_MN is None else present_MN
-    weights_MN = given_M[:, None] * heard_MN
+    weights_MN = given_M[:, None] * (np.ones(values_MNC.shape[:2]) if present_MN is None else present_MN)
     sum_N = weights_MN.sum(0)
     if not (sum_N > 0).all():
         raise ValueError(f"no member with a weight says anything of row {int((sum_N <= 0).argmax())}")
-    shares_MN: Floats = weights_MN / sum_N
-    return shares_MN
+    weights_MN = weights_MN / sum_N
+    present_MN = weights_MN > 0
+    # What an absent member left behind may be no number at all.
+    values_MNC = np.where(present_MN[:, :, None], values_MNC, 0.0)
+    if how == "geometric":
+        values_MNC = logits(kind, values_MNC)
+    elif how == "rank":
+        from scipy import stats  # 0.3 s, which the first step need not wait for
 
-
-def _mean(values_MNC: Floats, weights_MN: Floats) -> Floats:
-    mean_NC: Floats = np.einsum("mn,mnc->nc", weights_MN, values_MNC)
-    return mean_NC
-
-
-def _geometric(kind: Kind, p_MNC: Floats, weights_MN: Floats) -> Floats:
-    mean_NC = _mean(logits(kind, p_MNC), weights_MN)
-    p_NC: Floats = special.expit(mean_NC) if kind == "several" else special.softmax(mean_NC, axis=1)
-    return p_NC
-
-
-def _ranks(values_NC: Floats, present_N: Mask) -> Floats:
-    """Ranks of one member's rows in each class, from 1 / rows to 1; ties share theirs."""
-    from scipy import stats  # 0.3 s, which the first step need not wait for
-
-    ranks_NC = np.zeros_like(values_NC)
-    ranks_NC[present_N] = stats.rankdata(values_NC[present_N], axis=0) / present_N.sum()
-    return ranks_NC
-
-
-def _shares(kind: Kind, values_NC: Floats) -> Floats:
-    """Rows that sum to 1, where classes exclude each other."""
-    return values_NC / values_NC.sum(1, keepdims=True) if kind in ("one", "pair") else values_NC
+        # Ranks of one member's rows in each class, from 1 / rows to 1; ties share theirs.
+        for values_NC, present_N in zip(values_MNC, present_MN, strict=True):
+            values_NC[present_N] = stats.rankdata(values_NC[present_N], axis=0) / present_N.sum()
+    merged_NC: Floats = values_MNC.max(0) if how == "max" else np.einsum("mn,mnc->nc", weights_MN, values_MNC)
+    if how == "geometric":
+        return np.asarray(special.expit(merged_NC) if kind == "several" else special.softmax(merged_NC, axis=1))
+    return merged_NC / merged_NC.sum(1, keepdims=True) if kind in ("one", "pair") else merged_NC
 
 
 def greedy(
@@ -115,7 +106,12 @@ def greedy(
     heard_MN = np.ones(values_MNC.shape[:2], dtype=bool) if present_MN is None else present_MN
     if (heard_MN.sum(0) == 1).all():
         return even_M  # every row has one voice, so that no row tells members apart
-    values_MNO, targets_NO = _telling(labels, values_MNC, targets_NC)
+    values_MNO, targets_NO = values_MNC, targets_NC
+    if labels.kind in ("one", "pair"):
+        # Exclusive classes as two: the true one, and all others together, which have the same loss.
+        true_MN1 = np.take_along_axis(values_MNC, targets_NC.argmax(1)[None, :, None], axis=2)
+        values_MNO = np.concatenate([true_MN1, 1 - true_MN1], axis=2)
+        targets_NO = np.tile(np.eye(2, dtype=np.float32)[0], (len(targets_NC), 1))
     voices_MNO = np.where(heard_MN[:, :, None], values_MNO, 0.0)
     sum_NO, heard_N, times_M = voices_MNO.sum(0), heard_MN.sum(0).astype(np.float64), np.ones(members)
 
@@ -133,10 +129,133 @@ def greedy(
     return best_M
 
 
-def _telling(labels: Labels, values_MNC: Floats, targets_NC: OneHot) -> tuple[Floats, OneHot]:
-    """Exclusive classes as two: the true one, and all others together, which have the same loss."""
-    if labels.kind not in ("one", "pair"):
-        return values_MNC, targets_NC
-    true_MN1 = np.take_along_axis(values_MNC, targets_NC.argmax(1)[None, :, None], axis=2)
-    first_N2 = np.tile(np.eye(2, dtype=np.float32)[0], (len(targets_NC), 1))
-    return np.concatenate([true_MN1, 1 - true_MN1], axis=2), first_N2
+def temperature(labels: Labels, outputs_NC: Floats, targets_NC: OneHot) -> float:
+    """The number by which to divide logits so that their loss is lowest; 1 for numbers, which claim no confidence.
+
+    Guo et al. 2017, arXiv:1706.04599, section 4.2. Two blind rows join the N ones, as in Platt 1999, because N rows
+    that are all right would ask for a confidence without bound. Never a temperature with a higher loss than 1 has.
+    """
+    if labels.kind == "number":
+        return 1.0
+    rows = len(targets_NC)
+    soft_NC = (rows * targets_NC.astype(np.float64) + BLIND * target_scores.random_target(labels)) / (rows + BLIND)
+    optimum = optimize.minimize_scalar(
+        lambda log: target_scores.loss(labels, outputs_NC / math.exp(log), soft_NC),
+        bounds=(math.log(COLDEST), math.log(HOTTEST)),
+        method="bounded",
+        options={"xatol": 1e-6},
+    )
+    best = math.exp(optimum.x)
+    plain, tempered = (target_scores.loss(labels, outputs_NC / each, targets_NC) for each in (1.0, best))
+    return best if tempered < plain else 1.0
+
+
+def cross_fitted(
+    fold_N: NDArray[Any], fit: Callable[[Mask], Fitted], apply: Callable[[Fitted, Mask], Floats]
+) -> Floats:
+    """Values (N, C) of all rows, each fold's by what was fitted on the rows of the other folds.
+
+    Args:
+        fold_N: The fold of each row, by any name.
+        fit: Fits on the rows of a mask (N,).
+        apply: Values (n, C) of the rows of a mask, by what `fit` gave.
+
+    Raises:
+        ValueError: All rows are of one fold, so that none is left to fit on.
+    """
+    folds = np.unique(fold_N)
+    if len(folds) < 2:
+        raise ValueError("cross-fitting needs rows of two folds or more")
+    masks = [fold_N == fold for fold in folds]
+    fold_values = [apply(fit(~mask_N), mask_N) for mask_N in masks]
+    values_NC = np.empty((len(fold_N), fold_values[0].shape[1]))
+    for mask_N, values_nC in zip(masks, fold_values, strict=True):
+        values_NC[mask_N] = values_nC
+    return values_NC
+
+
+@dataclass(frozen=True)
+class OutOfFold:
+    """The labelled rows, and which adapter may speak of which: those that did not train on it."""
+
+    labels: Labels
+    targets_NC: OneHot
+    present_MN: Mask
+    part_N: Ints
+    """Rows of one part are judged by what was fitted on the other parts. Parts cut across folds: an adapter speaks of
+    its own fold alone, and could not be told from others by what is fitted without that fold."""
+
+    def only(self, member_M: Mask) -> OutOfFold:
+        """The same with some of the adapters."""
+        return replace(self, present_MN=self.present_MN & member_M[:, None])
+
+
+def out_of_fold(
+    labels: Labels, targets_NC: OneHot, splits: Sequence[Split], *, cluster_N: Ints, seed: int
+) -> OutOfFold:
+    """For adapters that trained on `splits`; rows of a cluster of near-duplicates share a part."""
+    _, cluster_N = np.unique(cluster_N, return_inverse=True)
+    part_of = np.random.default_rng([seed, 4]).permutation(cluster_N.max() + 1) % PARTS
+    return OutOfFold(labels, targets_NC, np.stack([split.validation_N for split in splits]), part_of[cluster_N])
+
+
+class FittedCombination(NamedTuple):
+    """Parameters that were fitted to out-of-fold rows."""
+
+    temperature: float
+    how: Combining
+    weights_M: Floats | None
+
+    def values(self, labels: Labels, outputs_MXC: Floats, present_MX: Mask | None = None) -> Floats:
+        """One prediction (X, C) of outputs."""
+        calibrated_MXC = np.stack([labels.values(outputs_XC / self.temperature) for outputs_XC in outputs_MXC])
+        how = "mean" if self.how == "greedy" else self.how
+        return merge(labels.kind, calibrated_MXC, how, weights_M=self.weights_M, present_MN=present_MX)
+
+
+@dataclass(frozen=True)
+class Combiner:
+    """How outputs become one prediction."""
+
+    calibrate: bool
+    how: Combining
+
+    def fit(self, known: OutOfFold, outputs_MNC: Floats, mask_N: Mask | None = None) -> FittedCombination:
+        """Temperature and weights, from the rows of the mask, or from all."""
+        mask_N = np.ones(len(known.targets_NC), dtype=bool) if mask_N is None else mask_N
+        present_MX, outputs_MXC = known.present_MN[:, mask_N], outputs_MNC[:, mask_N]
+        targets_XC, heat = known.targets_NC[mask_N], 1.0
+        if self.calibrate:
+            # Of the predictions of all adapters, each on its own rows.
+            member, row = np.nonzero(present_MX)
+            heat = temperature(known.labels, outputs_MXC[member, row], targets_XC[row])
+        if self.how != "greedy":
+            return FittedCombination(heat, self.how, None)
+        calibrated_MXC = np.stack([known.labels.values(outputs_XC / heat) for outputs_XC in outputs_MXC])
+        return FittedCombination(
+            heat, self.how, greedy(known.labels, calibrated_MXC, targets_XC, present_MN=present_MX)
+        )
+
+    def out_of_fold(self, known: OutOfFold, outputs_MNC: Floats, shown_MNC: Floats | None = None) -> Floats:
+        """Values (N, C) of the labelled rows, each part's by what was fitted on the others.
+
+        Args:
+            outputs_MNC: Fitted on.
+            shown_MNC: Made one prediction, where that is another view of the rows.
+        """
+        said_MNC = outputs_MNC if shown_MNC is None else shown_MNC
+        return cross_fitted(
+            known.part_N,
+            lambda mask_N: self.fit(known, outputs_MNC, mask_N),
+            lambda fitted, mask_N: fitted.values(known.labels, said_MNC[:, mask_N], known.present_MN[:, mask_N]),
+        )
+
+
+def candidates(
+    wanted: Literal["auto", "mean", "geometric", "rank", "greedy"], known: OutOfFold
+) -> tuple[Combining, ...]:
+    """Alternatives to the mean; none where no row has two predictions, so that out-of-fold rows could not tell."""
+    if wanted != "auto":
+        return () if wanted == "mean" else (wanted,)
+    several = bool((known.present_MN.sum(0) > 1).any())
+    return ("geometric", "greedy") if several and known.labels.kind != "number" else ()

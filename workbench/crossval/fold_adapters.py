@@ -1,11 +1,12 @@
-"""The adapters of a cross-validation: what each learns, how they are trained, and what they say of rows.
+"""The adapters of a cross-validation: what each learns, how they are trained in rounds, and what they say of rows.
 
-Legend: N rows, C outputs (classes, or 1 for a number).
+Legend: M adapters, N labelled rows, T test rows, U unlabelled rows, C outputs (classes, or 1 for a number).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import numpy as safetensors
 from torch import from_numpy
 
 from workbench import adapters
@@ -21,20 +23,23 @@ from workbench.adapters import Full, anatomy
 from workbench.adapters.banks import bank
 from workbench.adapters.banks.bank import Bank
 from workbench.config import RunConfig
+from workbench.crossval.ensembles import Mask
 from workbench.data.batching import first_rows
 from workbench.data.folds.stratified_folds import FoldAssignment, Split
 from workbench.data.labelled.class_sampling import balanced
+from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import RowReader
 from workbench.errors import TrainingError
 from workbench.evaluation import row_outputs, target_scores
 from workbench.evaluation.result_store import ResultStore
-from workbench.losses.criterion import Objective, criterion
+from workbench.losses.criterion import criterion
 from workbench.losses.label_losses import LabelTap, class_losses
 from workbench.models import backbones, classifier, model_summary
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.classifier import Classifier
+from workbench.runs import files
 from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity
@@ -48,6 +53,9 @@ from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.prefix_cache import PrefixCache, reading
 from workbench.training.signal import TrainingSignal
 from workbench.training.trainer import Trainer
+
+OUTPUTS = "outputs.safetensors"
+"""File of the outputs of a round's adapters."""
 
 
 class FoldAdapter(NamedTuple):
@@ -163,9 +171,9 @@ def fold_task(adapter: FoldAdapter, rows: LabelledSet, more: LabelledSet | None,
 
 
 def train(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callback: Callback) -> None:
-    """Train what each lesson says and save it in `run`/NAME/adapter; finished adapters are not trained again.
+    """Train each task and save its adapter in `run`/NAME/adapter; finished adapters are not trained again.
 
-    Several processes train a share of the tasks each, and wait for the others; or where they share weights, all.
+    Several processes train a part of the tasks each, and wait for the others; or where they share weights, all.
 
     Raises:
         TrainingError: the loss of one exploded: the cross-validation would lack a fold.
@@ -200,36 +208,33 @@ def outputs(
     placement = context.placement
     dealt = ALONE if placement.cuts_weights else placement.ranks
     mine = dealt.share(list(zip(folders, wanted, strict=True)))
-    return dealt.collected(_share_of_outputs(context, *zip(*mine, strict=True)) if mine else [])
+    return dealt.collected(_shard_of_outputs(context, mine) if mine else [])
 
 
-def _share_of_outputs(
-    context: FoldContext, folders: Sequence[Path], wanted: Sequence[Sequence[LabelledSet]]
-) -> list[list[Floats]]:
+def _shard_of_outputs(context: FoldContext, asked: Sequence[tuple[Path, Sequence[LabelledSet]]]) -> list[list[Floats]]:
+    """Outputs of the adapters that this process asks."""
+
+    def answer(model: Classifier, folder: Path, sets: Sequence[LabelledSet]) -> list[Floats]:
+        name = "/".join(folder.parts[-3:-1])  # round-0/repeat-0-fold-1-seed-0
+        scoring = None if context.scored is None else context.scored.by(name)
+        with reading(context.kept, model.backbone):
+            return [row_outputs.outputs(model.model, model.outputs, rows, scoring=scoring) for rows in sets]
+
+    answers = []
     if bank.refusal(context.config.adapter) is not None:
-        return [_alone_outputs(context, sets, folder) for folder, sets in zip(folders, wanted, strict=True)]
-    together, backbone, reading = context.saved(folders)
+        for folder, sets in asked:
+            model = classifier.load(folder.parent, context.config, waiting=context.placement.waiting)
+            answers.append(context.placement.reading(model.model)(partial(answer, model, folder, sets)))
+        return answers
+    together, backbone, read_by = context.saved([folder for folder, _ in asked])
 
-    def ask(member: str, folder: Path, sets: Sequence[LabelledSet]) -> list[Floats]:
+    def answer_as(member: str, folder: Path, sets: Sequence[LabelledSet]) -> list[Floats]:
         with together.only(member):
             model = classifier.classification_model(together.model, backbone.model, context.reader, context.labels)
-            return _member_outputs(context, model, sets, folder)
+            return answer(model, folder, sets)
 
-    each = zip(together.members, folders, wanted, strict=True)
-    return [reading(partial(ask, member, folder, sets)) for member, folder, sets in each]
-
-
-def _alone_outputs(context: FoldContext, sets: Sequence[LabelledSet], folder: Path) -> list[Floats]:
-    placement = context.placement
-    model = classifier.load(folder.parent, context.config, waiting=placement.waiting)
-    return placement.reading(model.model)(partial(_member_outputs, context, model, sets, folder))
-
-
-def _member_outputs(context: FoldContext, model: Classifier, sets: Sequence[LabelledSet], folder: Path) -> list[Floats]:
-    name = "/".join(folder.parts[-3:-1])  # round-0/repeat-0-fold-1-seed-0
-    scoring = None if context.scored is None else context.scored.by(name)
-    with reading(context.kept, model.backbone):
-        return [row_outputs.outputs(model.model, model.outputs, rows, scoring=scoring) for rows in sets]
+    members = zip(together.members, asked, strict=True)
+    return [read_by(partial(answer_as, member, folder, sets)) for member, (folder, sets) in members]
 
 
 class FoldBank(NamedTuple):
@@ -258,19 +263,31 @@ def fold_bank(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], ca
         _train_task(context.placement.own(run, each.name), context.config, each, model, partial(together.only, member))
         for each, member in zip(fold_tasks, together.members, strict=True)
     ]
-    progress = BankProgress(
-        callback, {member: each.name for each, member in zip(fold_tasks, together.members, strict=True)}
+    names = {member: each.name for each, member in zip(fold_tasks, together.members, strict=True)}
+    progress = BankProgress(callback, names)
+    # A resumed run keeps its first number of tokens, which decides the last bits of a sum.
+    tokens = run.manifest.get("batch", {}).get("tokens_per_device") or max(
+        capacity.tokens_per_device(
+            each.config,
+            each.train,
+            backbone.model.device,
+            width=anatomy.hidden_size(backbone.model.config),
+            members=len(train_tasks),
+            compute=backbone.compute,
+        )
+        for each in train_tasks
     )
+    run.note(batch={"tokens_per_device": tokens})
     trainer = BankTrainer(
         together,
         train_tasks,
         freezer=freezer,
         rows=context.rows,
         kept=context.kept,
-        objectives=[_objective(context.config, each) for each in fold_tasks],
+        objectives=[criterion(context.config.classes, from_numpy(each.train.targets_NC)) for each in fold_tasks],
         predict=model.outputs,
         compute=backbone.compute,
-        tokens=_tokens(run, train_tasks, backbone),
+        tokens=int(tokens),
         callback=progress,
         label_losses=class_losses(context.labels.kind),
         reads_packed=model.reads_packed(context.config.adapter),
@@ -299,7 +316,7 @@ def _together(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], ca
 
 
 def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callback: Callback) -> None:
-    """One lesson after another; the backbone is loaded again only where a method has changed it."""
+    """One task after another; the backbone is loaded again only where a method has changed it."""
     backbone: Backbone | None = None
     for each in fold_tasks:
         own = context.placement.own(run, each.name)
@@ -315,7 +332,9 @@ def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callb
         task = _train_task(own, context.config, each, model, nullcontext)
         tap = LabelTap(class_losses(context.labels.kind))
         strength = context.config.regularise.r_drop
-        loss = model.row_loss(_objective(context.config, each), tap, strength=strength)
+        loss = model.row_loss(
+            criterion(context.config.classes, from_numpy(each.train.targets_NC)), tap, strength=strength
+        )
         fit = Trainer(
             model=attached,
             signal=TrainingSignal(task.train, loss, tap=tap, reads_packed=model.reads_packed(context.config.adapter)),
@@ -354,20 +373,103 @@ def _train_task(
     return TrainTask(balanced(each.train, wanted), held_out_loss, wanted, own)
 
 
-def _objective(config: RunConfig, each: FoldTask) -> Objective:
-    return criterion(config.classes, from_numpy(each.train.targets_NC))
+class RoundOutputs(NamedTuple):
+    """Outputs of the adapters of a round."""
+
+    number: int
+    """0 learns from all labelled rows and from no others."""
+    oof_MNC: Floats
+    """Zeros where an adapter has trained on a row."""
+    test_MTC: Floats | None
+    unlabelled_MUC: Floats | None
+    taught_by: int | None = None
+    """The round whose adapters gave pseudo-labels to this one; None where rows have none."""
 
 
-def _tokens(run: Run, train_tasks: Sequence[TrainTask], backbone: Backbone) -> int:
-    """Tokens of a forward pass; a resumed run keeps its first value, which decides the last bits of a sum."""
-    device, width = backbone.model.device, anatomy.hidden_size(backbone.model.config)
-    known = run.manifest.get("batch", {}).get("tokens_per_device")
-    members = len(train_tasks)
-    token_limit = known or max(
-        capacity.tokens_per_device(
-            each.config, each.train, device, width=width, members=members, compute=backbone.compute
-        )
-        for each in train_tasks
-    )
-    run.note(batch={"tokens_per_device": token_limit})
-    return int(token_limit)
+def round_folder(number: int, adapter: FoldAdapter | None = None) -> str:
+    """Where a round stands in a run directory, or one adapter of it."""
+    return f"members/round-{number}" + (f"/{adapter.name}" if adapter else "")
+
+
+def train_round(
+    context: FoldContext,
+    run: Run,
+    data: FoldData,
+    members: Sequence[FoldAdapter],
+    more: Sequence[LabelledSet | None],
+    callback: Callback,
+    *,
+    number: int,
+) -> RoundOutputs:
+    """Train the adapters of a round, each with its own further rows; what is saved is loaded again and asked."""
+    own = run.child("members").child(f"round-{number}")
+    if not run.ranks.agreed((own.home / OUTPUTS).exists()):
+        seed = context.config.seed
+        fold_tasks = [fold_task(each, data.rows, added, seed=seed) for each, added in zip(members, more, strict=True)]
+        train(context, own, fold_tasks, callback)
+        if run.ranks.first:
+            run.note(model=own.manifest["model"])
+        callback.say("Asking what was saved ...")
+        others = {"test": data.test, "unlabelled": data.unlabelled}
+        asked = {name: rows for name, rows in others.items() if rows is not None}
+        masks = [each.split.validation_N for each in members]
+        sets = [[data.rows.subset(mask_N), *asked.values()] for mask_N in masks]
+        of_members = outputs(context, adapter_folders(run, number, members), sets)
+        arrays = {"oof": _placed([each[0] for each in of_members], masks)}
+        arrays |= {name: np.stack([each[1 + place] for each in of_members]) for place, name in enumerate(asked)}
+        files.write_bytes(own.path / OUTPUTS, safetensors.save(arrays))
+        run.ranks.wait()
+    return read_round(run, number)
+
+
+def read_round(run: Run, number: int) -> RoundOutputs:
+    """Outputs of the adapters of a finished round."""
+    arrays = safetensors.load_file(run.home / round_folder(number) / OUTPUTS)
+    return RoundOutputs(number, arrays["oof"], arrays.get("test"), arrays.get("unlabelled"))
+
+
+def adapter_folders(run: Run, number: int, members: Sequence[FoldAdapter]) -> list[Path]:
+    """Folders of the adapters of a round."""
+    return [run.home / round_folder(number, each) / "adapter" for each in members]
+
+
+def viewed(
+    context: FoldContext, folders: Sequence[Path], members: Sequence[FoldAdapter], views: Sequence[LabelledSet]
+) -> Iterator[Floats]:
+    """Outputs (M, N, C) of each view of the labelled rows, by the adapters that did not train on them."""
+    masks = [each.split.validation_N for each in members]
+    member_outputs = outputs(context, folders, [[rows.subset(mask_N) for rows in views] for mask_N in masks])
+    for number in range(len(views)):
+        yield _placed([each[number] for each in member_outputs], masks)
+
+
+def predict(context: FoldContext, folders: Sequence[Path], rows: Sequence[LabelledSet]) -> list[Floats]:
+    """Outputs (M, X, C) of all adapters, of each of several sets of rows that none of them trained on."""
+    member_outputs = outputs(context, folders, [rows] * len(folders))
+    return [np.stack(each) for each in zip(*member_outputs, strict=True)]
+
+
+def refitted(
+    context: FoldContext, run: Run, data: FoldData, more: LabelledSet | None, callback: Callback, *, passes: float = 1.0
+) -> Path:
+    """One adapter that trained on all rows, saved as the adapter of the run; returns its folder.
+
+    Args:
+        passes: Times `train.epochs`.
+    """
+    own = run.child("members")
+    rows = data.rows if more is None else data.rows.concatenated(more)
+    train(context, own, [FoldTask("refit", context.config.seed, rows, None, passes)], callback)
+    if run.ranks.first and not run.adapter.exists():
+        with files.new_folder(run.adapter) as aside:
+            shutil.copytree(own.path / "refit" / "adapter", aside, dirs_exist_ok=True)
+    run.ranks.wait()
+    return run.home / "adapter"
+
+
+def _placed(outputs: Sequence[Floats], masks: Sequence[Mask]) -> Floats:
+    """Outputs of some rows each, among zeros (M, N, C)."""
+    found_MNC = np.zeros((len(outputs), len(masks[0]), outputs[0].shape[1]))
+    for outputs_NC, values_nC, mask_N in zip(found_MNC, outputs, masks, strict=True):
+        outputs_NC[mask_N] = values_nC
+    return found_MNC

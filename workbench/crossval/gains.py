@@ -45,11 +45,9 @@ class Gain:
     def sentence(self) -> str:
         """For a person."""
         moved = "falls" if self.difference < 0 else "rises" if self.difference > 0 else "stays"
-        right = (
-            f", accuracy {self.accuracy_before:.2%} -> {self.accuracy_after:.2%}"
-            if self.accuracy_before is not None and self.accuracy_after is not None
-            else ""
-        )
+        right = ""
+        if self.accuracy_before is not None and self.accuracy_after is not None:
+            right = f", accuracy {self.accuracy_before:.2%} -> {self.accuracy_after:.2%}"
         asked = f" at {self.sure:.1%} confidence, for one stage of several" if self.sure > SURE else ""
         verdict = f"Accepted{asked}." if self.accepted else f"Refused{asked}: {self.reason}."
         return (
@@ -87,19 +85,40 @@ def gain(
     Raises:
         ValueError: All rows are of one group.
     """
+    from scipy import stats  # 0.3 s, which the first step need not wait for
+
     group_N = np.arange(len(targets_NC)) if groups_N is None else np.unique(groups_N, return_inverse=True)[1]
     if group_N.max() == 0:
         raise ValueError("a gain takes rows of two groups or more")
-    loss_before = float(row_losses(labels, before_NC, targets_NC).mean())
-    loss_after = float(row_losses(labels, after_NC, targets_NC).mean())
+    loss_before, loss_after = (float(row_losses(labels, each, targets_NC).mean()) for each in (before_NC, after_NC))
     difference = loss_after - loss_before
-    change_G, blind = _changes(labels, before_NC, after_NC, targets_NC, group_N)
+    # The difference of two losses is linear in the target for every kind, so a mean target does for all labels.
+    blind_NC = np.full(targets_NC.shape, target_scores.random_target(labels))
+    change_N, blind_N = (
+        row_losses(labels, after_NC, wanted_NC) - row_losses(labels, before_NC, wanted_NC)
+        for wanted_NC in (targets_NC, blind_NC)
+    )
+    # Large groups count more; the spread of these numbers is that of the mean (Liang and Zeger 1986).
+    mean, rows_G = float(change_N.mean()), np.bincount(group_N)
+    change_G = mean + np.bincount(group_N, change_N - mean) / rows_G.mean()
     # Rows that are all right would let any confidence pass: the mistake that none of them shows has to fit in.
-    changes = np.append(change_G, max(blind, 0.0))
+    changes = np.append(change_G, max(float(blind_N.mean()), 0.0))
     low, high = _interval(changes)
-    right_before_N, right_after_N = _right(labels, before_NC, targets_NC), _right(labels, after_NC, targets_NC)
     _, most = _interval(changes, sure=sure)
-    reason = _against(difference, most, least, fewer_right=_fewer(right_before_N, right_after_N, group_N))
+    right_before_N, right_after_N = _right(labels, before_NC, targets_NC), _right(labels, after_NC, targets_NC)
+    reason = ""
+    if difference >= 0:
+        reason = "the loss does not fall"
+    elif difference >= -least:
+        reason = f"the loss falls by no more than the {least:g} asked for"
+    elif most >= 0:
+        reason = "chance may explain so small a fall"
+    else:
+        # Do groups with fewer right rows outnumber those with more by what a fair coin shows in less than 2.5 %?
+        net_G = np.bincount(group_N, right_after_N.astype(np.float64) - right_before_N)
+        lost, moved = int((net_G < 0).sum()), int((net_G != 0).sum())
+        if moved and float(stats.binomtest(lost, moved, alternative="greater").pvalue) < (1 - SURE) / 2:
+            reason = "fewer rows are right, and chance does not explain that"
     counted = labels.kind != "number"
     return Gain(
         loss_before=loss_before,
@@ -115,28 +134,12 @@ def gain(
     )
 
 
-def _changes(
-    labels: Labels, before_NC: Floats, after_NC: Floats, targets_NC: OneHot, group_N: NDArray[np.intp]
-) -> tuple[Floats, float]:
-    """How the loss of each group changed (G,), their mean that of the rows; and of a row labelled at random."""
-    # The difference of two losses is linear in the target for every kind, so a mean target does for all labels.
-    blind_NC = np.full(targets_NC.shape, target_scores.random_target(labels))
-    change_N, blind_N = (
-        row_losses(labels, after_NC, wanted_NC) - row_losses(labels, before_NC, wanted_NC)
-        for wanted_NC in (targets_NC, blind_NC)
-    )
-    # Large groups count more; the spread of these numbers is that of the mean (Liang and Zeger 1986).
-    mean, rows_G = float(change_N.mean()), np.bincount(group_N)
-    change_G = mean + np.bincount(group_N, change_N - mean) / rows_G.mean()
-    return change_G, float(blind_N.mean())
-
-
 def _interval(change_G: Floats, *, sure: float = SURE) -> tuple[float, float]:
     """Interval of the mean, corrected for skewness: Hall 1992, "On the removal of skewness by transformation".
 
     Losses are skewed: many rows a little better, few much worse. Student's interval would accept five times too often.
     """
-    from scipy import stats  # 0.3 s, which the first step need not wait for
+    from scipy import stats
 
     mean, spread, groups = float(change_G.mean()), float(change_G.std()), len(change_G)
     if spread == 0:
@@ -144,44 +147,18 @@ def _interval(change_G: Floats, *, sure: float = SURE) -> tuple[float, float]:
     skew = float((((change_G - mean) / spread) ** 3).mean()) / math.sqrt(groups)
     error = spread / math.sqrt(groups - 1)
     bound = float(stats.t.ppf((1 + sure) / 2, groups - 1))
-    low, high = (mean - error * _unskewed(x, skew) for x in (bound, -bound))
-    return low, high
-
-
-def _unskewed(x: float, skew: float) -> float:
-    """Where `x` among normal Student statistics stands among those of skewed sums: Hall's inverse.
-
-    `skew` is that of one group over the root of their number.
-    """
-    return x if abs(skew) < 1e-6 else 3 / skew * (float(np.cbrt(1 + skew * x - skew**2 / 6)) - 1)
+    # Where a bound of normal Student statistics stands among those of skewed sums: Hall's inverse.
+    if abs(skew) >= 1e-6:
+        low, high = (3 / skew * (float(np.cbrt(1 + skew * x - skew**2 / 6)) - 1) for x in (bound, -bound))
+        return mean - error * low, mean - error * high
+    return mean - error * bound, mean + error * bound
 
 
 def _right(labels: Labels, values_NC: Floats, targets_NC: OneHot) -> NDArray[np.bool_]:
     """Rows whose class, or whose every class, is right (N,); all of them for numbers, which are never quite right."""
     if labels.kind == "several":
-        correct_N: NDArray[np.bool_] = ((values_NC >= 0.5) == (targets_NC > 0.5)).all(1)
-        return correct_N
-    best: NDArray[np.bool_] = values_NC.argmax(1) == targets_NC.argmax(1)
-    return best
-
-
-def _fewer(before_N: NDArray[np.bool_], after_N: NDArray[np.bool_], group_N: NDArray[np.intp]) -> bool:
-    """Groups with fewer right rows outnumber those with more by what a fair coin shows in less than 2.5 %."""
-    from scipy import stats
-
-    net_G = np.bincount(group_N, after_N.astype(np.float64) - before_N)
-    lost, changed = int((net_G < 0).sum()), int((net_G != 0).sum())
-    return changed > 0 and float(stats.binomtest(lost, changed, alternative="greater").pvalue) < (1 - SURE) / 2
-
-
-def _against(difference: float, high: float, least: float, *, fewer_right: bool) -> str:
-    if difference >= 0:
-        return "the loss does not fall"
-    if difference >= -least:
-        return f"the loss falls by no more than the {least:g} asked for"
-    if high >= 0:
-        return "chance may explain so small a fall"
-    return "fewer rows are right, and chance does not explain that" if fewer_right else ""
+        return np.asarray(((values_NC >= 0.5) == (targets_NC > 0.5)).all(1))
+    return np.asarray(values_NC.argmax(1) == targets_NC.argmax(1))
 
 
 def fold_summary(

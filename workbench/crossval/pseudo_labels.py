@@ -1,8 +1,8 @@
 """Pseudo-labels: which unlabelled rows a fold's own models are sure of, and what each is worth in training.
 
-Whether they help is no question for this file: out-of-fold rows decide (evaluation/gains.py).
+Whether they help is no question for this file: out-of-fold rows decide (gains.py).
 
-Legend: T teachers, U unlabelled rows, n chosen ones, N rows of any kind, C classes.
+Legend: M adapters, T teachers, U unlabelled rows, n chosen ones, N rows of any kind, C classes.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 
 from workbench.config.sections.pseudo_label_config import PseudoLabelConfig
 from workbench.crossval import ensembles
+from workbench.crossval.ensembles import Combiner, Mask, OutOfFold
+from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, RoundOutputs
+from workbench.data.labelled.fold_data import FoldData
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation.target_scores import OneHot
 
 Ints: TypeAlias = NDArray[np.int64]
-Mask: TypeAlias = NDArray[np.bool_]
 ROUNDING = 1e-9
 """Shares and multiples are products of rounded numbers: 0.29 * 100 is less than 29."""
 
@@ -60,24 +63,29 @@ def choose(
     merged_UC = ensembles.merge(labels.kind, values_TUC, "mean")
     class_U = merged_UC.argmax(1)
     threshold_C = thresholds(config, merged_UC)
-    agreement_U = (values_TUC.argmax(2) == class_U).mean(0)
+    agrees_U = (values_TUC.argmax(2) == class_U).mean(0) >= config.agreement - ROUNDING
     sure_U = merged_UC.max(1) >= threshold_C[class_U]
-    passed_U = sure_U & (agreement_U >= config.agreement - ROUNDING)
+    passed_U = sure_U & agrees_U
     kept_U = passed_U if config.cap is None else passed_U & capped(merged_UC, passed_U, config.cap * labelled_C)
     rows = np.flatnonzero(kept_U)
+    kept_nC, class_n = merged_UC[rows], class_U[rows]
+    weight = config.weight_in(round_number)
     return PseudoLabels(
         rows=rows,
-        targets_nC=(merged_UC[rows] if config.labels == "soft" else np.eye(len(labelled_C))[class_U[rows]]).astype(
-            np.float32
-        ),
-        weights_n=np.full(len(rows), config.weight_in(round_number)),
-        facts=_facts(labels, merged_UC, threshold_C, kept_U)
-        | {
+        targets_nC=(kept_nC if config.labels == "soft" else np.eye(len(labelled_C))[class_n]).astype(np.float32),
+        weights_n=np.full(len(rows), weight),
+        facts={
+            "unlabelled": len(merged_UC),
+            "rows": len(rows),
+            "share": float(kept_U.mean()),
+            "confidence": float(kept_nC.max(1).mean()) if len(rows) else None,
+            "classes": dict(zip(labels.names, np.bincount(class_n, minlength=len(threshold_C)).tolist(), strict=True)),
+            "thresholds": dict(zip(labels.names, threshold_C.tolist(), strict=True)),
             "teachers": len(values_TUC),
             "sure": float(sure_U.mean()),
-            "agreed": float((agreement_U >= config.agreement - ROUNDING).mean()),
+            "agreed": float(agrees_U.mean()),
             "capped": int(passed_U.sum() - len(rows)),
-            "weight": config.weight_in(round_number),
+            "weight": weight,
         },
         reason="" if len(rows) else _why_none(config, merged_UC, threshold_C, sure_U, passed_U),
     )
@@ -132,8 +140,15 @@ def capped(merged_UC: Floats, passed_U: Mask, most_C: Floats) -> Mask:
 
 def summary(chosen: Sequence[PseudoLabels]) -> dict[str, Any]:
     """The facts of several folds as one: the mean of every number; None where no fold has one."""
-    means: dict[str, Any] = _means([each.facts for each in chosen])
-    return means
+
+    def means(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {key: means([each[key] for each in values]) for key in values[0]}
+        known = [value for value in values if value is not None]
+        return float(np.mean(known)) if known else None
+
+    merged: dict[str, Any] = means([each.facts for each in chosen])
+    return merged
 
 
 def consensus(values_NC: Floats, cluster_N: Ints) -> Floats:
@@ -149,17 +164,73 @@ def consensus(values_NC: Floats, cluster_N: Ints) -> Floats:
     return means_NC
 
 
-def _facts(labels: Labels, merged_UC: Floats, threshold_C: Floats, kept_U: Mask) -> dict[str, Any]:
-    kept_nC = merged_UC[kept_U]
-    counts_C = np.bincount(kept_nC.argmax(1), minlength=len(threshold_C))
-    return {
-        "unlabelled": len(merged_UC),
-        "rows": len(kept_nC),
-        "share": float(kept_U.mean()),
-        "confidence": float(kept_nC.max(1).mean()) if len(kept_nC) else None,
-        "classes": dict(zip(labels.names, counts_C.tolist(), strict=True)),
-        "thresholds": dict(zip(labels.names, threshold_C.tolist(), strict=True)),
-    }
+def choices(
+    context: FoldContext,
+    data: FoldData,
+    members: Sequence[FoldAdapter],
+    known: OutOfFold,
+    outputs: RoundOutputs,
+    *,
+    calibrate: bool,
+    round_number: int = 1,
+) -> list[PseudoLabels]:
+    """The pseudo-labels of each adapter, of its fold's own adapters: all others have trained on the fold's rows.
+
+    Args:
+        round_number: Of pseudo-labels, from 1.
+        outputs: By the adapters of the round before.
+        calibrate: Divide outputs by a temperature, which is fitted without the fold's rows as well.
+    """
+    assert outputs.unlabelled_MUC is not None
+    labels_by_fold: dict[tuple[int, int], PseudoLabels] = {}
+    for each in members:
+        repeat, fold, train_N, _ = each.split
+        if (repeat, fold) not in labels_by_fold:
+            same_M = np.asarray([other.split.repeat == repeat for other in members])
+            mine_M = same_M & np.asarray([other.split.fold == fold for other in members])
+            heat = _temperature(known.only(same_M), outputs, train_N) if calibrate else 1.0
+            mine_MUC = outputs.unlabelled_MUC[mine_M] / heat
+            labels_by_fold[repeat, fold] = _choose(context, data, mine_MUC, train_N, round_number)
+    return [labels_by_fold[each.split.repeat, each.split.fold] for each in members]
+
+
+def all_choices(
+    context: FoldContext,
+    data: FoldData,
+    known: OutOfFold,
+    outputs: RoundOutputs,
+    *,
+    calibrate: bool,
+    round_number: int = 1,
+) -> PseudoLabels:
+    """The pseudo-labels of all adapters together, for one that trains on all rows and is validated on none."""
+    assert outputs.unlabelled_MUC is not None
+    every_N = np.ones(len(data.rows), dtype=bool)
+    heat = _temperature(known, outputs, every_N) if calibrate else 1.0
+    return _choose(context, data, outputs.unlabelled_MUC / heat, every_N, round_number)
+
+
+def added_rows(data: FoldData, chosen: PseudoLabels) -> LabelledSet | None:
+    """Chosen rows as training rows."""
+    assert data.unlabelled is not None
+    if not len(chosen.rows):
+        return None
+    return data.unlabelled.subset(chosen.rows).with_targets(chosen.targets_nC).reweighted(chosen.weights_n)
+
+
+def _temperature(known: OutOfFold, round_outputs: RoundOutputs, mask_N: Mask) -> float:
+    """Fitted on out-of-fold outputs of the rows of the mask."""
+    return Combiner(calibrate=True, how="mean").fit(known, round_outputs.oof_MNC, mask_N).temperature
+
+
+def _choose(context: FoldContext, data: FoldData, outputs_MUC: Floats, train_N: Mask, number: int) -> PseudoLabels:
+    return choose(
+        context.config.pseudo_label,
+        data.labels,
+        np.stack([data.labels.values(outputs_UC) for outputs_UC in outputs_MUC]),
+        labelled_C=data.rows.targets_NC[train_N].astype(np.float64).sum(0),
+        round_number=number,
+    )
 
 
 def _why_none(config: PseudoLabelConfig, merged_UC: Floats, threshold_C: Floats, sure_U: Mask, passed_U: Mask) -> str:
@@ -179,10 +250,3 @@ def _why_none(config: PseudoLabelConfig, merged_UC: Floats, threshold_C: Floats,
         f"{threshold_C[merged_UC[nearest].argmax()]:.3f} is asked for. Lower pseudo_label.threshold, or give more "
         "labelled rows."
     )
-
-
-def _means(values: Sequence[Any]) -> Any:
-    if isinstance(values[0], dict):
-        return {key: _means([each[key] for each in values]) for key in values[0]}
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None

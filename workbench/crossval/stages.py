@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,8 +26,7 @@ Facts: TypeAlias = Mapping[str, Any]
 """Inputs and results of a stage, for the report."""
 
 
-@dataclass(frozen=True)
-class Predictions:
+class Predictions(NamedTuple):
     """Predictions after a stage, out of fold and on test rows."""
 
     oof_NC: Floats
@@ -35,8 +34,7 @@ class Predictions:
     test_TC: Floats | None
 
 
-@dataclass(frozen=True)
-class StageResult:
+class StageResult(NamedTuple):
     """One stage; a refused one shows what it would have done."""
 
     name: str
@@ -53,7 +51,7 @@ class StageResult:
 class StageLog:
     """Keeps the books of a run's stages, and the error rate that they share.
 
-    All stages are judge on the same out-of-fold rows, so that each of `gates` stages gets that share of the error rate
+    All stages are judged on the same out-of-fold rows, so that each of `gates` stages gets that share of the error rate
     of one. A stage that stays hands its share on to those after it, as in Holm's procedure, in the order of the stages:
     the graphical form of it by Bretz et al. 2009, "A graphical approach to sequentially rejective multiple test
     procedures". Where no stage helps, one stays in at most 2.5 of 100 runs, as often as a single stage would.
@@ -146,7 +144,17 @@ class StageLog:
 
     def write(self, **more: Any) -> None:
         """stages.json. The test rows are looked at here, when no stage can change any more."""
-        records = [self._record(stage) for stage in self.stages]
+        labels, test, targets_NC = self.data.labels, self.data.test, self.data.rows.targets_NC
+        records = []
+        for stage in self.stages:
+            oof_NC, test_TC = stage.predictions.oof_NC, stage.predictions.test_TC
+            record = {name: getattr(stage, name) for name in ("name", "title", "accepted", "why", "seconds")}
+            record["oof"] = target_scores.value_scores(labels, oof_NC, targets_NC)
+            record["test"] = (
+                None if test is None or test_TC is None else target_scores.value_scores_of(labels, test_TC, test)
+            )
+            record["gain"] = None if stage.gain is None else asdict(stage.gain)
+            records.append(record | {"facts": dict(stage.facts)})
         files.write_json(self.run.path / "stages.json", {"stages": records, **more})
 
     def _enter(self, stage: StageResult) -> None:
@@ -154,19 +162,5 @@ class StageLog:
         seconds = {stage.name: round(time.monotonic() - self._began, 1), **self.run.manifest.get("seconds", {})}
         self.run.note(seconds=seconds)
         self._began = time.monotonic()
-        self.stages.append(StageResult(**{**vars(stage), "seconds": seconds[stage.name]}))
+        self.stages.append(stage._replace(seconds=seconds[stage.name]))
         self.callback.say(f"{stage.title}: {stage.why}")
-
-    def _record(self, stage: StageResult) -> dict[str, Any]:
-        labels, test, test_TC = self.data.labels, self.data.test, stage.predictions.test_TC
-        return {
-            "name": stage.name,
-            "title": stage.title,
-            "accepted": stage.accepted,
-            "why": stage.why,
-            "seconds": stage.seconds,
-            "oof": target_scores.value_scores(labels, stage.predictions.oof_NC, self.data.rows.targets_NC),
-            "test": None if test is None or test_TC is None else target_scores.value_scores_of(labels, test_TC, test),
-            "gain": None if stage.gain is None else asdict(stage.gain),
-            "facts": dict(stage.facts),
-        }

@@ -1,6 +1,6 @@
 """Test-time augmentation: outputs of several views of a row are merged, where out-of-fold rows show that it helps.
 
-Legend: V views, the plain row first; N rows, n of them, C outputs (classes, or 1 for a number).
+Legend: V views, the plain row first; N rows, n of them, C outputs (classes, or 1 for a number), K cells that tell.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import optimize, special
 
 from workbench.config.sections.classes_config import Kind
 from workbench.config.sections.tta_config import TtaConfig
-from workbench.crossval import calibration, ensembles, gains
+from workbench.crossval import ensembles, gains
 from workbench.crossval.ensembles import Mask
 from workbench.crossval.gains import Gain
-from workbench.crossval.view_pooling import learned, vote
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.rows import excerpt
 from workbench.data.views.user_views import UserMerge
@@ -29,6 +28,8 @@ from workbench.evaluation.target_scores import OneHot
 
 Merge: TypeAlias = Literal["mean", "geometric", "max", "vote", "learned", "user"]
 
+LEAST_WEIGHT = 1e-3
+"""A view that would weigh less is left out."""
 SUM_TOLERANCE = 1e-4
 """How far from 1 the probabilities that a user's function returns may sum: rounding of float32 is less."""
 
@@ -85,15 +86,15 @@ class TtaDecision:
     def reason(self) -> str:
         """For a person."""
         rows = "all rows" if self.threshold is None else f"the {self.spent:.0%} most uncertain rows"
-        alone = ", ".join(f"{name} {loss:.4f}" for name, loss in zip(self.names, self.losses, strict=True))
-        learned = "" if self.weights is None else f" Weights: {self._weighed(self.weights)}."
+
+        def each(values: Sequence[float], form: str) -> str:
+            return ", ".join(f"{name} {value:{form}}" for name, value in zip(self.names, values, strict=True))
+
+        weighed = "" if self.weights is None else f" Weights: {each(self.weights, '.2f')}."
         return (
             f"{len(self.names) - 1} views of {rows}, merge {self.merge}, {self.passes:.2f} forward passes a row. "
-            f"{self.gain.sentence} Loss of each view alone: {alone}.{learned}"
+            f"{self.gain.sentence} Loss of each view alone: {each(self.losses, '.4f')}.{weighed}"
         )
-
-    def _weighed(self, weights: tuple[float, ...]) -> str:
-        return ", ".join(f"{name} {weight:.2f}" for name, weight in zip(self.names, weights, strict=True))
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -103,16 +104,8 @@ class TtaDecision:
     @classmethod
     def from_facts(cls, facts: dict[str, Any]) -> TtaDecision:
         """The decision of such facts."""
-        weights = facts["weights"]
-        return cls(
-            **{
-                **facts,
-                "names": tuple(facts["names"]),
-                "weights": None if weights is None else tuple(weights),
-                "losses": tuple(facts["losses"]),
-                "gain": Gain(**facts["gain"]),
-            }
-        )
+        tuples = {name: facts[name] and tuple(facts[name]) for name in ("names", "weights", "losses")}
+        return cls(**facts | tuples | {"gain": Gain(**facts["gain"])})
 
 
 def fit(
@@ -162,7 +155,7 @@ def fit(
         weights=None if final.weights_V is None else tuple(final.weights_V.tolist()),
         threshold=final.threshold,
         temperature=final.temperature,
-        spent=float(_uncertain(final, labels.kind, values_VNC[0]).mean()),
+        spent=float(_uncertain(final.threshold, labels.kind, values_VNC[0]).mean()),
         losses=tuple(float(gains.row_losses(labels, each, targets_NC).mean()) for each in values_VNC),
         gain=gains.gain(labels, before_NC, after_NC, targets_NC, least=config.least_gain, sure=sure, groups_N=groups_N),
     )
@@ -182,30 +175,29 @@ class _Fitter:
 
     def fitted(self, how: Merge, values_VNC: Floats, rows_N: Mask) -> _Fitted:
         """Parameters fitted to the rows of the mask."""
-        kind = self.labels.kind
-        learns, share = how == "learned", self.uncertain
-        parameters = _Fitted(
-            weights_V=learned(self.labels, values_VNC[:, rows_N], self.targets_NC[rows_N]) if learns else None,
-            threshold=None if share is None else _threshold(entropy(kind, values_VNC[0, rows_N]), share),
-        )
-        spent_N = rows_N & _uncertain(parameters, kind, values_VNC[0])
+        plain_NC = values_VNC[0]
+        threshold = None
+        if self.uncertain is not None:
+            # The entropy above which lies that share of the rows, or less where rows are alike.
+            falling_n = np.sort(entropy(self.labels.kind, plain_NC[rows_N]))[::-1]
+            threshold = float(falling_n[min(round(self.uncertain * len(falling_n)), len(falling_n) - 1)])
+        weights_V = learned(self.labels, values_VNC[:, rows_N], self.targets_NC[rows_N]) if how == "learned" else None
+        parameters = _Fitted(weights_V, threshold)
+        spent_N = rows_N & _uncertain(threshold, self.labels.kind, plain_NC)
         if not (self.calibrate and spent_N.any()):
             return parameters
-        outputs_nC = target_scores.outputs(self.labels, self._merged(how, parameters, values_VNC[:, spent_N]))
-        return parameters._replace(
-            temperature=calibration.temperature(self.labels, outputs_nC, self.targets_NC[spent_N])
-        )
+        merged_nC = _merged(how, parameters, self.labels, values_VNC[:, spent_N], self.user_merge)
+        outputs_nC = target_scores.outputs(self.labels, merged_nC)
+        heat = ensembles.temperature(self.labels, outputs_nC, self.targets_NC[spent_N])
+        return parameters._replace(temperature=heat)
 
     def judged(self, how: Merge, values_VNC: Floats, fold_N: NDArray[Any]) -> Floats:
         """Values (N, C) of each fold, merged as all other folds decide."""
-        return calibration.cross_fitted(
+        return ensembles.cross_fitted(
             fold_N,
             partial(self.fitted, how, values_VNC),
-            lambda fitted, rows_N: self._merged(how, fitted, values_VNC[:, rows_N]),
+            lambda fitted, rows_N: _merged(how, fitted, self.labels, values_VNC[:, rows_N], self.user_merge),
         )
-
-    def _merged(self, how: Merge, fitted: _Fitted, values_VNC: Floats) -> Floats:
-        return _merged(how, fitted, self.labels, values_VNC, self.user_merge)
 
 
 def try_merge(labels: Labels, views: int, user_merge: UserMerge) -> None:
@@ -228,7 +220,7 @@ def needs_views(decision: TtaDecision, values_NC: Floats) -> Mask:
     """Which rows (N,) are to be read in all views, by the outputs of the plain ones."""
     if not decision.accepted:
         return np.zeros(len(values_NC), dtype=bool)
-    return _uncertain(_Fitted(None, decision.threshold), decision.kind, values_NC)
+    return _uncertain(decision.threshold, decision.kind, values_NC)
 
 
 def apply(decision: TtaDecision, labels: Labels, values_VNC: Floats, user_merge: UserMerge | None = None) -> Floats:
@@ -259,43 +251,33 @@ def entropy(kind: Kind, p_NC: Floats) -> Floats:
     return found_N
 
 
-def _threshold(entropy_N: Floats, share: float) -> float:
-    """The entropy above which lies that share of the rows, or less where rows are alike."""
-    falling_N = np.sort(entropy_N)[::-1]
-    return float(falling_N[min(round(share * len(falling_N)), len(falling_N) - 1)])
-
-
-def _uncertain(fitted: _Fitted, kind: Kind, plain_NC: Floats) -> Mask:
-    if fitted.threshold is None:
+def _uncertain(threshold: float | None, kind: Kind, plain_NC: Floats) -> Mask:
+    if threshold is None:
         return np.ones(len(plain_NC), dtype=bool)
-    uncertain_N: Mask = entropy(kind, plain_NC) > fitted.threshold
+    uncertain_N: Mask = entropy(kind, plain_NC) > threshold
     return uncertain_N
 
 
 def _merged(how: Merge, fitted: _Fitted, labels: Labels, values_VNC: Floats, user_merge: UserMerge | None) -> Floats:
     """Values (N, C): the plain row's, but where views are spent."""
     merged_NC: Floats = values_VNC[0].copy()
-    rows_N = _uncertain(fitted, labels.kind, merged_NC)
-    if rows_N.any():
-        one_nC = _one(how, fitted.weights_V, labels, values_VNC[:, rows_N], user_merge)
-        merged_NC[rows_N] = labels.values(target_scores.outputs(labels, one_nC) / fitted.temperature)
-    return merged_NC
-
-
-def _one(
-    how: Merge, weights_V: Floats | None, labels: Labels, values_VNC: Floats, user_merge: UserMerge | None
-) -> Floats:
-    """Values (N, C) of all views together."""
+    rows_N = _uncertain(fitted.threshold, labels.kind, merged_NC)
+    if not rows_N.any():
+        return merged_NC
+    views_VnC = values_VNC[:, rows_N]
     if how == "user":
         assert user_merge is not None
-        return _checked(labels.kind, user_merge(values_VNC), values_VNC.shape)
-    if how == "learned":
-        assert weights_V is not None
-        used_V = weights_V > 0
-        return ensembles.merge(labels.kind, values_VNC[used_V], "mean", weights_M=weights_V[used_V])
-    if how == "vote":
-        return vote(labels.kind, values_VNC)
-    return ensembles.merge(labels.kind, values_VNC, how)
+        one_nC = _checked(labels.kind, user_merge(views_VnC), views_VnC.shape)
+    elif how == "learned":
+        assert fitted.weights_V is not None
+        used_V = fitted.weights_V > 0
+        one_nC = ensembles.merge(labels.kind, views_VnC[used_V], "mean", weights_M=fitted.weights_V[used_V])
+    elif how == "vote":
+        one_nC = vote(labels.kind, views_VnC)
+    else:
+        one_nC = ensembles.merge(labels.kind, views_VnC, how)
+    merged_NC[rows_N] = labels.values(target_scores.outputs(labels, one_nC) / fitted.temperature)
+    return merged_NC
 
 
 def _checked(kind: Kind, merged_nC: Floats, given: tuple[int, ...]) -> Floats:
@@ -321,3 +303,67 @@ def _checked(kind: Kind, merged_nC: Floats, given: tuple[int, ...]) -> Floats:
                 f"with sum {sum_n[row]:.6g}. {cure}."
             )
     return merged_nC
+
+
+def learned(labels: Labels, values_VNC: Floats, targets_NC: OneHot) -> Floats:
+    """Weights (V,), none below 0, sum 1, whose mean has the lowest loss on these rows; the loss is convex in them.
+
+    Args:
+        labels: Their kind.
+        values_VNC: Probabilities, or numbers in their unit.
+        targets_NC: What Labels.targets gives.
+    """
+    if labels.kind == "number":
+        said_VN = (values_VNC[:, :, 0] - labels.mean) / labels.scale
+    else:
+        # Logarithmic loss of the true classes; with several classes, also of the absence of the others.
+        true_NC = targets_NC > 0
+        p_VK, share_K = values_VNC[:, true_NC], targets_NC[true_NC].astype(np.float64)
+        if labels.kind == "several":
+            absent_NC = targets_NC < 1
+            p_VK = np.concatenate([p_VK, 1 - values_VNC[:, absent_NC]], axis=1)
+            share_K = np.concatenate([share_K, 1 - targets_NC[absent_NC]])
+        p_VK = np.maximum(p_VK, 1e-12)
+
+    def loss(weights_V: Floats) -> tuple[float, Floats]:
+        """The mean loss and its gradient (V,)."""
+        rows = len(targets_NC)
+        if labels.kind == "number":
+            error_N = weights_V @ said_VN - targets_NC[:, 0]
+            return float((error_N**2).mean()), 2 * said_VN @ error_N / rows
+        mean_K = weights_V @ p_VK
+        return float(-(share_K * np.log(mean_K)).sum() / rows), -p_VK @ (share_K / mean_K) / rows
+
+    count = len(values_VNC)
+    optimum = optimize.minimize(
+        loss,
+        np.full(count, 1 / count),
+        jac=True,
+        method="SLSQP",
+        bounds=[(0.0, 1.0)] * count,
+        constraints={"type": "eq", "fun": lambda weights_V: weights_V.sum() - 1, "jac": np.ones_like},
+        options={"ftol": 1e-10, "maxiter": 500},
+    )
+    weights_V: Floats = np.where(optimum.x < LEAST_WEIGHT, 0.0, optimum.x)
+    weights_V /= weights_V.sum()
+    return weights_V
+
+
+def vote(kind: Kind, values_VNC: Floats) -> Floats:
+    """Shares of votes (N, C): each prediction votes for its class, and their mean has one vote, which it divides.
+
+    The class with most votes is the likeliest one; the vote of the mean breaks ties, and leaves no probability at 0,
+    whose loss would be infinite.
+
+    Args:
+        kind: Kind of the labels, not numbers. Where several classes hold, there is a vote on each of them.
+        values_VNC: Probabilities.
+    """
+    if kind == "several":
+        # Half a vote for each side where a probability is exactly one half.
+        votes_VNC = (np.sign(values_VNC - 0.5) + 1) / 2
+    else:
+        votes_VNC = (values_VNC == values_VNC.max(2, keepdims=True)).astype(np.float64)
+        votes_VNC /= votes_VNC.sum(2, keepdims=True)
+    shares_NC: Floats = (votes_VNC.sum(0) + values_VNC.mean(0)) / (len(values_VNC) + 1)
+    return shares_NC

@@ -14,7 +14,7 @@ from typing import Any
 from workbench.config import RunConfig
 from workbench.config.sections.classes_config import Kind
 from workbench.config.sections.distill_config import BACKBONE
-from workbench.crossval import tta_predict
+from workbench.crossval import prediction
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
@@ -142,10 +142,10 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
 def _crossval(source: TeacherSource) -> ClassTeacher:
     assert source.run is not None
     run, config = source.run, _config(source, source.run)
-    context = tta_predict.fold_context(run, config)
+    context = prediction.fold_context(run, config)
 
     def predict(rows: LabelledSet) -> Floats:
-        return target_scores.outputs(context.labels, tta_predict.decided(run, context, rows))
+        return target_scores.outputs(context.labels, prediction.decided(run, context, rows))
 
     return ClassTeacher(source.name, context.labels, config, context.reader, predict)
 

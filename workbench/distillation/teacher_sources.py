@@ -136,11 +136,11 @@ def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
                 f"distill.teacher.id={name}: the cross-validation has not ended. Finish it first: workbench run ... "
                 f"--out {name} --resume"
             )
-        from workbench.crossval import training_rounds  # and all that folds need, which few teachers are
+        from workbench.crossval import fold_adapters  # and all that folds need, which few teachers are
 
         decided = files.read_json(path / "decision.json")
         folders = [
-            path / training_rounds.folder(decided["round"]) / member / "adapter" for member in decided["members"]
+            path / fold_adapters.round_folder(decided["round"]) / member / "adapter" for member in decided["members"]
         ]
         return TeacherSource(name, _stored(config.model, teacher), tuple(folders), path, config, trusted)
     exported.require_saved(path, config, row_readers.file(config))

@@ -7,7 +7,7 @@ import pytest
 from scipy import special
 
 from workbench.crossval import ensembles, gains
-from workbench.crossval.ensembles import How
+from workbench.crossval.ensembles import Merging
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError
 
@@ -16,7 +16,7 @@ PAIR = Labels("pair", ("a", "b", "tie"))
 SEVERAL = Labels("several", ("a", "b", "c"))
 NUMBER = Labels("number", ("value",), mean=10.0, scale=4.0)
 KINDS = [ONE, PAIR, SEVERAL, NUMBER]
-HOWS: list[How] = ["mean", "geometric", "rank", "max"]
+HOWS: list[Merging] = ["mean", "geometric", "rank", "max"]
 EVERY = [(labels, how) for labels in KINDS for how in HOWS if labels is not NUMBER or how == "mean"]
 
 
@@ -35,7 +35,7 @@ def _hot(labels: Labels, rows: int, seed: int = 1) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("labels", "how"), EVERY)
-def test_rows_stay_probabilities_and_members_have_no_order(labels: Labels, how: How) -> None:
+def test_rows_stay_probabilities_and_members_have_no_order(labels: Labels, how: Merging) -> None:
     values = _members(labels)
     found = ensembles.merge(labels.kind, values, how)
     np.testing.assert_allclose(ensembles.merge(labels.kind, values[::-1], how), found, rtol=1e-12)
@@ -76,7 +76,7 @@ def test_ranks_see_only_the_order_of_rows() -> None:
 
 
 @pytest.mark.parametrize(("labels", "how"), EVERY)
-def test_an_absent_member_has_no_say(labels: Labels, how: How) -> None:
+def test_an_absent_member_has_no_say(labels: Labels, how: Merging) -> None:
     values = _members(labels)
     present = np.ones(values.shape[:2], dtype=bool)
     present[0] = present[1, 10:] = False
@@ -89,7 +89,7 @@ def test_an_absent_member_has_no_say(labels: Labels, how: How) -> None:
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("kind", ["one", "several"])
-def test_members_that_are_certain_leave_numbers(kind: str, how: How) -> None:
+def test_members_that_are_certain_leave_numbers(kind: str, how: Merging) -> None:
     """Each excludes what the other is sure of: no 0 / 0, and no side is taken."""
     values = np.array([[[1.0, 0.0]], [[0.0, 1.0]]])
     found = ensembles.merge("one" if kind == "one" else "several", values, how)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from workbench.crossval import calibration, gains
+from workbench.crossval import ensembles, gains
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.evaluation import target_scores
 
@@ -128,7 +128,7 @@ def test_a_stage_that_only_overfits_is_refused_once_it_is_cross_fitted() -> None
             return NUMBER.values(values[mask] + noise[mask] @ fitted)
 
         every, hot = np.ones(200, dtype=bool), wanted.astype(np.float32)
-        honest = calibration.cross_fitted(np.arange(200) % 5, fit, apply)
+        honest = ensembles.cross_fitted(np.arange(200) % 5, fit, apply)
         own.append(gains.gain(NUMBER, NUMBER.values(said), apply(fit(every), every), hot).accepted)
         crossed.append(gains.gain(NUMBER, NUMBER.values(said), honest, hot).accepted)
     assert np.mean(own) > 0.9 and not any(crossed)

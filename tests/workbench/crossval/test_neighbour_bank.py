@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from workbench.config.sections.correction_config import Ask
-from workbench.crossval import neighbour_bank
-from workbench.crossval.neighbour_bank import NeighbourBank
-from workbench.crossval.neighbour_correction import Correction
+from workbench.crossval import neighbour_correction
+from workbench.crossval.neighbour_correction import Correction, NeighbourBank
 
 ASKS = pytest.mark.parametrize("ask", ["predictions", "labels"])
 
@@ -32,7 +31,7 @@ def test_a_bank_says_the_same_after_it_was_read_again(bank: NeighbourBank, ask: 
     correction, rows = Correction(ask, 4, 0.5, 0.1), np.random.default_rng(1).normal(size=(7, 6)).astype(np.float32)
     values = np.full((7, 3), 1 / 3)
     wanted = bank.corrected(correction, values, rows)
-    assert neighbour_bank.read(tmp_path).corrected(correction, values, rows).tobytes() == wanted.tobytes()
+    assert neighbour_correction.read_bank(tmp_path).corrected(correction, values, rows).tobytes() == wanted.tobytes()
     assert np.abs(wanted - values).max() > 0.01
     np.testing.assert_allclose(wanted.sum(1), 1)
 

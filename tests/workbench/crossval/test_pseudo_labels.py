@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 
 from workbench.config.sections.classes_config import Kind
 from workbench.config.sections.pseudo_label_config import PseudoLabelConfig
-from workbench.crossval import calibration, gains, pseudo_labels
+from workbench.crossval import ensembles, gains, pseudo_labels
 from workbench.crossval.pseudo_labels import PseudoLabels
 from workbench.data.labelled.labels import Floats, Labels
 
@@ -269,10 +269,10 @@ class World:
         return found
 
     def temperature(self, outputs_NC: Floats, mask_N: NDArray[np.bool_]) -> float:
-        return calibration.temperature(ONE, outputs_NC[mask_N], self.hot_NC[mask_N])
+        return ensembles.temperature(ONE, outputs_NC[mask_N], self.hot_NC[mask_N])
 
     def calibrated(self, outputs_NC: Floats) -> Floats:
-        return calibration.cross_fitted(
+        return ensembles.cross_fitted(
             self.fold_N,
             lambda mask_N: self.temperature(outputs_NC, mask_N),
             lambda fitted, mask_N: ONE.values(outputs_NC[mask_N] / fitted),

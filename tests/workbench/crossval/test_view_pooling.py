@@ -7,7 +7,7 @@ import pytest
 
 from tests.workbench.crossval.seeing import NUMBER, ONE, SEVERAL, said
 from workbench.crossval import gains
-from workbench.crossval.view_pooling import learned, vote
+from workbench.crossval.tta import learned, vote
 from workbench.data.labelled.labels import Labels
 
 

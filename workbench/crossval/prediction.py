@@ -12,10 +12,9 @@ import numpy as np
 from safetensors import numpy as safetensors
 
 from workbench.config import RunConfig
-from workbench.crossval import neighbour_bank, training_rounds, tta
-from workbench.crossval.combining import Combiner, FittedCombination, OutOfFold
-from workbench.crossval.fold_adapters import FoldAdapter, FoldContext
-from workbench.crossval.training_rounds import RoundOutputs
+from workbench.crossval import fold_adapters, neighbour_correction, tta
+from workbench.crossval.ensembles import Combiner, FittedCombination, OutOfFold
+from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, RoundOutputs
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
@@ -39,7 +38,7 @@ def fold_context(run: Path, config: RunConfig) -> FoldContext:
 def adapter_folders(run: Path) -> list[Path]:
     """Folders of the adapters that the finished cross-validation at `run` answers with."""
     known = files.read_json(run / "decision.json")
-    return [run / training_rounds.folder(known["round"]) / name / "adapter" for name in known["members"]]
+    return [run / fold_adapters.round_folder(known["round"]) / name / "adapter" for name in known["members"]]
 
 
 def decided(run: Path, context: FoldContext, rows: LabelledSet) -> Floats:
@@ -48,14 +47,14 @@ def decided(run: Path, context: FoldContext, rows: LabelledSet) -> Floats:
     weights_M = None if known["weights"] is None else np.asarray(known["weights"])
     fitted = FittedCombination(known["temperature"], known["how"], weights_M)
     folders = adapter_folders(run)
-    (outputs_MTC,) = training_rounds.predict(context, folders, [rows])
+    (outputs_MTC,) = fold_adapters.predict(context, folders, [rows])
     values_TC = fitted.values(context.labels, outputs_MTC)
     if known["tta"] is not None:
         seen = row_views.make(context.config, context.labels, rows)
         decision = TtaDecision.from_facts(known["tta"])
         judged = [view for view in seen if view.name in decision.names]
         values_TC = merged(context, folders, fitted, decision, judged, rows, values_TC)
-    return neighbour_bank.corrected(run, context, rows, values_TC, known.get("correction"))
+    return neighbour_correction.corrected_by_run(run, context, rows, values_TC, known.get("correction"))
 
 
 def out_of_fold(
@@ -69,12 +68,12 @@ def out_of_fold(
     rows: LabelledSet,
 ) -> Floats:
     """Values (V, N, C) of the labelled rows in all views, of adapters that did not train on them."""
-    path = training_rounds.folder(round_outputs.number) + "/views.safetensors"
+    path = fold_adapters.round_folder(round_outputs.number) + "/views.safetensors"
     if not run.ranks.agreed((run.home / path).exists()):
         shown = [view.rows(rows, context.reader) for view in seen]
         view_values = [combiner.out_of_fold(known, round_outputs.oof_MNC)]
-        folders = training_rounds.adapters(run, round_outputs.number, members)
-        for view, outputs_MNC in zip(seen, training_rounds.viewed(context, folders, members, shown), strict=True):
+        folders = fold_adapters.adapter_folders(run, round_outputs.number, members)
+        for view, outputs_MNC in zip(seen, fold_adapters.viewed(context, folders, members, shown), strict=True):
             view_values.append(combiner.out_of_fold(known, round_outputs.oof_MNC, _own(view, outputs_MNC)))
         files.write_bytes(run.path / path, safetensors.save({"oof": np.stack(view_values)}))
         run.ranks.wait()
@@ -103,7 +102,7 @@ def merged(
     some, values_VTC = rows.subset(needed_T), np.stack([plain_TC] * len(decision.names))
     used = [(place, view) for place, view in enumerate(seen, start=1) if view.name in decision.used]
     shown = [view.rows(some, context.reader) for _, view in used]
-    for (place, view), outputs_MTC in zip(used, training_rounds.predict(context, folders, shown), strict=True):
+    for (place, view), outputs_MTC in zip(used, fold_adapters.predict(context, folders, shown), strict=True):
         values_VTC[place, needed_T] = fitted.values(context.labels, _own(view, outputs_MTC))
     return tta.apply(decision, context.labels, values_VTC, user_merge(context.config.tta))
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from workbench.config import RunConfig
-from workbench.crossval import combining, training_rounds
-from workbench.crossval.fold_adapters import fold_adapters
+from workbench.crossval import ensembles, pseudo_labels
+from workbench.crossval.fold_adapters import RoundOutputs, fold_adapters
 from workbench.crossval.pseudo_labels import PseudoLabels
-from workbench.crossval.training_rounds import RoundOutputs
 from workbench.data.folds.stratified_folds import assign, singletons
 from workbench.data.labelled.labels import Labels
 
@@ -46,12 +45,12 @@ def chosen(case: Any, unlabelled_MUC: Any, targets_NC: Any | None = None) -> lis
         }
     )
     labels = Labels("one", NAMES)
-    known = combining.out_of_fold(
+    known = ensembles.out_of_fold(
         labels, targets_NC, [each.split for each in case.who], cluster_N=np.arange(ROWS), seed=0
     )
     data: Any = SimpleNamespace(labels=labels, rows=SimpleNamespace(targets_NC=targets_NC))
     context: Any = SimpleNamespace(config=config)
-    return training_rounds.choices(
+    return pseudo_labels.choices(
         context, data, case.who, known, RoundOutputs(0, case.oof_MNC, None, unlabelled_MUC), calibrate=True
     )
 
