@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from workbench.adapters import anatomy, stock
 from workbench.adapters.after_import import after_import
-from workbench.adapters.export_form import as_shipped
 from workbench.adapters.inserted.block_expansion import BlockExpansion
 from workbench.adapters.inserted.bottleneck import Bottleneck
-from workbench.adapters.method import METHODS, ExtraParameters, Method, MethodInfo, Sample, register
+from workbench.adapters.method import METHODS, NOT_OFFERED, ExtraParameters, Method, MethodInfo, Sample, register
 from workbench.adapters.multiplicative.ia3 import Ia3
-from workbench.adapters.multiplicative.oft import Boft, Oft
-from workbench.adapters.multiplicative.rotations import Hra, Road
-from workbench.adapters.peft_methods import NOT_OFFERED
+from workbench.adapters.multiplicative.rotations import Boft, Hra, Oft, Road
 from workbench.adapters.prompts import virtual_tokens
 from workbench.adapters.prompts.prefix import DeepPrompt, Prefix
 from workbench.adapters.prompts.prompt import Prompt, PTuning
@@ -32,18 +29,14 @@ from workbench.adapters.updates.lora_relatives import DeLora, GraLora, RandLora
 from workbench.adapters.updates.lora_starts import Corda, Eva, Loftq, LoraGa, Olora, Pissa
 from workbench.adapters.updates.lycoris import LoHa, LoKr
 from workbench.adapters.updates.miss import Miss
-from workbench.adapters.updates.pvera import Pvera
 from workbench.adapters.updates.shared_vectors import UniLora, VbLora
 from workbench.adapters.updates.singular_subspaces import Osf, Psoft, TinyLora
 from workbench.adapters.updates.spectral import C3a, FourierFt, WaveFt
-from workbench.adapters.updates.vera import Vera
+from workbench.adapters.updates.vera import Pvera, Vera
 from workbench.adapters.updates.weight_products import Deft, Glora, Hira, Peanut
-from workbench.adapters.weights.beft import Beft
-from workbench.adapters.weights.chosen_weights import SparseTuning
 from workbench.adapters.weights.full import Full
-from workbench.adapters.weights.layernorm import LayerNorm
-from workbench.adapters.weights.partial import BitFit, LastLayers, LinearProbe
-from workbench.adapters.weights.sparse_updates import Shira, SuperTuning
+from workbench.adapters.weights.partial import Beft, BitFit, LastLayers, LayerNorm, LinearProbe
+from workbench.adapters.weights.sparse_updates import Shira, SparseTuning, SuperTuning
 from workbench.adapters.weights.trainable_tokens import TrainableTokens, compute_as_stored
 from workbench.errors import BackboneError, ConfigError, FileError, out_of_memory
 
@@ -156,7 +149,7 @@ def attach(
     import torch
     from peft import get_peft_model
 
-    from workbench.adapters.precision.mixed_precision import compute_in_any_precision
+    from workbench.adapters.precision.peft_layers import compute_in_any_precision
     from workbench.adapters.row_dropout import drop_by_row
 
     require_fit(model, config)
@@ -194,6 +187,7 @@ def save(model: nn.Module, folder: Path) -> None:
     from peft import PeftModel
 
     from workbench.adapters import model_card
+    from workbench.adapters.peft_tuners import as_shipped
 
     if isinstance(model, PeftModel):
         # Rows of added tokens are part of the adapter; the other rows of a resized embedding are not.
@@ -217,7 +211,7 @@ def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "defau
     """
     from safetensors import SafetensorError
 
-    from workbench.adapters.precision.mixed_precision import compute_in_any_precision
+    from workbench.adapters.precision.peft_layers import compute_in_any_precision
 
     config = saved_config(folder)
     if getattr(config, "trainable_token_indices", None):
@@ -230,7 +224,7 @@ def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "defau
             with _without_hints():
                 loaded = _with_adapter(model, folder, name).requires_grad_(False).eval()
         compute_in_any_precision(loaded)
-        virtual_tokens.settle(loaded, name)
+        virtual_tokens.require_fitting(loaded, name)
         return loaded
     except (SafetensorError, RuntimeError, OSError, MemoryError) as error:
         if out_of_memory(error):
@@ -382,7 +376,7 @@ def _first_lines(error: Exception) -> str:
 
 def _register_ours() -> None:
     """Make our tuners PEFT methods, so that a stock `PeftModel.from_pretrained` loads what they saved."""
-    from workbench.adapters.peft_registration import register_ours
+    from workbench.adapters.peft_tuners import register_ours
 
     register_ours()
 

@@ -6,7 +6,7 @@ import difflib
 import itertools
 import math
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ from workbench.adapters.method import ExtraParameters, Method
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
+    from peft import PeftConfig
     from torch import nn
     from transformers import PreTrainedModel
 
@@ -56,6 +57,8 @@ class OnLayers(Method):
     """Whether the method works on convolutions, too."""
     changes_transposed: ClassVar[bool] = True
     """Whether the method works on GPT-2's linear layers, which store their weights transposed."""
+    tuner: ClassVar[str] = ""
+    """Name of PEFT's configuration class."""
 
     targets: Targets = "all-linear"
     """Layers that are changed: a role, or a list of module names such as [q_proj, v_proj]. `all-linear` means the
@@ -63,7 +66,7 @@ class OnLayers(Method):
     Depthwise convolutions are left alone."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Refuse targets that there are none of, and layers of kinds that the method does not change."""
+        """Refuse targets that do not exist, kinds of layers that the method does not change, and what `misfit` says."""
         try:
             path = next(iter(target_convolutions(model, self.targets)), None)
         except ConfigError as error:
@@ -73,7 +76,11 @@ class OnLayers(Method):
                 f"it changes linear layers, and {path} of {type(model).__name__} is a convolution. "
                 "Take adapter.method=lora, which changes both, or name linear layers in adapter.targets."
             )
-        return None if self.changes_transposed else self._about_transposed(model)
+        return (None if self.changes_transposed else self._about_transposed(model)) or self.misfit(model)
+
+    def misfit(self, model: PreTrainedModel) -> str | None:
+        """Say which settings of the method do not fit the targets, and what to write instead; None where they fit."""
+        return None
 
     def modules(self, model: PreTrainedModel) -> list[str]:
         """Names of the layers that are changed."""
@@ -87,6 +94,17 @@ class OnLayers(Method):
             "modules_to_save": beside.heads or None,
         }
 
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
+        """PEFT's configuration for this backbone: the class `tuner` with `common` and `settings`."""
+        import peft
+
+        config: PeftConfig = getattr(peft, self.tuner)(**self.common(model, beside), **self.settings(model))
+        return config
+
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        """The method's settings by PEFT's names, for methods that do not write `to_peft` themselves."""
+        return {}
+
     def sizes(self, model: PreTrainedModel) -> dict[str, tuple[int, int]]:
         """Inputs and outputs of the linear layers that are changed, by path."""
         return {path: features(layer) for path, layer in linear_layers(model, self.targets).items()}
@@ -94,6 +112,13 @@ class OnLayers(Method):
     def common_divisor(self, model: PreTrainedModel) -> int:
         """The largest number that divides inputs and outputs of each of these layers."""
         return math.gcd(*itertools.chain(*self.sizes(model).values()))
+
+    def indivisible(self, key: str, value: int, common: int, most: int = 1024) -> str | None:
+        """Why a setting has to divide the sizes of all layers; None where it divides `common`, their divisor."""
+        if common % value == 0:
+            return None
+        able = [size for size in range(1, min(common, most) + 1) if common % size == 0]
+        return f"adapter.{key}={value} does not divide the sizes of all layers. Write one of {able}."
 
     def too_few(self, model: PreTrainedModel, share: float) -> str | None:
         """Why a share of each layer's weights is too small; None where it leaves one at least."""
@@ -236,3 +261,24 @@ def matches(path: str, name: str) -> bool:
 
 def _leaf(path: str) -> str:
     return path.rsplit(".", 1)[-1]
+
+
+def taken_for_experts(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
+    """Those of the names of linear layers that PEFT gives to the experts instead, so that LoRA cannot have the layers.
+
+    transformers 5 puts the experts' matrices into one parameter. So that older adapters load, PEFT translates the names
+    that they had (gate_proj, up_proj, down_proj), also where dense MLPs or shared experts have them, as in DeepSeek-V3.
+    It does so whenever such an adapter is loaded, and so everywhere.
+    """
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    def translated(name: str) -> bool:
+        config = LoraConfig(target_modules=[name])
+        try:
+            convert_peft_config_for_transformers(config, model, None)
+        except ValueError:  # one half of what stands in one parameter
+            return True
+        return bool(config.target_parameters)
+
+    return [name for name in names if translated(name)]

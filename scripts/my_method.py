@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from workbench.adapters import ExtraParameters, Method, MethodInfo, anatomy, register
-from workbench.adapters.peft_registration import TunerConfig, register_tuner
+from workbench.adapters.peft_tuners import TunerConfig, register_tuner
 from workbench.adapters.target_modules import Targets, resolve
 
 

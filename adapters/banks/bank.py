@@ -24,10 +24,9 @@ from transformers import PreTrainedModel
 from workbench import adapters
 from workbench.adapters import _without_hints, anatomy, model_card, require_fit
 from workbench.adapters.banks import bank_methods
-from workbench.adapters.banks.bank_layers import Routed, RoutedConvolution, RoutedLora
+from workbench.adapters.banks.bank_layers import MemberRows, Routed, RoutedConvolution, RoutedLora, Routing
 from workbench.adapters.banks.bank_members import ALONE, BankMembers, BareBackbone, RoutedHead, copied
 from workbench.adapters.banks.bank_methods import is_plain, refusal
-from workbench.adapters.banks.bank_routing import MemberRows, Routing
 from workbench.adapters.method import ExtraParameters, Method
 from workbench.adapters.row_dropout import drop_by_row
 from workbench.errors import ConfigError, WorkbenchError

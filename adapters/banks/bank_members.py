@@ -24,10 +24,9 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
-from workbench.adapters.banks.bank_layers import Routed, joined
-from workbench.adapters.banks.bank_routing import Routing
-from workbench.adapters.inserted.bottleneck_layers import CHILD, KINDS, BottleneckLayer, hidden_of, with_hidden
-from workbench.adapters.precision.latest_weight import share
+from workbench.adapters.banks.bank_layers import Routed, Routing, joined
+from workbench.adapters.inserted.bottleneck_tuner import CHILD, KINDS, BottleneckLayer, hidden_of, with_hidden
+from workbench.adapters.precision.quantised_weights import share_latest
 
 ALONE = "default"
 """The name that PEFT knows the only adapter of a copy by."""
@@ -172,7 +171,7 @@ class BankMembers:
             if name in own._modules:
                 own._modules[name] = getattr(layer, name) if name in layer._modules else layer.base_layer
         layer.own[member] = own
-        share(own, self._routing.latest)
+        share_latest(own, self._routing.latest)
         layer.add_module(member, held)
         return held
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from workbench.adapters import anatomy, picture_tower
-from workbench.adapters.inserted import bottleneck_places
+from workbench.adapters import anatomy
+from workbench.adapters.inserted import bottleneck
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, Method, MethodInfo, Sample, register
 from workbench.errors import ConfigError
 from workbench.schema import Unit
@@ -46,7 +46,7 @@ class BlockExpansion(Method):
         if len(stacks) != 1:
             return f"{name} has {len(stacks)} stacks of blocks, and block-expansion deepens one. {_CURE}"
         try:
-            if anatomy.convolves(model) or bottleneck_places.find(model, "pfeiffer").within:
+            if anatomy.convolves(model) or bottleneck.find_places(model, "pfeiffer").within:
                 return (
                     f"the blocks of {name} normalise what they have added, or change its shape, so that no block can "
                     f"add nothing. {_CURE}"
@@ -63,7 +63,7 @@ class BlockExpansion(Method):
     def outputs(self, model: PreTrainedModel) -> list[str]:
         """Paths of the linear layers that give what the expanded blocks add: of attention, and of the MLP."""
         inside = tuple(f"{path}." for path in self.modules(model))
-        return [path for path in bottleneck_places.find(model, "houlsby").after if path.startswith(inside)]
+        return [path for path in bottleneck.find_places(model, "houlsby").after if path.startswith(inside)]
 
     def modules(self, model: PreTrainedModel) -> list[str]:
         """Paths of the blocks that a new one follows."""
@@ -116,7 +116,7 @@ def _trial(backbone: PreTrainedModel) -> dict[str, Any]:
     import torch
 
     if anatomy.reads_pictures(backbone):
-        return {"pixel_values": picture_tower.blank(backbone)}
+        return {"pixel_values": anatomy.blank_picture(backbone)}
     return {
         "input_ids": torch.arange(2, 9, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
     }

@@ -17,8 +17,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from workbench.adapters import anatomy
-from workbench.adapters.module_tuner import ModuleTuner
-from workbench.adapters.peft_registration import TunerConfig, register_tuner
+from workbench.adapters.peft_tuners import ModuleTuner, TunerConfig, register_tuner
 from workbench.adapters.weights.partial_tuner import computed
 
 CHILD = "expansion"

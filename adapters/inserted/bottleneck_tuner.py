@@ -1,17 +1,147 @@
-"""The PEFT tuner of bottleneck adapters: puts them onto a backbone, and takes them off."""
+"""The PEFT tuner of bottleneck adapters, whose networks work through forward hooks.
+
+No module of the backbone is replaced: each network stands as a child of the module that it changes. So it does not
+matter how that module is stored, and switched off nothing differs.
+
+Shapes: B batch, L sequence, D hidden; a flat [B * L, D] and pictures' patches work as well.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from peft import PeftConfig
-from torch import nn
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers.activations import ACT2FN
 
-from workbench.adapters.inserted.bottleneck_layers import CHILD, KINDS, BottleneckLayer
-from workbench.adapters.inserted.bottleneck_places import width_at
-from workbench.adapters.module_tuner import UnmergeableTuner
-from workbench.adapters.peft_registration import TunerConfig, register_tuner
+from workbench.adapters.inserted.bottleneck import width_at
+from workbench.adapters.peft_tuners import TunerConfig, UnmergeableTuner, register_tuner
+
+
+class BottleneckLayer(nn.Module, BaseTunerLayer):
+    """The networks of all named adapters at one place; active ones work in their order.
+
+    Args:
+        changed: The module whose output changes; this stands as its child.
+        read: The module that is read, where it is another one.
+    """
+
+    adapter_layer_names = ("bottleneck_down", "bottleneck_up")
+    other_param_names = ("activations", "dropouts", "scales")
+
+    def __init__(self, changed: nn.Module, read: nn.Module) -> None:
+        super().__init__()
+        self.bottleneck_down = nn.ModuleDict()
+        self.bottleneck_up = nn.ModuleDict()
+        self.activations = nn.ModuleDict()
+        self.dropouts = nn.ModuleDict()
+        self.scales: dict[str, float] = {}
+        self.merged_adapters = []
+        self.handles = self.hook(changed, read)
+
+    @abstractmethod
+    def hook(self, changed: nn.Module, read: nn.Module) -> list[RemovableHandle]:
+        """Put this layer's work onto the modules."""
+
+    def add(self, name: str, *, hidden: int, width: int, activation: str, scale: float, dropout: float) -> None:
+        """One more adapter. Its up-projection is zero, so it adds nothing yet, and receives the first gradient."""
+        down, up = nn.Linear(hidden, width), nn.Linear(width, hidden)
+        nn.init.zeros_(down.bias)
+        nn.init.zeros_(up.weight)
+        nn.init.zeros_(up.bias)
+        self.bottleneck_down[name], self.bottleneck_up[name] = down, up
+        self.activations[name] = ACT2FN[activation]
+        self.dropouts[name] = nn.Dropout(dropout)
+        self.scales[name] = scale
+
+    def working(self) -> list[str]:
+        """Names of the adapters that change something now."""
+        return [] if self.disable_adapters else [name for name in self.active_adapters if name in self.scales]
+
+    def update(self, name: str, x_BLD: Tensor) -> Tensor:
+        """A(x), computed in the precision of the adapter and given in that of `x_BLD`."""
+        down, up = self.bottleneck_down[name], self.bottleneck_up[name]
+        bottleneck = self.activations[name](down(x_BLD.to(down.weight.dtype)))  # type: ignore[arg-type]
+        added: Tensor = self.dropouts[name](up(bottleneck) * self.scales[name])
+        return added.to(x_BLD.dtype)
+
+    def remove(self) -> None:
+        """Take this layer's work off the modules."""
+        for handle in self.handles:
+            handle.remove()
+
+
+class SequentialBottleneck(BottleneckLayer):
+    """y + A(y)."""
+
+    def hook(self, changed: nn.Module, read: nn.Module) -> list[RemovableHandle]:
+        return [changed.register_forward_hook(self._add)]
+
+    def _add(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        y_BLD = hidden_of(output)
+        for name in self.working():
+            y_BLD = y_BLD + self.update(name, y_BLD)
+        return with_hidden(output, y_BLD)
+
+
+class NormalisedBottleneck(BottleneckLayer):
+    """N(s + A(N(s))): the block's last normalisation N sees what is added."""
+
+    def hook(self, changed: nn.Module, read: nn.Module) -> list[RemovableHandle]:
+        return [changed.register_forward_hook(self._add)]
+
+    def _add(self, norm: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        s_BLD = inputs[0]
+        for name in self.working():
+            s_BLD = s_BLD + self.update(name, output)
+            output = norm.forward(s_BLD)  # not norm(...), which would come back here
+        return output
+
+
+class ParallelBottleneck(BottleneckLayer):
+    """y + A(x), x being the input of another module, which runs before."""
+
+    def hook(self, changed: nn.Module, read: nn.Module) -> list[RemovableHandle]:
+        self._read: Tensor | None = None
+        return [read.register_forward_pre_hook(self._keep), changed.register_forward_hook(self._add)]
+
+    def _keep(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._read = inputs[0] if self.working() else None
+
+    def _add(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        x_BLD, self._read = self._read, None  # held no longer than needed
+        if x_BLD is None:
+            return output
+        y_BLD = hidden_of(output)
+        for name in self.working():
+            y_BLD = y_BLD + self.update(name, x_BLD)
+        return with_hidden(output, y_BLD)
+
+
+KINDS: dict[str, type[BottleneckLayer]] = {
+    "after": SequentialBottleneck,
+    "within": NormalisedBottleneck,
+    "beside": ParallelBottleneck,
+}
+"""Class of the layer for each field of the configuration that names places."""
+CHILD = "_bottleneck"
+"""End of the name of such a child, after its field; PEFT skips modules whose path contains the tuner's prefix."""
+
+
+def hidden_of(output: Any) -> Tensor:
+    """The hidden states of what a module gives: alone, or first of several."""
+    hidden: Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden
+
+
+def with_hidden(output: Any, hidden: Tensor) -> Any:
+    """The same with other hidden states."""
+    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
 
 @dataclass

@@ -13,7 +13,7 @@ from pydantic import PositiveInt
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import ExtraParameters, MethodInfo, Sample, register
-from workbench.adapters.prompts import attention_cache
+from workbench.adapters.prompts import virtual_tokens
 from workbench.adapters.prompts.virtual_tokens import NO_MERGE, VirtualTokens, follow_precision
 from workbench.schema import Unit
 
@@ -52,12 +52,12 @@ class _Prefix(VirtualTokens):
         """Refuse a backbone without a place for keys and values, and text that does not look back far enough."""
         if not _cached(model):
             return self._refusal_in_attention(model)
-        if attention_cache.sizes(model) is None:
+        if virtual_tokens.cache_sizes(model) is None:
             return (
                 f"{type(model).__name__} keeps no key-value cache of one size in every layer, which is where a prefix "
                 "stands. Use adapter.method=prompt, or adapter.method=lora."
             )
-        window = attention_cache.window(model)
+        window = virtual_tokens.attention_window(model)
         if window is not None and self.virtual_tokens >= window:
             return (
                 f"every layer of {type(model).__name__} looks back {window} tokens, itself included: no text would see "
@@ -66,7 +66,7 @@ class _Prefix(VirtualTokens):
         return None
 
     def _refusal_in_attention(self, model: PreTrainedModel) -> str | None:
-        from workbench.adapters.prompts.attention_calls import COMPUTED
+        from workbench.adapters.prompts.prefix_tuner import COMPUTED
 
         kind, implementation = type(model).__name__, model.config._attn_implementation
         if not self._places(model):
@@ -79,9 +79,9 @@ class _Prefix(VirtualTokens):
         return None
 
     def _places(self, model: PreTrainedModel) -> dict[str, tuple[int, int, int]]:
-        from workbench.adapters.prompts.attention_calls import places
+        from workbench.adapters.prompts.prefix_tuner import attention_sizes
 
-        return places(model)
+        return attention_sizes(model)
 
     def extra_positions(self, model: PreTrainedModel) -> int:
         """Number of virtual tokens in the cache; 0 where they stand in the attention modules."""
@@ -109,7 +109,7 @@ class _Prefix(VirtualTokens):
                 sizes={path: list(sizes) for path, sizes in self._places(model).items()},
                 modules_to_save=beside.heads or None,
             )
-        cached = attention_cache.sizes(model)
+        cached = virtual_tokens.cache_sizes(model)
         assert cached is not None, "require_fit comes first"
         return PrefixTuningConfig(
             task_type=anatomy.task(model),

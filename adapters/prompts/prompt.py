@@ -121,7 +121,7 @@ class Prompt(_SoftPrompt):
         )
 
     def _visual(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        from workbench.adapters.picture_tower import stem
+        from workbench.adapters.anatomy import picture_stem
         from workbench.adapters.prompts.visual_prompt_tuner import VisualPromptConfig, token_width
 
         width = token_width(model)
@@ -130,7 +130,7 @@ class Prompt(_SoftPrompt):
             task_type=anatomy.task(model),
             virtual_tokens=self.virtual_tokens,
             width=width,
-            patch=int(stem(model).kernel_size[0]),
+            patch=int(picture_stem(model).kernel_size[0]),
             deep=self.depth == "deep",
             blocks=anatomy.blocks(model)[0],
             modules_to_save=beside.heads or None,

@@ -20,9 +20,8 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from workbench.adapters import anatomy, picture_tower
-from workbench.adapters.module_tuner import UnmergeableTuner
-from workbench.adapters.peft_registration import TunerConfig, register_tuner
+from workbench.adapters import anatomy
+from workbench.adapters.peft_tuners import TunerConfig, UnmergeableTuner, register_tuner
 
 CHILD = "visual_prompt"
 """The name of the layer inside its block."""
@@ -174,7 +173,7 @@ def token_width(model: PreTrainedModel) -> int | None:
     if len(stacks) != 1 or len({block.rpartition(".")[0] for block in stacks[0]}) != 1:
         return None  # stages, whose blocks read pictures of other sizes
     with _one_more(model.get_submodule(stacks[0][0]), model.get_submodule(stacks[0][-1])) as widths:
-        return widths[0] if picture_tower.reads(model) and widths else None
+        return widths[0] if anatomy.reads_size(model) and widths else None
 
 
 @contextmanager

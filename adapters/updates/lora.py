@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from workbench.adapters import anatomy
-from workbench.adapters.expert_targets import taken_for_experts
 from workbench.adapters.method import ExtraParameters, MethodInfo, register
-from workbench.adapters.target_modules import OnLinear
+from workbench.adapters.target_modules import OnLinear, taken_for_experts
 from workbench.errors import ConfigError
 from workbench.schema import Unit
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, register
+from workbench.adapters.method import HALF_OR_FULL, MethodInfo, register
 from workbench.adapters.target_modules import OnLinear, drawn_seed
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
     from transformers import PreTrainedModel
 
 
@@ -22,6 +21,7 @@ class GraLora(OnLinear):
     about: ClassVar[dict[str, MethodInfo]] = {
         "gralora": MethodInfo("a low-rank update for each block of a grid", "Jung et al. 2025, arXiv:2505.20355"),
     }
+    tuner: ClassVar[str] = "GraloraConfig"
     method: Literal["gralora"] = "gralora"
     rank: Annotated[PositiveInt, Unit("ranks")] = 32
     """Parameters are those of LoRA of this rank; `blocks` divides it."""
@@ -36,27 +36,12 @@ class GraLora(OnLinear):
             raise ValueError(f"blocks={self.blocks} does not divide rank {self.rank}. Write a multiple as rank.")
         return self
 
-    def refusal(self, model: PreTrainedModel) -> str | None:
+    def misfit(self, model: PreTrainedModel) -> str | None:
         """Refuse grids that do not fit a layer."""
-        if reason := super().refusal(model):
-            return reason
-        common = self.common_divisor(model)
-        if common % self.blocks == 0:
-            return None
-        able = [size for size in range(1, min(common, 64) + 1) if common % size == 0]
-        return f"adapter.blocks={self.blocks} does not divide the sizes of all layers. Write one of {able}."
+        return self.indivisible("blocks", self.blocks, self.common_divisor(model), most=64)
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's GraloraConfig for this backbone."""
-        from peft import GraloraConfig
-
-        return GraloraConfig(
-            **self.common(model, beside),
-            r=self.rank,
-            alpha=self.alpha,  # type: ignore[arg-type]  # PEFT divides it; its annotation says int
-            gralora_k=self.blocks,
-            gralora_dropout=self.dropout,
-        )
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(r=self.rank, alpha=self.alpha, gralora_k=self.blocks, gralora_dropout=self.dropout)
 
 
 @register
@@ -71,19 +56,15 @@ class DeLora(OnLinear):
                              "arXiv:2503.18225", weights=HALF_OR_FULL, why_weights="it takes the weights' norms"),
     }  # fmt: skip
     changes_transposed: ClassVar[bool] = False
+    tuner: ClassVar[str] = "DeloraConfig"
     method: Literal["delora"] = "delora"
     rank: Annotated[PositiveInt, Unit("ranks")] = 8
     """Rank of the update."""
     bound: PositiveInt = 15
     """Initial value of s, which trains."""
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's DeloraConfig for this backbone."""
-        from peft import DeloraConfig
-
-        return DeloraConfig(
-            **self.common(model, beside), r=self.rank, delora_lambda=self.bound, module_dropout=self.dropout
-        )
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(r=self.rank, delora_lambda=self.bound, module_dropout=self.dropout)
 
 
 @register
@@ -93,20 +74,18 @@ class RandLora(OnLinear):
     about: ClassVar[dict[str, MethodInfo]] = {
         "randlora": MethodInfo("scales of a sum of shared random matrices", "Albert et al. 2025, arXiv:2502.00987"),
     }
+    tuner: ClassVar[str] = "RandLoraConfig"
     method: Literal["randlora"] = "randlora"
     rank: Annotated[PositiveInt, Unit("ranks")] = 32
     """Rank of each product; a lower one has more products, and more parameters."""
     alpha: float | None = Field(default=None, gt=0)
     """Scale of the update is alpha / rank; null: 20 times the rank."""
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's RandLoraConfig for this backbone; the matrices are saved, since generators differ by machine."""
-        from peft import RandLoraConfig
-
-        return RandLoraConfig(
-            **self.common(model, beside),
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        # The matrices are saved, since generators differ by machine.
+        return dict(
             r=self.rank,
-            randlora_alpha=20 * self.rank if self.alpha is None else self.alpha,  # type: ignore[arg-type]
+            randlora_alpha=20 * self.rank if self.alpha is None else self.alpha,
             randlora_dropout=self.dropout,
             projection_prng_key=drawn_seed(),
             save_projection=True,

@@ -52,7 +52,7 @@ class FromWeights(Decomposed):
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
         """Set A and B to parts of the weights, and remember them."""
-        from workbench.adapters.updates.shifted_lora import shift
+        from workbench.adapters.updates.lora_start_values import shift
 
         shift(model, self.start)  # on the meta device too: what is shipped is known from shapes
 
@@ -76,7 +76,7 @@ class Pissa(FromWeights):
 
     def start(self, weight_OI: Tensor, rank: int, scale: float) -> tuple[Tensor, Tensor]:
         """scale * B0 A0 is the nearest matrix of that rank to the weight (paper, eq. 2 and 3)."""
-        from workbench.adapters.updates.svd import leading_parts
+        from workbench.adapters.updates.lora_start_values import leading_parts
 
         return leading_parts(weight_OI / scale, rank, decomposition=self.decomposition)
 
@@ -116,9 +116,7 @@ class Corda(FromWeights):
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
         """Set A and B from one pass over the sample, and remember them."""
-        from workbench.adapters.updates.corda import covariances, oriented_parts
-        from workbench.adapters.updates.shifted_lora import shift
-        from workbench.adapters.updates.svd import leading_parts
+        from workbench.adapters.updates.lora_start_values import covariances, leading_parts, oriented_parts, shift
 
         if model.device.type == "meta":  # what is shipped is known from shapes
             shift(model, lambda weight_OI, rank, _: leading_parts(weight_OI, rank))
@@ -161,7 +159,7 @@ class LoraGa(Decomposed):
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
         """Remember a start of zero, in whose place `choose` puts the one along the gradient."""
-        from workbench.adapters.updates.shifted_lora import shift_later
+        from workbench.adapters.updates.lora_start_values import shift_later
 
         shift_later(model)
 
@@ -172,13 +170,13 @@ class LoraGa(Decomposed):
 
     def choose(self, model: PeftModel, losses: RowLosses) -> None:
         """Set A and B from the gradients of training rows, and remember them."""
-        from workbench.adapters.updates.lora_ga import start_along_gradients
+        from workbench.adapters.updates.lora_start_values import start_along_gradients
 
         start_along_gradients(model, losses, gamma=self.gamma, decomposition=self.decomposition)
 
     def chosen(self, model: PeftModel) -> dict[str, Tensor]:
         """Where A and B of each layer begin."""
-        from workbench.adapters.updates.shifted_lora import starts
+        from workbench.adapters.updates.lora_start_values import starts
 
         return starts(model)
 
@@ -201,9 +199,9 @@ class Eva(LowRank):
             return
         if sample is None:
             raise ConfigError("adapter.method=eva starts from training rows: give adapters.attach a sample.")
-        from workbench.adapters.updates.eva import start_there
+        from workbench.adapters.updates.lora_start_values import start_along_inputs
 
-        start_there(model, sample(), rank=self.rank, rho=self.rho)
+        start_along_inputs(model, sample(), rank=self.rank, rho=self.rho)
 
 
 @register
@@ -239,7 +237,7 @@ class Loftq(Decomposed):
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
         """Set A and B from the unquantised weights, which are read one after the other."""
-        from workbench.adapters.updates.svd import start_from_rounding
+        from workbench.adapters.updates.lora_start_values import start_from_rounding
 
         if model.device.type != "meta":
             start_from_rounding(model, decomposition=self.decomposition)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from workbench.adapters.method import WEIGHTS, ExtraParameters, MethodInfo, register
+from workbench.adapters.method import WEIGHTS, MethodInfo, register
 from workbench.adapters.target_modules import OnLayers
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
     from transformers import PreTrainedModel
 
 NOT_FOUR_BITS = tuple(name for name in WEIGHTS if name not in ("nf4", "fp4"))
@@ -38,13 +37,11 @@ class LoHa(Lycoris):
         "loha": MethodInfo("an element-wise product of two low-rank matrices", "Hyeon-Woo et al. 2021, "
                            "arXiv:2108.06098", weights=NOT_FOUR_BITS, why_weights=UNSHAPED),
     }  # fmt: skip
+    tuner: ClassVar[str] = "LoHaConfig"
     method: Literal["loha"] = "loha"
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's LoHaConfig for this backbone."""
-        from peft import LoHaConfig
-
-        return LoHaConfig(**self.common(model, beside), r=self.rank, alpha=self.alpha)  # type: ignore[arg-type]
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(r=self.rank, alpha=self.alpha)
 
 
 @register
@@ -55,20 +52,17 @@ class LoKr(Lycoris):
         "lokr": MethodInfo("a Kronecker product of a small and a low-rank matrix", "Yeh et al. 2023, "
                            "arXiv:2309.14859", weights=NOT_FOUR_BITS, why_weights=UNSHAPED),
     }  # fmt: skip
+    tuner: ClassVar[str] = "LoKrConfig"
     method: Literal["lokr"] = "lokr"
     both: bool = False
     """Whether C, too, is a product of low-rank matrices where that is smaller."""
     factor: Annotated[PositiveInt | None, Unit("columns")] = None
     """Width of C, where it divides the sizes of a layer; null: the divisor nearest to the square root."""
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's LoKrConfig for this backbone."""
-        from peft import LoKrConfig
-
-        return LoKrConfig(
-            **self.common(model, beside),
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(
             r=self.rank,
-            alpha=self.alpha,  # type: ignore[arg-type]  # PEFT divides it; its annotation says int
+            alpha=self.alpha,
             decompose_both=self.both,
             decompose_factor=-1 if self.factor is None else self.factor,
         )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from workbench.adapters.method import ExtraParameters, MethodInfo, register
+from workbench.adapters.method import MethodInfo, register
 from workbench.adapters.target_modules import OnLinear
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
     from transformers import PreTrainedModel
 
 
@@ -24,6 +23,7 @@ class Miss(OnLinear):
         "miss": MethodInfo("one matrix, shared by all shards of the inputs", "Kang and Yin 2024, arXiv:2409.15371"),
     }
     changes_transposed: ClassVar[bool] = False
+    tuner: ClassVar[str] = "MissConfig"
     method: Literal["miss"] = "miss"
     rank: Annotated[PositiveInt, Unit("inputs")] = 64
     """Inputs of a shard: columns of D. The last shard is filled up with zeros where it does not divide the inputs."""
@@ -31,10 +31,8 @@ class Miss(OnLinear):
     """Columns of outputs that have numbers of their own and are repeated for the others, for fewer parameters; it
     divides the outputs of every target. null: each output has its own."""
 
-    def refusal(self, model: PreTrainedModel) -> str | None:
+    def misfit(self, model: PreTrainedModel) -> str | None:
         """Refuse shards that are larger than a layer, and repetitions that do not fit."""
-        if reason := super().refusal(model):
-            return reason
         sizes = self.sizes(model)
         for path, (inputs, _) in sizes.items():
             if inputs < self.rank:
@@ -44,12 +42,8 @@ class Miss(OnLinear):
             return f"adapter.outputs={self.outputs} does not divide all layers' outputs. Write a divisor of {common}."
         return None
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's MissConfig for this backbone."""
-        from peft import MissConfig
-
-        return MissConfig(
-            **self.common(model, beside),
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(
             r=self.rank,
             miss_dropout=self.dropout,
             mini_r=self.outputs or 1,

@@ -14,7 +14,7 @@ import torch
 from peft import AdaLoraModel, LoraConfig, PeftConfig
 from torch import Tensor, nn
 
-from workbench.adapters.export_form import OwnForm
+from workbench.adapters.peft_tuners import OwnForm
 
 
 @dataclass(frozen=True)

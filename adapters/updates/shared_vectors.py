@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, register
+from workbench.adapters.method import HALF_OR_FULL, MethodInfo, register
 from workbench.adapters.target_modules import OnLinear, drawn_seed
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
     from transformers import PreTrainedModel
 
 SHARED = "all layers share what trains"
@@ -26,6 +25,7 @@ class VbLora(OnLinear):
         "vb-lora": MethodInfo("a bank of vectors for all layers, and choices among them", "Li et al. 2024, "
                               "arXiv:2405.15179", starts_elsewhere=RANDOM, no_freezing=SHARED),
     }  # fmt: skip
+    tuner: ClassVar[str] = "VBLoRAConfig"
     method: Literal["vb-lora"] = "vb-lora"
     rank: Annotated[PositiveInt, Unit("ranks")] = 4
     """Rank of B A."""
@@ -36,26 +36,16 @@ class VbLora(OnLinear):
     mixed: Annotated[PositiveInt, Unit("vectors")] = 2
     """Vectors of a mixture."""
 
-    def refusal(self, model: PreTrainedModel) -> str | None:
+    def misfit(self, model: PreTrainedModel) -> str | None:
         """Refuse vectors that do not divide the sizes of a layer, and mixtures of more than there are."""
-        if reason := super().refusal(model):
-            return reason
         if self.mixed > self.vectors:
             return f"a bank of {self.vectors} has no {self.mixed} to mix. Write adapter.mixed={self.vectors} or less."
-        common = self.common_divisor(model)
-        if self.length and common % self.length:
-            able = [size for size in range(1, min(common, 1024) + 1) if common % size == 0]
-            return f"adapter.length={self.length} does not divide the sizes of all layers. Write one of {able}."
-        return None
+        return self.indivisible("length", self.length or 1, self.common_divisor(model))
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's VBLoRAConfig for this backbone."""
-        from peft import VBLoRAConfig
-
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         common = self.common_divisor(model)
         longest = max(size for size in range(1, min(common, 256) + 1) if common % size == 0)
-        return VBLoRAConfig(
-            **self.common(model, beside),
+        return dict(
             r=self.rank,
             num_vectors=self.vectors,
             vector_length=self.length or longest,
@@ -74,6 +64,7 @@ class UniLora(OnLinear):
                                why_weights="PEFT rounds its scales to integers over quantised ones"),
     }  # fmt: skip
     made_of_values: ClassVar[bool] = True
+    tuner: ClassVar[str] = "UniLoraConfig"
     method: Literal["uni-lora"] = "uni-lora"
     rank: Annotated[PositiveInt, Unit("ranks")] = 4
     """Rank of B A."""
@@ -82,12 +73,9 @@ class UniLora(OnLinear):
     initial: float = Field(default=0.02, gt=0)
     """Largest size of its numbers at the start."""
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's UniLoraConfig for this backbone; the choices are saved, since generators differ by machine."""
-        from peft import UniLoraConfig
-
-        return UniLoraConfig(
-            **self.common(model, beside),
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        # The choices are saved, since generators differ by machine.
+        return dict(
             r=self.rank,
             theta_d_length=self.numbers,
             init_theta_d_bound=self.initial,

@@ -5,16 +5,15 @@ The weights are decomposed when the adapter is made and again when it is loaded,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, register
+from workbench.adapters.method import HALF_OR_FULL, MethodInfo, register
 from workbench.adapters.target_modules import OnLayers, OnLinear, drawn_seed
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
     from transformers import PreTrainedModel
 
 DECOMPOSES = "it decomposes the stored weights into singular parts"
@@ -32,15 +31,13 @@ class Osf(OnLayers):
                           weights=HALF_OR_FULL, why_weights=DECOMPOSES),
     }  # fmt: skip
     changes_transposed: ClassVar[bool] = False
+    tuner: ClassVar[str] = "OSFConfig"
     method: Literal["osf"] = "osf"
     kept: float = Field(default=0.5, gt=0, lt=1)
     """Share of the singular directions, the largest ones, that stay as they are."""
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's OSFConfig for this backbone."""
-        from peft import OSFConfig
-
-        return OSFConfig(**self.common(model, beside), effective_rank=self.kept)
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(effective_rank=self.kept)
 
     def decays(self, parameter: str) -> bool:
         """No weight decay: 0 would remove a part of the weights."""
@@ -56,6 +53,7 @@ class TinyLora(OnLinear):
                                "arXiv:2602.04118", weights=HALF_OR_FULL, why_weights=DECOMPOSES,
                                no_freezing="layers may share what trains"),
     }  # fmt: skip
+    tuner: ClassVar[str] = "TinyLoraConfig"
     method: Literal["tinylora"] = "tinylora"
     rank: Annotated[PositiveInt, Unit("ranks")] = 2
     """Singular parts."""
@@ -64,12 +62,9 @@ class TinyLora(OnLinear):
     shared: float = Field(default=0.0, ge=0, le=1)
     """Degree of sharing: 0, each layer has its own numbers; 1, all have the same."""
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's TinyLoraConfig for this backbone; the projections are saved, since generators differ by machine."""
-        from peft import TinyLoraConfig
-
-        return TinyLoraConfig(
-            **self.common(model, beside),
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        # The projections are saved, since generators differ by machine.
+        return dict(
             r=self.rank,
             u=self.numbers,
             weight_tying=self.shared,
@@ -88,27 +83,22 @@ class Psoft(OnLinear):
                             weights=HALF_OR_FULL, why_weights=DECOMPOSES),
     }  # fmt: skip
     changes_transposed: ClassVar[bool] = False
+    tuner: ClassVar[str] = "PsoftConfig"
     method: Literal["psoft"] = "psoft"
     rank: Annotated[PositiveInt, Unit("ranks")] = 32
     """Singular parts, among which R turns."""
     scaled: bool = True
     """Whether a vector scales before, and another after the rotation."""
 
-    def refusal(self, model: PreTrainedModel) -> str | None:
+    def misfit(self, model: PreTrainedModel) -> str | None:
         """Refuse more parts than a layer has."""
-        if reason := super().refusal(model):
-            return reason
         for path, sizes in self.sizes(model).items():
             if min(sizes) < self.rank:
                 return f"{path} is only {min(sizes)} wide. Write adapter.rank={min(sizes)} or less."
         return None
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's PsoftConfig for this backbone."""
-        from peft import PsoftConfig
-
-        return PsoftConfig(
-            **self.common(model, beside),
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(
             r=self.rank,
             psoft_alpha=self.rank,
             psoft_dropout=self.dropout,

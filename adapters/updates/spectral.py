@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from workbench.adapters.method import ExtraParameters, MethodInfo, register
+from workbench.adapters.method import MethodInfo, register
 from workbench.adapters.target_modules import OnLayers, drawn_seed
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
     from transformers import PreTrainedModel
 
 
@@ -23,28 +22,19 @@ class C3a(OnLayers):
         "c3a": MethodInfo("circulant blocks: circular convolutions", "Chen et al. 2024, arXiv:2407.19342"),
     }
     changes_transposed: ClassVar[bool] = False
+    tuner: ClassVar[str] = "C3AConfig"
     method: Literal["c3a"] = "c3a"
     block: Annotated[PositiveInt | None, Unit("inputs")] = None
     """Width of a block, which divides inputs and outputs of every target; null: the largest that does. A layer has
     inputs * outputs / block parameters."""
 
-    def refusal(self, model: PreTrainedModel) -> str | None:
+    def misfit(self, model: PreTrainedModel) -> str | None:
         """Refuse blocks that do not divide the sizes of a layer."""
-        if reason := super().refusal(model):
-            return reason
         common = self.common_divisor(model)
-        if common % (self.block or 1) == 0:
-            return None
-        able = [size for size in range(1, common + 1) if common % size == 0]
-        return f"adapter.block={self.block} does not divide the sizes of all layers. Write one of {able}."
+        return self.indivisible("block", self.block or 1, common, most=common)
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's C3AConfig for this backbone."""
-        from peft import C3AConfig
-
-        return C3AConfig(
-            **self.common(model, beside), block_size=self.block or self.common_divisor(model), init_weights=True
-        )
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(block_size=self.block or self.common_divisor(model), init_weights=True)
 
 
 class Sparse(OnLayers):
@@ -55,10 +45,8 @@ class Sparse(OnLayers):
     scale: float = Field(default=150.0, gt=0)
     """Factor of the update."""
 
-    def refusal(self, model: PreTrainedModel) -> str | None:
+    def misfit(self, model: PreTrainedModel) -> str | None:
         """Refuse more coefficients than a layer's update has."""
-        if reason := super().refusal(model):
-            return reason
         for path, (inputs, outputs) in self.sizes(model).items():
             if inputs * outputs < self.coefficients:
                 return f"{path} has only {inputs * outputs:,} weights. Write adapter.coefficients={inputs * outputs}."
@@ -72,19 +60,12 @@ class FourierFt(Sparse):
     about: ClassVar[dict[str, MethodInfo]] = {
         "fourierft": MethodInfo("random Fourier coefficients of an update", "Gao et al. 2024, arXiv:2405.03003"),
     }
+    tuner: ClassVar[str] = "FourierFTConfig"
     method: Literal["fourierft"] = "fourierft"
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's FourierFTConfig for this backbone; the places follow from the run's seed."""
-        from peft import FourierFTConfig
-
-        return FourierFTConfig(
-            **self.common(model, beside),
-            n_frequency=self.coefficients,
-            scaling=self.scale,
-            random_loc_seed=drawn_seed(),
-            init_weights=True,
-        )
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        # The places follow from the run's seed.
+        return dict(n_frequency=self.coefficients, scaling=self.scale, random_loc_seed=drawn_seed(), init_weights=True)
 
 
 @register
@@ -94,6 +75,7 @@ class WaveFt(Sparse):
     about: ClassVar[dict[str, MethodInfo]] = {
         "waveft": MethodInfo("random wavelet coefficients of an update", "Bilican et al. 2025, arXiv:2505.12532"),
     }
+    tuner: ClassVar[str] = "WaveFTConfig"
     method: Literal["waveft"] = "waveft"
     coefficients: Annotated[PositiveInt, Unit("coefficients")] = 2592
     """Numbers that train in each layer."""
@@ -111,14 +93,8 @@ class WaveFt(Sparse):
             return f"PEFT has no wavelet {self.wavelet!r}. Write adapter.wavelet as one of {known}."
         return super().refusal(model)
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's WaveFTConfig for this backbone; the places follow from the run's seed."""
-        from peft import WaveFTConfig
-
-        return WaveFTConfig(
-            **self.common(model, beside),
-            n_frequency=self.coefficients,
-            scaling=self.scale,
-            wavelet_family=self.wavelet,
-            random_loc_seed=drawn_seed(),
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        # The places follow from the run's seed.
+        return dict(
+            n_frequency=self.coefficients, scaling=self.scale, wavelet_family=self.wavelet, random_loc_seed=drawn_seed()
         )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, MethodInfo, register
+from workbench.adapters.method import HALF_OR_FULL, MethodInfo, register
 from workbench.adapters.target_modules import OnLayers, OnLinear, linear_layers
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
     from transformers import PreTrainedModel
 
 STORED = "it multiplies the stored weights"
@@ -25,15 +24,13 @@ class Hira(OnLinear):
         "hira": MethodInfo("the weights times a low-rank matrix, element by element", "Huang et al. 2025, openreview "
                            "TwJrTz9cRS", weights=HALF_OR_FULL, why_weights=STORED),
     }  # fmt: skip
+    tuner: ClassVar[str] = "HiraConfig"
     method: Literal["hira"] = "hira"
     rank: Annotated[PositiveInt, Unit("ranks")] = 32
     """Rank of B A."""
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's HiraConfig for this backbone."""
-        from peft import HiraConfig
-
-        return HiraConfig(**self.common(model, beside), r=self.rank, hira_dropout=self.dropout)
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(r=self.rank, hira_dropout=self.dropout)
 
 
 @register
@@ -45,6 +42,7 @@ class Peanut(OnLayers):
                              weights=HALF_OR_FULL, why_weights=STORED),
     }  # fmt: skip
     changes_transposed: ClassVar[bool] = False
+    tuner: ClassVar[str] = "PeanutConfig"
     method: Literal["peanut"] = "peanut"
     rank: Annotated[PositiveInt, Unit("hidden units")] = 32
     """Units of the hidden layers."""
@@ -55,13 +53,8 @@ class Peanut(OnLayers):
     scale: float = Field(default=1.0, gt=0)
     """Factor of the update."""
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's PeanutConfig for this backbone."""
-        from peft import PeanutConfig
-
-        return PeanutConfig(
-            **self.common(model, beside), r=self.rank, depth=self.depth, act_fn=self.activation, scaling=self.scale
-        )
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(r=self.rank, depth=self.depth, act_fn=self.activation, scaling=self.scale)
 
 
 @register
@@ -72,19 +65,15 @@ class Deft(OnLinear):
         "deft": MethodInfo("a subspace of the outputs, removed and learnt anew", "Kumar et al. 2025, NeurIPS",
                            weights=HALF_OR_FULL, why_weights=STORED),
     }  # fmt: skip
+    tuner: ClassVar[str] = "DeftConfig"
     method: Literal["deft"] = "deft"
     rank: Annotated[PositiveInt, Unit("ranks")] = 8
     """Width of the subspace."""
     projection: Literal["relu", "qr"] = "relu"
     """relu: p(P) is relu(P), no orthogonal projection; qr: P is made orthonormal in each pass."""
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's DeftConfig for this backbone."""
-        from peft import DeftConfig
-
-        return DeftConfig(
-            **self.common(model, beside), r=self.rank, decomposition_method=self.projection, deft_dropout=self.dropout
-        )
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(r=self.rank, decomposition_method=self.projection, deft_dropout=self.dropout)
 
 
 @register
@@ -96,6 +85,7 @@ class Glora(OnLayers):
                             weights=("float32", "bfloat16"), why_weights=STORED),
     }  # fmt: skip
     changes_transposed: ClassVar[bool] = False
+    tuner: ClassVar[str] = "GloraConfig"
     method: Literal["glora"] = "glora"
     rank: Annotated[PositiveInt, Unit("ranks")] = 8
     """Rank of what is low-rank."""
@@ -106,25 +96,14 @@ class Glora(OnLayers):
     bias: Literal["vector", "constant", "none"] = "constant"
     """Form of D and of E."""
 
-    def refusal(self, model: PreTrainedModel) -> str | None:
+    def misfit(self, model: PreTrainedModel) -> str | None:
         """Refuse layers that are computed in another precision than they are stored in, which PEFT does not know."""
         from torch import nn
 
-        if reason := super().refusal(model):
-            return reason
         for path, layer in linear_layers(model, self.targets).items():
             if type(layer) is not nn.Linear:
                 return f"{path} is a {type(layer).__name__}, not plain to PEFT. Write model.weights=float32."
         return None
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's GloraConfig for this backbone."""
-        from peft import GloraConfig
-
-        return GloraConfig(
-            **self.common(model, beside),
-            r=self.rank,
-            config_A_B=self.weight,
-            config_C=self.coupling,
-            config_D_E=self.bias,
-        )
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(r=self.rank, config_A_B=self.weight, config_C=self.coupling, config_D_E=self.bias)

@@ -1,13 +1,14 @@
-"""Methods that train some of the backbone's own weights: BitFit, a linear probe, the last blocks."""
+"""Methods that train some of the backbone's own weights: BitFit, BEFT, norms, a linear probe, the last blocks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import PositiveInt
 
 from workbench.adapters import anatomy
 from workbench.adapters.method import HALF_OR_FULL, ExtraParameters, Method, MethodInfo, register
+from workbench.adapters.target_modules import OnLayers, linear_layers, short_names
 from workbench.errors import ConfigError
 from workbench.schema import Unit
 
@@ -168,3 +169,71 @@ def _final_norm(model: PreTrainedModel) -> list[str]:
         and name not in anatomy.unread(model)
         and all(parameter.ndim == 1 for parameter in module.parameters())
     ]
+
+
+@register
+class LayerNorm(Method):
+    """Every LayerNorm and RMSNorm of the backbone trains, with its bias where it has one.
+
+    Of batch normalisation the factors and biases train; its statistics stay those of pretraining.
+    """
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "layernorm": MethodInfo("every norm's weight and bias", "Zhao et al. 2023, arXiv:2312.11420"),
+    }
+    method: Literal["layernorm"] = "layernorm"
+
+    def modules(self, model: PreTrainedModel) -> list[str]:
+        """Names of the norms."""
+        return short_names(model, _norms(model))
+
+    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
+        """PEFT's LNTuningConfig for this backbone."""
+        from peft import LNTuningConfig
+
+        return LNTuningConfig(
+            task_type=anatomy.task(model),
+            target_modules=self.modules(model),
+            modules_to_save=beside.heads or None,
+        )
+
+
+def _norms(model: PreTrainedModel) -> list[str]:
+    """Paths of the modules that are called a norm by their class and have a vector of weights."""
+    norm_paths, unread = [], anatomy.unread(model)
+    for name, module in model.named_modules():
+        weights = dict(module.named_parameters(recurse=False))
+        named = type(module).__name__.endswith(("Norm", "BatchNorm2d"))
+        if named and name not in unread and "weight" in weights and weights["weight"].ndim == 1:
+            norm_paths.append(name)
+    if not norm_paths:
+        raise ConfigError(
+            f"adapter.method=layernorm: {type(model).__name__} has no norms with weights. Take adapter.method=lora."
+        )
+    return norm_paths
+
+
+@register
+class Beft(OnLayers):
+    """b + a vector for the biases of the chosen layers; zero at the start. The paper takes those of the values."""
+
+    about: ClassVar[dict[str, MethodInfo]] = {
+        "beft": MethodInfo("biases of the chosen layers", "Huang et al. 2025, arXiv:2509.15974"),
+    }
+    changes_transposed: ClassVar[bool] = False
+    tuner: ClassVar[str] = "BeftConfig"
+    method: Literal["beft"] = "beft"
+
+    def misfit(self, model: PreTrainedModel) -> str | None:
+        """Refuse layers without biases, whose adapter could not be merged."""
+        layers = linear_layers(model, self.targets).items()
+        without = next((path for path, layer in layers if layer._parameters.get("bias") is None), None)
+        if without is None:
+            return None
+        return (
+            f"{without} of {type(model).__name__} has no bias. Write adapter.targets as a list of layers with one, "
+            "or take adapter.method=ia3."
+        )
+
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict()

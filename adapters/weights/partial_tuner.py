@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from workbench.adapters import anatomy
-from workbench.adapters.peft_registration import TunerConfig, register_tuner
+from workbench.adapters.peft_tuners import TunerConfig, register_tuner
 
 
 @dataclass

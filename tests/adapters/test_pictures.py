@@ -12,7 +12,7 @@ import torch
 
 from tests.vision_backbones import OTHERS, VISION, pixels, tiny_vision
 from workbench import adapters
-from workbench.adapters import Full, Lora, anatomy, picture_tower
+from workbench.adapters import Full, Lora, anatomy
 from workbench.adapters.target_modules import matches, resolve, target_convolutions
 from workbench.errors import ConfigError
 from workbench.models import fused_lora, pictures
@@ -29,7 +29,7 @@ def test_all_linear_means_convolutions_where_blocks_have_no_linear_layers(name: 
     assert all(layer.groups == 1 for layer in chosen.values()), "depthwise convolutions mix no channels"  # type: ignore[union-attr]
     inside = tuple(f"{block}." for stack in anatomy.blocks(model) for block in stack)
     assert all(path.startswith(inside) for path in chosen)
-    stem = picture_tower.stem(model)
+    stem = anatomy.picture_stem(model)
     assert not any(layer is stem for layer in chosen.values())
 
 
@@ -48,7 +48,7 @@ def test_all_layers_are_those_of_the_blocks_and_what_reads_the_pixels(name: str)
         if any(matches(path, chosen) for chosen in resolve(model, "all-linear"))
     }
     assert inside | set(anatomy.convolutions(model)) < paths
-    assert picture_tower.stem(model) in [model.get_submodule(path) for path in paths]
+    assert anatomy.picture_stem(model) in [model.get_submodule(path) for path in paths]
     assert not any(path.startswith(head) for path in paths for head in anatomy.fresh_heads(model))
 
 

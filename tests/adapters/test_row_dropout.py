@@ -14,7 +14,7 @@ from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import METHODS
 from workbench.adapters.banks import bank as banks
-from workbench.adapters.banks.bank_routing import MemberRows
+from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.adapters.row_dropout import RowDraw, RowDropout, drawing
 
 ALIKE = {

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from tests.conftest import tiny
 from tests.gpu.devices import DEVICE, HERE, gpu_alone, needs_device
-from workbench.adapters.precision.float_layers import InInputPrecision
+from workbench.adapters.precision.peft_layers import InInputPrecision
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.batching import Row, collate
 from workbench.data.prefetch import Prefetcher

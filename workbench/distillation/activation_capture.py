@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PretrainedConfig, PreTrainedModel
 
-from workbench.adapters import anatomy, picture_tower
+from workbench.adapters import anatomy
 from workbench.adapters.prompts import visual_prompt_tuner
 from workbench.errors import ConfigError
 from workbench.losses.chunked import wide
@@ -176,7 +176,7 @@ class ComparedLayers:
 
     def _caught_shapes(self, picture_13HW: Tensor | None) -> dict[CapturePoint, torch.Size]:
         """Shapes of all that can be compared, by one call of the model."""
-        blank = picture_tower.blank(self.model)
+        blank = anatomy.blank_picture(self.model)
         picture = blank if picture_13HW is None else picture_13HW.to(blank)
         spots = [self.hidden(layer) for layer in range(self.count + 1)]
         for layer in range(1, self.count + 1):
@@ -184,7 +184,7 @@ class ComparedLayers:
             spots += () if layer_projections is None else layer_projections.spots
         catcher = ActivationCatcher(self.model, spots, graph=False)
         with catcher.catching():
-            picture_tower.call(self.model, picture)
+            anatomy.compute_picture(self.model, picture)
         return {spot: tensor.shape for spot, tensor in catcher.take().items()}
 
 

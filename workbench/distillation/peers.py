@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench import losses
 from workbench.adapters.banks.bank import Bank
-from workbench.adapters.banks.bank_routing import MemberRows
+from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.config import RunConfig
 from workbench.config.sections.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch

@@ -23,7 +23,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from workbench import adapters
 from workbench.adapters import METHODS, Full, Lora, Method
-from workbench.adapters.export_form import as_shipped
+from workbench.adapters.peft_tuners import as_shipped
 from workbench.config import ModelConfig, model_heads, plugins
 from workbench.config.checks.cross_checks import unable
 from workbench.config.model_heads import TEXT, ModelHead

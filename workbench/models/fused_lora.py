@@ -15,8 +15,8 @@ from peft.tuners.lora.layer import LoraLayer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.adapters.precision.dequantised import dequantised, is_quantised
-from workbench.adapters.updates.shifted_lora import Shift, shifted_factors
+from workbench.adapters.precision.quantised_weights import dequantised, is_quantised
+from workbench.adapters.updates.lora_start_values import Shift, shifted_factors
 from workbench.models.weight_storage import StoredLinear
 
 

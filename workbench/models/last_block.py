@@ -26,7 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from workbench.adapters import anatomy
 from workbench.adapters.banks.bank_layers import Routed, RoutedLora
-from workbench.adapters.updates.shifted_lora import Shift
+from workbench.adapters.updates.lora_start_values import Shift
 
 FAMILIES = ("gemma", "granite", "llama", "mistral", "qwen2", "qwen3")
 """Architectures by transformers' `model_type` whose last block is computed here as they compute it."""

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
-from workbench.adapters.picture_tower import INTERPOLATE, interpolates, own_size, reads, stem, tower
+from workbench.adapters.anatomy import INTERPOLATE, _interpolates, picture_size, picture_stem, picture_tower, reads_size
 from workbench.errors import BackboneError, ConfigError
 
 CHANNELS = 3
@@ -45,10 +45,10 @@ class PictureSizes:
 
 def picture_sizes(model: PreTrainedModel) -> PictureSizes:
     """The sizes of pictures that a backbone reads, found by calling it; it may be without weights."""
-    own, first = own_size(model.config), stem(model)
+    own, first = picture_size(model.config), picture_stem(model)
     cuts = first.kernel_size == first.stride and first.padding in ((0, 0), "valid")
     step = int(first.stride[0]) if cuts else 1
-    return PictureSizes(own, step if own is None or reads(model, own + max(step, 32 // step * step)) else None)
+    return PictureSizes(own, step if own is None or reads_size(model, own + max(step, 32 // step * step)) else None)
 
 
 def require_size(model: PreTrainedModel, size: int | None, *, smaller: bool = False) -> None:
@@ -66,7 +66,7 @@ def require_size(model: PreTrainedModel, size: int | None, *, smaller: bool = Fa
     if size is None:
         return
     reason = sizes.refusal(size)
-    if reason is None and not reads(model, size):
+    if reason is None and not reads_size(model, size):
         reason = "pictures of this side leave nothing behind its last layers. Write a larger image.size."
     if reason is not None:
         raise ConfigError(f"image.size={size} does not fit {type(model).__name__}: {reason}")
@@ -82,7 +82,7 @@ def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
     Raises:
         BackboneError: it reads pictures of other than three channels.
     """
-    channels = stem(model).in_channels
+    channels = picture_stem(model).in_channels
     if channels != CHANNELS:
         raise BackboneError(
             f"{type(model).__name__} reads pictures of {channels} channel{'s' * (channels != 1)}, and pictures have "
@@ -90,8 +90,8 @@ def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
         )
     hold_statistics(model)
     _keep_products(model)
-    tower(model).register_forward_pre_hook(
-        _Fit(compute, own_size(model.config) if interpolates(model) else None, _layout(model)), with_kwargs=True
+    picture_tower(model).register_forward_pre_hook(
+        _Fit(compute, picture_size(model.config) if _interpolates(model) else None, _layout(model)), with_kwargs=True
     )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from workbench.adapters import anatomy, picture_tower
+from workbench.adapters import anatomy
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.data.packing import PADDED, RowLayout
 from workbench.models import weight_storage
@@ -244,7 +244,7 @@ def _modules(fit: Model) -> dict[str, nn.Module]:
     paths = chain.from_iterable(anatomy.blocks(backbone))
     blocks = {f"block {number}": backbone.get_submodule(path) for number, path in enumerate(paths, start=1)}
     pictures = anatomy.reads_pictures(backbone)
-    return {"embeddings": picture_tower.stem(backbone) if pictures else backbone.get_input_embeddings(), **blocks}
+    return {"embeddings": anatomy.picture_stem(backbone) if pictures else backbone.get_input_embeddings(), **blocks}
 
 
 def _order(fit: Model) -> Callable[[str], int]:

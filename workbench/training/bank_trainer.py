@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workbench.adapters.banks import bank as banks
 from workbench.adapters.banks.bank import Bank
-from workbench.adapters.banks.bank_routing import MemberRows
+from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch

@@ -20,7 +20,7 @@ from workbench import adapters
 from workbench.adapters import METHODS, Full, Lora
 from workbench.adapters.banks import bank, bank_layers
 from workbench.adapters.banks.bank import Bank
-from workbench.adapters.banks.bank_routing import MemberRows, Routing
+from workbench.adapters.banks.bank_layers import MemberRows, Routing
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError, ConfigError, FileError
 from workbench.models import backbones

@@ -12,8 +12,7 @@ from tests.conftest import tiny
 from workbench.adapters import Lora
 from workbench.adapters.banks import bank, bank_layers
 from workbench.adapters.banks.bank import Bank
-from workbench.adapters.banks.bank_layers import STRETCH
-from workbench.adapters.banks.bank_routing import MemberRows
+from workbench.adapters.banks.bank_layers import STRETCH, MemberRows
 
 TOKENS = (41, 7, 33, 64)
 """Of each member's one row: the windows of the first two reach into the next, that of the third from the one before."""

@@ -25,7 +25,7 @@ from tests.adapters.banks.test_bank import (
 from workbench import adapters
 from workbench.adapters import METHODS
 from workbench.adapters.banks import bank, bank_methods
-from workbench.adapters.banks.bank_routing import MemberRows
+from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import ModelConfig
 from workbench.errors import ConfigError

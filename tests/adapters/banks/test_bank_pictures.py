@@ -16,7 +16,7 @@ from tests.vision_backbones import pixels, tiny_vision
 from workbench import adapters
 from workbench.adapters import Lora
 from workbench.adapters.banks import bank
-from workbench.adapters.banks.bank_routing import MemberRows
+from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.models import pictures
 

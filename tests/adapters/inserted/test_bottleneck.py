@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import Bottleneck
-from workbench.adapters.inserted import bottleneck_places
+from workbench.adapters.inserted import bottleneck
 from workbench.config import RunConfig
 from workbench.errors import BackboneError, ConfigError
 from workbench.schema import parse
@@ -206,10 +206,10 @@ def test_houlsby_is_at_the_output_of_every_attention_and_every_mlp() -> None:
 def test_pfeiffer_is_before_the_norm_of_a_block_that_ends_with_one() -> None:
     albert = tiny("Albert", head="MaskedLM", embedding_size=16)
     norm = "albert.encoder.albert_layer_groups.0.albert_layers.0.full_layer_layer_norm"
-    assert bottleneck_places.find(albert, "pfeiffer").within == [norm]
+    assert bottleneck.find_places(albert, "pfeiffer").within == [norm]
     # Its norm in the MLP is in front of the projection, and the one after the stack tells that blocks end without.
     bitnet = tiny("BitNet", num_key_value_heads=2)
-    assert bottleneck_places.find(bitnet, "pfeiffer").after == ["model.layers.0", "model.layers.1"]
+    assert bottleneck.find_places(bitnet, "pfeiffer").after == ["model.layers.0", "model.layers.1"]
 
 
 @pytest.mark.parametrize(

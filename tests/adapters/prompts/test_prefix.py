@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, MambaConfig, PreTrainedModel
 from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import DeepPrompt, Method, Prefix
-from workbench.adapters.prompts import attention_cache
+from workbench.adapters.prompts import virtual_tokens
 from workbench.errors import ConfigError
 
 IDS = torch.tensor([[3, 60, 5, 61, 9, 60, 7]])
@@ -27,13 +27,13 @@ def test_what_is_cached_is_what_a_forward_pass_caches(family: PreTrainedModel) -
     with torch.no_grad():
         cache: Any = family(input_ids=IDS, use_cache=True).past_key_values
     shapes = {tuple(each.shape) for layer in cache.layers for each in (layer.keys, layer.values)}
-    found = attention_cache.sizes(family)
+    found = virtual_tokens.cache_sizes(family)
     assert found is not None
     assert {(shape[1], shape[3]) for shape in shapes} == {(found.heads, found.width)}
     assert len(cache.layers) == found.layers
     with torch.device("meta"):
         skeleton = AutoModelForCausalLM.from_config(family.config)
-    assert attention_cache.sizes(skeleton) == found
+    assert virtual_tokens.cache_sizes(skeleton) == found
 
 
 @EACH

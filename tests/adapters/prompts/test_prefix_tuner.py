@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from tests.conftest import T5_SIZES, tiny
 from workbench import adapters
 from workbench.adapters import DeepPrompt, Method, Prefix
-from workbench.adapters.prompts import attention_calls
+from workbench.adapters.prompts import prefix_tuner
 from workbench.config import RunConfig
 from workbench.errors import BackboneError, ConfigError
 from workbench.schema import parse
@@ -95,11 +95,11 @@ def test_t5s_decoder_sees_the_prefix_without_a_bias_and_no_later_word(implementa
 @EACH_KIND
 def test_every_attention_of_every_stack_has_a_prefix(kind: str) -> None:
     base = build(kind)
-    found = attention_calls.places(base)
+    found = prefix_tuner.attention_sizes(base)
     assert len(found) == {"T5": 6}.get(kind, 2), "T5's decoder has two in each block"
     with torch.device("meta"):
         skeleton = type(base)(base.config)
-    assert attention_calls.places(skeleton) == found
+    assert prefix_tuner.attention_sizes(skeleton) == found
     assert all(base.get_submodule(path).config is not None for path in found)
     model = attach(base)
     assert adapters.count(model).trainable == sum(
@@ -185,7 +185,7 @@ def test_keys_and_values_are_shipped_and_no_network(kind: str, config: Method, t
     adapters.save(model, tmp_path)
     saved = {name: each for name, each in load_file(tmp_path / "adapter_model.safetensors").items() if "prefix" in name}
     assert {name.rsplit(".", 1)[-1] for name in saved} == {"keys", "values"}
-    assert len(saved) == 2 * len(attention_calls.places(bare))
+    assert len(saved) == 2 * len(prefix_tuner.attention_sizes(bare))
     torch.testing.assert_close(logits(adapters.load(bare, tmp_path)), wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits(model), wanted, rtol=0, atol=0)
 
@@ -209,7 +209,7 @@ def test_several_named_adapters_switch(tmp_path: Path) -> None:
 
 
 def _first(model: PreTrainedModel) -> str:
-    return next(iter(attention_calls.places(model)))
+    return next(iter(prefix_tuner.attention_sizes(model)))
 
 
 def test_an_adapter_of_another_backbone_is_refused_before_it_is_used(tmp_path: Path) -> None:
@@ -232,5 +232,5 @@ def test_attention_that_cannot_be_added_to_is_refused(config: Method) -> None:
 def test_looking_for_the_places_leaves_no_trace() -> None:
     base: nn.Module = build("Bert").train()
     kept = {path: vars(module).get("config") for path, module in base.named_modules()}
-    attention_calls.places(base)  # type: ignore[arg-type]
+    prefix_tuner.attention_sizes(base)  # type: ignore[arg-type]
     assert base.training and all(vars(base.get_submodule(path)).get("config") is each for path, each in kept.items())

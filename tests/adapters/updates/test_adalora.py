@@ -18,7 +18,7 @@ from tests.conftest import tiny
 from tests.run_files import read_losses
 from tests.stopping import stop_after
 from workbench import adapters
-from workbench.adapters import AdaLora
+from workbench.adapters import AdaLora, peft_tuners
 from workbench.adapters.updates.rank_allocator import RankBudget, RankSchedule
 from workbench.errors import Stopped
 from workbench.training import checkpoints
@@ -146,7 +146,7 @@ def test_stock_peft_loads_the_ranks_that_are_left_as_lora(llama: PreTrainedModel
     assert changed > 0.1
     shapes = {name: len(each) for name, each in load_file(tmp_path / "adapter_model.safetensors").items()}
     assert {rank for name, rank in shapes.items() if "lora_A" in name} == {1, 2, 3, 4}
-    assert isinstance(model.base_model, adapters.export_form.OwnForm) and model.peft_config["default"].init_r == 5
+    assert isinstance(model.base_model, peft_tuners.OwnForm) and model.peft_config["default"].init_r == 5
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import LoraGa
 from workbench.adapters.anatomy import dense_weight
-from workbench.adapters.updates.lora_ga import summed_gradients
+from workbench.adapters.updates.lora_start_values import summed_gradients
 from workbench.errors import ConfigError, TrainingError
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

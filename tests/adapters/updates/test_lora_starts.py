@@ -20,8 +20,7 @@ from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import METHODS, Eva, Loftq, Method, Pissa
 from workbench.adapters.anatomy import dense_weight
-from workbench.adapters.updates.eva import Components
-from workbench.adapters.updates.svd import leading_parts
+from workbench.adapters.updates.lora_start_values import Components, leading_parts
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones

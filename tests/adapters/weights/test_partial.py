@@ -24,7 +24,7 @@ from transformers import (
 
 from tests.conftest import tiny
 from workbench import adapters, losses
-from workbench.adapters import BitFit, LastLayers, LinearProbe, Method
+from workbench.adapters import BitFit, LastLayers, LayerNorm, LinearProbe, Method
 from workbench.errors import ConfigError
 from workbench.models import output_heads, quantisation, weight_storage
 from workbench.training import checkpointing
@@ -303,3 +303,40 @@ def test_rows_of_new_tokens_train_beside(config: Method, tmp_path: Path) -> None
     assert sum(each.numel() for each in saved.values()) == adapters.count(model).trainable
     torch.testing.assert_close(_logits(adapters.load(copy.deepcopy(base), tmp_path / "adapter")), wanted)
     torch.testing.assert_close(_logits(adapters.merge(model, config)), wanted, rtol=1e-4, atol=1e-5)
+
+
+def _norms(model: nn.Module) -> int:
+    """Parameters of all norms, by the names that their authors gave to the parameters' paths."""
+    return sum(
+        each.numel()
+        for name, each in model.named_parameters()
+        if "norm" in name.lower() or name.split(".")[-2].startswith("ln_")
+    )
+
+
+def test_all_norms_of_every_family_train(family: PreTrainedModel) -> None:
+    wanted = _norms(family)
+    model = adapters.attach(family, LayerNorm(), seed=0)
+    assert adapters.count(model).trainable == wanted > 0
+    trained = [name for name, each in model.named_parameters() if each.requires_grad]
+    assert all("ln_tuning_layers" in name for name in trained)
+
+
+def test_norms_inside_attention_and_of_embeddings_are_found() -> None:
+    assert LayerNorm().modules(tiny("Qwen3")) == [
+        "input_layernorm",
+        "k_norm",
+        "norm",
+        "post_attention_layernorm",
+        "q_norm",
+    ]
+    bert = tiny("Bert", head="MaskedLM")
+    assert adapters.count(adapters.attach(bert, LayerNorm(), seed=0)).trainable == 2 * 32 * (1 + 2 * 2 + 1)
+
+
+def test_a_backbone_without_norms_is_refused(llama: PreTrainedModel) -> None:
+    for name, module in list(llama.named_modules()):
+        if type(module).__name__ == "LlamaRMSNorm":
+            llama.set_submodule(name, nn.Identity())
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM has no norms with weights\. Take adapter\.method=lora"):
+        adapters.attach(llama, LayerNorm(), seed=0)

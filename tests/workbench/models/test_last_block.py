@@ -16,7 +16,7 @@ from tests.workbench.models.test_packed_attention import SHAPES
 from workbench import losses
 from workbench.adapters import Lora, attach
 from workbench.adapters.banks import bank
-from workbench.adapters.banks.bank_routing import MemberRows
+from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.packing import PACKED, SharedPrefix
 from workbench.models import fused_lora, last_block, output_heads, packed_attention

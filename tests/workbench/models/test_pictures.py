@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.vision_backbones import OTHERS, SIZE, VISION, pixels, save_vision, tiny_vision
-from workbench.adapters import anatomy, picture_tower
+from workbench.adapters import anatomy
 from workbench.config import ModelConfig, model_heads
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones, packed_attention, pictures, short_row_attention
@@ -145,7 +145,7 @@ def test_micro_batches_change_no_gradient(name: str, tmp_path: Path) -> None:
 def test_the_order_of_pixels_in_memory_changes_nothing(name: str, tmp_path: Path) -> None:
     """Convolutions in groups get the channels last; outputs and gradients are those of the other order."""
     model = load(save_vision(tmp_path, name)).requires_grad_(True)
-    (fit,) = picture_tower.tower(model)._forward_pre_hooks.values()
+    (fit,) = anatomy.picture_tower(model)._forward_pre_hooks.values()
     assert fit.layout == torch.channels_last
     found = []
     for fit.layout in (torch.channels_last, torch.contiguous_format):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from workbench.adapters.banks.bank import Bank
-from workbench.adapters.banks.bank_routing import MemberRows
+from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.adapters.multi_adapter import BARE
 from workbench.models.shared_model import SharedModel
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
-from workbench.adapters.banks.bank_routing import MemberRows
-from workbench.adapters.prompts import attention_cache
+from workbench.adapters.banks.bank_layers import MemberRows
+from workbench.adapters.prompts import virtual_tokens
 from workbench.errors import BackboneError
 from workbench.evaluation.serving.adapter_routes import AdapterRoutes
 from workbench.evaluation.serving.passes import Chunk, Pass, Sharing, Sizes, laid_out, least
@@ -137,7 +137,7 @@ def _require_known(backbone: PreTrainedModel) -> None:
         raise _unknown(backbone, f"its attention is {backbone.config._attn_implementation}, not sdpa")
     if "position_ids" not in inspect.signature(backbone.forward).parameters:
         raise _unknown(backbone, "its positions cannot be given")
-    if attention_cache.sizes(backbone) is None:
+    if virtual_tokens.cache_sizes(backbone) is None:
         raise _unknown(backbone, "it keeps something else than alike keys and values in every layer")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from workbench.adapters.banks.bank_routing import MemberRows
+from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.adapters.multi_adapter import BARE
 from workbench.models.cached_rows import RowCache, RowPart
 

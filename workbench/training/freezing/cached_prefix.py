@@ -17,7 +17,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from workbench.adapters import anatomy, picture_tower
+from workbench.adapters import anatomy
 from workbench.data.batching import Indices, padded
 from workbench.errors import BackboneError
 from workbench.models import first_token
@@ -26,7 +26,7 @@ from workbench.training.freezing.hidden_state_store import HiddenStateStore
 
 _TOKENS, _MASK, _TYPES, _PIXELS = "input_ids", "attention_mask", "token_type_ids", "pixel_values"
 """Arguments of a stack that say what its rows hold."""
-_KNOWN = {_TOKENS, _MASK, _TYPES, _PIXELS, "return_dict", picture_tower.INTERPOLATE}
+_KNOWN = {_TOKENS, _MASK, _TYPES, _PIXELS, "return_dict", anatomy.INTERPOLATE}
 
 
 class UnpaddedRows(NamedTuple):
@@ -240,7 +240,7 @@ def reader(backbone: PreTrainedModel, *, trailing: int) -> Callable[[Mapping[str
     """
     longest = getattr(backbone.config.get_text_config(), "max_position_embeddings", None) or 0
     # Pictures are known by what the backbone computes with, which a hook in front of it may have rounded already.
-    compute = picture_tower.stem(backbone).weight.dtype if anatomy.reads_pictures(backbone) else torch.float32
+    compute = anatomy.picture_stem(backbone).weight.dtype if anatomy.reads_pictures(backbone) else torch.float32
     return partial(rows_of, causal=backbone.can_generate(), trailing=trailing, longest=longest, compute=compute)
 
 

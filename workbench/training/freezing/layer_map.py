@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from workbench.adapters import anatomy, picture_tower
+from workbench.adapters import anatomy
 from workbench.errors import BackboneError
 
 
@@ -89,7 +89,7 @@ def survey(backbone: PreTrainedModel, *, needed: bool = True) -> LayerMap:
 def trial_inputs(backbone: PreTrainedModel) -> dict[str, Tensor]:
     """A short row, or a picture of the backbone's own size."""
     if anatomy.reads_pictures(backbone):
-        blank_13HW = picture_tower.blank(backbone)
+        blank_13HW = anatomy.blank_picture(backbone)
         return {"pixel_values": torch.linspace(-1, 1, blank_13HW.numel()).to(blank_13HW).view_as(blank_13HW)}
     tokens_BL = torch.arange(2, 9, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
     return {"input_ids": tokens_BL}

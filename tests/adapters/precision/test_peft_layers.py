@@ -9,7 +9,7 @@ from peft.tuners.osf.layer import Linear
 from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import Osf
-from workbench.adapters.updates.osf_layers import OsfLinear
+from workbench.adapters.precision.peft_layers import OsfLinear
 from workbench.training.master_weights import MasterWeights
 
 

@@ -6,7 +6,7 @@ import pytest
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
 from workbench.adapters import METHODS, NOT_OFFERED
-from workbench.adapters.peft_methods import LORA_OPTIONS
+from workbench.adapters.method import LORA_OPTIONS
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.schema import parse
