@@ -21,7 +21,7 @@ from workbench.errors import ResumeError, TrainingError
 from workbench.runs import metrics_log
 from workbench.runs.deadline import Deadline
 from workbench.runs.run_directory import Run
-from workbench.training import checkpoints
+from workbench.training import checkpoints, early_stopping
 from workbench.training.checkpoints import Progress
 from workbench.training.loss_guard import LossGuard, comparable
 from workbench.training.optim import optimizer_states, optimizers, schedules
@@ -315,8 +315,7 @@ class AdapterTrainer:
 
     def _is_end(self, progress: Progress) -> bool:
         patience = self.task.config.evaluate.patience
-        out_of_patience = patience is not None and progress.evaluations_without_gain >= patience
-        return out_of_patience or progress.share >= self.until
+        return early_stopping.out_of_patience(progress, patience) or progress.share >= self.until
 
     def _failed_by(self, step: float) -> bool:
         failed = self.task.run.manifest.get("failed_step")
@@ -370,7 +369,9 @@ class AdapterTrainer:
         """Let the lower one decide which values are best, and whether to go on."""
         loss, average = min(losses.values()), self._average
         averaged, step = loss < losses["held_out_loss"], self.progress.step
-        self.progress = self.progress.evaluated(loss, averaged=averaged, schedule=self.task.config.schedule)
+        self.progress = early_stopping.evaluated(
+            self.progress, loss, averaged=averaged, schedule=self.task.config.schedule
+        )
         if self.progress.best_step == step:
             with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
                 values = average.values() if average is not None and averaged else self._optimizer_step.values()

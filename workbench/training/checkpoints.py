@@ -1,4 +1,4 @@
-"""Checkpoints: safetensors and JSON only, atomic, checked by digest before they are trusted."""
+"""Checkpoints of a run: safetensors and JSON only, written atomically, verified by digest before they are read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -14,15 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from workbench.adapters.method import TrainHook
-from workbench.config.sections.schedule_config import ScheduleConfig
 from workbench.errors import ResumeError, out_of_memory
 from workbench.runs import files
-from workbench.training.optim import schedules
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is: everything besides tensors that its continuation depends on."""
+    """Progress of a run: everything besides tensors that its continuation depends on."""
 
     step: int = 0
     """Optimizer steps done."""
@@ -36,35 +34,14 @@ class Progress:
     """Lowest held-out loss so far, nats per token."""
     best_step: int | None = None
     best_averaged: bool = False
-    """Whether it was that of the average."""
+    """Whether the lowest loss was that of the average (`average.method`)."""
     averaged: bool = False
     """Whether at the last evaluation the average had the lower held-out loss."""
     evaluations_without_gain: int = 0
     drops: int = 0
     """Times that schedule `plateau` has lowered the learning rate."""
     dropped_at: int = 0
-    """Evaluations without gain when it last did, since the lowest loss."""
-
-    def evaluated(self, loss: float, *, averaged: bool, schedule: ScheduleConfig) -> Progress:
-        """Progress after an evaluation.
-
-        Args:
-            loss: Held-out loss; of the average, where that is the lower one.
-            averaged: Whether it is.
-        """
-        if self.best_loss is None or loss < self.best_loss:
-            best = replace(self, best_loss=loss, best_step=self.step, best_averaged=averaged, averaged=averaged)
-            return replace(best, evaluations_without_gain=0, dropped_at=0)
-        stalled = self.evaluations_without_gain + 1
-        after = replace(self, averaged=averaged, evaluations_without_gain=stalled)
-        if schedules.drop_due(stalled, self.dropped_at, schedule):
-            return replace(after, drops=self.drops + 1, dropped_at=stalled)
-        return after
-
-    def begun_anew(self) -> Progress:
-        """The same place with another model, whose held-out losses are compared with none from before."""
-        plain = replace(self, best_loss=None, best_step=None, best_averaged=False, averaged=False)
-        return replace(plain, evaluations_without_gain=0, dropped_at=0)
+    """Evaluations without gain when it was last lowered, since the lowest loss."""
 
 
 class Checkpointed(TrainHook):
@@ -93,7 +70,7 @@ def save(folder: Path, tensors: Tensors, progress: Progress, *, keep: int) -> Pa
 
 
 def write(path: Path, tensors: Tensors, progress: Progress) -> None:
-    """Write one checkpoint; an older one of that name survives until the new one is complete."""
+    """Write one checkpoint; an older one of the same name survives until the new one is complete."""
     with files.new_folder(path) as aside:
         digests = {}
         for stem, named in tensors.items():
@@ -105,7 +82,7 @@ def write(path: Path, tensors: Tensors, progress: Progress) -> None:
 
 
 def newest(folder: Path, *, at_most: float = math.inf) -> tuple[Path | None, list[str]]:
-    """The newest intact checkpoint, of step `at_most` or before, and a sentence about each newer damaged one."""
+    """The newest intact checkpoint up to step `at_most`, and a sentence about each newer damaged one."""
     damaged = []
     for path in reversed(_steps(folder)):
         try:
@@ -119,7 +96,7 @@ def newest(folder: Path, *, at_most: float = math.inf) -> tuple[Path | None, lis
 
 
 def drop_after(folder: Path, step: int) -> None:
-    """Remove the checkpoints of later steps, damaged ones too: those steps will be done again."""
+    """Delete the checkpoints of later steps, damaged ones too: those steps will be done again."""
     for path in _steps(folder):
         if path.name > _name(step):
             shutil.rmtree(path)
@@ -141,7 +118,7 @@ def read_progress(path: Path) -> Progress:
 
 
 def read_tensors(path: Path, stem: str) -> dict[str, Tensor]:
-    """The named tensors of one file of a checkpoint; none of one that is not there, such as in another layout."""
+    """The named tensors of one file of a checkpoint; empty where it has no such file, as in another layout."""
     file = path / f"{stem}.safetensors"
     return load_file(file) if file.exists() else {}
 

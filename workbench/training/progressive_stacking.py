@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from workbench.config.sections.grow_config import GrowConfig
 from workbench.errors import BackboneError, ConfigError, TrainingError
 from workbench.models import first_token, rerouting
-from workbench.training import block_calls
+from workbench.training import block_calls, early_stopping
 from workbench.training.adapter_trainer import AdapterTrainer
 
 
@@ -106,7 +106,7 @@ class ProgressiveStacking:
         else:
             self._stack(before, wanted)
             member.optimizer.state.clear()
-            member.progress = member.progress.begun_anew()
+            member.progress = early_stopping.without_history(member.progress)
             member.loss_guard.clear()
             self._stackings.append((member.progress.step, wanted))
             say(f"Stacked {before} blocks to {wanted}, after step {member.progress.step}.")
