@@ -40,10 +40,10 @@ from workbench.recipes.reinforcement import reinforce_verbs
 from workbench.recipes.single import row_difficulty, streamed_rows, token_reference
 from workbench.recipes.text.sft import read_template
 from workbench.runs.ranks import ALONE, Ranks
-from workbench.training import layer_drop, packing, prefix_sharing, preflight
+from workbench.training import layer_drop, packing, preflight
 from workbench.training.freezing.layer_map import stack
 from workbench.training.optim.schedules import total_steps
-from workbench.training.sampling.order import row_order
+from workbench.training.sampling.row_orders import row_order
 
 AnyInspection = Inspection | ClassInspection | CrossvalInspection | EmbedInspection
 
@@ -142,7 +142,7 @@ def _shared(inspection: AnyInspection, backbone: PretrainedConfig) -> list[str]:
     if not isinstance(inspection, Inspection):
         return []
     why = packing.refusal(backbone, longest=int(inspection.data.train.lengths.max()), reads_packed=True)
-    return prefix_sharing.in_words(inspection.config, inspection.data.train, why=why)
+    return packing.in_words(inspection.config, inspection.data.train, why=why)
 
 
 def _blocks(inspection: AnyInspection) -> int | None:

@@ -47,7 +47,7 @@ from workbench.models import backbones
 from workbench.recipes.load import load
 from workbench.training import checkpoints
 from workbench.training.freezing import freezer as freezing
-from workbench.training.freezing.value_ways import ValueWays
+from workbench.training.freezing.observers import ValueWays
 
 Floats = npt.NDArray[np.float64]
 INTERVALS = 20

@@ -24,7 +24,7 @@ from workbench.recipes.single.token_reference import Reference, Wanted
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 from workbench.training.distributed import layout_settings
-from workbench.training.reference_losses import ReferenceLosses
+from workbench.training.sampling.loss_based import ReferenceLosses
 
 _AT_ONCE = 256
 """Answers whose tokens are added up at a time."""

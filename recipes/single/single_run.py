@@ -30,8 +30,7 @@ from workbench.training import long_rows
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.placement import Placement, Reading
 from workbench.training.freezing import freezer as freezing
-from workbench.training.freezing.freezer import Freezer
-from workbench.training.freezing.layer_log import LayerLog
+from workbench.training.freezing.freezer import Freezer, LayerLog
 from workbench.training.signal import ProgressClock, TrainingSignal
 from workbench.training.trainer import Trainer
 

@@ -23,7 +23,7 @@ from workbench.runs import provenance, units
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.placement import Placement
-from workbench.training.reference_losses import ReferenceLosses
+from workbench.training.sampling.loss_based import ReferenceLosses
 
 if TYPE_CHECKING:
     from workbench.distillation.teacher_sources import TeacherSource

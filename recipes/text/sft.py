@@ -54,7 +54,7 @@ from workbench.training import preflight
 from workbench.training.bank_trainer import Objective
 from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
-from workbench.training.reference_losses import ReferenceLosses
+from workbench.training.sampling.loss_based import ReferenceLosses
 from workbench.training.signal import TrainingSignal
 
 Scores = dict[str, Any]

@@ -31,10 +31,10 @@ from workbench.models.output_heads import Head
 from workbench.runs import files
 from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
-from workbench.training import reference_losses
 from workbench.training.distributed.placement import Reading
-from workbench.training.reference_losses import parts, path
 from workbench.training.row_losses import Floats32
+from workbench.training.sampling import loss_based
+from workbench.training.sampling.loss_based import reference_parts, reference_path
 
 VERSION = 1
 """Part of a folder's name: raise it when losses are computed in another way."""
@@ -60,7 +60,7 @@ def folder(identity: Sequence[Any], rows: TokenizedSet) -> Path:
     Args:
         identity: All that the model's losses depend on; JSON.
     """
-    digest = hashlib.sha256(json.dumps([VERSION, reference_losses.PART, *identity], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([VERSION, loss_based.PART, *identity], sort_keys=True).encode())
     for name in ("input_ids", "supervised", "source"):
         column = rows.table.data.column(name)
         for start in range(0, len(rows), _AT_ONCE):
@@ -73,7 +73,7 @@ def folder(identity: Sequence[Any], rows: TokenizedSet) -> Path:
 
 def missing(where: Path, rows: TokenizedSet) -> list[int]:
     """Parts that are not there."""
-    return [part for part in range(len(parts(rows.supervised))) if not path(where, part).exists()]
+    return [part for part in range(len(reference_parts(rows.supervised))) if not reference_path(where, part).exists()]
 
 
 def write(
@@ -88,7 +88,7 @@ def write(
     Raises:
         Stopped: a person asked for it, or time is over; finished parts are kept.
     """
-    ranks, bounds = run.ranks, parts(rows.supervised)
+    ranks, bounds = run.ranks, reference_parts(rows.supervised)
     wanted, apart = ranks.agreed(missing(where, rows)), ranks
     if answerer.together:
         wanted, apart = sorted({part for own in ranks.gathered(missing(where, rows)) for part in own}), ALONE
@@ -96,14 +96,14 @@ def write(
         for part in wanted[start + apart.rank : start + apart.rank + 1]:
             losses = answerer.read(partial(_losses, np.arange(*bounds[part]), rows, answerer))
             if not answerer.together or ranks.local == 0:  # one process of each machine
-                _write_part(path(where, part), losses)
+                _write_part(reference_path(where, part), losses)
         if ranks.any(stop_requested()) and start + apart.world < len(wanted):
             raise Stopped("Stopped while the reference read; what it has read so far is kept.")
         if ranks.any(run.deadline.over):
             raise run.deadline.overrun()
     ranks.wait()
     for part in missing(where, rows):  # processes on another machine have a folder of their own
-        _write_part(path(where, part), _losses(np.arange(*bounds[part]), rows, answerer))
+        _write_part(reference_path(where, part), _losses(np.arange(*bounds[part]), rows, answerer))
 
 
 def _losses(chosen: Indices, rows: TokenizedSet, answerer: Answerer) -> Floats32:

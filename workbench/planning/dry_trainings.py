@@ -25,8 +25,7 @@ from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.master_weights import MasterWeights
 from workbench.training.optim import weight_averaging
-from workbench.training.sampling.pools import PoolSampler
-from workbench.training.sampling.weighing import Weighing
+from workbench.training.sampling.loss_based import PoolSampler, Weighing
 from workbench.training.trainer import Trainer
 
 LOOKED = 16

@@ -28,8 +28,8 @@ from workbench.training.optim import optimizer_states, optimizers, schedules
 from workbench.training.optim.optimizer_states import EvictedStates, LocalStep
 from workbench.training.optim.schedules import limits
 from workbench.training.optim.weight_averaging import WeightAverage
-from workbench.training.reference_losses import ReferenceLosses
-from workbench.training.sampling.order import row_order
+from workbench.training.sampling.loss_based import ReferenceLosses
+from workbench.training.sampling.row_orders import row_order
 from workbench.training.sampling.sampler import Sampler
 from workbench.training.trainable_values import TrainableValues
 

@@ -26,7 +26,6 @@ from workbench.training import (
     kernels,
     layer_drop,
     packing,
-    prefix_sharing,
     progressive_stacking,
     token_drop,
 )
@@ -80,7 +79,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     model = backbones.skeleton(config.model, task=task, trainable=isinstance(config.adapter, Full))
     if not config.reads_pictures:
         _require_positions(config, splits, model)
-    for key, require in (("packing", packing.require), ("shared_prefix", prefix_sharing.require)):
+    for key, require in (("packing", packing.require), ("shared_prefix", packing.require_shared_prefix)):
         if getattr(config.batch, key) is not True:
             continue
         require(packing.refusal(model.config, longest=int(splits[0].longest_sequences.max()), reads_packed=True))

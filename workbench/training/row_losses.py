@@ -1,6 +1,6 @@
 """Losses of the rows of a step, as the training computes them anyway, for whoever observes them.
 
-Observers change no bit of the training. What they need to go on after a restart stands in checkpoints.
+Observers change no bit of the training. What they need to go on after a restart is in checkpoints.
 
 Legend: B rows of a step, N labels of a micro-batch, V visits.
 """
@@ -22,8 +22,30 @@ from workbench.config import TrainingSections
 from workbench.data.batching import Indices, MicroBatch
 from workbench.losses.label_losses import LabelLosses, LabelTap
 from workbench.runs.ranks import Ranks
-from workbench.training.host_copies import HostCopies
 from workbench.training.optim.schedules import total_steps
+
+
+class HostCopies:
+    """Tensors on their way to the host; on a CPU they are there already."""
+
+    def __init__(self) -> None:
+        self._sent: torch.Event | None = None
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """The tensor on the host, to be read after `arrive` alone."""
+        if tensor.device.type == "cpu":
+            return tensor
+        copy = tensor.to("cpu", non_blocking=True)
+        self._sent = torch.Event(tensor.device)
+        self._sent.record()
+        return copy
+
+    def arrive(self) -> None:
+        """Wait until all that was sent is there; nothing to wait for where the host has read something later."""
+        if self._sent is not None:
+            self._sent.synchronize()
+            self._sent = None
+
 
 Floats32 = npt.NDArray[np.float32]
 MOST_VISITS = 1_000_000

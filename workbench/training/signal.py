@@ -14,7 +14,7 @@ from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.losses.drawn_labels import LabelDraws
 from workbench.losses.label_losses import LabelTap
 from workbench.training.cached_gradients import GlobalLoss
-from workbench.training.reference_losses import ReferenceLosses
+from workbench.training.sampling.loss_based import ReferenceLosses
 from workbench.training.step_meter import StepMeter
 
 Loss = Callable[[MicroBatch, float], Tensor]

@@ -31,7 +31,7 @@ from workbench.training.distributed.gradient_exchange import GradientExchange
 from workbench.training.distributed.placement import Placement
 from workbench.training.distributed.row_shares import RowShare, share_rows
 from workbench.training.distributed.sharding import Sharded, Trainable
-from workbench.training.freezing import freeze_callbacks
+from workbench.training.freezing import observers
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
@@ -332,7 +332,7 @@ class Trainer:
     def _hooks(self) -> dict[str, TrainHook]:
         """Training hooks by the name of their file in a checkpoint."""
         hooks: dict[str, TrainHook] = self.row_losses.hooks | self.step_noise.stacking.hooks | self.exchange.hooks
-        hooks |= freeze_callbacks.observers(self.freezer, self.masters.named(), self._observed_batch)
+        hooks |= observers.of(self.freezer, self.masters.named(), self._observed_batch)
         hooks |= {"noise": self.noise} if self.config.optimizer.noise_scale else {}
         return hooks | self.sharpness.hooks | self.choice.hooks | dict(self.signal.keeps)
 

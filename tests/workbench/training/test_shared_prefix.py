@@ -21,7 +21,7 @@ from workbench.data.batching import Row
 from workbench.data.packing import PACKED, SharedPrefix
 from workbench.errors import ConfigError, Stopped
 from workbench.models import backbones
-from workbench.training import prefix_sharing
+from workbench.training import packing
 
 RECIPE = """
 recipe: sft
@@ -109,18 +109,18 @@ def test_auto_shares_nothing_where_nobody_has_measured_it(monkeypatch: pytest.Mo
     row = Row(np.arange(3, 203), np.ones(200, dtype=bool))
     rows = Rows([row] * 3 + [Row(np.arange(3, 204), np.ones(201, dtype=bool))])
     given = {"why": None, "tokens": 1000, "compute": torch.float32}
-    assert isinstance(prefix_sharing.arranged(config, rows, PACKED, **given), SharedPrefix)
+    assert isinstance(packing.with_shared_prefix(config, rows, PACKED, **given), SharedPrefix)
     monkeypatch.setattr(backbones, "device", lambda: torch.device("cuda"))
-    assert prefix_sharing.arranged(config, rows, PACKED, **given) is PACKED
+    assert packing.with_shared_prefix(config, rows, PACKED, **given) is PACKED
 
 
 def test_rows_with_nothing_in_common_are_refused() -> None:
     rows: Any = Rows([Row(np.arange(first, first + 9), np.ones(9, bool)) for first in (3, 4)])
     config = RunConfig.model_validate({"recipe": "sft", "data": {"train": "a.jsonl"}, "batch": {"shared_prefix": True}})
     with pytest.raises(ConfigError, match=r"no first token in common.*shared_prefix=auto"):
-        prefix_sharing.arranged(config, rows, PACKED, why=None, tokens=99, compute=torch.float32)
+        packing.with_shared_prefix(config, rows, PACKED, why=None, tokens=99, compute=torch.float32)
     with pytest.raises(ConfigError, match="has no sdpa"):
-        prefix_sharing.arranged(config, rows, PACKED, why="it has no sdpa", tokens=99, compute=torch.float32)
+        packing.with_shared_prefix(config, rows, PACKED, why="it has no sdpa", tokens=99, compute=torch.float32)
 
 
 def test_what_is_saved_is_a_count_of_the_first_steps() -> None:
@@ -128,5 +128,5 @@ def test_what_is_saved_is_a_count_of_the_first_steps() -> None:
     config: Any = RunConfig.model_validate(
         {"recipe": "sft", "data": {"train": "a.jsonl"}, "batch": {"size": 32, "tokens_per_device": 340}}
     )
-    found = prefix_sharing.saved(config, lengths, SharedPrefix(80), PACKED, tokens=340)
+    found = packing.saved(config, lengths, SharedPrefix(80), PACKED, tokens=340)
     assert found == pytest.approx(1 - (32 * 20 + 3 * 80) / 3200)

@@ -1,8 +1,10 @@
-"""Applies a freezing policy to a model: which of its parameters train in the next step."""
+"""Applies a freezing policy to a model, and logs which of its layers train."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 from torch import nn
@@ -16,17 +18,18 @@ from workbench.adapters.method import Sample
 from workbench.config import TrainingSections
 from workbench.config.freeze_config import FreezeConfig, LayerPlan, Moment, Observation
 from workbench.errors import ConfigError
-from workbench.training.freezing.layer_map import LayerMap, survey
-from workbench.training.freezing.layer_parts import survey_parts
+from workbench.runs import files, metrics_log
+from workbench.runs.run_directory import Run
+from workbench.training.freezing.layer_map import LayerMap, survey, survey_parts
 
 _GRAIN = 0.01
 """Resolution of `Freezer.lasts`, as a share of the run."""
 
 
 class Freezer:
-    """The layers of a model that trains, of which a policy freezes some.
+    """The layers of a model, some of which a policy freezes.
 
-    Make it while all parameters that the adapter's method trains require gradients. A plan that never changes is
+    Create it while all parameters that the adapter's method trains require gradients. A plan that never changes is
     applied at once, any other before each step.
 
     Args:
@@ -45,7 +48,8 @@ class Freezer:
         self._seed = seed
         self.layers = {name: layers.of(name) for name in self._parameters}
         """Layer of each parameter that the method lets train, by name."""
-        self.fresh = _fresh(backbone, self._parameters)
+        heads = anatomy.fresh_heads(backbone)
+        self.fresh = frozenset(name for name in self.layers if any(f".{head}." in f".{name}" for head in heads))
         """Names of those that start at random: a classification head."""
         self.seen: tuple[Observation, ...] = ()
         self.frozen: frozenset[str] = frozenset()
@@ -53,7 +57,7 @@ class Freezer:
         self.parts = survey_parts(model, backbone, layers)
         """The parts of each layer, and how many of their values the method lets train."""
         self.on_plan: Callable[[int, Sequence[bool]], None] = lambda step, trains: None
-        """Hears before each step, counted from 1, which layers train, where the policy is no fixed one."""
+        """Called before each step (from 1) with the layers that train, unless the policy is a fixed one."""
         self._now = Moment(0, 0.0, seed)
         self.plan = policy.plan(self._now, blocks=len(self.blocks))
         if policy.fixed:
@@ -61,11 +65,11 @@ class Freezer:
 
     @property
     def depth(self) -> int:
-        """Number of first blocks in which, and before which, nothing trains now."""
+        """Number of first blocks that are frozen now, with everything before them."""
         return self._depth(self.plan)
 
     def lasts(self) -> float:
-        """Share of the whole run for which `depth` is what it is now, as far as is known; the same in a resumed run."""
+        """Share of the run for which `depth` is as now, as far as is known; the same in a resumed run."""
         step, share = self._now.step, self._now.share
         same = 0
         for when in np.arange(0, 1, _GRAIN).tolist():
@@ -105,34 +109,21 @@ def attach(
     new_token_ids: Sequence[int] = (),
     sample: Sample | None = None,
 ) -> Freezer:
-    """A bare backbone with the adapter of a run, fresh, none where the policy freezes for good; see `adapters.attach`.
+    """Attach the fresh adapter of a run to a bare backbone, but not to blocks that the policy always freezes.
+
+    Args:
+        seed: Of the run.
+        new_token_ids: See `adapters.attach`, as for `sample`.
 
     Returns:
         The freezer of the model, which it holds.
     """
     layers = layers_of(backbone, config)
-    model = adapt(backbone, config, layers, seed=seed, new_token_ids=new_token_ids, sample=sample)
-    return Freezer(model, backbone, layers, config.freeze, seed=seed)
-
-
-def adapt(
-    backbone: PreTrainedModel,
-    config: TrainingSections,
-    layers: LayerMap,
-    *,
-    seed: int,
-    new_token_ids: Sequence[int] = (),
-    sample: Sample | None = None,
-) -> nn.Module:
-    """The model of `attach`, without what freezes it."""
-    return adapters.attach(
-        backbone,
-        config.adapter,
-        seed=seed,
-        new_token_ids=new_token_ids,
-        sample=sample,
-        below=config.freeze.never(len(layers.blocks)),
+    below = config.freeze.never(len(layers.blocks))
+    model = adapters.attach(
+        backbone, config.adapter, seed=seed, new_token_ids=new_token_ids, sample=sample, below=below
     )
+    return Freezer(model, backbone, layers, config.freeze, seed=seed)
 
 
 def attach_bank(
@@ -143,7 +134,7 @@ def attach_bank(
     seeds: Sequence[int],
     numbers: Sequence[int] | None = None,
 ) -> tuple[Bank, Freezer]:
-    """A bare backbone with a bank of fresh adapters, none where the policy freezes for good; see `bank.attach`."""
+    """Attach a bank of fresh adapters to a bare backbone, but not to blocks that the policy always freezes."""
     layers = layers_of(backbone, config)
     below = config.freeze.never(len(layers.blocks))
     together = bank.attach(backbone, methods, seeds=seeds, numbers=numbers, below=below)
@@ -151,13 +142,55 @@ def attach_bank(
 
 
 def layers_of(backbone: PreTrainedModel, config: TrainingSections) -> LayerMap:
-    """Those of a bare backbone; raises ConfigError where the policy does not work on so many."""
+    """The layers of a bare backbone; raises ConfigError where the policy does not work on so many blocks."""
     layers = survey(backbone, needed=config.by_block)
     if reason := config.freeze.refusal(len(layers.blocks)):
         raise ConfigError(reason)
     return layers
 
 
-def _fresh(backbone: PreTrainedModel, parameters: Mapping[str, nn.Parameter]) -> frozenset[str]:
-    heads = anatomy.fresh_heads(backbone)
-    return frozenset(name for name in parameters if any(f".{head}." in f".{name}" for head in heads))
+FILE = "layers.jsonl"
+
+
+class LayerLog:
+    """Writes which layers of a run train, step by step, to layers.jsonl of its directory.
+
+    The first line has the parts of each layer; each further one the step from which other layers train.
+    """
+
+    def __init__(self, run: Run, freezer: Freezer) -> None:
+        self._run, self._freezer = run, freezer
+        self._last: str | None = None
+        """Layers that trained last, as written; None until the first step of this process."""
+        if not _has_table(run.path / FILE):
+            self._begin()
+        freezer.on_plan = self._log
+
+    def _begin(self) -> str:
+        trains, parts = _written(self._freezer.plan.trains), [asdict(each) for each in self._freezer.parts]
+        metrics_log.append(self._run.path / FILE, [{"step": 0, "trains": trains, "layers": parts}])
+        return trains
+
+    def _log(self, step: int, trains: Sequence[bool]) -> None:
+        now = _written(trains)
+        if self._last is None:
+            lines = files.json_lines((self._run.path / FILE).read_text(encoding="utf-8"))
+            self._last = lines[-1]["trains"] if lines else self._begin()
+        if now != self._last:
+            metrics_log.append(self._run.path / FILE, [{"step": step, "trains": now}])
+            self._last = now
+
+
+def _has_table(path: Path) -> bool:
+    """Whether the first line is complete: a process may have been killed while it wrote it."""
+    if path.exists():
+        with path.open("rb") as file:
+            if file.readline().endswith(b"\n"):
+                return True
+        path.unlink()
+    return False
+
+
+def _written(trains: Sequence[bool]) -> str:
+    """A digit for each layer: 1 where it trains."""
+    return "".join("1" if each else "0" for each in trains)

@@ -1,4 +1,4 @@
-"""Rows of each step that depend on the losses which the training measures.
+"""Base of samplers: rows of each step that depend on losses which the training measures.
 
 Legend: N training rows, B rows of a step.
 """
@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.row_order import RowOrder
 from workbench.runs.ranks import Ranks
+from workbench.training.checkpoints import Checkpointed
 from workbench.training.optim.noise_scale import NoiseScale
 from workbench.training.row_losses import RowLosses, joined
 
@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Draw(NamedTuple):
-    """Rows that a step trains on."""
+    """Rows that a step trains on, with their weights."""
 
     rows: Indices
     weight_N: Floats | None = None
@@ -34,7 +34,7 @@ class Draw(NamedTuple):
     """Factors of the supervised tokens of each of the rows; None: 1 everywhere."""
 
     def weighed(self, batch: MicroBatch, rows: Indices) -> MicroBatch:
-        """A micro-batch of some of the rows, in which each label counts as it is to."""
+        """A micro-batch of some of the rows, whose labels have their weights."""
         if self.weight_N is not None:
             return batch.weighted(self.weight_N[rows])
         if self.token_weights is not None:
@@ -43,10 +43,11 @@ class Draw(NamedTuple):
         return batch
 
 
-class Sampler(ABC):
-    """Says which rows a step trains on, from losses of rows; what it knows stands in checkpoints.
+class Sampler(Checkpointed, ABC):
+    """Chooses the rows of each step from losses of rows; its state is in checkpoints.
 
-    It is the same in all processes, whatever the micro-batches: a function of rows, settings, seed, step and losses.
+    The choice is a function of rows, settings, seed, step and losses: the same in all processes and for any
+    micro-batches.
 
     Args:
         steps: Optimizer steps of the run; None where a budget alone ends it.
@@ -59,12 +60,12 @@ class Sampler(ABC):
         """The rows without a sampler."""
         self._new_losses: list[RowLosses] = []
 
-    def hear(self, noise: NoiseScale) -> None:  # noqa: B027 - most do nothing
-        """Get to know the noise scale of the training, which grows more certain with its steps."""
+    def hear(self, noise: NoiseScale) -> None:
+        """Receive the gradient noise scale of the training, which is updated during the run."""
 
     @property
     def looks(self) -> bool:
-        """Whether the present step chooses among rows whose losses it needs beforehand."""
+        """Whether the present step needs the losses of candidate rows before it chooses."""
         return False
 
     @property
@@ -78,10 +79,10 @@ class Sampler(ABC):
 
     @abstractmethod
     def rows(self, step: int) -> Indices:
-        """Rows of step `step` (from 0), or where it `looks` those among which it chooses. All processes ask at once."""
+        """Rows of step `step` (from 0), or where it `looks` the candidates. All processes ask at once."""
 
     def ahead(self, step: int) -> Indices:
-        """The same for the step after the present one, as far as that is known already; else none."""
+        """The same for the step after the present one, as far as it is known already; else none."""
         return self.rows(step)
 
     @abstractmethod
@@ -90,7 +91,7 @@ class Sampler(ABC):
 
         Args:
             rows: Those that `rows` gave.
-            losses: Of each of them, in any order; where the sampler `looks`, else None.
+            losses: Losses of these, in any order, where the sampler `looks`; else None.
         """
 
     def metrics(self) -> dict[str, float]:
@@ -102,7 +103,7 @@ class Sampler(ABC):
         self._new_losses.append(losses)
 
     def new_losses(self) -> RowLosses | None:
-        """Losses of the rows of all processes since the last call, by row; every process has to ask."""
+        """Losses of the rows of all processes since the last call, by row; every process must call it."""
         losses = [each for part in self.ranks.gathered(self._new_losses) for each in part]
         self._new_losses = []
         return by_row(losses) if losses else None
@@ -110,20 +111,6 @@ class Sampler(ABC):
     def share(self, step: int) -> float:
         """Share of the run that is done before step `step`; 0 where a budget alone ends it."""
         return step / self.steps if self.steps else 0.0
-
-    @abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """Everything that its next draws depend on, for a checkpoint; called on all processes at once."""
-
-    @abstractmethod
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from a checkpoint."""
-
-    def on_gradients(self) -> None:  # noqa: B027 - most do nothing
-        """Nothing: gradients stay as they are."""
-
-    def after_step(self, step: int) -> None:  # noqa: B027 - most do nothing
-        """Nothing: `rows_done` tells of the rows."""
 
 
 def by_row(parts: Sequence[RowLosses]) -> RowLosses:

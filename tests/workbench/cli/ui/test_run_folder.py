@@ -15,7 +15,7 @@ from workbench.cli.ui.run_folder import POINTS, MetricFile, RunFolder, last_rows
 from workbench.errors import FileError
 from workbench.evaluation import answer_samples
 from workbench.runs import metrics_log
-from workbench.training.freezing import layer_log
+from workbench.training.freezing import freezer
 
 
 def test_a_growing_file_gives_each_row_once_however_it_grows(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_the_last_rows_are_read_from_the_end(tmp_path: Path, steps: int) -> None
 
 
 def test_names_of_files_are_those_that_a_run_writes() -> None:
-    assert (run_folder.SAMPLES, run_folder.LAYERS) == (answer_samples.FILE, layer_log.FILE)
+    assert (run_folder.SAMPLES, run_folder.LAYERS) == (answer_samples.FILE, freezer.FILE)
     assert {run_folder.SAMPLES, run_folder.LAYERS} < set(metrics_log.STEPPED)
 
 

@@ -18,8 +18,9 @@ from workbench.adapters import Lora, attach
 from workbench.adapters.banks import bank
 from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_inputs
 from workbench.errors import ConfigError
-from workbench.training.freezing import cache_estimate
-from workbench.training.freezing.cache_estimate import (
+from workbench.training.freezing import prefix_cache
+from workbench.training.freezing.hidden_state_store import MemoryStore
+from workbench.training.freezing.prefix_cache import (
     CacheEstimate,
     DataProfile,
     decide,
@@ -28,7 +29,6 @@ from workbench.training.freezing.cache_estimate import (
     profile,
     refusal,
 )
-from workbench.training.freezing.hidden_state_store import MemoryStore
 
 GIB = 2**30
 
@@ -116,7 +116,7 @@ def test_a_head_is_computed_too(llama: PreTrainedModel) -> None:
     assert said[0].saved == pytest.approx(2 / 3 * block / (3 * block))
     assert said[1].saved == pytest.approx(2 / 3 * block / (3 * block + 2 * 0.5 * 64 * 32))
     classes = tiny("Bert", head="SequenceClassification", num_labels=3)
-    assert cache_estimate._head_size(classes) == 3 * 33
+    assert prefix_cache._head_size(classes) == 3 * 33
 
 
 GOOD = CacheEstimate(rows=9003, bytes=GIB, passes=4, saved=0.25)

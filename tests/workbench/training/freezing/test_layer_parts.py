@@ -8,7 +8,7 @@ from torch import nn
 from tests.conftest import tiny
 from workbench.config import RunConfig
 from workbench.training.freezing import freezer as freezing
-from workbench.training.freezing.layer_parts import ORDER, kind
+from workbench.training.freezing.layer_map import ORDER, kind
 
 KINDS = {
     "self_attn.q_proj.lora_A.default.weight": "q",

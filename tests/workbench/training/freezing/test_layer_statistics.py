@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from workbench.training.freezing.layer_statistics import GradientSums, Plasticity
+from workbench.training.freezing.observers import GradientSums, Plasticity
 
 LAYERS = {"embed": 0, "one.weight": 1, "one.bias": 1, "two": 2, "three": 3, "norm": 4}
 """Of three blocks."""
@@ -36,7 +36,7 @@ def test_the_norm_is_that_of_the_sum_of_an_interval() -> None:
         drawn = []
         for seed in range(4):
             drawn.append(step(trainable, seed=10 * interval + seed, frozen=("embed", "two")))
-            sums.add()
+            sums.look()
         found = sums.finish()
         total = {name: sum(each[name] for each in drawn).abs().sum().item() for name in LAYERS}
         assert math.isnan(found[0]) and math.isnan(found[2])
@@ -48,12 +48,12 @@ def test_gradients_that_are_freed_or_changed_afterwards_do_not_matter() -> None:
     trainable = parameters()
     sums = GradientSums(LAYERS, trainable, blocks=3)
     drawn = step(trainable, seed=1)
-    sums.add()
+    sums.look()
     for parameter in trainable.values():
         assert parameter.grad is not None
         parameter.grad.mul_(100)
         parameter.grad = None
-    sums.add()
+    sums.look()
     assert sums.finish()[2] == pytest.approx(drawn["two"].abs().sum().item(), rel=1e-6)
     assert all(math.isnan(norm) for norm in sums.finish()), "an interval without a gradient"
 
@@ -63,14 +63,14 @@ def test_sums_go_on_after_a_resume_as_if_nothing_had_been() -> None:
     whole = GradientSums(LAYERS, trainable, blocks=3)
     for seed in range(3):
         step(trainable, seed=seed, frozen=("embed",))
-        whole.add()
+        whole.look()
     resumed = GradientSums(LAYERS, trainable, blocks=3)
     resumed.load({name: total.clone() for name, total in whole.state().items()})
     assert "embed" not in whole.state(), "what does not train takes no memory"
     for sums in (whole, resumed):
         for seed in range(3, 6):
             step(trainable, seed=seed, frozen=("embed",))
-            sums.add()
+            sums.look()
     both = [torch.tensor(sums.finish()) for sums in (whole, resumed)]
     assert torch.equal(both[0][1:], both[1][1:])
 
@@ -80,7 +80,7 @@ def test_loading_does_not_change_what_was_loaded() -> None:
     sums = GradientSums(LAYERS, trainable, blocks=3)
     sums.load(saved)
     step(trainable, seed=0)
-    sums.add()
+    sums.look()
     assert torch.equal(saved["two"], torch.ones(3, 2))
 
 

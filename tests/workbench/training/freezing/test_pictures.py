@@ -13,7 +13,7 @@ from tests.workbench.training.freezing.prefixes import freeze, installed, prefix
 from workbench import adapters
 from workbench.adapters import Lora, anatomy
 from workbench.models import pictures
-from workbench.training.freezing import cache_estimate
+from workbench.training.freezing import prefix_cache
 from workbench.training.freezing.hidden_state_store import MemoryStore
 from workbench.training.freezing.layer_map import survey
 
@@ -67,7 +67,7 @@ def test_kept_states_change_no_bit(name: str, compute: torch.dtype) -> None:
     for head in anatomy.fresh_heads(model):
         model.get_submodule(head).requires_grad_(True)
     images = pixels(4)
-    assert cache_estimate.refusal(model, blocks=stack(model), depth=1) is None
+    assert prefix_cache.refusal(model, blocks=stack(model), depth=1) is None
 
     def learnt() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         model.zero_grad()
@@ -99,13 +99,13 @@ def test_pictures_of_another_size_have_states_of_their_own() -> None:
 @pytest.mark.parametrize("name", ["ConvNext", "EfficientNet", "MobileNetV2", "ResNet"])
 def test_maps_of_convolutions_are_not_kept(name: str) -> None:
     model = freeze(prepared(name), 1)
-    reason = cache_estimate.refusal(model, blocks=stack(model), depth=1)
+    reason = prefix_cache.refusal(model, blocks=stack(model), depth=1)
     assert reason == f"the blocks of {type(model).__name__} give no rows of patches"
 
 
 def test_windows_are_kept_where_that_gives_the_same() -> None:
     model = freeze(prepared("Swin"), 2)
-    reason = cache_estimate.refusal(model, blocks=stack(model), depth=2)
+    reason = prefix_cache.refusal(model, blocks=stack(model), depth=2)
     if reason is None:
         wanted = model(pixel_values=pixels()).logits
         with installed(prefix_of(model, 2)) as cached:

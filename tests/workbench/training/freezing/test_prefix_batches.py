@@ -14,7 +14,7 @@ from tests.workbench.training.freezing.prefixes import stack
 from tests.workbench.training.together import LabelledSet, Texts
 from workbench.training.freezing.cached_prefix import CachedPrefix, UnpaddedRows, reader
 from workbench.training.freezing.hidden_state_store import MemoryStore
-from workbench.training.freezing.prefix_batches import PrefixBatches
+from workbench.training.freezing.prefix_cache import PrefixBatches
 
 Read = Callable[[Mapping[str, Any]], UnpaddedRows | None]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.workbench.training.freezing.fits import assert_same_bits, build, configured, train
-from workbench.training.freezing.value_ways import SAMPLED, ValueWays, sample
+from workbench.training.freezing.observers import SAMPLED, ValueWays, sample
 
 LAYERS = {"a": 1, "b": 1, "c": 2}
 

@@ -11,7 +11,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.runs.ranks import ALONE
 from workbench.training.row_losses import RowLosses
-from workbench.training.sampling.order import row_order
+from workbench.training.sampling.row_orders import row_order
 from workbench.training.sampling.sampler import Draw, Sampler
 
 

@@ -15,7 +15,7 @@ from workbench.data.batching import Indices
 from workbench.data.row_order import RowOrder
 from workbench.runs.ranks import ALONE
 from workbench.training.optim.noise_scale import NoiseEstimate, NoiseScale
-from workbench.training.sampling.growing_batch import GrowingBatch
+from workbench.training.sampling.row_orders import GrowingBatch
 
 ROWS = Tokens(np.full(23, 5))
 

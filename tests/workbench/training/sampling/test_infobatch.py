@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.workbench.training.sampling.samplers import Two, followed, of, sampler
 from workbench.data.batching import global_batch
 from workbench.errors import ConfigError
-from workbench.training.sampling.infobatch import InfoBatch, pruning_weights
+from workbench.training.sampling.loss_based import InfoBatch, pruning_weights
 from workbench.training.sampling.sampler import Draw
 
 TOKENS = [5, 1, 9, 2, 7, 3, 4, 6]

@@ -16,8 +16,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import Indices
 from workbench.data.mixture import Floats, MixedRows
 from workbench.runs.ranks import ALONE
-from workbench.training.sampling.learned_mix import LearnedMix, reweighted, within
-from workbench.training.sampling.order import row_order
+from workbench.training.sampling.row_orders import LearnedMix, reweighted, row_order, within
 from workbench.training.sampling.sampler import Draw, Sampler
 
 SIZES = [12, 30, 8]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.workbench.training.sampling.samplers import Two, followed, of, sampler
-from workbench.training.sampling.pools import ImportanceSampling, gain, importance_weights
+from workbench.training.sampling.loss_based import ImportanceSampling, gain, importance_weights
 
 TOKENS = [5, 1, 9, 2, 7, 3, 4, 6, 8, 2, 1, 3]
 EVEN = [1.0] * 12

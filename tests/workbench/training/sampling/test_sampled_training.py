@@ -16,7 +16,7 @@ from tests.conftest import trains
 from tests.run_files import read_losses, read_metrics, write_lines
 from tests.stopping import stop_after
 from workbench.errors import Stopped
-from workbench.training.sampling.pools import ImportanceSampling
+from workbench.training.sampling.loss_based import ImportanceSampling
 
 RECIPE = """
 recipe: sft

@@ -16,8 +16,7 @@ from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data.batching import global_batch
 from workbench.errors import ConfigError
 from workbench.runs.ranks import ALONE
-from workbench.training.sampling.order import row_order
-from workbench.training.sampling.self_paced import SelfPaced
+from workbench.training.sampling.row_orders import SelfPaced, row_order
 
 TOKENS = [5, 1, 9, 2, 7, 3, 4, 6]
 

@@ -25,7 +25,7 @@ from workbench.distillation import teachers
 from workbench.errors import ResumeError, Stopped
 from workbench.recipes.check import check
 from workbench.recipes.load import load
-from workbench.training import reference_losses
+from workbench.training.sampling import loss_based
 
 RECIPE = """
 recipe: sft
@@ -148,7 +148,7 @@ def test_a_reference_that_was_killed_goes_on_where_it_was(
     from workbench.cli.console import Terminal
 
     on = [*ways["tokens"], "train.steps=2"]
-    monkeypatch.setattr(reference_losses, "PART", 20)
+    monkeypatch.setattr(loss_based, "PART", 20)
     with monkeypatch.context() as patch:
         patch.setattr(Terminal, "stop_requested", lambda _: True)
         with pytest.raises(Stopped, match="what it has read so far is kept"):
@@ -158,7 +158,7 @@ def test_a_reference_that_was_killed_goes_on_where_it_was(
     broken = train(*on, name="broken", resume=True)
     assert 0 < len(kept) < len(list(folder.iterdir()))
     assert all(path.stat().st_mtime_ns == written for path, written in kept.items())
-    monkeypatch.setattr(reference_losses, "PART", 2**20)
+    monkeypatch.setattr(loss_based, "PART", 2**20)
     assert losses(train(*on, name="whole")) == pytest.approx(losses(broken), rel=1e-5)
 
 

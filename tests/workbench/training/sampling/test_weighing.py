@@ -19,12 +19,20 @@ from tests.workbench.training.sampling.samplers import Tokens, config, followed,
 from workbench.data.batching import Row, collate
 from workbench.data.packing import PACKED
 from workbench.runs.ranks import ALONE
-from workbench.training import reference_losses, row_losses
-from workbench.training.reference_losses import ReferenceLosses
+from workbench.training import row_losses
 from workbench.training.row_losses import RowLosses
-from workbench.training.sampling.order import row_order
+from workbench.training.sampling import loss_based
+from workbench.training.sampling.loss_based import (
+    STEP,
+    ReferenceLosses,
+    Tilted,
+    TokenSelection,
+    highest,
+    normalised,
+    tilted_weights,
+)
+from workbench.training.sampling.row_orders import row_order
 from workbench.training.sampling.sampler import Draw
-from workbench.training.sampling.weighing import STEP, Tilted, TokenSelection, highest, normalised, tilted_weights
 
 TOKENS = [3, 1, 4, 2, 5, 2]
 LOSSES = [0.3, 2.0, 1.0, 0.1, 3.5, 1.0]
@@ -170,13 +178,13 @@ def test_losses_of_labels_are_told_by_row() -> None:
 
 @pytest.mark.parametrize("size", [1, 4, 7, 1000])
 def test_what_is_written_in_parts_is_read_by_row(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference_losses, "PART", size)
+    monkeypatch.setattr(loss_based, "PART", size)
     count_N = np.array([3, 1, 4, 2, 5, 2, 6])
     losses = [np.random.default_rng(row).random(count).astype(np.float32) for row, count in enumerate(count_N)]
-    bounds = reference_losses.parts(count_N)
+    bounds = loss_based.reference_parts(count_N)
     assert [row for first, last in bounds for row in range(first, last)] == list(range(7))
     for part, (first, last) in enumerate(bounds):
-        np.save(reference_losses.path(tmp_path, part), np.concatenate(losses[first:last]))
+        np.save(loss_based.reference_path(tmp_path, part), np.concatenate(losses[first:last]))
     found = ReferenceLosses(tmp_path, count_N)
     for row in (6, 0, 3, 5, 1, 2, 4):
         assert np.array_equal(found[row], losses[row])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ from tests.workbench.training.freezing.test_layer_statistics import written_out
 from workbench.config.freeze_config import Observation
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
 from workbench.training.freezing import freezer as freezing
+from workbench.training.freezing import observers
 from workbench.training.freezing.cached_prefix import parts
-from workbench.training.freezing.freeze_callbacks import ActivationCallback, GradientCallback, ValueCallback
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.trainer import Trainer
 
@@ -129,20 +131,17 @@ def test_a_resumed_run_has_seen_the_same(policy: dict[str, Any], cache: str, tmp
 
 def test_a_state_is_read_as_it_was_written() -> None:
     """Before anything was seen, too, and with layers that do not train."""
-    freezer = freezing.attach(build("Llama"), configured(adapter=FULL, freeze={"policy": "autofreeze"}), seed=0)
-    named = dict(freezer.model.named_parameters())
-    for seen in ((), (Observation(3, (math.nan, 1.0, 2.0, 3.0, 4.0, 0.5)),)):
+    for seen, policy in product(
+        ((), (Observation(3, (math.nan, 1.0, 2.0, 3.0, 4.0, 0.5)),)), ("autofreeze", "egeria", "smartfrz")
+    ):
+        freezer = freezing.attach(build("Llama"), configured(adapter=FULL, freeze={"policy": policy}), seed=0)
         freezer.seen = seen
-        for watch in (
-            GradientCallback(freezer, named),
-            ActivationCallback(freezer, _nothing),
-            ValueCallback(freezer, named),
-        ):
-            state = watch.state()
-            freezer.seen = (Observation(9, (0.0,) * 6),)
-            watch.load({name: tensor.clone() for name, tensor in state.items()})
-            assert _same(freezer.seen, seen)
-            assert watch.state().keys() == state.keys()
+        watch = observers.of(freezer, dict(freezer.model.named_parameters()), _nothing)["freezing"]
+        state = watch.state()
+        freezer.seen = (Observation(9, (0.0,) * 6),)
+        watch.load({name: tensor.clone() for name, tensor in state.items()})
+        assert _same(freezer.seen, seen)
+        assert watch.state().keys() == state.keys()
 
 
 def _nothing() -> MicroBatch:
@@ -163,7 +162,7 @@ def test_padding_changes_nothing_that_is_seen(name: str) -> None:
     found = []
     for beyond in (0, 7):
         padded = replace(batch, inputs={key: F.pad(each, (0, beyond)) for key, each in batch.inputs.items()})
-        watch = ActivationCallback(freezer, lambda padded=padded: _ran(freezer, padded))  # type: ignore[misc]
+        watch = observers.of(freezer, {}, partial(_ran, freezer, padded))["freezing"]
         watch.on_gradients()
         found.append(watch.state()["reference"])
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,276 @@
+"""Measurements for freezing policies: sums of gradients, changes of activations, and how far values moved.
+
+A policy sees one observation at the end of each interval of steps. All measurements are in checkpoints.
+
+Legend: B rows, L padded length, D hidden, N blocks, S sampled values of a layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from workbench.adapters.method import TrainHook
+from workbench.config.freeze_config import Observation
+from workbench.data.batching import MicroBatch
+from workbench.losses.chunked import wide
+from workbench.training.freezing.cached_prefix import parts
+from workbench.training.freezing.freezer import Freezer
+
+SAMPLED = 1024
+"""Values of a parameter that are followed, evenly spaced; at most twice as many."""
+
+
+class Measurement(Protocol):
+    """What is measured over an interval of steps. Layers are the embeddings, the blocks, and what comes after them."""
+
+    def look(self) -> None:
+        """Called once a step when its gradients are there, before they are clipped."""
+
+    def finish(self, trains: Sequence[bool]) -> tuple[float, ...]:
+        """End the interval and start the next: the value of each layer, NaN where it has none.
+
+        Args:
+            trains: Whether each layer trains.
+        """
+
+    def state(self) -> dict[str, Tensor]:
+        """The measurements so far, for a checkpoint."""
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+
+
+class PolicyObserver(TrainHook):
+    """Shows a freezer's policy the measurement of each interval.
+
+    Args:
+        prefix: Of the measurement's tensors in a checkpoint.
+    """
+
+    def __init__(self, freezer: Freezer, measurement: Measurement, *, prefix: str) -> None:
+        self._freezer, self._measurement, self._prefix = freezer, measurement, prefix
+
+    def on_gradients(self) -> None:
+        self._measurement.look()
+
+    def after_step(self, step: int) -> None:
+        freezer = self._freezer
+        if step % freezer.policy.interval == 0:
+            freezer.seen += (Observation(step, self._measurement.finish(freezer.plan.trains)),)
+
+    def state(self) -> dict[str, Tensor]:
+        """The measurement so far, and all observations."""
+        seen = self._freezer.seen
+        return {
+            **{f"{self._prefix}{name}": each for name, each in self._measurement.state().items()},
+            "seen|steps": torch.tensor([each.step for each in seen], dtype=torch.int64),
+            "seen|values": torch.tensor([each.values for each in seen], dtype=torch.float64),
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+        pairs = zip(state["seen|steps"].tolist(), state["seen|values"].tolist(), strict=True)
+        self._freezer.seen = tuple(Observation(step, tuple(values)) for step, values in pairs)
+        own = {name: each for name, each in state.items() if not name.startswith("seen|")}
+        self._measurement.load({name.removeprefix(self._prefix): each for name, each in own.items()})
+
+
+def of(freezer: Freezer, trainable: Mapping[str, nn.Parameter], run: Callable[[], MicroBatch]) -> dict[str, TrainHook]:
+    """The observer for a freezer's policy, by the name of its file in a checkpoint; empty where it observes nothing.
+
+    Args:
+        trainable: The values that train, in float32 or wider, by name.
+        run: Runs the model on the same few rows each time, without dropout, and returns them.
+    """
+    policy, blocks = freezer.policy, len(freezer.blocks)
+    if policy.observes == "gradients":
+        sums = GradientSums(freezer.layers, trainable, blocks=blocks)
+        return {"freezing": PolicyObserver(freezer, sums, prefix="sum|")}
+    if policy.observes == "values":
+        return {"freezing": PolicyObserver(freezer, ValueWays(freezer.layers, trainable, blocks=blocks), prefix="way|")}
+    plasticity = Plasticity(lambda: block_outputs(freezer.blocks, run))
+    return {"freezing": PolicyObserver(freezer, plasticity, prefix="")} if policy.observes == "activations" else {}
+
+
+class GradientSums:
+    """The sum of each parameter's gradients over an interval. Parameters without gradients take no memory.
+
+    Args:
+        layers: Layer of each parameter, by name.
+        trainable: The values that train, in float32 or wider, by name.
+        blocks: Number of blocks of the backbone; layers are 0 to blocks + 1.
+    """
+
+    def __init__(self, layers: Mapping[str, int], trainable: Mapping[str, nn.Parameter], *, blocks: int) -> None:
+        self._layers, self._trainable, self._blocks = layers, trainable, blocks
+        self._sums: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def look(self) -> None:
+        """Add the present gradients."""
+        for name, parameter in self._trainable.items():
+            if parameter.grad is None:
+                continue
+            if name in self._sums:
+                self._sums[name] += parameter.grad
+            else:
+                self._sums[name] = parameter.grad.clone()
+
+    def finish(self, trains: Sequence[bool] = ()) -> tuple[float, ...]:
+        """End the interval: the norm of each layer's sum, NaN where there was no gradient.
+
+        The norm is the sum of absolute values, as in the authors' code of AutoFreeze; the paper does not say.
+        """
+        norms = [math.nan] * (self._blocks + 2)
+        for name, total in self._sums.items():
+            layer, norm = self._layers[name], float(total.abs().sum())
+            norms[layer] = norm if math.isnan(norms[layer]) else norms[layer] + norm
+        self._sums = {}
+        return tuple(norms)
+
+    def state(self) -> dict[str, Tensor]:
+        """The sums so far, for a checkpoint."""
+        return dict(self._sums)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+        self._sums = {name: total.to(self._trainable[name].device, copy=True) for name, total in state.items()}
+
+
+class Plasticity:
+    """How much each block's outputs changed in an interval: the similarity-preserving loss to those at its beginning.
+
+    That is |G - G'|_F^2 / B^2, where G holds the dot products of whole rows, each row of it scaled to norm 1 (Tung &
+    Mori 2019, arXiv:1907.09682). Only this similarity of the rows, (N, B, B), is kept of the model an interval ago.
+
+    Args:
+        outputs: Runs the same micro-batch of at least two rows each time, without dropout, and returns the output of
+            every block (B, L, D), zero at padding.
+    """
+
+    def __init__(self, outputs: Callable[[], Sequence[Tensor]]) -> None:
+        self._outputs = outputs
+        self._reference_NBB: Tensor | None = None
+
+    def look(self) -> None:
+        """Before the first step, measure the reference of the first interval."""
+        if self._reference_NBB is None:
+            self.begin()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Measure the reference of the next interval."""
+        rows_NBX = [each.to(wide(each.dtype)).flatten(1) for each in self._outputs()]
+        self._reference_NBB = torch.stack([F.normalize(rows_BX @ rows_BX.T, dim=1) for rows_BX in rows_NBX])
+
+    def finish(self, trains: Sequence[bool]) -> tuple[float, ...]:
+        """End the interval: the plasticity of each block that trains, NaN for other layers."""
+        before_NBB = self._reference_NBB
+        assert before_NBB is not None, "`begin` or `load` comes first"
+        self.begin()
+        assert self._reference_NBB is not None
+        changes = (self._reference_NBB - before_NBB.to(self._reference_NBB.device)).square().mean((1, 2)).tolist()
+        blocks = (change if on else math.nan for change, on in zip(changes, trains[1:-1], strict=True))
+        return (math.nan, *blocks, math.nan)
+
+    def state(self) -> dict[str, Tensor]:
+        """Reference of the next interval, for a checkpoint."""
+        return {} if self._reference_NBB is None else {"reference": self._reference_NBB}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+        self._reference_NBB = state.get("reference")
+
+
+def block_outputs(blocks: Sequence[nn.Module], run: Callable[[], MicroBatch]) -> Sequence[Tensor]:
+    """Output of each block (B, L, D) in a forward pass, with zeros at padding.
+
+    Args:
+        run: Calls the model, and returns the rows that it read.
+    """
+    activations: list[Tensor] = []
+    handles = [
+        block.register_forward_hook(lambda _, __, output: activations.append(parts(output)[0])) for block in blocks
+    ]
+    try:
+        batch = run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    if "row_lengths" in batch.inputs:  # packed
+        return activations
+    if "attention_mask" in batch.inputs:
+        mask_BL = batch.inputs["attention_mask"].bool()
+    elif batch.lengths_B is not None:
+        ids_BL = batch.inputs["input_ids"]
+        mask_BL = torch.arange(ids_BL.shape[1], device=ids_BL.device) < batch.lengths_B[:, None]
+    else:  # pictures have no padding
+        return activations
+    # A classifier's last block may compute only the first token, which is never padding.
+    return [
+        each.masked_fill(~mask_BL[..., None], 0) if each.shape[:2] == mask_BL.shape else each for each in activations
+    ]
+
+
+class ValueWays:
+    """How far a sample of each layer's values moved in each interval, and how far it is from the start.
+
+    Args:
+        layers: Layer of each parameter, by name.
+        trainable: The values that train, in float32 or wider, by name.
+        blocks: Number of blocks of the backbone; layers are 0 to blocks + 1.
+    """
+
+    def __init__(self, layers: Mapping[str, int], trainable: Mapping[str, nn.Parameter], *, blocks: int) -> None:
+        self._trainable, self._count = trainable, blocks + 2
+        self._names: dict[int, list[str]] = {}
+        for name in trainable:
+            self._names.setdefault(layers.get(name, blocks + 1), []).append(name)
+        self._start: dict[int, Tensor] = {}
+        self._last: dict[int, Tensor] = {}
+
+    def look(self) -> None:
+        """Before the first step, note where the values start."""
+        if not self._start:
+            self.begin()
+
+    def begin(self) -> None:
+        """Note where the values start."""
+        self._start = {layer: sample(self._trainable, names) for layer, names in self._names.items()}
+        self._last = dict(self._start)
+
+    def finish(self, trains: Sequence[bool]) -> tuple[float, ...]:
+        """End the interval: each layer's way in it, then each layer's distance from its start; NaN where frozen."""
+        moved, away = ([math.nan] * self._count for _ in range(2))
+        for layer, names in self._names.items():
+            if trains[layer]:
+                now_S = sample(self._trainable, names)
+                moved[layer] = float(torch.dist(now_S, self._last[layer]))
+                away[layer] = float(torch.dist(now_S, self._start[layer]))
+                self._last[layer] = now_S
+        return (*moved, *away)
+
+    def state(self) -> dict[str, Tensor]:
+        """Samples at the start and at the last interval, for a checkpoint."""
+        kept = {"start": self._start, "last": self._last}
+        return {f"{name}|{layer}": each for name, samples in kept.items() for layer, each in samples.items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a checkpoint."""
+        for name, kept in {"start": self._start, "last": self._last}.items():
+            kept.clear()
+            for layer, names in self._names.items() if state else ():
+                kept[layer] = state[f"{name}|{layer}"].to(self._trainable[names[0]].device, copy=True)
+
+
+@torch.no_grad()
+def sample(values: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """The followed values of these parameters (S), the same ones of each at any time."""
+    flat = [values[name].detach().flatten() for name in names]
+    return torch.cat([part[:: max(1, part.numel() // SAMPLED)] for part in flat]).clone()
