@@ -40,7 +40,7 @@ from workbench.recipes.reinforcement import reinforce_verbs
 from workbench.recipes.single import row_difficulty, streamed_rows, token_reference
 from workbench.recipes.text.sft import read_template
 from workbench.runs.ranks import ALONE, Ranks
-from workbench.training import layer_drop, packing, preflight
+from workbench.training import layer_and_token_drop, packing, preflight
 from workbench.training.freezing.layer_map import stack
 from workbench.training.optim.schedules import total_steps
 from workbench.training.sampling.row_orders import row_order
@@ -84,7 +84,7 @@ def _inspected(config: RunConfig) -> AnyInspection:
         *_order(inspection),
         *inspection.config.regularise.in_words(),
         *inspection.config.layer_drop.in_words(),
-        *layer_drop.always_computed(inspection.config, model),
+        *layer_and_token_drop.always_computed(inspection.config, model),
         *inspection.config.token_drop.in_words(),
         *inspection.config.grow.in_words(sum(map(len, anatomy.blocks(model)))),
         *([semi_structured.sentence(model)] if inspection.config.model.sparsity is not None else ()),

@@ -21,7 +21,7 @@ from workbench.runs.run_directory import Run
 from workbench.runs.run_log import RunLog
 from workbench.training import thread_choice
 from workbench.training.callbacks import Callback
-from workbench.training.measurements import forget_peak
+from workbench.training.step_metrics import forget_peak
 
 Main = Callable[[RunConfig, Run, Callback], Mapping[str, Any]]
 

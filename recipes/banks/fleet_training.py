@@ -17,10 +17,9 @@ from workbench.recipes.banks.fleet_bank import ClassBank, FleetBank, FleetMember
 from workbench.recipes.banks.fleet_board import FleetBoard
 from workbench.training import bank_trainer, capacity
 from workbench.training.adapter_trainer import TrainTask
-from workbench.training.bank_progress import BankProgress
-from workbench.training.callbacks import Callback
-from workbench.training.fleet_trainer import FleetTrainer
-from workbench.training.measurements import peak_bytes
+from workbench.training.bank_trainer import FleetTrainer
+from workbench.training.callbacks import BankProgress, Callback
+from workbench.training.step_metrics import peak_bytes
 
 TASKS = {"sft": TEXT, "mlm": MASKED, "classify": HIDDEN}
 """Heads of backbones, by what members run, as far as they are known before the rows are read."""

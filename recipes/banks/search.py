@@ -22,7 +22,7 @@ from workbench.recipes.banks.sweep_tasks import SweepTask
 from workbench.recipes.single.single_run import Scores
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
-from workbench.training.measurements import peak_bytes
+from workbench.training.step_metrics import peak_bytes
 
 
 def main(config: RunConfig, run: Run, callback: Callback) -> Scores:

@@ -20,12 +20,11 @@ from workbench.runs import files, metrics_log, units
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity
 from workbench.training.adapter_trainer import TrainTask
-from workbench.training.bank_progress import BankProgress
 from workbench.training.bank_trainer import BankTrainer
-from workbench.training.callbacks import Callback
+from workbench.training.callbacks import BankProgress, Callback
 from workbench.training.distributed import barrier, layout_checks
 from workbench.training.distributed.placement import Placement
-from workbench.training.measurements import peak_bytes
+from workbench.training.step_metrics import peak_bytes
 
 Scores = dict[str, Any]
 BYTES = 16

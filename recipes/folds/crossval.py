@@ -36,8 +36,8 @@ from workbench.training import preflight
 from workbench.training.callbacks import Callback
 from workbench.training.distributed import layout_checks
 from workbench.training.distributed.placement import Placement
-from workbench.training.measurements import peak_bytes
 from workbench.training.optim.schedules import total_steps
+from workbench.training.step_metrics import peak_bytes
 
 Scores = dict[str, Any]
 

@@ -58,7 +58,7 @@ from workbench.recipes.single.single_run import Supervise
 from workbench.runs import units
 from workbench.runs.ranks import Ranks
 from workbench.runs.run_directory import Run
-from workbench.training import activation_offload, capacity, checkpointing
+from workbench.training import activation_checkpointing, activation_offload, capacity
 from workbench.training.callbacks import Silent
 from workbench.training.distributed import bank_shares, layout_checks, layout_settings
 from workbench.training.optim import schedules
@@ -184,8 +184,8 @@ def _of_device(
         offloaded=copies.most,
         memory=memory or capacity.available(backbones.device()) + process,  # which this process holds already
         notes=tuple(notes),
-        recomputable=not checkpointing.refusal(config, parts.backbone.model),
-        by_block=checkpointing.by_block(config, parts.backbone.model),
+        recomputable=not activation_checkpointing.refusal(config, parts.backbone.model),
+        by_block=activation_checkpointing.by_block(config, parts.backbone.model),
         devices=devices,
         distributed=own.distributed if config.distributed.zero == "auto" else config.distributed,
     )

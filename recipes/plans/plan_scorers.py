@@ -24,7 +24,7 @@ from workbench.recipes.single.single_run import SingleRun
 from workbench.runs.run_directory import Run
 from workbench.training import capacity
 from workbench.training.callbacks import Silent
-from workbench.training.signal import LookRows
+from workbench.training.signal import Units
 
 
 def rewards(config: RunConfig, run: Run) -> DryRunParts:
@@ -59,7 +59,7 @@ def _of_one_output(
     config: RunConfig,
     run: Run,
     single: Callable[[RunConfig, Run], SingleRun[Any, Any]],
-    scored: LookRows,
+    scored: Units,
     outputs: Callable[[Any, MicroBatch], object],
 ) -> DryRunParts:
     """A model that gives each of the held-out `scored` one number."""

@@ -26,7 +26,7 @@ from workbench.models import backbones, model_summary
 from workbench.models.backbones import Backbone, Loader
 from workbench.runs import deadline, evaluation_request, files
 from workbench.runs.run_directory import Run
-from workbench.training import long_rows
+from workbench.training import kernels
 from workbench.training.callbacks import Callback
 from workbench.training.distributed.placement import Placement, Reading
 from workbench.training.freezing import freezer as freezing
@@ -185,7 +185,7 @@ class SingleRun(ABC, Generic[M, R]):
         under = self._scored_late()
         with run.deadline.phase("load"):
             saved = self.load() if under is None else self.load_over(under)
-        long_rows.tile(saved.model, self.config)
+        kernels.tile_mlps(saved.model, self.config)
         read = self.placement.reading(saved.model)
         scoring = stored_results(self.config, run, self.callback.stop_requested)
         splits = {"after": self.rows["held_out"]} | ({"test": self.rows["test"]} if "test" in self.rows else {})
@@ -217,7 +217,7 @@ class SingleRun(ABC, Generic[M, R]):
                 trainable=isinstance(self.config.adapter, Full),
                 waiting=self.placement.waiting,
             )
-        long_rows.tile(backbone.model, self.config)
+        kernels.tile_mlps(backbone.model, self.config)
         return backbone
 
     def plan_time(self, live: M | None = None, *, peers: int = 1) -> None:

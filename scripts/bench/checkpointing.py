@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from workbench.config.sections.basic_sections import Checkpointing
 from workbench.planning.live_bytes import LiveBytes
 from workbench.recipes.load import load
-from workbench.training import checkpointing
+from workbench.training import activation_checkpointing
 from workbench.training.trainer import Trainer
 
 WAYS: tuple[Checkpointing, ...] = (False, "elementwise", 0.5, True)
@@ -112,7 +112,7 @@ def _keep(backbone: nn.Module, way: Checkpointing) -> None:
     for module in backbone.modules():
         if hasattr(module, "gradient_checkpointing"):
             module.gradient_checkpointing = False
-    checkpointing.keep(backbone, way)
+    activation_checkpointing.keep(backbone, way)
 
 
 def _arguments() -> argparse.Namespace:

@@ -39,8 +39,8 @@ from workbench.training import capacity
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.freezing import freezer as freezing
-from workbench.training.measurements import peak_bytes
 from workbench.training.signal import TrainingSignal
+from workbench.training.step_metrics import peak_bytes
 from workbench.training.trainer import Trainer
 
 

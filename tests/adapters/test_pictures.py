@@ -16,7 +16,7 @@ from workbench.adapters import Full, Lora, anatomy
 from workbench.adapters.target_modules import matches, resolve, target_convolutions
 from workbench.errors import ConfigError
 from workbench.models import fused_lora, pictures
-from workbench.training import checkpointing
+from workbench.training import activation_checkpointing
 
 CONVOLUTIONAL = ("EfficientNet", "MobileNetV2", "ResNet")
 
@@ -166,7 +166,7 @@ def test_fused_layers_and_recomputed_activations_change_nothing(name: str) -> No
     fused_lora.fuse(adapted)
     found = [step()]
     if model.supports_gradient_checkpointing:
-        checkpointing.keep(model, True)
+        activation_checkpointing.keep(model, True)
         found.append(step())
     scale = max(float(each.abs().max()) for each in wanted)
     for each in found:

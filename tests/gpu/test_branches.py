@@ -25,7 +25,7 @@ from workbench.models import backbones, liger_kernels, packed_attention, short_r
 from workbench.planning import roofline
 from workbench.recipes import doctor
 from workbench.runs.run_directory import hardware
-from workbench.training import capacity, measurements, packing
+from workbench.training import capacity, packing, step_metrics
 from workbench.training.optim import optimizers
 
 pytestmark = needs_device
@@ -92,7 +92,7 @@ def test_attention_of_short_rows() -> None:
 
 
 def test_memory_and_tokens_of_a_pass() -> None:
-    assert capacity.available(DEVICE) > 0 and measurements.peak_bytes(DEVICE) >= 0
+    assert capacity.available(DEVICE) > 0 and step_metrics.peak_bytes(DEVICE) >= 0
     tokens = capacity.forward_tokens(DEVICE, width=64)
     assert tokens & (tokens - 1) == 0 and capacity.FORWARD_TOKENS <= tokens <= capacity.MOST_FORWARD_TOKENS
     config = RunConfig.model_validate({**LIMITS, "batch": {"size": 1000}})

@@ -44,9 +44,8 @@ from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer, capacity
 from workbench.training.adapter_trainer import TrainTask
-from workbench.training.bank_progress import BankProgress
 from workbench.training.bank_trainer import BankTrainer
-from workbench.training.callbacks import Callback
+from workbench.training.callbacks import BankProgress, Callback
 from workbench.training.distributed import barrier
 from workbench.training.distributed.placement import WHOLE, Placement, Reading
 from workbench.training.freezing import freezer as freezing

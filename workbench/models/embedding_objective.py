@@ -131,7 +131,7 @@ class PairTerms:
 
 @dataclass(frozen=True)
 class EmbeddingLoss:
-    """The loss of an embedder's rows; see `workbench.training.cached_gradients.GlobalLoss`."""
+    """The loss of an embedder's rows; see `workbench.training.signal.GlobalLoss`."""
 
     embedder: Embedder
 

@@ -20,9 +20,9 @@ from workbench.models import backbones
 from workbench.planning import step_kinds
 from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.bank_trainer import BankTrainer
-from workbench.training.cached_gradients import CachedGradients
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
+from workbench.training.gradient_accumulation import CachedGradients
 from workbench.training.master_weights import MasterWeights
 from workbench.training.optim import weight_averaging
 from workbench.training.sampling.loss_based import PoolSampler, Weighing

@@ -1,4 +1,4 @@
-"""Training of one adapter: order of rows, optimizer, schedule, early stop, checkpoints; gradients come from outside."""
+"""Training of one adapter"""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from workbench.adapters.method import TrainHook
 from workbench.config import TrainingSections
@@ -23,15 +24,48 @@ from workbench.runs.deadline import Deadline
 from workbench.runs.run_directory import Run
 from workbench.training import checkpoints, early_stopping
 from workbench.training.checkpoints import Progress
+from workbench.training.distributed.sharding import Sharded
+from workbench.training.freezing.freezer import Freezer
 from workbench.training.loss_guard import LossGuard, comparable
+from workbench.training.master_weights import MasterWeights
 from workbench.training.optim import optimizer_states, optimizers, schedules
-from workbench.training.optim.optimizer_states import EvictedStates, LocalStep
+from workbench.training.optim.optimizer_states import EvictedStates, LocalStep, OptimizerStep
 from workbench.training.optim.schedules import limits
 from workbench.training.optim.weight_averaging import WeightAverage
 from workbench.training.sampling.loss_based import ReferenceLosses
 from workbench.training.sampling.row_orders import row_order
 from workbench.training.sampling.sampler import Sampler
-from workbench.training.trainable_values import TrainableValues
+
+
+@dataclass(frozen=True)
+class TrainableValues:
+    """The values that train, in float32 or wider, and where in the model they belong."""
+
+    values: Mapping[str, nn.Parameter]
+    """By name in the model."""
+    layers: Mapping[str, int]
+    """Layer of the backbone of each: 0 the embeddings, 1 to n the blocks, n + 1 what comes after them."""
+    blocks: int
+    """Transformer blocks of the backbone, n."""
+    fresh: Collection[str]
+    """Names of values that start at random, such as a classification head's."""
+    refresh: Callable[[], None]
+    """Copies the values into the parameters that compute."""
+    optimizer_step: Callable[[torch.optim.Optimizer, Mapping[str, nn.Parameter]], OptimizerStep] = LocalStep
+    """Takes the optimizer's steps, locally or on shards."""
+
+
+def trained(masters: MasterWeights | Sharded, freezer: Freezer) -> TrainableValues:
+    """The trainable values of a model, with the layer of each."""
+    return TrainableValues(
+        masters.named(),
+        layers=freezer.layers,
+        blocks=len(freezer.blocks),
+        fresh=freezer.fresh,
+        refresh=masters.refresh,
+        optimizer_step=masters.adopt if isinstance(masters, Sharded) else LocalStep,
+    )
+
 
 PACE_STEPS = 3
 """After so many steps the pace of a run tells roughly how many it will do."""

@@ -1,16 +1,14 @@
-"""The loop over a bank: one forward and backward pass for the rows of all members that are still learning.
-
-Legend: N labels.
-"""
+"""Bank"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,25 +19,51 @@ from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices, MicroBatch
-from workbench.data.packing import JoinedRows, OwnerRows, mixed_batches, padded_length
+from workbench.data.packing import JoinedRows, OwnerRows, RowLayout, laid_together, mixed_batches, padded_length
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.losses.label_losses import LabelScorer
 from workbench.models import cudnn_attention, forward_noise
-from workbench.training import capacity, epoch_rows, kernels, packing, row_losses, thread_choice
-from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
+from workbench.training import capacity, kernels, packing, row_losses, thread_choice
+from workbench.training.activation_checkpointing import ActivationKeeping
+from workbench.training.adapter_trainer import AdapterTrainer, TrainTask, trained
 from workbench.training.callbacks import Callback
-from workbench.training.checkpointing import ActivationKeeping
 from workbench.training.distributed import bank_shares
 from workbench.training.distributed.bank_shares import BankShares
-from workbench.training.epoch_rows import EpochRows
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
-from workbench.training.measurements import forget_peak, measured
 from workbench.training.optim.optimizer_states import read_scalars
 from workbench.training.row_losses import RowLossWatch, VisitRecord
-from workbench.training.trainable_values import trained
+from workbench.training.step_metrics import forget_peak, measured
+
+
+class EpochRows(NamedTuple):
+    """Rows of a member in a micro-batch, and all of them as a pass over its data sees them."""
+
+    member: AdapterTrainer
+    indices: Indices
+    epoch: int
+    seen: Examples
+
+
+def rows_of_members(members: Sequence[AdapterTrainer], parts: Sequence[OwnerRows]) -> list[EpochRows]:
+    """The rows of a micro-batch of the next step, of members by their places."""
+    owned = [(members[part.owner], part.indices) for part in parts]
+    return [EpochRows(member, indices, member.epoch, member.seen) for member, indices in owned]
+
+
+def joined_rows(rows: Sequence[EpochRows], arrangement: RowLayout) -> JoinedRows:
+    """The micro-batch that they make, laid out."""
+    owned = [seen.batch(indices, epoch=epoch) for _, indices, epoch, seen in rows]
+    numbered = [each.numbered(indices, seen.lengths) for each, (_, indices, _, seen) in zip(owned, rows, strict=True)]
+    return JoinedRows(laid_together(owned, arrangement), [len(each.labels_N) for each in owned], numbered)
+
+
+def rows_key(rows: Sequence[EpochRows]) -> Hashable:
+    """A name of the rows, by which a micro-batch that was collated before is known."""
+    return tuple((id(member), id(seen), indices.tobytes(), epoch) for member, indices, epoch, seen in rows)
+
 
 Predict = Callable[[MicroBatch], Tensor]
 """Outputs of the model for each label of a micro-batch (N, ...): hidden states before the head, or logits."""
@@ -307,7 +331,7 @@ class BankTrainer:
         cut = list(self._cut(batches, lengths))
         for parts, then in zip(cut, [*cut[1:], None], strict=True):
             scales = [part.counts / supervised[part.owner] for part in parts]
-            after = epoch_rows.of(members, then) if then else self._next_step(members)
+            after = rows_of_members(members, then) if then else self._next_step(members)
             for part, loss in zip(parts, self.backward(live, parts, scales, then=after), strict=True):
                 losses[part.owner] += loss
         self.shares.add_up(losses, [value for member in members for value in member.trainable.values()])
@@ -331,10 +355,10 @@ class BankTrainer:
     def _collated(self, rows: Sequence[EpochRows], *, then: Sequence[EpochRows]) -> JoinedRows:
         """A micro-batch; from now on the one of `then` is made beside."""
         if self.ahead is None:
-            return epoch_rows.joined(rows, self.arrangement)
-        rows_ready = self.ahead.get(epoch_rows.key(rows), partial(epoch_rows.joined, rows, self.arrangement))
+            return joined_rows(rows, self.arrangement)
+        rows_ready = self.ahead.get(rows_key(rows), partial(joined_rows, rows, self.arrangement))
         if then:
-            self.ahead.expect(epoch_rows.key(then), partial(epoch_rows.joined, then, self.arrangement))
+            self.ahead.expect(rows_key(then), partial(joined_rows, then, self.arrangement))
         return rows_ready
 
     def backward(
@@ -351,7 +375,7 @@ class BankTrainer:
             then: Rows of the micro-batch that probably comes next.
         """
         names, members = list(live), list(live.values())
-        collated, labels, numbered = self._collated(epoch_rows.of(members, parts), then=then)
+        collated, labels, numbered = self._collated(rows_of_members(members, parts), then=then)
         batch, packed = collated.to(self.device), self.arrangement.packed
         rows, draws = list[MemberRows](), list[RowDraw]()
         for (owner, *_), (numbers, lengths) in zip(parts, numbered, strict=True):
@@ -384,3 +408,60 @@ def _passes(members: Collection[AdapterTrainer]) -> float:
     """How often training computes each row, where all members have about the same rows."""
     drawn = sum((member.passes() or math.inf) * len(member.task.train) for member in members)
     return drawn / max(len(member.task.train) for member in members)
+
+
+class FleetTrainer(BankTrainer):
+    """Trains the members of a bank until one of them ends. Then all have saved, and the bank may change.
+
+    The members that stay keep their values and optimizers where they are. A process that was killed since begins with
+    the members that there were at that moment, `begun` saying where each stood, and goes on with the same bits.
+
+    Args:
+        every: Tasks of all that will ever train here: how rows are laid out must not depend on who is there.
+        options: As of `BankTrainer`.
+    """
+
+    def __init__(
+        self,
+        bank: Bank,
+        train_tasks: Sequence[TrainTask],
+        *,
+        every: Sequence[TrainTask],
+        compute: torch.dtype,
+        reads_packed: bool,
+        **options: Any,
+    ) -> None:
+        super().__init__(bank, train_tasks, compute=compute, reads_packed=reads_packed, **options)
+        self._compute = compute
+        self._resumed = False
+        self.arrangement = packing.of_bank(
+            every, self.freezer.backbone, reads_packed=reads_packed, tokens=self.tokens, compute=compute
+        )
+
+    def work_until_one_ends(self) -> list[str]:
+        """Train, and return the names of those that came to their end or failed; raises Stopped as `work` does."""
+        if not self._resumed:
+            self._resume()
+            self._resumed = True
+        self.prepare()
+        with self._computing() as began:
+            while all(member.live for member in self.members.values()):
+                self._step(dict(self.members), began)
+        return [name for name, member in self.members.items() if not member.live]
+
+    def join(self, name: str, task: TrainTask, objective: Objective, *, freezer: Freezer) -> None:
+        """Take a member that the bank has begun.
+
+        Args:
+            freezer: Of the bank's model as it is with this member.
+        """
+        self.freezer = freezer
+        self.masters.add(self.bank.parameters_of(name), self._compute)
+        self.objectives[name], self.row_losses[name], self.begun[name] = objective, RowLossWatch(), 0
+        self.members[name] = self.member(name, task)
+
+    def leave(self, name: str) -> None:
+        """Forget a member, its optimizer included, which the bank has still."""
+        self.masters.forget(self.bank.parameters_of(name))
+        for known in (self.members, self.objectives, self.row_losses, self.begun):
+            del known[name]

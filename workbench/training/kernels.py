@@ -1,4 +1,4 @@
-"""Kernels that compute the elementwise operations of a training: PyTorch's, or Liger's."""
+"""Kernels of a training: Liger's or PyTorch's for elementwise operations, and MLPs in tiles for longer rows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import torch
 from torch import nn
 
 from workbench.config import TrainingSections
-from workbench.config.checks import kernel_checks
+from workbench.config.checks import kernel_checks, long_row_checks
 from workbench.errors import ConfigError, ResumeError
-from workbench.models import liger_kernels
+from workbench.models import liger_kernels, tiled_mlp
 from workbench.runs.run_directory import Run
+from workbench.training.distributed import layout_settings
 
 
 def require(config: TrainingSections, model: nn.Module, device: torch.device) -> None:
-    """Raise ConfigError where Liger's kernels are asked for, and this device or backbone cannot have them."""
+    """Raise ConfigError where Liger's kernels are asked for, and this device or backbone cannot run them."""
     if config.train.kernels != "liger":
         return
     reason = liger_kernels.refusal(device)
@@ -24,7 +25,7 @@ def require(config: TrainingSections, model: nn.Module, device: torch.device) ->
 
 
 def install(model: nn.Module, config: TrainingSections, device: torch.device, run: Run) -> None:
-    """Let a model compute by the kernels of `train.kernels`, which the run notes; one that goes on ends with the same.
+    """Let a model compute with the kernels of `train.kernels`; a resumed run uses those that it began with.
 
     Raises:
         ConfigError: They are asked for and cannot run.
@@ -42,3 +43,11 @@ def install(model: nn.Module, config: TrainingSections, device: torch.device, ru
         run.note(kernels="liger")
     else:
         run.note(kernels="torch")
+
+
+def tile_mlps(model: nn.Module, config: TrainingSections) -> None:
+    """Let the MLPs of a model compute in tiles, as `train.mlp_tile` says; `auto` leaves out those that cannot."""
+    how = config.distributed
+    fetched = how.engine != "fsdp2" and layout_settings.cuts_weights(how)  # weights arrive by layer, not by block
+    if not fetched and not any(long_row_checks.untiled(config)):
+        tiled_mlp.tile(model, config.train.mlp_tile)

@@ -20,7 +20,7 @@ from workbench.data.text.preference_pairs import ANSWER, PLACE, ROW, TOKEN, Mism
 from workbench.losses import answer_losses, preferences
 from workbench.losses.answer_losses import Answers
 from workbench.models.output_heads import Head
-from workbench.training.step_meter import StepMeter
+from workbench.training.step_metrics import StepMeter
 
 Floats = npt.NDArray[np.float64]
 

@@ -20,14 +20,13 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.models import backbones, tiled_mlp
 from workbench.training import (
+    activation_checkpointing,
     activation_offload,
     capacity,
-    checkpointing,
     kernels,
-    layer_drop,
+    layer_and_token_drop,
     packing,
     progressive_stacking,
-    token_drop,
 )
 from workbench.training.distributed import pipeline_stage, sequence, tensor
 from workbench.training.freezing.layer_map import LayerMap, stack
@@ -86,7 +85,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     sequence.require(config, model.config, longest=int(splits[0].lengths.max()))
     tensor.require(config, model.config)
     adapters.require_fit(model, config.adapter)
-    checkpointing.require(config, model)
+    activation_checkpointing.require(config, model)
     kernels.require(config, model, backbones.device())
     _require_savings(config, model)
     _require_layers(config, model)
@@ -112,8 +111,8 @@ def _require_layers(config: TrainingSections, model: PreTrainedModel) -> None:
         return
     paths = stack(model)
     if config.reads_pictures:  # text backbones cannot be called without weights
-        token_drop.middle(model, [model.get_submodule(path) for path in paths], config.token_drop)
-        list(layer_drop.always_computed(config, model))
+        layer_and_token_drop.middle(model, [model.get_submodule(path) for path in paths], config.token_drop)
+        list(layer_and_token_drop.always_computed(config, model))
     progressive_stacking.require(config.grow, [model.get_submodule(path) for path in paths])
     blocks = len(paths)
     if reason := config.token_drop.refusal(blocks) or config.freeze.refusal(blocks):

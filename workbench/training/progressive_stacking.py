@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from workbench.config.sections.grow_config import GrowConfig
 from workbench.errors import BackboneError, ConfigError, TrainingError
 from workbench.models import first_token, rerouting
-from workbench.training import block_calls, early_stopping
+from workbench.training import early_stopping, layer_and_token_drop
 from workbench.training.adapter_trainer import AdapterTrainer
 
 
@@ -69,7 +69,7 @@ class ProgressiveStacking:
         if not self._config.is_on:
             return
         first_token.widen(self._backbone)  # another block is the last one first, and gives every token
-        calls = block_calls.survey(self._backbone, self._blocks)
+        calls = layer_and_token_drop.survey(self._backbone, self._blocks)
         first = self._depth(0, 0.0)
         if not all(each.adds for each in calls[first:]):
             raise BackboneError(

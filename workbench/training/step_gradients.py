@@ -11,14 +11,15 @@ from torch import Tensor
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.packing import RowLayout
 from workbench.runs.ranks import Ranks
-from workbench.training.cached_gradients import CachedGradients, GlobalLoss, Noise
 from workbench.training.distributed import pipeline_schedule as schedule
 from workbench.training.distributed.pipeline import Pipelined
 from workbench.training.distributed.pipeline_schedule import StageExchange, StagePass
 from workbench.training.distributed.row_shares import share_rows
 from workbench.training.distributed.sharding import Sharded
+from workbench.training.gradient_accumulation import CachedGradients, Noise
 from workbench.training.master_weights import MasterWeights
 from workbench.training.row_losses import RowLossWatch
+from workbench.training.signal import GlobalLoss
 
 
 @dataclass

@@ -1,25 +1,80 @@
-"""Noise of a step: what values, blocks and rows draw is a function of seed, step and row, never of micro-batches."""
+"""Noise"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import TrainingSections
 from workbench.data.batching import Indices, MicroBatch
 from workbench.models import forward_noise, rerouting
-from workbench.training.cached_gradients import Units
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
-from workbench.training.layer_drop import LayerDrop
+from workbench.training.layer_and_token_drop import LayerDrop, TokenDrop
 from workbench.training.master_weights import MasterWeights
-from workbench.training.optim.mixout import Mixout
 from workbench.training.progressive_stacking import ProgressiveStacking
-from workbench.training.token_drop import TokenDrop
+from workbench.training.signal import Units
+
+
+class Mixout:
+    """The starts of the values that train, and their part in each step.
+
+    Args:
+        values: In float32 or wider, by name, as they begin.
+        rate: p; 0 holds nothing and does nothing.
+        seed: Of the run.
+    """
+
+    def __init__(self, values: Mapping[str, nn.Parameter], *, rate: float, seed: int) -> None:
+        self._rate, self._seed = rate, seed
+        self._values = dict(values) if rate else {}
+        self.start = {name: each.detach().clone() for name, each in self._values.items()}
+
+    @contextmanager
+    def mixed(self, step: int, *, refresh: Callable[[], None]) -> Iterator[None]:
+        """Inside the block values compute mixed with their start; after it they, and their gradients, are their own.
+
+        Which ones depends on seed, step and name alone. Frozen values stay. They come back to the same bits, whatever
+        happens in the block.
+
+        Args:
+            step: From 0.
+            refresh: Called when the values have changed: copies them to where they compute.
+        """
+        moved = {name: each for name, each in self._values.items() if each.requires_grad}
+        if not moved:
+            yield
+            return
+        kept = {name: each.detach().clone() for name, each in moved.items()}
+        goes = {name: self._goes(name, each, step) for name, each in moved.items()}
+        try:
+            with torch.no_grad():
+                for name, each in moved.items():
+                    way = (each - self.start[name]).mul_(goes[name]).div_(1 - self._rate)
+                    torch.add(self.start[name], way, out=each)
+            refresh()
+            yield
+            for name, each in moved.items():
+                if each.grad is not None:
+                    each.grad.mul_(goes[name]).div_(1 - self._rate)
+        finally:
+            with torch.no_grad():
+                for name, each in moved.items():
+                    each.copy_(kept[name])
+            refresh()
+
+    def _goes(self, name: str, value: Tensor, step: int) -> Tensor:
+        """Whether each element goes its way in a step, bool: k."""
+        number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
+        seed = np.random.SeedSequence([self._seed, step, number]).generate_state(1, np.uint64)[0]
+        generator = torch.Generator(value.device).manual_seed(int(seed >> np.uint64(1)))
+        return torch.empty_like(value, dtype=torch.bool).bernoulli_(1 - self._rate, generator=generator)
 
 
 class StepNoise:

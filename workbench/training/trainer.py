@@ -20,35 +20,33 @@ from workbench.adapters.method import TrainHook
 from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.prefetch import Prefetcher
-from workbench.errors import Stopped, TrainingError
+from workbench.errors import Stopped, TrainingError, WorkbenchError
 from workbench.models import backbones, cudnn_attention, fused_lora
 from workbench.runs.run_directory import Run
-from workbench.training import capacity, failures, kernels, long_rows, packing, row_losses, step_figures, thread_choice
-from workbench.training.adapter_trainer import AdapterTrainer, TrainTask
+from workbench.training import capacity, kernels, packing, row_losses, thread_choice
+from workbench.training.activation_checkpointing import ActivationKeeping
+from workbench.training.adapter_trainer import AdapterTrainer, TrainTask, trained
 from workbench.training.callbacks import Callback
-from workbench.training.checkpointing import ActivationKeeping
 from workbench.training.distributed.gradient_exchange import GradientExchange
 from workbench.training.distributed.placement import Placement
-from workbench.training.distributed.row_shares import RowShare, share_rows
 from workbench.training.distributed.sharding import Sharded, Trainable
 from workbench.training.freezing import observers
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
+from workbench.training.gradient_accumulation import GradientAccumulation
 from workbench.training.master_weights import MasterWeights
-from workbench.training.measurements import forget_peak, measured, peak_bytes
 from workbench.training.method_choice import MethodChoice
-from workbench.training.optim import noise_scale, own_optimizers
+from workbench.training.optim import own_optimizers
 from workbench.training.optim.noise_scale import GradientParts, NoiseScale
 from workbench.training.optim.optimizer_states import read_scalars
 from workbench.training.optim.sharpness_aware import Sharpness
 from workbench.training.row_losses import RowLossWatch
 from workbench.training.sampling import sampler as sampling
-from workbench.training.sampling.look import looked_at
 from workbench.training.signal import Loss, ProgressClock, TrainingSignal
 from workbench.training.step_gradients import of_whole_steps
+from workbench.training.step_metrics import forget_peak, measured, peak_bytes
 from workbench.training.step_noise import StepNoise
 from workbench.training.trackers import Trackers
-from workbench.training.trainable_values import trained
 
 OBSERVED_ROWS = 8
 """Rows on which a freezing policy reads activations."""
@@ -110,17 +108,24 @@ class Trainer:
         self.choice = MethodChoice(self.model, self.config, self.signal, device=self.device, ranks=self.ranks)
         self.visits = None if self.signal.tap is None else row_losses.record(self.config, len(self.train), self.ranks)
         self.row_losses.observers |= {} if self.visits is None else {"dynamics": self.visits}
-        self.ahead: Prefetcher[MicroBatch] | None = None
-        """Collates the next micro-batch in a thread, during `work`."""
         self.keeping = ActivationKeeping(self.config, self.freezer.backbone, self.device)
-        self.tokens = 0
-        """Tokens in one forward pass, padding included if there is any; known after `prepare`."""
         self.evaluation_asked = False
         more = (self.held_out_parts, self.signal.reference, lambda: self.evaluation_asked)
         task = TrainTask(self.train, self._held_out_loss, self.config, self.run, *more)
         self.member: AdapterTrainer = AdapterTrainer(task, trained(self.masters, self.freezer), hooks=self._hooks())
-        self.drawn = sampling.Draw(np.arange(0))
-        """Rows and weights of the present step, where a sampler draws them."""
+        self.accumulation = GradientAccumulation(
+            self.model,
+            self.forward,
+            self.masters,
+            self.arrangement,
+            groups=self.placement.groups,
+            ranks=self.ranks,
+            device=self.device,
+            noise=self.step_noise.of,
+            row_losses=self.row_losses,
+            member=self.member,
+            known=self.signal.known,
+        )
         if isinstance(self.member.order, sampling.Sampler):
             self.row_losses.observers["sampling"] = self.member.order
             self.member.order.hear(self.noise)
@@ -153,9 +158,10 @@ class Trainer:
             self.run.deadline.begin(member.progress.share)
         shared = thread_choice.chosen([member], self.tokens, self.freezer.backbone)
         same = cudnn_attention.allowed([self.train.lengths])
-        with closing(self.trackers), closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead, shared, same:
+        ahead: Prefetcher[MicroBatch] = Prefetcher(pin=self.device.type == "cuda")
+        with closing(self.trackers), closing(ahead) as self.accumulation.ahead, shared, same:
             self._steps(time.monotonic() - member.progress.elapsed_s)
-        self.ahead = None
+        self.accumulation.ahead = None
         self.prefix.close()
 
     def _steps(self, began: float) -> None:
@@ -163,7 +169,13 @@ class Trainer:
         member = self.member
         while member.live:
             self._follow_policy()
-            record = member.finish_step(self.step(failures.rows(member)), began=began)
+            try:
+                rows = member.batch()
+            except WorkbenchError:  # such as a reward that fails: nothing that was learnt until now is lost
+                if member.progress.step:
+                    member.save(keep=self.config.save.keep)
+                raise
+            record = member.finish_step(self.step(rows), began=began)
             self.trackers.log(record)
             self.callback.step(record, total=member.total)
             asked_by_rank = self.ranks.gathered((self.callback.stop_requested(), self.run.evaluation_asked()))
@@ -188,9 +200,9 @@ class Trainer:
         member = self.member
         self.clock.share = member.progress.share
         if isinstance(order := member.order, sampling.Sampler):
-            seen = member.seen
-            looked = looked_at(self._row_shares(rows, seen), self, seen, member.epoch) if order.looks else None
-            rows, *_ = self.drawn = order.drawn(rows, looked)
+            by_token = self.config.data.sampling.by == "tokens"
+            losses = self.accumulation.losses_now(rows, labels=by_token) if order.looks else None
+            rows, *_ = self.accumulation.drawn = order.drawn(rows, losses)
         loss, metrics = self._gradients_that_fit(rows)
         try:
             mean, norm = read_scalars([loss, member.clip(rows)])
@@ -210,7 +222,7 @@ class Trainer:
 
     def _waited(self) -> float:
         """Seconds that the training has waited for rows so far."""
-        return 0.0 if self.ahead is None else self.ahead.waited_s
+        return 0.0 if self.accumulation.ahead is None else self.accumulation.ahead.waited_s
 
     def _gradients_that_fit(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
         """`gradients`; where memory runs out, the same in smaller micro-batches."""
@@ -258,10 +270,14 @@ class Trainer:
         """Compute the gradients of rows in a step (from 0); returns their mean loss, and metrics of the gradients."""
         every = self.config.optimizer.noise_scale
         parts = GradientParts(self.masters) if every and step % every == 0 else None
-        step_figures.begin(self, rows)
+        self.row_losses.begin()
+        if self.signal.look is not None:
+            self.accumulation.look(rows, self.signal.look)
+        if self.signal.meter is not None:
+            self.signal.meter.begin()
         with self.step_noise.during(step, self.clock.share):
             loss = self.backward(rows, parts, step=step)
-            metrics = step_figures.means(self)
+            metrics = {} if self.signal.meter is None else self.signal.meter.means(self.ranks)
             with self.row_losses.paused():
                 again, labels = partial(self.backward, rows, step=step), self.member.seen.supervised[rows].sum().item()
                 self.sharpness.sharpen(step, again)
@@ -279,46 +295,21 @@ class Trainer:
         Args:
             parts: Receives the gradients of parts of the batch, to estimate their noise.
         """
-        seen = self.member.seen
         if self.cached is not None:
-            loss = self.cached.add(seen, rows, step=step, tokens=self.tokens)
-            self.exchange.add_up(loss)
-            return loss
-        supervised, sharded = seen.supervised[rows].sum().item(), isinstance(self.masters, Sharded)
-        factor = self.ranks.world if sharded else 1
-        loss = torch.zeros((), device=self.device)
-        for part_rows in [rows] if parts is None else noise_scale.cut(rows):
-            shares = self._row_shares(part_rows, seen)
-            for number, (indices, counts) in enumerate(shares):
-                then = shares[number + 1].rows if number + 1 < len(shares) else None
-                batch = self.drawn.weighed(self._batch(seen, indices, then=then), indices)
-                counted = indices if counts else indices[:0]
-                with self.step_noise.of(batch, indices, seen, step=step), self.row_losses.of(counted, batch):
-                    part = self.forward(batch, counts / supervised)
-                    self.masters.backward(part)
-                loss += part.detach() / factor
-                del part  # bitsandbytes' 8-bit layers hold their inputs for as long as the graph lives
-            if parts is not None:
-                parts.add(len(part_rows), share=seen.supervised[part_rows].sum().item() / supervised)
+            loss = self.cached.add(self.member.seen, rows, step=step, tokens=self.tokens)
+        else:
+            loss = self.accumulation.add(rows, parts, step=step)
         self.exchange.add_up(loss)
         return loss
 
-    def _row_shares(self, rows: Indices, seen: Examples) -> list[RowShare]:
-        in_step, form = isinstance(self.masters, Sharded), self.arrangement
-        return share_rows(rows, seen.lengths, form, tokens=self.tokens, ranks=self.placement.groups, in_step=in_step)
+    @property
+    def tokens(self) -> int:
+        """Tokens in one forward pass, padding included if there is any; known after `prepare`."""
+        return self.accumulation.tokens
 
-    def _batch(self, seen: Examples, rows: Indices, *, then: Indices | None) -> MicroBatch:
-        """A micro-batch on the device; a thread collates the following one: `then`, or the next step's first."""
-        epoch, collated = self.member.epoch, self.arrangement.batch
-        if self.ahead is None:
-            return collated(seen, rows, epoch=epoch).to(self.device)
-        batch = self.ahead.get((id(seen), epoch, rows.tobytes()), partial(collated, seen, rows, epoch=epoch))
-        if then is None and self.signal.known:
-            seen, (upcoming, epoch) = self.member.seen_after(), self.member.batch_after()
-            then = next((share.rows for share in self._row_shares(upcoming, seen)), None)  # None: others have all
-        if then is not None:
-            self.ahead.expect((id(seen), epoch, then.tobytes()), partial(collated, seen, then, epoch=epoch))
-        return batch.to(self.device)
+    @tokens.setter
+    def tokens(self, tokens: int) -> None:
+        self.accumulation.tokens = tokens
 
     def _follow_policy(self) -> None:
         """Set which layers train in the next step, as the freezing policy says, and stack blocks where it is time."""
@@ -367,7 +358,7 @@ class Trainer:
         kernels.install(self.model, self.config, self.device, self.run)
         remembered = begun.get("tokens_per_device")
         self.keeping.begin(begun.get("checkpointing"), offloads=begun.get("offload_activations", False))
-        long_rows.tile(self.model, self.config)
+        kernels.tile_mlps(self.model, self.config)
         auto = self.config.batch.tokens_per_device == "auto"
         if auto:
             tokens = int(remembered or self.arrangement.worth(tokens))

@@ -14,7 +14,7 @@ from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import BlockExpansion
 from workbench.errors import ConfigError
-from workbench.training import checkpointing
+from workbench.training import activation_checkpointing
 
 LAYERS = {"num_hidden_layers": 3}
 EVERY_TWO = BlockExpansion(every=2)
@@ -79,7 +79,7 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
     for recomputed in (False, True):
         model = expanded().train()
         if recomputed:
-            checkpointing.keep(model, True)
+            activation_checkpointing.keep(model, True)
         model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         gradients.append({name: each.grad for name, each in model.named_parameters() if each.requires_grad})
     for name, wanted in gradients[0].items():

@@ -23,7 +23,7 @@ from workbench.adapters.prompts import prefix_tuner
 from workbench.config import RunConfig
 from workbench.errors import BackboneError, ConfigError
 from workbench.schema import parse
-from workbench.training import checkpointing
+from workbench.training import activation_checkpointing
 
 KINDS: dict[str, dict[str, Any]] = {
     "Bert": {"head": "SequenceClassification", "num_labels": 3},
@@ -152,7 +152,7 @@ def test_recomputed_activations_give_the_same_gradients(kind: str, config: Metho
     for recompute in (False, True):
         model = attach(build(kind), config).train()
         if recompute:
-            checkpointing.keep(model, True)
+            activation_checkpointing.keep(model, True)
         torch.manual_seed(0)
         logits(model).square().sum().backward()
         found.append({name: each.grad for name, each in model.named_parameters() if each.requires_grad})
@@ -166,13 +166,13 @@ def test_recomputing_is_refused_only_where_the_prefix_stands_in_the_cache(config
     sections = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "train": {"checkpointing": True}}
     run = parse(RunConfig, {**sections, "adapter": config.model_dump()}, source="here")
     for kind in KINDS:
-        checkpointing.require(run, build(kind))
-        checkpointing.require(run, attach(build(kind), config))
+        activation_checkpointing.require(run, build(kind))
+        activation_checkpointing.require(run, attach(build(kind), config))
     text = f"train.checkpointing does not go with adapter.method={config.method}: transformers leaves out the key-value"
     bare = tiny("Llama")
     for model in (bare, adapters.attach(bare, config, seed=0)):
         with pytest.raises(ConfigError, match=text):
-            checkpointing.require(run, model)
+            activation_checkpointing.require(run, model)
 
 
 @EACH_KIND

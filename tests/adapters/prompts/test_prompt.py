@@ -17,7 +17,7 @@ from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
 from workbench.models import backbones
 from workbench.schema import parse
-from workbench.training import checkpointing
+from workbench.training import activation_checkpointing
 
 IDS = torch.tensor([[3, 60, 5, 61, 9, 60, 7], [4, 8, 15, 16, 23, 42, 2]])
 
@@ -90,7 +90,7 @@ def test_recomputed_activations_give_the_same_gradients(config: Method) -> None:
     for recompute in (False, True):
         model: Any = adapters.attach(tiny("Llama"), config, seed=0).train()
         if recompute:
-            checkpointing.keep(model, True)
+            activation_checkpointing.keep(model, True)
         model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
         gradients.append([each.grad for each in model.parameters() if each.requires_grad])
     for plain, recomputed in zip(*gradients, strict=True):

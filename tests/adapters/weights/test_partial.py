@@ -27,7 +27,7 @@ from workbench import adapters, losses
 from workbench.adapters import BitFit, LastLayers, LayerNorm, LinearProbe, Method
 from workbench.errors import ConfigError
 from workbench.models import output_heads, quantisation, weight_storage
-from workbench.training import checkpointing
+from workbench.training import activation_checkpointing
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -174,7 +174,7 @@ def test_the_gradient_is_that_of_the_backbones_own_parameter(name: str) -> None:
 def test_recomputed_activations_see_the_copies(name: str) -> None:
     model = _disturb(_attach(tiny("Phi"), METHODS[name])).train()
     wanted = _gradients(model, model(input_ids=IDS, labels=IDS).loss)
-    checkpointing.keep(model, True)
+    activation_checkpointing.keep(model, True)
     found = _gradients(model, model(input_ids=IDS, labels=IDS).loss)
     torch.testing.assert_close(found, wanted)
 

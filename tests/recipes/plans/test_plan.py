@@ -28,8 +28,7 @@ from workbench.recipes.load import load
 from workbench.recipes.plans import plan_fleet
 from workbench.recipes.plans.plan import plan
 from workbench.training import capacity
-from workbench.training.bank_trainer import BankTrainer
-from workbench.training.fleet_trainer import FleetTrainer
+from workbench.training.bank_trainer import BankTrainer, FleetTrainer
 from workbench.training.trainer import Trainer
 
 LORA = "adapter={method: lora, rank: 4}"

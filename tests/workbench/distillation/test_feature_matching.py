@@ -32,7 +32,7 @@ from tests.workbench.distillation.matched import (
 from workbench.adapters import Lora, Prefix, Prompt, attach
 from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
 from workbench.distillation.feature_matching import FeatureMatching
-from workbench.training import checkpointing
+from workbench.training import activation_checkpointing
 
 # The equations, written a second time, row by row.
 
@@ -157,7 +157,7 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
     found = []
     for recompute in (False, True):
         if recompute:
-            checkpointing.keep(student, True)
+            activation_checkpointing.keep(student, True)
         student.zero_grad()
         compared(terms, student, teacher, text(range(4))).backward()
         found.append([p.grad.clone() for p in student.model.layers.parameters() if p.grad is not None])

@@ -21,7 +21,7 @@ from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.packing import PACKED, SharedPrefix
 from workbench.models import fused_lora, last_block, output_heads, packed_attention
 from workbench.models.output_heads import Head
-from workbench.training import checkpointing
+from workbench.training import activation_checkpointing
 
 LENGTHS = (40, 33, 33, 20)
 ANSWERS = (5, 9, 1, 7)
@@ -119,7 +119,7 @@ def test_recomputed_activations_change_nothing(layout: str) -> None:
     backbone = _model("llama")
     model, head, batch = _adapted(backbone), output_heads.known(backbone), LAYOUTS[layout](_rows())
     wanted = _values(model, head, batch)
-    checkpointing.keep(backbone, True)
+    activation_checkpointing.keep(backbone, True)
     shapes = _Shapes(head)
     torch.testing.assert_close(_values(model, head, batch), wanted, rtol=0, atol=0)
     assert len(shapes.seen) == 1, "the last block keeps its activations"

@@ -23,7 +23,7 @@ from tests.triton_interpreter import interpreted
 from workbench.adapters import METHODS, Lora, attach
 from workbench.models import fused_lora, liger_kernels, recomputation
 from workbench.models.liger_kernels import OUTLINES, GatedMlp, GemmaNorm, LlamaNorm
-from workbench.training.checkpointing import keep
+from workbench.training.activation_checkpointing import keep
 
 GROUPED: dict[str, Any] = {"num_key_value_heads": 2}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from workbench.data.batching import MicroBatch, Row, collate, encoder_inputs
 from workbench.data.packing import PACKED
 from workbench.models import output_heads, packed_attention
 from workbench.models.packed_attention import FAMILIES
-from workbench.training import checkpointing
+from workbench.training import activation_checkpointing
 
 LENGTHS = (12, 7, 7, 1)
 SHAPES = {
@@ -95,7 +95,7 @@ def test_recomputed_activations_give_the_same_gradients(model: PreTrainedModel) 
         return torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
 
     wanted = gradients()
-    checkpointing.keep(model, True)
+    activation_checkpointing.keep(model, True)
     torch.testing.assert_close(gradients(), wanted, rtol=0, atol=0)
 
 

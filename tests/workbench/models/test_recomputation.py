@@ -18,7 +18,7 @@ from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.models import fused_lora
 from workbench.models.recomputation import recomputing_elementwise
 from workbench.planning.live_bytes import LiveBytes
-from workbench.training import checkpointing
+from workbench.training import activation_checkpointing
 
 CPU = torch.device("cpu")
 STILL = {"T5": {"dropout_rate": 0.0}, "Bert": {"attention_probs_dropout_prob": 0.0}, "GPT2": {"attn_pdrop": 0.0}}
@@ -51,7 +51,7 @@ def test_gradients_are_equal_to_the_last_bit_with_dropout(kind: str, method: str
     backbone = model if method == "full" else model.get_base_model()
     kept = _gradients(model)
     for wanted in ("elementwise", 0.5):
-        checkpointing.keep(backbone, wanted)
+        activation_checkpointing.keep(backbone, wanted)
         again = _gradients(model)
         assert len(again) == len(kept) > 0
         assert all(torch.equal(one, other) for one, other in zip(again, kept, strict=True))

@@ -15,7 +15,7 @@ from workbench.data.batching import Row, collate
 from workbench.data.packing import SharedPrefix
 from workbench.models import packed_attention
 from workbench.models.packed_attention import FAMILIES
-from workbench.training import checkpointing
+from workbench.training import activation_checkpointing
 
 PREFIX = 9
 OWN = (12, 11, 7, 1, 1)
@@ -65,7 +65,7 @@ def test_another_row_beside_it_changes_no_bit_of_a_row(model: PreTrainedModel) -
 def test_recomputed_activations_give_the_same_gradients(model: PreTrainedModel) -> None:
     batch = SharedPrefix(PREFIX).lay(collate(_rows()))
     wanted = _gradients(model, row_losses(model, batch, len(OWN)))
-    checkpointing.keep(model, True)
+    activation_checkpointing.keep(model, True)
     torch.testing.assert_close(_gradients(model, row_losses(model, batch, len(OWN))), wanted, rtol=0, atol=0)
 
 

@@ -22,7 +22,7 @@ from workbench.losses import few_parts
 from workbench.models import backbones, fused_lora, tiled_mlp
 from workbench.models.tiled_mlp import Tiled, Tiling
 from workbench.planning.live_bytes import LiveBytes
-from workbench.training.checkpointing import keep
+from workbench.training.activation_checkpointing import keep
 
 LENGTH = 23
 TILES = (1, 5, 22)

@@ -17,8 +17,8 @@ from workbench.errors import ConfigError
 from workbench.models import tiled_mlp
 from workbench.planning.fake_tensors import to_fake
 from workbench.training import activation_offload
+from workbench.training.activation_checkpointing import ActivationKeeping, keep
 from workbench.training.activation_offload import ActivationOffload, PinnedCopies
-from workbench.training.checkpointing import ActivationKeeping, keep
 
 BLOCKS, TOKENS, WIDTH = 5, 12, 32
 

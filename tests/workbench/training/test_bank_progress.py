@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from workbench.training.bank_progress import BankProgress
+from workbench.training.callbacks import BankProgress
 
 
 class Listener:

@@ -27,7 +27,8 @@ from workbench.data.packing import PACKED, PADDED
 from workbench.models import backbones, embedder, packed_attention
 from workbench.models.embedding_objective import EmbeddingLoss
 from workbench.runs.ranks import ALONE
-from workbench.training.cached_gradients import CachedGradients, Units
+from workbench.training.gradient_accumulation import CachedGradients
+from workbench.training.signal import Units
 
 STEP = 5
 FORMS: dict[str, list[dict[str, Any]]] = {

@@ -20,9 +20,9 @@ from tests.workbench.training.together import Texts, Together, section
 from workbench.config import RunConfig
 from workbench.config.sections.basic_sections import Checkpointing
 from workbench.errors import ConfigError, Stopped
-from workbench.training import activation_offload, checkpointing
+from workbench.training import activation_checkpointing, activation_offload
+from workbench.training.activation_checkpointing import ENOUGH, ActivationKeeping, ways
 from workbench.training.bank_trainer import BankTrainer
-from workbench.training.checkpointing import ENOUGH, ActivationKeeping, ways
 
 RECIPE = """
 recipe: sft
@@ -99,10 +99,10 @@ def test_a_backbone_whose_blocks_are_recomputed_together_refuses_a_part() -> Non
     for number, block in enumerate(model.model.layers):  # type: ignore[union-attr, arg-type]
         model.model.layers[number] = cast(Any, torch.nn.Sequential(block.mlp))  # type: ignore[union-attr, index]
     part = config(train={"checkpointing": "elementwise"})
-    assert not checkpointing.by_block(part, model)
+    assert not activation_checkpointing.by_block(part, model)
     with pytest.raises(ConfigError, match=r"train.checkpointing=elementwise .* Write train.checkpointing=true"):
-        checkpointing.require(part, model)
-    checkpointing.require(config(train={"checkpointing": True}), model)
+        activation_checkpointing.require(part, model)
+    activation_checkpointing.require(config(train={"checkpointing": True}), model)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from workbench.config.sections.layer_drop_config import LayerDropConfig
 from workbench.errors import BackboneError
 from workbench.models import rerouting
 from workbench.training.freezing.layer_map import stack
-from workbench.training.layer_drop import LayerDrop
+from workbench.training.layer_and_token_drop import LayerDrop
 
 IDS = torch.arange(3, 33).view(5, 6)
 FAMILIES = {"Llama": "CausalLM", "GPT2": "CausalLM", "DebertaV2": "MaskedLM", "Bert": "MaskedLM"}

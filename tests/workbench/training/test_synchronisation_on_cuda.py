@@ -32,7 +32,6 @@ from workbench.planning.fake_tensors import real_tensors, to_fake
 from workbench.recipes.load import load
 from workbench.recipes.plans import plan_blocks, plan_parts, plan_texts
 from workbench.runs import run_directory
-from workbench.training import failures
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.freezing import freezer as freezing
@@ -76,14 +75,14 @@ def test_a_step_reads_once(way: list[str], short_stories: str, tmp_path: Path, m
     with training(config, tmp_path, monkeypatch) as (fit, found):
         assert fit.device == CUDA
         fit.prepare()
-        fit.ahead = Prefetcher(pin=True)
+        fit.accumulation.ahead = Prefetcher(pin=True)
         for step in range(STEPS):
             found.places.clear()
             fit._follow_policy()
-            record = fit.step(failures.rows(fit.member))
+            record = fit.step(fit.member.batch())
             fit.member.finish_step(record, began=time.monotonic())
             assert len(found.places) == 1, "\n".join([f"step {step}", *found.places])
-        fit.ahead.close()
+        fit.accumulation.ahead.close()
 
 
 @pytest.mark.slow
@@ -119,12 +118,12 @@ def test_a_step_of_a_bank_reads_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         )
         fit.masters.refresh()
         fit.bank.train()
-        fit.ahead = Prefetcher(pin=True)
+        fit.accumulation.ahead = Prefetcher(pin=True)
         for step in range(STEPS):
             found.places.clear()
             fit._step(fit.members, dict.fromkeys(fit.members, time.monotonic()))
             assert len(found.places) == 1, "\n".join([f"step {step}", *found.places])
-        fit.ahead.close()
+        fit.accumulation.ahead.close()
     run.close()
     assert len(fit.visits) == len(sections)
 

@@ -15,9 +15,9 @@ from workbench.adapters.anatomy import blocks
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config.sections.token_drop_config import TokenDropConfig
 from workbench.errors import BackboneError
-from workbench.training import token_drop
+from workbench.training import layer_and_token_drop
 from workbench.training.freezing.layer_map import stack
-from workbench.training.token_drop import TokenDrop
+from workbench.training.layer_and_token_drop import TokenDrop
 
 CPU = torch.device("cpu")
 IDS = torch.arange(3, 33).view(5, 6)
@@ -50,14 +50,14 @@ def test_a_row_computes_its_share_of_tokens_in_order_and_always_the_first() -> N
     hash_BL = torch.randint(-(2**31), 2**31, (400, 9), dtype=torch.int32, generator=generator)
     lengths = np.full(400, 9)
     lengths[::2] = 4
-    found = token_drop.chosen(hash_BL, lengths, share=0.5)
+    found = layer_and_token_drop.chosen(hash_BL, lengths, share=0.5)
     assert found.shape == (400, 5) and bool((found[:, 0] == 0).all()) and bool((found.diff(dim=1) > 0).all())
     assert bool((found[::2, :2] < 4).all()) and bool((found[::2, 2:] >= 4).all()), "shorter rows: two, then padding"
     counts = np.bincount(found[1::2, 1:].flatten(), minlength=9)[1:] / 200
     assert np.abs(counts - 0.5).max() < 4 * (0.25 / 200) ** 0.5, "each other token with the same chance"
-    alone = token_drop.chosen(hash_BL[::2, :4], lengths[::2], share=0.5)
+    alone = layer_and_token_drop.chosen(hash_BL[::2, :4], lengths[::2], share=0.5)
     assert torch.equal(alone, found[::2, :2])
-    whole = token_drop.chosen(hash_BL, lengths, share=1.0)
+    whole = layer_and_token_drop.chosen(hash_BL, lengths, share=1.0)
     assert torch.equal(whole, torch.arange(9).expand(400, -1))
 
 
@@ -94,7 +94,7 @@ def test_tokens_that_compute_see_each_other_at_their_places_as_if_others_were_ma
     for query in kept:
         sees[query, kept] = True
     causal = torch.ones(6, 6).tril().bool() if FAMILIES[family] == "CausalLM" else torch.ones(6, 6).bool()
-    bound = token_drop._bound(block, args, named)
+    bound = layer_and_token_drop._bound(block, args, named)
     window = bound.get("attention_mask", torch.ones(1, 1, 6, 6, dtype=torch.bool))
     bound |= {"attention_mask": (sees & causal)[None, None] & window}
     wanted = block(**bound)

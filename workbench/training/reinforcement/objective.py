@@ -14,7 +14,7 @@ from workbench.losses import policy_losses, preferences
 from workbench.training.preference_objective import dense
 from workbench.training.reinforcement.rollout import Rollout
 from workbench.training.reinforcement.rollouts import RolloutRows
-from workbench.training.step_meter import StepMeter
+from workbench.training.step_metrics import StepMeter
 
 
 class ReinforceObjective:

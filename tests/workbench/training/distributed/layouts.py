@@ -43,11 +43,10 @@ from workbench.runs import deadline
 from workbench.runs.process_memory import importing
 from workbench.runs.ranks import joined
 from workbench.training import activation_offload
-from workbench.training.bank_trainer import BankTrainer
+from workbench.training.bank_trainer import BankTrainer, FleetTrainer
 from workbench.training.distributed.pipeline import Pipelined
 from workbench.training.distributed.tensor import TensorParallel
 from workbench.training.distributed.zero import ZeroParameters
-from workbench.training.fleet_trainer import FleetTrainer
 from workbench.training.master_weights import MasterWeights
 from workbench.training.trainer import Trainer
 

@@ -27,7 +27,7 @@ from tests.workbench.training.freezing.prefixes import (
 from workbench import adapters
 from workbench.adapters import Lora
 from workbench.errors import BackboneError
-from workbench.training import checkpointing
+from workbench.training import activation_checkpointing
 from workbench.training.freezing.cached_prefix import rows_of
 from workbench.training.freezing.hidden_state_store import DiskStore, MemoryStore
 
@@ -267,7 +267,7 @@ def test_hooks_above_the_line_see_each_call_once(llama: PreTrainedModel) -> None
 def test_with_checkpointing_and_dropout_above(name: str) -> None:
     """Dropout above the line draws the same numbers, because nothing below draws any."""
     model = freeze(build(name, **dict.fromkeys(DROPOUTS, 0.1)), 2)
-    checkpointing.keep(model, True)
+    activation_checkpointing.keep(model, True)
     cached = prefix_of(model, 2)
 
     def found() -> list[Tensor]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.training.optim.mixout import Mixout
+from workbench.training.step_noise import Mixout
 
 
 def values(*, moved: float = 1.0) -> dict[str, nn.Parameter]:

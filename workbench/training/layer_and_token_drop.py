@@ -1,22 +1,13 @@
-"""Tokens that the middle blocks of a backbone pass by: random layerwise token dropping (random-LTD), patch dropout.
-
-A middle block computes ceil(share * n) of a row's n tokens, and passes the others on as they are (Yao et al. 2022,
-arXiv:2211.11586, section 3; for patches as Liu et al. 2022, arXiv:2208.07220). Tokens that compute keep their order,
-their rotary positions and what the attention mask says of them and of each other. Each block draws anew. The draws are
-a hash of seed, step, row, block and the token's place, so that padding and micro-batches change nothing. The first and
-the last blocks see everything, so that every position has logits. With a share of 1 nothing changes.
-
-Legend: B rows, L padded tokens, K tokens that compute, Q queries of a mask (1 or L), H heads of a mask, D width.
-"""
+"""Drop"""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,11 +16,159 @@ from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
 from workbench.adapters.row_dropout import row_hash, row_keys
+from workbench.config import TrainingSections
+from workbench.config.sections.layer_drop_config import LayerDropConfig
 from workbench.config.sections.token_drop_config import TokenDropConfig
 from workbench.data.batching import Indices
 from workbench.errors import BackboneError
 from workbench.models import rerouting
-from workbench.training import block_calls
+from workbench.models.rerouting import hidden_of
+from workbench.training.freezing.layer_map import stack, trial_inputs
+
+
+class BlockCall(NamedTuple):
+    """A call of a block."""
+
+    before: Tensor
+    """Hidden states that go in."""
+    after: Tensor
+    """Hidden states that come out."""
+    more: tuple[Any, ...] | None
+    """The rest of the output; None where a block gives no tuple."""
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+    @property
+    def adds(self) -> bool:
+        """Whether a block gives hidden states of the shape that it gets, so that its input can stand for its output."""
+        return self.before.shape == self.after.shape and not any(isinstance(each, Tensor) for each in self.more or ())
+
+
+def like(output: Any, hidden: Tensor) -> Any:
+    """The output of a block with other hidden states in it."""
+    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+
+def survey(backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> list[BlockCall]:
+    """The call of each block in one pass over a short row, or a picture; nothing is drawn at random."""
+    calls: dict[int, BlockCall] = {}
+
+    def hook(number: int) -> Callable[..., None]:
+        def seen(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            after, more = (output[0], tuple(output[1:])) if isinstance(output, tuple) else (output, None)
+            calls[number] = BlockCall(hidden_of(arguments, named), after, more, arguments, named)
+
+        return seen
+
+    training = backbone.training
+    backbone.eval()
+    with ExitStack() as stack, torch.no_grad():
+        stack.callback(backbone.train, training)
+        for number, block in enumerate(blocks):
+            stack.callback(block.register_forward_hook(hook(number), with_kwargs=True).remove)
+        backbone(**trial_inputs(backbone))
+    return [calls[number] for number in range(len(blocks))]
+
+
+class LayerDrop:
+    """Leaves out blocks of a backbone during steps.
+
+    Args:
+        seed: Of the run.
+    """
+
+    def __init__(
+        self, backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: LayerDropConfig, *, seed: int
+    ) -> None:
+        self._backbone, self._blocks, self._config, self._seed = backbone, blocks, config, seed
+        self._more: list[tuple[Any, ...] | None] = []
+        self._able: list[bool] = []
+        """Whether a block adds to its input, so that it can be left out."""
+        self._factors: list[float] | None = None
+        """Factor of each block's part now, which with 0 is not computed; None outside of steps."""
+
+    def install(self) -> None:
+        """Put this in the way of the blocks' calls; nothing where it is off.
+
+        Raises:
+            BackboneError: No block's input could stand for its output.
+        """
+        if not self._config.is_on:
+            return
+        calls = surveyed(self._backbone, self._blocks)
+        self._more, self._able = [each.more for each in calls], [each.adds for each in calls]
+        for number, block in enumerate(self._blocks):
+            rerouting.reroute(block, partial(self._forward, number, block.forward))
+
+    @contextmanager
+    def during(self, step: int, share: float, masters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Inside, the blocks that step `step` (from 0) leaves out are not computed; after it they have zero gradients.
+
+        Args:
+            share: Of the run that is done.
+            masters: What trains.
+        """
+        if not self._config.is_on:
+            yield
+            return
+        drawn = self._config.left_out(step, share, blocks=len(self._blocks), seed=self._seed)
+        chances = self._config.chances(share, blocks=len(self._blocks))
+        self._factors = [0.0 if out else 1 / (1 - each) for out, each in zip(drawn, chances, strict=True)]
+        try:
+            yield
+        finally:
+            self._factors = None
+        for master in masters:
+            if master.requires_grad and master.grad is None:
+                master.grad = torch.zeros_like(master)
+
+    def _forward(self, number: int, own: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """The forward pass of a block, or its input."""
+        factor = self._factors[number] if self._factors is not None and self._able[number] else 1.0
+        if factor == 1:
+            return own(*arguments, **named)
+        before, more = rerouting.hidden_of(arguments, named), self._more[number]
+        if not factor:
+            return before if more is None else (before, *more)
+        output = own(*arguments, **named)
+        after = output[0] if isinstance(output, tuple) else output
+        return like(output, before + (after - before) * factor)
+
+
+def surveyed(backbone: PreTrainedModel, blocks: Sequence[nn.Module], *, key: str = "layer_drop") -> list[BlockCall]:
+    """The call of each block; the backbone is called once, and one for pictures may be without weights.
+
+    Args:
+        key: Setting that lets blocks be left out.
+
+    Raises:
+        BackboneError: No block's input could stand for its output.
+    """
+    calls = survey(backbone, blocks)
+    if not any(each.adds for each in calls):
+        raise BackboneError(
+            f"{type(backbone).__name__}: no block gives hidden states alone, of the shape that it gets, so that "
+            f"{key} could leave none out. Leave {key} out."
+        )
+    return calls
+
+
+def always_computed(config: TrainingSections, backbone: PreTrainedModel) -> Iterator[str]:
+    """Yield a sentence on blocks for pictures that no setting leaves out, where one leaves out others.
+
+    Raises:
+        BackboneError: There are no others.
+    """
+    on = {"layer_drop": config.layer_drop.is_on, "regularise.stochastic_depth": config.regularise.stochastic_depth > 0}
+    keys = [key for key, is_on in on.items() if is_on] if config.reads_pictures else []
+    for key in keys:
+        calls = surveyed(backbone, [backbone.get_submodule(path) for path in stack(backbone)], key=key)
+        if whole := sum(not each.adds for each in calls):
+            yield (
+                f"{key}: {whole} of {len(calls)} blocks change the resolution or the width of what they read, so "
+                "that nothing could stand for what they give: every step computes them for all rows."
+            )
+
 
 _PLACE = 1 << 20
 """Place of the first block in a hash; other noise of a step has places of its own."""
@@ -93,7 +232,7 @@ class TokenDrop:
         output = own(**{name: _thinned(name, value, index_BK) for name, value in bound.items()})
         after_BKD = output[0] if isinstance(output, tuple) else output
         places_BKD = index_BK[..., None].expand(-1, -1, width)
-        return block_calls.like(output, before_BLD.scatter(1, places_BKD, after_BKD.to(before_BLD.dtype)))
+        return like(output, before_BLD.scatter(1, places_BKD, after_BKD.to(before_BLD.dtype)))
 
 
 def middle(backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: TokenDropConfig) -> Sequence[nn.Module]:
@@ -109,7 +248,7 @@ def middle(backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: Token
     inner_blocks, name = blocks[config.outer : len(blocks) - config.outer], type(backbone).__name__
     if (kernel := getattr(backbone.config, "_attn_implementation", "")) in _KERNELS:
         raise BackboneError(f"token_drop needs sdpa, and {kernel} counts tokens. Write model.attention=sdpa.")
-    for block, call in zip(inner_blocks, block_calls.survey(backbone, inner_blocks), strict=True):
+    for block, call in zip(inner_blocks, survey(backbone, inner_blocks), strict=True):
         unknown = _unknown(_bound(block, call.arguments, call.named))
         in_rows = call.adds and call.before.ndim == 3
         if unknown or not in_rows:

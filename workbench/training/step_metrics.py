@@ -1,11 +1,14 @@
-"""Means over the examples of a step of what their loss is made of, for metrics.jsonl.
+"""Figures of a step for metrics.jsonl: means that a loss reports of its examples, speed, and memory.
 
 Legend: P examples of a micro-batch.
 """
 
 from __future__ import annotations
 
+import resource
+import time
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,3 +40,27 @@ class StepMeter:
         names = dict.fromkeys(name for each in rank_sums for name in each)
         sums = {name: [sum(each.get(name, (0.0, 0.0))[at] for each in rank_sums) for at in (0, 1)] for name in names}
         return {name: value / weight for name, (value, weight) in sums.items() if weight}
+
+
+def measured(record: dict[str, Any], *, since: float, waited_s: float, device: torch.device) -> dict[str, Any]:
+    """The record of a step that began at `since` (`time.monotonic`), with its speed, memory and wait for data.
+
+    Args:
+        waited_s: Seconds of the step in which the next rows were not there yet.
+    """
+    took_s = time.monotonic() - since
+    speed, share = round(record["tokens"] / took_s, 1), round(min(1.0, waited_s / took_s), 4)
+    return {**record, "tokens_per_second": speed, "data_wait": share, "peak_bytes": peak_bytes(device)}
+
+
+def forget_peak(device: torch.device) -> None:
+    """Look for the most memory from now on, without what did not fit; a CPU knows that of the whole process alone."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most memory held so far: of the accelerator's allocator, or resident in this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
