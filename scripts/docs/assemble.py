@@ -2,8 +2,8 @@
 
 python scripts/docs/assemble.py DOCS SOURCE
 
-Pages keep their places in the checkout, so that links between them stay as they are. SOURCE gets the package as it
-installs, with adapters and recipes inside, for mkdocstrings to read.
+Pages keep their places in the checkout, so that links between them stay as they are. SOURCE gets a copy of the package
+as it installs, with adapters and recipes inside, for mkdocstrings to read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ PAGES = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
     *("adapters/*.md", "recipes/*.md", "recipes/*/*.md", "scripts/*/*.md"),
 )
-PACKAGES = {"workbench": "workbench", "workbench/adapters": "adapters", "workbench/recipes": "recipes"}
 _TABLE_ROW = re.compile(r"^\|.*$", re.MULTILINE)
 _CODE = re.compile(r"`[^`]+`")
 
@@ -95,8 +94,7 @@ def assemble(docs: Path, source: Path) -> None:
     for name, text in made.items():
         (docs / "reference" / name).write_text(text)
     shutil.copyfile(Path(__file__).with_name("wide.css"), docs / "wide.css")
-    for place, folder in PACKAGES.items():
-        shutil.copytree(ROOT / folder, source / place, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "workbench", source / "workbench", ignore=shutil.ignore_patterns("__pycache__"))
 
 
 if __name__ == "__main__":
