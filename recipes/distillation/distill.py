@@ -22,18 +22,16 @@ from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import (
     on_policy,
-    peers,
     served_teacher,
+    student_loss,
     students,
     teacher_cache,
     teacher_sources,
     teachers,
-    vocabulary_checks,
 )
 from workbench.distillation.feature_matching import FeatureMatching
-from workbench.distillation.student_loss import distillation_loss
+from workbench.distillation.student_loss import Teacher, distillation_loss
 from workbench.distillation.teacher_cache import CachedTeacher
-from workbench.distillation.teacher_signals import Teacher
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.distillation.token_alignment import Alignment, UniversalTeacher
 from workbench.errors import BackboneError, ConfigError
@@ -98,7 +96,7 @@ def require_teachable(
     section, hub, task = config.distill, backbones.hub_config(base.model), model_heads.of(base)
     cached = section.cache.folder is not None and not teacher_cache.missing(section.cache.folder)
     if source is not None:
-        vocabulary_checks.require_comparable(section, source, base, tokenizer, template, data.train)
+        teacher_sources.require_comparable(section, source, base, tokenizer, template, data.train)
         if isinstance(template, MlmEncoder):
             _require_whole_vocabulary(source, tokenizer)
     if source is not None and not cached:
@@ -113,10 +111,10 @@ def require_teachable(
     if base.batch.packing is True and source is not None and section.cache.folder is None:
         packing.require(_no_packing(source, data.train))
     if section.on_policy.share:
-        on_policy.require_able(hub)
+        on_policy.require_causal(hub)
         on_policy.require_room(config, data.train, backbones.skeleton(base.model, task=task))
     if section.peers is not None:
-        peers.require_able(base)
+        student_loss.require_peers_in_one_bank(base)
     if section.cache.folder is not None:
         teacher_cache.require_usable(section, data.train, teacher_cache.identity(section, source, tokenizer))
     if section.teacher.url is not None and not cached:

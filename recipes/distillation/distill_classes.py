@@ -16,7 +16,7 @@ from workbench.config.sections.distill_config import STUDENT
 from workbench.data.batching import MicroBatch
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.records import RowReader
-from workbench.distillation import class_distillation, class_teachers, soft_labels, students
+from workbench.distillation import class_distillation, students
 from workbench.distillation.class_distillation import TeacherOutputs
 from workbench.distillation.feature_matching import FeatureMatching
 from workbench.distillation.teacher_sources import TeacherSource
@@ -69,14 +69,14 @@ def prepare(
     sets = [data.train, *([] if extra is None else [extra])]
     if extra is not None:
         preflight.require_backbone(base, sets, task(data.labels, seed=base.seed))
-    for teacher in class_teachers.class_teachers(source, config, data.labels):
+    for teacher in class_distillation.class_teachers(source, config, data.labels):
         for rows in sets:
             teacher.require_columns(rows, config)
         if config.distill.teacher.out_of_fold:
             assert source.run is not None, "nobody else says anything out of fold"
             class_distillation.require_own_rows(teacher, source.run, data.train, config)
     if config.distill.match:
-        class_teachers.require_one(source)
+        class_distillation.require_one(source)
         if not reader.same_positions(source.reader(base)):
             raise ConfigError(
                 f"distill.match compares layers token by token, and {source.name} has other tokens than "
@@ -98,22 +98,22 @@ def _supervise(
     teacher_outputs: TeacherOutputs,
 ) -> Supervise[Classifier]:
     """The student's training signal: labels, teacher outputs, and matched layers."""
-    rows = soft_labels.with_teacher(data.train, teacher_outputs.train_NC, labelled=True)
+    rows = class_distillation.with_teacher(data.train, teacher_outputs.train_NC, labelled=True)
     if extra is not None:
         assert teacher_outputs.extra_NC is not None
-        extra = soft_labels.with_teacher(extra, teacher_outputs.extra_NC, labelled=False)
-    examples = soft_labels.examples(base, rows, extra)
+        extra = class_distillation.with_teacher(extra, teacher_outputs.extra_NC, labelled=False)
+    examples = class_distillation.examples(base, rows, extra)
     hard = criterion(base.classes, from_numpy(data.train.targets_NC))
 
     def supervise(student: Classifier, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
-        objective = soft_labels.soft_criterion(
+        objective = class_distillation.soft_criterion(
             hard, data.labels.kind, config.distill, classes=len(data.labels.names), progress=progress
         )
         loss, settings = student.row_loss(objective), config.distill.model_dump(mode="json")
         if not config.distill.match:
             packed = student.reads_packed(base.adapter)
             return TrainingSignal(examples, loss, settings=settings, reads_packed=packed)
-        teacher = class_teachers.alone(source, config, data.labels)
+        teacher = class_distillation.load_one(source, config, data.labels)
         matching = _matching(config, base, data, student.backbone, teacher.backbone)
         return TrainingSignal(examples, _matched(loss, student, teacher, matching), matching, settings=settings)
 

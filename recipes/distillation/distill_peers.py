@@ -8,7 +8,7 @@ from functools import partial
 from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.data import mixture
-from workbench.distillation.peers import mutual_loss
+from workbench.distillation.student_loss import mutual_loss
 from workbench.evaluation import Likelihood
 from workbench.models import exported, model_summary
 from workbench.recipes.text.sft import TextRun

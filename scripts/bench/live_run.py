@@ -16,7 +16,7 @@ from pathlib import Path
 import workbench
 from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
-from workbench.distillation.teacher_signals import TeacherLogits
+from workbench.distillation.student_loss import TeacherLogits
 from workbench.distillation.teachers import LiveTeacher
 from workbench.planning.live_bytes import LiveBytes
 

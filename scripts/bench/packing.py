@@ -36,9 +36,8 @@ from workbench.config.sections.embed_config import EmbedConfig
 from workbench.data.batching import Indices, MicroBatch, Row, collate
 from workbench.data.embedding.pair_set import TextUnits
 from workbench.data.packing import PACKED, PADDED, RowLayout
-from workbench.distillation.cache_packing import TopTokens
-from workbench.distillation.peers import mutual_loss
-from workbench.distillation.student_loss import distillation_loss
+from workbench.distillation.student_loss import distillation_loss, mutual_loss
+from workbench.distillation.teacher_cache import TopTokens
 from workbench.distillation.teachers import LiveTeacher, TeacherModel
 from workbench.models import backbones, output_heads, packed_attention
 from workbench.models.embedder import Embedder

@@ -1,4 +1,4 @@
-"""Terms of the loss that make layers of a student like layers of its teacher.
+"""Terms of the loss that make layers of a student like layers of its teacher, and the capture of what they compare.
 
 Layer k >= 1 is the k-th block: its hidden states are what the block gives, without the normalisation that may stand
 behind the last one. Layer 0 is what enters the first block.
@@ -9,27 +9,261 @@ Legend: B rows, L padded length (of pictures, the positions of a layer), D stude
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.utils.hooks import RemovableHandle
+from transformers import PretrainedConfig, PreTrainedModel
 
+from workbench.adapters import anatomy
+from workbench.adapters.prompts import visual_prompt_tuner
 from workbench.config.sections.distill_config import MatchConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.packing import padded_length
-from workbench.distillation.activation_capture import (
-    ActivationCatcher,
-    CapturePoint,
-    Caught,
-    ComparedLayers,
-    Projections,
-    scores,
-)
 from workbench.errors import ConfigError
 from workbench.losses import feature_losses
+from workbench.losses.chunked import wide
+from workbench.models import first_token
+
+_APART = (
+    ("q_proj", "k_proj", "v_proj"),  # Llama, OPT, BART and most
+    ("query", "key", "value"),  # BERT, RoBERTa, ELECTRA
+    ("query_proj", "key_proj", "value_proj"),  # DeBERTa v2 and v3
+    ("q_lin", "k_lin", "v_lin"),  # DistilBERT
+    ("q", "k", "v"),  # T5, MPNet
+)
+_JOINED = {"gpt2": "c_attn", "phi3": "qkv_proj", "modernbert": "Wqkv", "mpt": "Wqkv"}
+"""Joint projections (queries, then keys, then values), by family."""
+_POSITIONS = {"position_embeddings", "position_embedding", "embed_positions", "wpe"}
+"""Tables of positions that are added to the embeddings, by the last part of their path."""
+_RELATIVE = {
+    "relative_attention_bias",
+    "rel_embeddings",
+    "relative_position_bias_table",  # BEiT, Swin
+    "continuous_position_bias_mlp",  # Swin v2
+}
+"""Parts that say what attention adds to its scores."""
+
+
+class CapturePoint(NamedTuple):
+    """A tensor inside a model."""
+
+    path: str
+    """Path of the module in the model."""
+    read: bool = False
+    """Capture the module's first input instead of its output."""
+
+
+Caught = Mapping[CapturePoint, Tensor]
+
+
+class Projections(NamedTuple):
+    """Queries, keys and values of a layer's attention to its own tokens, before anything turns them by position."""
+
+    spots: tuple[CapturePoint, ...]
+    """One of each, or one of all."""
+    widths: tuple[int, int, int]
+    causal: bool
+    """Whether no token looks at those after it."""
+
+    def of(self, caught: Caught) -> tuple[Tensor, ...]:
+        """Queries, keys and values (B, L, their width)."""
+        activations = tuple(caught[spot] for spot in self.spots)
+        return tuple(torch.split(activations[0], list(self.widths), dim=-1)) if len(activations) == 1 else activations
+
+
+class ComparedLayers:
+    """The layers of a model that another's are compared with; of an encoder-decoder, the decoder's.
+
+    Hidden states are (B, L, D); the L positions of a feature map are its pixels, row by row.
+
+    Args:
+        model: The modules that run, with or without an adapter's inside; they may be without weights.
+        picture_13HW: One that the model will read, by whose size the positions are counted; by default of its own size.
+
+    Raises:
+        ConfigError: its blocks are not its layers.
+    """
+
+    def __init__(self, model: PreTrainedModel, picture_13HW: Tensor | None = None) -> None:
+        first_token.widen(model)
+        self.family = type(model).__name__
+        self.model = model
+        self.blocks = (anatomy.blocks(model) or [[]])[-1]
+        self._sees = anatomy.reads_pictures(model)
+        self.config: Any = anatomy.body_config(model.config) if self._sees else text_config(model.config)
+        # Numbers of layers mean stages in the configurations of some that read pictures, and in others nothing.
+        self.count = len(self.blocks) if self._sees else layers(model.config)
+        if len(self.blocks) != self.count or not self.blocks:
+            raise ConfigError(
+                f"distill.match: {self.family} has {self.count} layers in {len(self.blocks)} blocks, so that they "
+                "cannot be told apart. Leave distill.match out, or take another backbone."
+            )
+        self._virtual = visual_prompt_tuner.virtual_tokens(model)
+        self._shapes = self._caught_shapes(picture_13HW) if self._sees else {}
+
+    def width(self, spot: CapturePoint) -> int:
+        """D of hidden states."""
+        width: int = self._shapes[spot][-1] if self._sees else self.config.hidden_size
+        return width
+
+    def positions(self, spot: CapturePoint) -> tuple[int, int] | None:
+        """Rows, and L of each, that a picture has in front of or behind a module; None for text, whose L varies.
+
+        They are several rows where attention looks into windows, each a row of its own.
+        """
+        if not self._sees:
+            return None
+        rows, length, *_ = self._shapes[spot]
+        return rows, length - self._virtual_at(spot)
+
+    @property
+    def heads(self) -> int | None:
+        """Number of attention heads; None where there is none, or another one in each stage."""
+        heads = getattr(self.config, "num_attention_heads", None)
+        return heads if isinstance(heads, int) else None
+
+    def own(self, spot: CapturePoint, caught_BLD: Tensor, *, length: int) -> Tensor:
+        """Those of a row's own tokens, without the virtual ones: before a text, and behind the patches of a picture.
+
+        Args:
+            length: L of texts.
+        """
+        if self._sees:
+            return caught_BLD[:, : caught_BLD.shape[1] - self._virtual_at(spot)]
+        return caught_BLD[:, -length:]
+
+    def hidden(self, layer: int) -> CapturePoint:
+        """The hidden states that layer `layer` gives, before any normalisation behind the last one; 0: that enter."""
+        return CapturePoint(self.blocks[layer - 1]) if layer else CapturePoint(self.blocks[0], read=True)
+
+    def projections(self, layer: int) -> Projections | None:
+        """Those of layer `layer`; None where they are not known."""
+        block = self.blocks[layer - 1]
+        # A block attends to its own tokens before it attends to an encoder's.
+        for path, module in self.model.get_submodule(block).named_modules(prefix=block):
+            parts = dict(module.named_children())
+            for names in (*_APART, (_JOINED.get(self.config.model_type, ""),)):
+                found = [parts[name] for name in names if name in parts]
+                # The backbone's own layer beneath an adapter's.
+                linears = [each.get_base_layer() if isinstance(each, BaseTunerLayer) else each for each in found]
+                if len(linears) == len(names) and all(map(anatomy.is_linear, linears)):
+                    widths = [anatomy.features(linear)[1] for linear in linears]
+                    if len(widths) == 1:
+                        heads: int = self.config.num_attention_heads
+                        queries = heads * (getattr(self.config, "head_dim", None) or self.config.hidden_size // heads)
+                        widths = [queries, *[(widths[0] - queries) // 2] * 2]
+                    return Projections(
+                        tuple(CapturePoint(f"{path}.{name}") for name in names),
+                        (widths[0], widths[1], widths[2]),
+                        causal=bool(getattr(module, "is_causal", False)),  # as transformers' own attention asks
+                    )
+        return None
+
+    def adds_positions(self) -> bool:
+        """Whether positions are part of the embeddings, so that attention's scores are queries times keys alone."""
+        everything = (*self.model.named_modules(), *self.model.named_parameters())
+        parts = [(path.rpartition(".")[2], part) for path, part in everything]
+        tables = {name for name, part in parts if isinstance(part, (nn.Embedding, nn.Parameter))}
+        return bool(tables & _POSITIONS) and not {name for name, _ in parts} & _RELATIVE
+
+    def _virtual_at(self, spot: CapturePoint) -> int:
+        """Virtual tokens there; the last block gives none of them."""
+        return 0 if spot == self.hidden(self.count) else self._virtual
+
+    def _caught_shapes(self, picture_13HW: Tensor | None) -> dict[CapturePoint, torch.Size]:
+        """Shapes of all that can be compared, by one call of the model."""
+        blank = anatomy.blank_picture(self.model)
+        picture = blank if picture_13HW is None else picture_13HW.to(blank)
+        spots = [self.hidden(layer) for layer in range(self.count + 1)]
+        for layer in range(1, self.count + 1):
+            if found := self.projections(layer):
+                spots += found.spots
+        catcher = ActivationCatcher(self.model, spots, graph=False)
+        with catcher.catching():
+            anatomy.compute_picture(self.model, picture)
+        return {spot: tensor.shape for spot, tensor in catcher.take().items()}
+
+
+class ActivationCatcher:
+    """Holds what runs past some spots of a model, until it is taken; of a feature map (B, D, H, W) as (B, HW, D)."""
+
+    def __init__(self, model: PreTrainedModel, spots: Iterable[CapturePoint], *, graph: bool) -> None:
+        self._model, self._graph = model, graph
+        self._caught: dict[CapturePoint, list[Tensor]] = {spot: [] for spot in spots}
+
+    @contextmanager
+    def catching(self) -> Iterator[None]:
+        """The model runs inside the block; what was caught before is dropped, and also where it fails."""
+        self.drop()
+        handles = [self._hook(spot) for spot in self._caught]
+        try:
+            yield
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            # Before the backward pass, in which checkpointed blocks run again.
+            for handle in handles:
+                handle.remove()
+
+    def take(self) -> dict[CapturePoint, Tensor]:
+        """Captured tensors, which are released here; of several runs (teachers over one backbone) their mean."""
+        assert all(self._caught.values()), "the model runs first"
+        taken = {
+            spot: tensors[0] if len(tensors) == 1 else torch.stack(tensors).mean(0)
+            for spot, tensors in self._caught.items()
+        }
+        self.drop()
+        return taken
+
+    def drop(self) -> None:
+        """Let go of everything."""
+        for activations in self._caught.values():
+            activations.clear()
+
+    def _hook(self, spot: CapturePoint) -> RemovableHandle:
+        # By path and only now: a method may have put its own layer there.
+        module = self._model.get_submodule(spot.path)
+        held = self._caught[spot]
+
+        def read(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            keep(arguments[0] if arguments else named["hidden_states"])
+
+        def given(_: nn.Module, __: Any, output: Any) -> None:
+            keep(output[0] if isinstance(output, (tuple, list)) else output)
+
+        def keep(tensor: Tensor) -> None:
+            tensor = tensor.flatten(2).mT if tensor.ndim == 4 else tensor
+            held.append(tensor if self._graph else tensor.detach())
+
+        if spot.read:
+            return module.register_forward_pre_hook(read, with_kwargs=True)
+        return module.register_forward_hook(given)
+
+
+def layers(config: PretrainedConfig) -> int:
+    """How many layers a model of text has that can be compared."""
+    count: int = getattr(config, "num_decoder_layers", None) or text_config(config).num_hidden_layers
+    return count
+
+
+def text_config(config: PretrainedConfig) -> Any:
+    """The architecture of what predicts text: the decoder, where there is one."""
+    return config.get_text_config(decoder=True)
+
+
+def scores(queries_BLD: Tensor, keys_BLD: Tensor, *, heads: int) -> Tensor:
+    """Attention's scores (B, H, L, L) in front of its softmax, in float32 or wider."""
+    both = (each.to(wide(each.dtype)) for each in (queries_BLD, keys_BLD))
+    queries, keys = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in both)
+    scores_BHLL: Tensor = queries @ keys.mT / math.sqrt(queries.shape[-1])
+    return scores_BHLL
 
 
 class FeatureMatching(nn.Module):
@@ -65,12 +299,10 @@ class FeatureMatching(nn.Module):
                 pairs = [_pair(term, *ends, both, where=f"distill.match.{number}") for both in chosen.items()]
                 self._terms += [(term.weight / len(pairs), pair) for pair in pairs]
         self.pairs = nn.ModuleList(pair for _, pair in self._terms).to(student.device)
-        self._student = ActivationCatcher(
-            student, {spot for _, pair in self._terms for spot in pair.student}, graph=True
-        )
-        self._teacher = ActivationCatcher(
-            teacher, {spot for _, pair in self._terms for spot in pair.teacher}, graph=False
-        )
+        own = {spot for _, pair in self._terms for spot in pair.student}
+        other = {spot for _, pair in self._terms for spot in pair.teacher}
+        self._student = ActivationCatcher(student, own, graph=True)
+        self._teacher = ActivationCatcher(teacher, other, graph=False)
 
     def student(self) -> AbstractContextManager[None]:
         """The student runs inside, once."""
@@ -81,7 +313,7 @@ class FeatureMatching(nn.Module):
         return self._teacher.catching()
 
     def loss(self, batch: MicroBatch) -> Tensor:
-        """Sum over rows, weighted as in the loss of their labels, and over terms; a term is a mean over its layers.
+        """Sum over rows, weighted by supervised tokens or the label's weight, of terms; a term is a mean over layers.
 
         Call after the models ran; what was caught is let go.
 
@@ -93,12 +325,26 @@ class FeatureMatching(nn.Module):
             {spot: end.own(spot, tensor, length=length) for spot, tensor in catcher.take().items()}
             for end, catcher in zip(self._ends, (self._student, self._teacher), strict=True)
         )
-        terms = [
-            weight * pair(student, teacher, _real_tokens(batch, student[pair.student[0]]))
-            for weight, pair in self._terms
-        ]
+
+        def real_tokens(caught_BLD: Tensor) -> Tensor:
+            """mask_BL: what is no padding, of a decoder's tokens where there is one; of pictures, everything."""
+            mask_BL = batch.inputs.get("attention_mask")
+            if mask_BL is not None and "decoder_input_ids" not in batch.inputs:
+                return mask_BL.bool()
+            rows, length = caught_BLD.shape[:2]
+            if batch.lengths_B is None:
+                assert "row_lengths" not in batch.inputs, "packed rows would be taken for one"
+                return torch.ones(rows, length, dtype=torch.bool, device=caught_BLD.device)
+            return torch.arange(length, device=batch.lengths_B.device) < batch.lengths_B[:, None]
+
+        terms = [weight * pair(student, teacher, real_tokens(student[pair.student[0]])) for weight, pair in self._terms]
         total_B = torch.stack(terms).sum(0)
-        return (total_B * _row_weights(batch, length).to(total_B.dtype)).sum()
+        if batch.labels_N.is_floating_point():
+            weight_B = batch.labels_N[:, 0]
+        else:
+            rows = len(next(iter(batch.inputs.values())))
+            weight_B = torch.bincount(batch.positions_N // length, minlength=rows)
+        return (total_B * weight_B.to(total_B.dtype)).sum()
 
 
 class _Hidden(nn.Module):
@@ -183,7 +429,14 @@ def _pair(
                 f"{where}.what=relation: {teacher.family} has other numbers of attention heads in each stage. Write "
                 f"{where}.heads, into how many queries, keys and values are cut."
             )
-        _require_cuts(ends, heads, where)
+        widths = sorted({width for end in ends for width in end.widths})
+        if any(width % heads for width in widths):
+            common = math.gcd(*widths)
+            fitting = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
+            raise ConfigError(
+                f"{where}.heads: queries, keys and values are {', '.join(map(str, widths))} wide, which {heads} heads "
+                f"do not cut evenly. Write one of {fitting}."
+            )
         return _Projected(*ends, partial(_relation, heads=heads))
     for model in (student, teacher):
         if not model.adds_positions():
@@ -198,7 +451,8 @@ def _pair(
         )
     assert student.heads is not None, "positions are added to the embeddings of no backbone with stages"
     compare = partial(_attention, heads=student.heads, causal=any(end.causal for end in ends))
-    return _Projected(ends[0].without_values(), ends[1].without_values(), compare)
+    queries_and_keys = [end._replace(spots=end.spots[:2]) for end in ends]  # values need not be caught with them
+    return _Projected(queries_and_keys[0], queries_and_keys[1], compare)
 
 
 def _relation(student: Sequence[Tensor], teacher: Sequence[Tensor], mask_BL: Tensor, *, heads: int) -> Tensor:
@@ -211,27 +465,25 @@ def _attention(
     student: Sequence[Tensor], teacher: Sequence[Tensor], mask_BL: Tensor, *, heads: int, causal: bool
 ) -> Tensor:
     """Attention's scores in front of its softmax; those of tokens that a causal model does not see count as equal."""
-    student_BHLL, teacher_BHLL = (
-        scores(projections[0], projections[1], heads=heads) for projections in (student, teacher)
-    )
+    student_BHLL, teacher_BHLL = (scores(each[0], each[1], heads=heads) for each in (student, teacher))
     if causal:
         student_BHLL, teacher_BHLL = student_BHLL.tril(), teacher_BHLL.tril()
     return feature_losses.attention(student_BHLL, teacher_BHLL, mask_BL)
 
 
 def _projections(term: MatchConfig, model: ComparedLayers, layer: int, where: str) -> Projections:
-    layer_projections = model.projections(layer)
-    if layer_projections is None:
+    found = model.projections(layer)
+    if found is None:
         raise ConfigError(
             f"{where}.what={term.what}: layer {layer} of {model.family} computes no queries, keys and values, or where "
             "is not known. Write what=hidden_mse or what=hidden_cosine."
         )
-    if model.positions(layer_projections.spots[0]) != model.positions(model.hidden(layer)):
+    if model.positions(found.spots[0]) != model.positions(model.hidden(layer)):
         raise ConfigError(
             f"{where}.what={term.what}: layer {layer} of {model.family} attends inside of windows, so that most "
             "positions of a picture are never compared with one another. Write what=hidden_mse or what=hidden_cosine."
         )
-    return layer_projections
+    return found
 
 
 def _require_positions(student: ComparedLayers, teacher: ComparedLayers, layers: tuple[int, int], where: str) -> None:
@@ -246,45 +498,11 @@ def _require_positions(student: ComparedLayers, teacher: ComparedLayers, layers:
         for other in range(1, teacher.count + 1)
         if student.positions(student.hidden(own)) == teacher.positions(teacher.hidden(other))
     ]
-    cure = (
-        f"Write layers that fit, such as {where}.layers={{{fitting[-1]}}}, or take"
-        if fitting
-        else "No layers of theirs have as many. Take"
-    )
+    cure = "No layers of theirs have as many. Take"
+    if fitting:
+        cure = f"Write layers that fit, such as {where}.layers={{{fitting[-1]}}}, or take"
     raise ConfigError(
         f"{where}.layers: layer {layers[0]} of the student, {student.family}, has {counts[0]} positions (patches and "
         f"other tokens, or pixels of a feature map), and layer {layers[1]} of the teacher, {teacher.family}, "
         f"{counts[1]}. {cure} a teacher that cuts pictures as the student does, or leave distill.match out."
     )
-
-
-def _require_cuts(ends: Sequence[Projections], heads: int, where: str) -> None:
-    """Raise ConfigError where some queries, keys or values cannot be cut into `heads` equal parts."""
-    widths = sorted({width for end in ends for width in end.widths})
-    if any(width % heads for width in widths):
-        common = math.gcd(*widths)
-        fitting = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
-        raise ConfigError(
-            f"{where}.heads: queries, keys and values are {', '.join(map(str, widths))} wide, which {heads} heads do "
-            f"not cut evenly. Write one of {fitting}."
-        )
-
-
-def _real_tokens(batch: MicroBatch, caught_BLD: Tensor) -> Tensor:
-    """mask_BL: what is no padding, of a decoder's tokens where there is one; of pictures, everything."""
-    mask_BL = batch.inputs.get("attention_mask")
-    if mask_BL is not None and "decoder_input_ids" not in batch.inputs:
-        return mask_BL.bool()
-    rows, length = caught_BLD.shape[:2]
-    if batch.lengths_B is None:
-        assert "row_lengths" not in batch.inputs, "packed rows would be taken for one"
-        return torch.ones(rows, length, dtype=torch.bool, device=caught_BLD.device)
-    return torch.arange(length, device=batch.lengths_B.device) < batch.lengths_B[:, None]
-
-
-def _row_weights(batch: MicroBatch, length: int) -> Tensor:
-    """Weight of each row (B,): its supervised tokens, or the weight of its label."""
-    if batch.labels_N.is_floating_point():
-        return batch.labels_N[:, 0]
-    rows = len(next(iter(batch.inputs.values())))
-    return torch.bincount(batch.positions_N // length, minlength=rows)

@@ -1,4 +1,4 @@
-"""Rows whose answer the student writes itself while it trains, for a teacher to judge (GKD, Agarwal et al. 2024).
+"""Answers that the student writes itself while it trains, for a teacher to judge (GKD, Agarwal et al. 2024).
 
 Legend: B rows, V vocabulary.
 """
@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from peft import PeftModel, PeftType
 from torch import Tensor, nn
@@ -39,7 +38,7 @@ class AnswerWriter(Protocol):
 
 
 class OnPolicy:
-    """Examples of which a share has an answer that the student wrote as it was when the step drew them.
+    """Examples of which a share has an answer that the student wrote, as it was when the step sampled them.
 
     Which rows those are, and the dice they are written with, is a function of (seed, epoch, row). An answer has no
     labels: there is no right one. The last answer of a conversation is rewritten, and those before it carry no loss.
@@ -97,7 +96,13 @@ class OnPolicy:
         rows = self._drawn.sample(draws, epoch=epoch)
         step = (rows.tobytes(), epoch)
         if step != self._step:
-            self._written = self._answers(rows, epoch)
+            # The student's answers for some of these rows, without those that came out empty.
+            dice = {int(row): np.random.default_rng([self.seed, 5, epoch, row]) for row in rows if self._prompts[row]}
+            chosen = [row for row, die in dice.items() if die.random() < self.config.share]
+            prompts = [self.train[row].input_ids[: self._prompts[row]] for row in chosen]
+            seeds = [int(dice[row].integers(2**63)) for row in chosen]
+            written = self.write(prompts, seeds, stop=self.stop) if chosen else []
+            self._written = {row: answer for row, answer in zip(chosen, written, strict=True) if len(answer)}
             self._lengths, self._supervised = self._longest.copy(), self.train.supervised.copy()
             self._lengths[rows] = self.train.lengths[rows]
             for index, answer in self._written.items():
@@ -118,17 +123,6 @@ class OnPolicy:
         labels_N = batch.labels_N.masked_fill(written_B[row_N], NO_LABEL)
         return replace(batch, labels_N=labels_N, rows_B=indices)
 
-    def _answers(self, rows: Indices, epoch: int) -> dict[int, Indices]:
-        """The student's answers for some of these rows, without those that came out empty."""
-        dice = {int(row): np.random.default_rng([self.seed, 5, epoch, row]) for row in rows if self._prompts[row]}
-        chosen = [row for row, die in dice.items() if die.random() < self.config.share]
-        if not chosen:
-            return {}
-        prompts = [self.train[row].input_ids[: self._prompts[row]] for row in chosen]
-        seeds = [int(dice[row].integers(2**63)) for row in chosen]
-        written = self.write(prompts, seeds, stop=self.stop)
-        return {row: answer for row, answer in zip(chosen, written, strict=True) if len(answer)}
-
     def _row(self, index: int) -> Row:
         row = self.train[index]
         answer = self._written.get(index)
@@ -142,7 +136,7 @@ class OnPolicy:
         return row._replace(input_ids=np.concatenate([prompt, answer]), supervised=supervised)
 
 
-def require_able(hub: PretrainedConfig) -> None:
+def require_causal(hub: PretrainedConfig) -> None:
     """Raise ConfigError where a student of the architecture `hub` cannot write while it trains."""
     if hub.is_encoder_decoder:
         raise ConfigError(
@@ -202,14 +196,19 @@ def prompt_lengths(train: TokenizedSet) -> Indices:
     rows = train.table.data.column("supervised").combine_chunks()
     stops = np.cumsum(rows.value_lengths().to_numpy())
     marks = np.split(rows.flatten().to_numpy(zero_copy_only=False), stops[:-1])
-    return np.asarray([_last_start(marks[row]) for row in train.rows], dtype=np.int64)
+    starts = []
+    for row in train.rows:
+        marked = np.flatnonzero(marks[row])
+        gaps = np.flatnonzero(np.diff(marked) > 1)
+        starts.append(int(marked[gaps[-1] + 1] if len(gaps) else marked[0]))
+    return np.asarray(starts, dtype=np.int64)
 
 
 def writer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: OnPolicyConfig) -> AnswerWriter:
-    """`model`, a causal one, as the Writer of its own answers: drawn from its probabilities as they are by then.
+    """`model`, a causal one, as the writer of its own answers: sampled from its probabilities as they are by then.
 
-    A draw is the largest of logits / temperature with noise on each (Gumbel 1954), so that an answer is a function of
-    the weights, the prompt and the seed. Ids that the tokenizer does not know are never drawn.
+    A sample is the largest of logits / temperature with noise on each (Gumbel 1954), so that an answer is a function of
+    the weights, the prompt and the seed. Ids that the tokenizer does not know are never sampled.
     """
     backbone: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     # Beside a prefix, `generate` may take padded rows one after the other, which would share the noise of the first.
@@ -224,20 +223,19 @@ def writer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: OnPolic
         with generation.plain(model, backbone):
             for indices in micro_batches(np.arange(len(prompts)), lengths, tokens=1 if alone else TOKENS):
                 inputs = generation.padded_on_the_left([prompts[index] for index in indices], device=backbone.device)
-                noise = _Noise([seeds[index] for index in indices], config.temperature, known=len(tokenizer))
-                with noise.on(backbone):
+                own = [seeds[index] for index in indices]
+                with _sampling(backbone, own, config.temperature, known=len(tokenizer)):
                     output = evaluation.generate(model, inputs, settings)
                 answers = output[:, inputs["input_ids"].shape[1] :].cpu().numpy()
-                written.update(
-                    (int(index), generation.answer_of(ids, stop)) for index, ids in zip(indices, answers, strict=True)
-                )
+                for index, ids in zip(indices, answers, strict=True):
+                    written[int(index)] = generation.answer_of(ids, stop)
         return [written[index] for index in range(len(prompts))]
 
     return write
 
 
 def shared(write: AnswerWriter, ranks: Ranks) -> AnswerWriter:
-    """Writes as `write` does, in each of several processes a share of the answers; all get all of them."""
+    """Writes as `write` does, in each of several processes a part of the answers; all get all of them."""
 
     def written(prompts: Sequence[Indices], seeds: Sequence[int], *, stop: Sequence[int]) -> list[Indices]:
         own = ranks.share(prompts)
@@ -246,36 +244,27 @@ def shared(write: AnswerWriter, ranks: Ranks) -> AnswerWriter:
     return written
 
 
-class _Noise:
-    """Makes the most likely token of each row a draw from the row's distribution, with dice of the row's own."""
+@contextmanager
+def _sampling(backbone: nn.Module, seeds: Sequence[int], temperature: float, *, known: int) -> Iterator[None]:
+    """Inside, the likeliest token (of the `known` ones) after each row is a sample from the row's distribution.
 
-    def __init__(self, seeds: Sequence[int], temperature: float, *, known: int) -> None:
-        self._seeds, self._temperature, self._known = seeds, temperature, known
-        self._dice: list[torch.Generator] = []
+    Each call of `backbone` gives the noisy logits (B, 1, V) of its last position, with dice of each row's own.
+    """
+    dice: list[torch.Generator] = []
 
-    @contextmanager
-    def on(self, backbone: nn.Module) -> Iterator[None]:
-        """Inside the block, each call of `backbone` gives the noisy logits (B, 1, V) of its last position."""
-        handle = backbone.register_forward_hook(self._disturb)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    def _disturb(self, _: nn.Module, __: tuple[Any, ...], output: ModelOutput) -> ModelOutput:
-        logits_BV: Tensor = output["logits"][:, -1].float() / self._temperature
-        if not self._dice:
-            self._dice = [torch.Generator(logits_BV.device).manual_seed(seed) for seed in self._seeds]
+    def disturb(_: nn.Module, __: tuple[Any, ...], output: ModelOutput) -> ModelOutput:
+        logits_BV: Tensor = output["logits"][:, -1].float() / temperature
+        if not dice:
+            dice.extend(torch.Generator(logits_BV.device).manual_seed(seed) for seed in seeds)
         # -log of an exponential number is a Gumbel one.
         waits_BV = torch.full_like(logits_BV, torch.inf)
-        for waits_V, die in zip(waits_BV[:, : self._known], self._dice, strict=True):
+        for waits_V, die in zip(waits_BV[:, :known], dice, strict=True):
             waits_V.exponential_(generator=die)
         output["logits"] = (logits_BV - waits_BV.log())[:, None]
         return output
 
-
-def _last_start(supervised: npt.NDArray[np.bool_]) -> int:
-    """Where the last run of supervised tokens begins."""
-    marked = np.flatnonzero(supervised)
-    gaps = np.flatnonzero(np.diff(marked) > 1)
-    return int(marked[gaps[-1] + 1] if len(gaps) else marked[0])
+    handle = backbone.register_forward_hook(disturb)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -25,9 +25,8 @@ from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.distillation import cache_packing
-from workbench.distillation.cache_packing import Packed
-from workbench.distillation.cache_shards import Keys
+from workbench.distillation import teacher_cache
+from workbench.distillation.teacher_cache import Keys, Packed
 from workbench.errors import ConfigError, DataError
 from workbench.runs import openai_client
 from workbench.runs.openai_client import OpenAIClient, token_number
@@ -77,7 +76,10 @@ class ServedTeacher:
             BackboneError: the server does not answer.
             ConfigError: it does not tell that much.
         """
-        scored = self._completed([list(ids[:-1]) for ids in rows], k)
+        try:  # log-probabilities of each prompt's tokens and one more
+            scored = self._server.echoed(self.model, [list(ids[:-1]) for ids in rows], k)
+        except ValueError as error:
+            raise self._unusable(str(error)) from None
         if len(scored) != len(rows):
             raise self._unusable(f"it gave {len(scored)} answers to {len(rows)} rows")
         return [self._read(each, ids, k) for each, ids in zip(scored, rows, strict=True)]
@@ -143,13 +145,6 @@ class ServedTeacher:
                     "student: model.chat_template=FILE"
                 )
 
-    def _completed(self, prompts: Sequence[Any], k: int) -> list[dict[str, Any]]:
-        """Log-probabilities of each prompt's tokens and one more."""
-        try:
-            return self._server.echoed(self.model, prompts, k)
-        except ValueError as error:
-            raise self._unusable(str(error)) from None
-
     def _read(self, scored: Mapping[str, Any], ids: Sequence[int], k: int) -> list[Top]:
         """The likeliest tokens of each position of a row."""
         try:
@@ -187,10 +182,10 @@ class ServedQuestions:
     vocabulary: int
     """Tokens that count."""
 
-    def ask(self, share: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
+    def ask(self, rows: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
         """See `teacher_cache.Questions`."""
-        longer = micro_batches(share, self.train.lengths, tokens=TOKENS)
-        groups = [rows[start : start + ROWS] for rows in longer for start in range(0, len(rows), ROWS)]
+        longer = micro_batches(rows, self.train.lengths, tokens=TOKENS)
+        groups = [some[start : start + ROWS] for some in longer for start in range(0, len(some), ROWS)]
         threads = ThreadPoolExecutor(AT_ONCE)
         try:
             top_tokens = list(chain.from_iterable(threads.map(self._tops, groups)))
@@ -203,32 +198,29 @@ class ServedQuestions:
     def _tops(self, rows: Indices) -> list[Top]:
         """The likeliest tokens at the supervised positions of some rows."""
         each = [self.train[int(index)] for index in rows]
-        scored = self.teacher.likeliest([[int(token) for token in row.input_ids] for row in each], self._k)
+        scored = self.teacher.likeliest(
+            [[int(token) for token in row.input_ids] for row in each], min(self.config.cache.k, self.vocabulary)
+        )
         pairs = zip(each, scored, strict=True)
         return [tops[place] for row, tops in pairs for place in np.flatnonzero(np.asarray(row.supervised)[1:])]
 
-    @property
-    def _k(self) -> int:
-        return min(self.config.cache.k, self.vocabulary)
-
     def _pack(self, tops: Sequence[Top]) -> Packed:
-        """As `cache_packing.pack_likeliest` packs whole distributions."""
-        kept = [sorted(self._likeliest(top)) for top in tops]
+        """As `teacher_cache.pack_likeliest` packs whole distributions."""
+        k, kept = min(self.config.cache.k, self.vocabulary), []
+        for top in tops:
+            known = [token for token in top if token < self.vocabulary]
+            if len(known) < k:
+                raise ConfigError(
+                    f"distill.cache.k={k}: at some position only {len(known)} of the teacher's likeliest tokens are "
+                    "the student's; the others pad the teacher's head. Write a smaller distill.cache.k."
+                )
+            kept.append(sorted(sorted(known, key=lambda token: (-top[token], token))[:k]))
         ids_Nk = np.asarray(kept, dtype=np.int64)
         logp_Nk = np.asarray([[top[token] for token in ids] for top, ids in zip(tops, kept, strict=True)])
         # A server may round: together the k may have a little more than all of the probability.
         rest_N = np.log(np.maximum(1 - np.exp(logp_Nk).sum(1), np.finfo(np.float32).eps))
         return {
-            **cache_packing.pack_ids(ids_Nk, self.vocabulary),
+            **teacher_cache.pack_ids(ids_Nk, self.vocabulary),
             "log_probs": logp_Nk.astype(self.config.cache.dtype),
             "rest": rest_N.astype(np.float32),
         }
-
-    def _likeliest(self, top: Top) -> list[int]:
-        known = [token for token in top if token < self.vocabulary]
-        if len(known) < self._k:
-            raise ConfigError(
-                f"distill.cache.k={self._k}: at some position only {len(known)} of the teacher's likeliest tokens are "
-                "the student's; the others pad the teacher's head. Write a smaller distill.cache.k."
-            )
-        return sorted(known, key=lambda token: (-top[token], token))[: self._k]

@@ -1,23 +1,34 @@
-"""Loss of a student language model: labels, divergence from the teacher, and matched layers.
+"""Loss of a student language model: labels, divergence from a teacher or from its peers, and matched layers.
 
-Legend: B rows, L padded length, D hidden, N supervised positions, n of them, V vocabulary.
+Legend: B rows, L padded length, D hidden, N supervised positions, n of them, V vocabulary, K adapters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from workbench import losses
+from workbench.adapters.banks.bank import Bank
+from workbench.adapters.banks.bank_layers import MemberRows
+from workbench.config import RunConfig
 from workbench.config.sections.distill_config import DistillConfig, at
 from workbench.data.batching import MicroBatch
+from workbench.data.packing import in_sequence, join, padded_length
 from workbench.distillation.feature_matching import FeatureMatching
-from workbench.distillation.teacher_signals import Teacher, TeacherSignal
-from workbench.losses.chunked import Criterion
+from workbench.errors import ConfigError
+from workbench.losses import divergences
+from workbench.losses.chunked import Criterion, Project
+from workbench.losses.divergences import Divergence, log_probs
 from workbench.losses.next_token import cross_entropy
 from workbench.models.output_heads import Head
+from workbench.training import bank_trainer
 from workbench.training.signal import Loss
 
 ARRAYS, CPU_ARRAYS = 2, 4
@@ -28,6 +39,74 @@ the teacher's vocabulary too, and so half as long. On a CPU large arrays also le
 of the process: LoRA of a 109 M Llama with 32,000 words, taught by its own backbone, takes 1.90 GB at 1, 1.81 at 2 and
 1.58 at 4 (1.66 to 1.70 on labels alone), and the loss of 400 of its positions 0.34, 0.38 and 0.41 s of one core.
 """
+
+
+class TeacherSignal(Protocol):
+    """The distributions that the student's logits are compared with, position by position."""
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """Tensors whose first axis are the N positions; they are chunked with the student's hidden states."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Numbers that `loss` makes of each position, besides the student's logits."""
+
+    def loss(self, logits_nV: Tensor, *tensors: Tensor) -> Tensor:
+        """Summed distance of the student's logits of some positions from what those chunks of `tensors` say."""
+
+
+class Teacher(Protocol):
+    """A source of targets for a micro-batch: a live model, a cache, or another vocabulary."""
+
+    def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherSignal:
+        """Teacher signal at the batch's supervised positions; the batch is on the student's device."""
+
+
+@dataclass(frozen=True)
+class TeacherLogits:
+    """Hidden states of one or several models; several are one distribution, the mean of theirs."""
+
+    tensors: Sequence[Tensor]
+    """Hidden states (N, D) of each model."""
+    projects: Sequence[Project]
+    """Its output head."""
+    vocabularies: Sequence[int]
+    config: DistillConfig
+    temperature: float
+
+    @property
+    def vocabulary(self) -> int:
+        """V of all models together."""
+        return sum(self.vocabularies)
+
+    def loss(self, logits_nV: Tensor, *tensors: Tensor) -> Tensor:
+        """The configured divergence over the tokens that all models know.
+
+        Heads may be padded beyond their tokenizer's tokens, each to another size; what only one has is left out.
+        """
+        teacher_nV = self.log_probs(tensors, vocabulary=logits_nV.shape[1])
+        common = teacher_nV.shape[1]
+        return divergence(self.config, self.temperature)(log_probs(logits_nV[:, :common], self.temperature), teacher_nV)
+
+    @torch.no_grad()
+    def log_probs(self, tensors: Sequence[Tensor], *, vocabulary: int) -> Tensor:
+        """Log-probabilities (n, V) of all models together at a chunk of positions, over the tokens that all know."""
+        common = min(vocabulary, *self.vocabularies)
+        heads = zip(self.projects, tensors, strict=True)
+        return mean_log_probs([log_probs(project(hidden)[:, :common], self.temperature) for project, hidden in heads])
+
+
+def divergence(config: DistillConfig, temperature: float) -> Divergence:
+    """The configured divergence of log-probabilities at a temperature, with its factor."""
+    return divergences.scaled(config.loss, temperature=temperature, beta=config.beta, skew=config.skew)
+
+
+def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
+    """Log of the mean of several distributions, each given by its log-probabilities (..., V)."""
+    if len(each) == 1:
+        return each[0]
+    return torch.logsumexp(torch.stack(list(each)), dim=0) - math.log(len(each))
 
 
 def distillation_loss(
@@ -83,3 +162,49 @@ def mixed(signal: TeacherSignal, alpha: float) -> Criterion:
         return sum(terms[1:], terms[0])
 
     return criterion
+
+
+def require_peers_in_one_bank(base: RunConfig) -> None:
+    """Raise ConfigError where no bank holds such adapters."""
+    again = "train.checkpointing: activations that are computed again would not know whose they are"
+    recomputes = base.train.checkpointing not in (False, "auto", "elementwise")
+    if reason := again if recomputes else bank_trainer.refusal(base):
+        raise ConfigError(
+            f"distill.peers: {reason}. Adapters teach each other in one bank: "
+            "leave that out, or write adapter.method=lora."
+        )
+
+
+def mutual_loss(config: DistillConfig, together: Bank, head: Head, progress: Callable[[], float]) -> Loss:
+    """Mean over K adapters of (1 - alpha) * cross-entropy + alpha * divergence from the mean of the others.
+
+    Every adapter reads every row, in one forward pass; none is moved by how it teaches.
+    """
+    count = len(together.members)
+
+    def loss(batch: MicroBatch, scale: float) -> Tensor:
+        alpha, temperature = at(config.alpha, progress()), at(config.temperature, progress())
+        packed_B = batch.inputs.get("row_lengths")
+        many, tokens = (len(batch.inputs["input_ids"]), 0) if packed_B is None else (len(packed_B), batch.width)
+        rows = [MemberRows(member, many, tokens) for member in together.members]
+        joined = (join if packed_B is None else in_sequence)([batch] * count)
+        with together.route(rows, length=padded_length(joined) if packed_B is None else None):
+            hidden_ND = head.supervised(together.model, joined.inputs, joined.positions_N)
+        own = hidden_ND.chunk(count)
+        total = torch.zeros((), device=hidden_ND.device)
+        for number, hidden_nD in enumerate(own):
+            others = [each.detach() for other, each in enumerate(own) if other != number]
+            heads, sizes = [head.project] * len(others), [head.vocabulary] * len(others)
+            signal = TeacherLogits(others, heads, sizes, config, temperature)
+            total = total + losses.chunked(
+                hidden_nD,
+                [batch.labels_N, *signal.tensors],
+                mixed(signal, alpha),
+                head.project,
+                vocabulary=arrays(hidden_nD) * head.vocabulary * count,
+                weights=head.trainable(),
+                scale=scale / count,
+            )
+        return total
+
+    return loss

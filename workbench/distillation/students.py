@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.backbone_utils import BackboneConfigMixin
 
 from workbench import adapters
@@ -75,29 +75,26 @@ def make(
         ConfigError: the teacher is no single model, or there are no such layers, or none that could be left out.
         BackboneError: the other backbone cannot be loaded.
     """
-    if ranks.first:
-        _make(config, source, folder, weights=weights, callback=callback)
-    ranks.wait()
-
-
-def _make(
-    config: RunConfig, source: TeacherSource | None, folder: Path, *, weights: bool, callback: Callback | None
-) -> None:
-    if not makes_student(config) or (folder / ("model.safetensors" if weights else "config.json")).is_file():
-        return
-    student = config.distill.student
-    origin = _of_teacher(config, source) if config.model.id == TEACHER else _of_backbone(config, config.model)
-    if callback is not None:
-        callback.say(f"Making the student's backbone of {origin.name} ...")
-    # On the skeleton first: layers that are not there are refused before a weight is read.
-    model = _skeleton(origin)
-    _keep_layers(model, student)
-    if weights and student.weights == "random":
-        model = _fresh(origin, model.config, seed=config.seed)
-    elif weights:
-        model = _pretrained(origin)
+    done = (folder / ("model.safetensors" if weights else "config.json")).is_file()
+    if ranks.first and makes_student(config) and not done:
+        student = config.distill.student
+        origin = _of_teacher(config, source) if config.model.id == TEACHER else _of_backbone(config, config.model)
+        if callback is not None:
+            callback.say(f"Making the student's backbone of {origin.name} ...")
+        # On the skeleton first: layers that are not there are refused before a weight is read.
+        model = _skeleton(origin)
         _keep_layers(model, student)
-    _save(model, origin, folder, weights=weights)
+        if weights and student.weights == "random":
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(config.seed)  # the initial values of its family
+                model = origin.task.auto_class(model.config).from_config(
+                    model.config, dtype=origin.dtype, trust_remote_code=origin.model.trust_remote_code
+                )
+        elif weights:
+            model = _pretrained(origin)
+            _keep_layers(model, student)
+        _save(model, origin, folder, weights=weights)
+    ranks.wait()
 
 
 _WITH_CLASSES = ("ForSequenceClassification", "ForImageClassification")
@@ -120,7 +117,17 @@ def _of_backbone(config: RunConfig, model: ModelConfig) -> _Origin:
 def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
     assert source is not None, "model.id=teacher is refused where no teacher is named"
     if config.distill.student.weights == "pretrained":
-        _require_one_model(source)
+        cure = f"Write model.id={source.model.id}, the teacher's backbone."
+        if len(source.adapters) > 1:
+            raise ConfigError(
+                f"model.id=teacher: {source.name} is {len(source.adapters)} adapters over one backbone, which are no "
+                f"single model. {cure}"
+            )
+        if source.adapters and source.config is not None and (reason := source.config.adapter.facts.no_merge):
+            raise ConfigError(
+                f"model.id=teacher: {source.name} was trained by adapter.method={source.config.adapter.method}, which "
+                f"cannot be merged: {reason}. {cure}"
+            )
     name = f"the teacher {source.name}"
     tokenizer = None if config.reads_pictures else source.tokenizer()
     origin = replace(_of_backbone(config, source.model), name=name, tokenizer=tokenizer)
@@ -135,41 +142,15 @@ def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
     return replace(origin, task=task, headed=True, adapter=adapter, method=trained.adapter)
 
 
-def _require_one_model(source: TeacherSource) -> None:
-    """Raise ConfigError where the teacher's weights are not those of one stock model."""
-    cure = f"Write model.id={source.model.id}, the teacher's backbone."
-    if len(source.adapters) > 1:
-        raise ConfigError(
-            f"model.id=teacher: {source.name} is {len(source.adapters)} adapters over one backbone, which are no "
-            f"single model. {cure}"
-        )
-    if source.adapters and source.config is not None and (reason := source.config.adapter.facts.no_merge):
-        raise ConfigError(
-            f"model.id=teacher: {source.name} was trained by adapter.method={source.config.adapter.method}, which "
-            f"cannot be merged: {reason}. {cure}"
-        )
-
-
 def _skeleton(origin: _Origin) -> PreTrainedModel:
     """The modules of what the student is made of, without values, with a vocabulary that holds the tokenizer's."""
     model = backbones.skeleton(origin.model, task=origin.task)
-    if origin.tokenizer is None:
-        return model
-    embedding = model.get_input_embeddings()
-    assert isinstance(embedding, nn.Embedding)
-    if len(origin.tokenizer) <= embedding.num_embeddings:
-        return model
-    model.config.get_text_config().vocab_size = len(origin.tokenizer)
-    return _rebuilt(model)
-
-
-def _fresh(origin: _Origin, config: PretrainedConfig, *, seed: int) -> PreTrainedModel:
-    """The architecture with the initial values of its family."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model: PreTrainedModel = origin.task.auto_class(config).from_config(
-            config, dtype=origin.dtype, trust_remote_code=origin.model.trust_remote_code
-        )
+    if origin.tokenizer is not None:
+        embedding = model.get_input_embeddings()
+        assert isinstance(embedding, nn.Embedding)
+        if len(origin.tokenizer) > embedding.num_embeddings:
+            model.config.get_text_config().vocab_size = len(origin.tokenizer)
+            return _rebuilt(model)
     return model
 
 
@@ -200,9 +181,17 @@ def _keep_layers(model: PreTrainedModel, student: StudentConfig) -> None:
             chosen = student.chosen(len(stack))
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        lists = _lists(stack)
+        lists: dict[str, list[int]] = {}  # by the list that they stand in; each stage of a backbone has its own
+        for number, block in enumerate(stack):
+            lists.setdefault(block.rpartition(".")[0], []).append(number)
         kept = {path: [number for number in numbers if number in chosen] for path, numbers in lists.items()}
-        _require_stages(kept, lists)
+        for stage, (path, numbers) in enumerate(lists.items()):
+            if not kept[path]:
+                raise ConfigError(
+                    f"distill.student.layers: leaves no layer in stage {stage} of the backbone ({path}), whose "
+                    "features the next stage reads. Keep one of its layers, "
+                    f"{', '.join(map(str, numbers))}, too."
+                )
         _count(model, lists, kept)
         for path, numbers in lists.items():
             layers: Any = model.get_submodule(path)
@@ -214,25 +203,17 @@ def _keep_layers(model: PreTrainedModel, student: StudentConfig) -> None:
             for number in reversed(numbers):
                 if number not in chosen:
                     del layers[number - numbers[0]]
-    _require_rebuilt(model, [numbers[0] for numbers in lists.values()])
-
-
-def _lists(stack: list[str]) -> dict[str, list[int]]:
-    """The numbers of the layers of a stack by the list that they stand in; each stage of a backbone has its own."""
-    lists: dict[str, list[int]] = {}
-    for number, block in enumerate(stack):
-        lists.setdefault(block.rpartition(".")[0], []).append(number)
-    return lists
-
-
-def _require_stages(kept: dict[str, list[int]], lists: dict[str, list[int]]) -> None:
-    """Raise ConfigError where a stage would have no layer left: the next one reads what it gives."""
-    for number, (path, numbers) in enumerate(lists.items()):
-        if not kept[path]:
-            raise ConfigError(
-                f"distill.student.layers: leaves no layer in stage {number} of the backbone ({path}), whose features "
-                f"the next stage reads. Keep one of its layers, {', '.join(map(str, numbers))}, too."
-            )
+    # The saved configuration has to build the layers that are left.
+    wanted, rebuilt = _described(model), _described(_rebuilt(model))
+    odd = next((name for name in {**wanted, **rebuilt} if wanted.get(name) != rebuilt.get(name)), None)
+    if odd is not None:
+        new, old = (str(each.get(odd, "missing")) for each in (rebuilt, wanted))
+        first = [numbers[0] for numbers in lists.values()]
+        raise _immutable(
+            model,
+            f"{odd} would be {new} in its new place, and is {old} as it was trained",
+            f"distill.student.layers={first}, the first of each stage" if len(first) > 1 else None,
+        )
 
 
 _COUNTS = {
@@ -273,23 +254,6 @@ def _count(model: PreTrainedModel, lists: dict[str, list[int]], kept: dict[str, 
         config.stage_names = config.stage_names[: left + 1]
         config.set_output_features_output_indices(None, None)
     config.update({counting[0]: left, **(per_layer if part == "only" else {})})
-
-
-def _require_rebuilt(model: PreTrainedModel, first: list[int]) -> None:
-    """Raise ConfigError where the saved configuration would not build the layers that `model` has left.
-
-    Args:
-        first: Number of the first layer of each stage.
-    """
-    wanted, rebuilt = _described(model), _described(_rebuilt(model))
-    odd = [name for name in {**wanted, **rebuilt} if wanted.get(name) != rebuilt.get(name)]
-    if odd:
-        new, old = (str(each.get(odd[0], "missing")) for each in (rebuilt, wanted))
-        raise _immutable(
-            model,
-            f"{odd[0]} would be {new} in its new place, and is {old} as it was trained",
-            f"distill.student.layers={first}, the first of each stage" if len(first) > 1 else None,
-        )
 
 
 def _rebuilt(model: PreTrainedModel) -> PreTrainedModel:

@@ -1,50 +1,359 @@
 """The teacher cache: what a teacher says of every supervised token of the training rows, asked once and kept on disk.
 
-Rows are known by what they hold: they may be dealt or ordered otherwise, one that comes twice is kept once, and what is
-lost, or new, is asked again without the rest.
+Rows are known by what they hold: they may be sharded or ordered otherwise, one that comes twice is kept once, and what
+is lost, or new, is asked again without the rest. Files are shards that know their rows, and cache.json, which is
+written last and names them.
 
-Legend: N positions, k tokens kept of each, R rows.
+Of a distribution its k likeliest tokens are kept, or k samples. Of a token's number its low 16 bits are kept, in rising
+order of the numbers; how many of a position's tokens lie below each multiple of 65,536 gives the rest. With k = 64 and
+float16 that is 260 bytes a position, and 3 more for 262,144 tokens.
+
+Legend: N positions, n of them, k tokens kept of each, V vocabulary, H multiples of 65,536 below V, R rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
+from workbench.config import ModelConfig
 from workbench.config.sections.distill_config import DistillConfig
+from workbench.data import starter
 from workbench.data.batching import Indices, MicroBatch, micro_batches
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.distillation import cache_packing, cache_shards
-from workbench.distillation.cache_identity import CacheIdentity, identity
-from workbench.distillation.cache_packing import Packed
-from workbench.distillation.cache_shards import Keys, Shard
-from workbench.distillation.teacher_signals import Teacher, TeacherLogits, TeacherSignal
-from workbench.errors import ConfigError, Stopped
+from workbench.distillation.student_loss import Teacher, TeacherLogits, TeacherSignal, divergence
+from workbench.distillation.teacher_sources import TeacherSource
+from workbench.errors import ConfigError, Stopped, WorkbenchError
 from workbench.losses.chunked import chunks
+from workbench.losses.divergences import log_probs, sampled_forward_kl, top_k_and_rest
+from workbench.models import backbones
 from workbench.runs import files
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.training.callbacks import Callback
 
-__all__ = [
-    "CacheIdentity",
-    "CachedTeacher",
-    "LiveQuestions",
-    "Questions",
-    "identity",
-    "made_by",
-    "missing",
-    "require_usable",
-    "write",
-]
+Packed = Mapping[str, npt.NDArray[Any]]
+"""Arrays (N, ...) by name."""
 
+DTYPES = {"float16": torch.float16, "float32": torch.float32}
+_LOW = 2**16
+FORMAT = "1"
+"""Version of the files' format: raise it when they are written otherwise."""
+Keys = npt.NDArray[np.uint64]
+"""Digests of rows. Among a million rows two are alike with a chance of 3e-8."""
+INDEX = "cache.json"
+_SHARDS = "shard-*.safetensors"
+_DAMAGED = (OSError, ValueError, SafetensorError)
 SHARD_POSITIONS = 2**18
 """Positions after which a shard is full: at 64 likeliest tokens of each, 65 MiB."""
+
+
+@dataclass(frozen=True)
+class TopTokens:
+    """The likeliest tokens of each position, and all others as one event.
+
+    Attributes:
+        tensors: Tokens (N, k) int64, and log-probabilities (N, k + 1) float32, the last one of all other tokens.
+        known: Tokens that the teacher knows, V.
+    """
+
+    tensors: Sequence[Tensor]
+    known: int
+    config: DistillConfig
+    temperature: float
+
+    @property
+    def vocabulary(self) -> int:
+        """Numbers that the loss makes of each position: the student's probabilities once more."""
+        return self.known
+
+    def loss(self, logits_nV: Tensor, *tensors: Tensor) -> Tensor:
+        """The configured divergence over the k tokens and the rest."""
+        ids_nk, teacher_nE = tensors
+        student_nE = top_k_and_rest(log_probs(logits_nV[:, : self.known], self.temperature), ids_nk)
+        return divergence(self.config, self.temperature)(student_nE, teacher_nE)
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """Draws from the teacher's distribution: an unbiased estimate of forward_kl (Anshumann et al. 2025).
+
+    Attributes:
+        tensors: Tokens (N, k) int64, the share of the draws that is each one's (N, k) float32 (0 where a token is
+            repeated), and the teacher's sum p log p (N,) float32.
+        known: Tokens that the teacher knows, V.
+    """
+
+    tensors: Sequence[Tensor]
+    known: int
+    temperature: float
+
+    @property
+    def vocabulary(self) -> int:
+        """Numbers that the loss makes of each position: the student's probabilities once more."""
+        return self.known
+
+    def loss(self, logits_nV: Tensor, *tensors: Tensor) -> Tensor:
+        """The estimate, times the square of the temperature."""
+        student_nV = log_probs(logits_nV[:, : self.known], self.temperature)
+        return sampled_forward_kl(student_nV, *tensors) * self.temperature**2
+
+
+def pack_likeliest(log_probs_NV: Tensor, *, k: int, dtype: str) -> Packed:
+    """The `k` likeliest tokens, or all where there are fewer; the mass of the others in float32."""
+    vocabulary = log_probs_NV.shape[1]
+    ids_Nk = log_probs_NV.topk(min(k, vocabulary)).indices.sort(-1).values
+    said_NE = top_k_and_rest(log_probs_NV, ids_Nk)
+    return {
+        **pack_ids(ids_Nk.cpu().numpy(), vocabulary),
+        "log_probs": said_NE[:, :-1].to(DTYPES[dtype]).cpu().numpy(),
+        "rest": said_NE[:, -1].float().cpu().numpy(),
+    }
+
+
+def unpack_likeliest(packed: Packed) -> tuple[Tensor, Tensor]:
+    """`tensors` of `TopTokens`."""
+    said_NE = np.concatenate([packed["log_probs"].astype(np.float32), packed["rest"][:, None]], 1)
+    # Rounded to float16 they do not quite add up to one.
+    return torch.from_numpy(unpack_ids(packed)), torch.from_numpy(said_NE).log_softmax(-1)
+
+
+def pack_draws(log_probs_NV: Tensor, uniform_Nk: Tensor) -> Packed:
+    """The tokens at which the cumulative probability passes each of `uniform_Nk`, numbers in [0, 1) in float64."""
+    probs_NV = log_probs_NV.double().exp()
+    passed_NV = probs_NV.cumsum(-1)
+    ids_Nk = torch.searchsorted(passed_NV, uniform_Nk * passed_NV[:, -1:], right=True)
+    ids_Nk = ids_Nk.clamp(max=log_probs_NV.shape[1] - 1).sort(-1).values
+    negative_entropy_N = torch.special.entr(probs_NV).sum(-1).neg().float()
+    return {
+        **pack_ids(ids_Nk.cpu().numpy(), log_probs_NV.shape[1]),
+        "negative_entropy": negative_entropy_N.cpu().numpy(),
+    }
+
+
+def unpack_draws(packed: Packed) -> tuple[Tensor, Tensor, Tensor]:
+    """`tensors` of `SampledTokens`."""
+    ids_Nk = unpack_ids(packed)
+    # The first of each run of equal tokens has the weight of all: gradients of one token that are added in any order
+    # would differ in their last bits.
+    first_Nk = np.diff(ids_Nk, axis=1, prepend=-1) != 0
+    starts = np.flatnonzero(first_Nk)
+    weights_Nk = np.zeros(ids_Nk.shape, dtype=np.float32)
+    weights_Nk.flat[starts] = np.diff(starts, append=ids_Nk.size) / ids_Nk.shape[1]
+    return torch.from_numpy(ids_Nk), torch.from_numpy(weights_Nk), torch.from_numpy(packed["negative_entropy"])
+
+
+def pack_ids(ids_Nk: Indices, vocabulary: int) -> Packed:
+    """Tokens below `vocabulary`, rising in each row, as their low 16 bits and how many lie below each multiple."""
+    below_NH = (ids_Nk[:, None] < np.arange(_LOW, vocabulary, _LOW)[:, None]).sum(-1)
+    return {"ids": (ids_Nk % _LOW).astype(np.uint16), "below": below_NH.astype(np.min_scalar_type(ids_Nk.shape[1]))}
+
+
+def unpack_ids(packed: Packed) -> Indices:
+    """The tokens (N, k)."""
+    ids_Nk: Indices = packed["ids"].astype(np.int64)
+    for below_N in packed["below"].T:
+        ids_Nk += _LOW * (np.arange(ids_Nk.shape[1]) >= below_N[:, None])
+    return ids_Nk
+
+
+class CacheIdentity(NamedTuple):
+    """Everything that a cache depends on; None where that is unknown or irrelevant, and so is not compared."""
+
+    teacher: str | None
+    """A digest of its weights, or where on the hub they are."""
+    tokenizer: str
+    """A digest."""
+    temperature: str
+    k: str
+    dtype: str | None
+    """Type of the log-probabilities; None for sampled tokens, which have none."""
+    kind: Literal["likeliest", "draws"]
+    name: str | None = None
+    """The teacher, as the configuration names it: told, but not compared."""
+
+    def made_by(self) -> dict[str, str]:
+        """The identity as metadata of a file."""
+        return {"format": FORMAT, **{name: value for name, value in self._asdict().items() if value is not None}}
+
+
+def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: PreTrainedTokenizerBase) -> CacheIdentity:
+    """The cache that a configuration asks for.
+
+    Args:
+        source: The teacher; None where a server teaches, or nobody says who made the cache.
+        tokenizer: The student's, which wrote the rows.
+    """
+    sampled, k = config.cache.sampled, config.cache.k
+    words = [tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
+    teacher = name = None
+    if config.teacher.url is not None:
+        # Its weights are not known, and the same server may have another address tomorrow.
+        teacher, name = _digest(["served", config.teacher.id]), str(config.teacher.id)
+    elif source is not None:
+        teacher, name = _digest([_backbone(source.model), sorted(map(_files, source.adapters))]), source.name
+    return CacheIdentity(
+        teacher=teacher,
+        tokenizer=_digest(words),
+        temperature=str(config.temperature),
+        k=str(k if sampled else min(k, len(tokenizer))),
+        dtype=None if sampled else config.cache.dtype,
+        kind="draws" if sampled else "likeliest",
+        name=name,
+    )
+
+
+def require_same(folder: Path, identity: Mapping[str, str], wanted: CacheIdentity) -> None:
+    """Raise ConfigError, which names what differs, where `found` was said by the files of another cache."""
+    asked = wanted.made_by()
+
+    def shown(name: str, makers: Mapping[str, str]) -> str:
+        value = makers.get(name, "none")
+        if name == "teacher":
+            return f"{makers.get('name', 'unnamed')} (digest {value})"
+        return f"digest {value}" if name == "tokenizer" else value
+
+    if wrong := [name for name, value in asked.items() if name != "name" and identity.get(name) != value]:
+        lines = [f"{name}: {shown(name, identity)} there, {shown(name, asked)} asked for" for name in wrong]
+        raise ConfigError(
+            "\n  ".join([f"distill.cache.folder={folder} holds the cache of another configuration:", *lines])
+            + "\n  Write another distill.cache.folder, or delete this one to have it made anew."
+        )
+
+
+def _backbone(model: ModelConfig) -> list[Any]:
+    """Which weights, and how they are stored: a quantised teacher is another one."""
+    folder = Path(starter.resolve(model.id)).expanduser()
+    if folder.is_dir():
+        return [model.values, _files(folder)]
+    commit = getattr(backbones.hub_config(model), "_commit_hash", None)
+    return [model.values, model.id, commit or model.revision or "main"]
+
+
+def _files(folder: Path) -> list[str]:
+    """Digests of a folder's weights and of what says how they are used."""
+    candidates = [*folder.glob("*.safetensors"), folder / "config.json", folder / "adapter_config.json"]
+    stats = [(path, path.stat()) for path in sorted(candidates) if path.is_file()]
+    return [_digest_of(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+
+
+@lru_cache(maxsize=256)
+def _digest_of(path: Path, size: int, changed_ns: int) -> str:
+    """`files.digest`, read once in a process: weights are large."""
+    return files.digest(path)
+
+
+def _digest(parts: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+class Shard:
+    """One file, memory-mapped: only what is asked for is read. Raises one of `_DAMAGED` where it is none."""
+
+    def __init__(self, path: Path) -> None:
+        # Its methods have no types. Tensors of torch are views of the file; arrays would be copies.
+        file: Any = safe_open(path, framework="pt")
+        self.made_by: dict[str, str] = json.loads((file.metadata() or {}).get("made_by", "{}"))
+        names = file.keys()
+        self._arrays: dict[str, npt.NDArray[Any]] = {name: file.get_tensor(name).numpy() for name in names}
+        self.keys: Keys = self._arrays.pop("keys")
+        self.counts: Indices = self._arrays.pop("counts").astype(np.int64)
+        """Positions of each row; rows stand one after the other."""
+
+    def read(self, start: int, stop: int) -> Packed:
+        """Packed distributions of some positions, as views of the file."""
+        return {name: array[start:stop] for name, array in self._arrays.items()}
+
+
+def write_shard(path: Path, packed: Packed, keys_R: Keys, counts_R: Indices, made_by: Mapping[str, str]) -> None:
+    """A shard, whole or not at all."""
+    tensors = {**packed, "keys": keys_R, "counts": counts_R.astype(np.uint32)}
+    # One entry, because several come in another order each time.
+    files.write_bytes(path, save(tensors, metadata={"made_by": json.dumps(made_by)}))
+
+
+def opened(folder: Path, wanted: CacheIdentity) -> tuple[Mapping[str, str], dict[Path, Shard]]:
+    """What made a finished cache, and its shards.
+
+    Raises:
+        ConfigError: there is none, it is another configuration's, or a file of it is lost or damaged.
+    """
+    path = folder / INDEX
+    try:
+        index = files.read_json(path)
+        made_by, sizes = dict(index["made_by"]), {folder / name: int(size) for name, size in index["shards"].items()}
+    except (OSError, WorkbenchError, KeyError, TypeError, ValueError, AttributeError):
+        raise ConfigError(
+            f"distill.cache.folder={folder}: {path} is no finished teacher cache's. Write another folder, or "
+            f"{again(folder)}"
+        ) from None
+    require_same(folder, made_by, wanted)
+    shards = {}
+    for path, size in sizes.items():
+        try:
+            if (actual_size := path.stat().st_size) == size:
+                shards[path] = Shard(path)
+                continue
+            why = f"has {actual_size:,} bytes instead of {size:,}"
+        except FileNotFoundError:
+            why = "is not there"
+        except _DAMAGED as error:
+            why = f"is damaged ({error})"
+        raise ConfigError(f"distill.cache.folder: {path} {why}. Restore it, or {again(folder)}")
+    return made_by, shards
+
+
+def intact(folder: Path, wanted: CacheIdentity) -> dict[Path, Shard]:
+    """The shards in a folder that need not be made.
+
+    Raises:
+        ConfigError: they are another configuration's, or the folder holds something else, or cannot be written.
+    """
+    there = list(folder.iterdir()) if folder.is_dir() else [folder] if folder.exists() else []
+    others = [path.name for path in there if path.name != INDEX and not path.match(_SHARDS)]
+    if strange := [name for name in others if not name.startswith(".")]:
+        raise ConfigError(f"distill.cache.folder={folder}: {min(strange)} is no part of a cache. Write a new folder.")
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise ConfigError(f"distill.cache.folder={folder}: nothing can be written in {nearest}. Write another folder.")
+    shard_by_path = {}
+    for path in sorted(folder.glob(_SHARDS)):
+        try:
+            shard_by_path[path] = Shard(path)
+        except _DAMAGED:
+            continue
+        require_same(folder, shard_by_path[path].made_by, wanted)
+    return shard_by_path
+
+
+def row_keys(train: TokenizedSet) -> tuple[Keys, Indices]:
+    """Digest and supervised positions of each row: its tokens, which of them carry loss, and what an encoder reads."""
+    keys, counts = [], []
+    for row in map(train.__getitem__, range(len(train))):
+        read = np.append(row.input_ids, row.source).astype(np.int32).tobytes() + row.supervised.tobytes()
+        keys.append(int.from_bytes(blake2b(read, digest_size=8).digest(), "little"))
+        counts.append(np.count_nonzero(row.supervised[row.source + 1 :]))
+    return np.asarray(keys, dtype=np.uint64), np.asarray(counts, dtype=np.int64)
+
+
+def again(folder: Path) -> str:
+    """How to have made what a cache lacks."""
+    return f"delete {folder / INDEX} and run once more with distill.teacher.id: only what is missing is made."
 
 
 class CachedTeacher:
@@ -55,9 +364,9 @@ class CachedTeacher:
     """
 
     def __init__(self, folder: Path, train: TokenizedSet, config: DistillConfig, wanted: CacheIdentity) -> None:
-        index, self._shards = cache_shards.opened(folder, wanted)
-        self._config = config
-        self._known = int(index.made_by["vocabulary"])
+        made_by, shards = opened(folder, wanted)
+        self._config, self._shards = config, list(shards.values())
+        self._known = int(made_by["vocabulary"])
         self._shard_R, self._start_R, self._count_R = self._find(folder, train)
         positions = sum(int(shard.counts.sum()) for shard in self._shards)
         self.facts: dict[str, Any] = {
@@ -66,7 +375,7 @@ class CachedTeacher:
             "k": int(wanted.k),
             "dtype": wanted.dtype,
             "tokens": positions,
-            "bytes_per_token": round(sum(index.shards.values()) / positions, 1),
+            "bytes_per_token": round(sum(path.stat().st_size for path in shards) / positions, 1),
             "shards": len(self._shards),
         }
 
@@ -77,10 +386,10 @@ class CachedTeacher:
         assert len(packed["ids"]) == len(batch.labels_N), "the batch has other positions than its rows"
         device = batch.labels_N.device
         if config.cache.sampled:
-            drawn = [tensor.to(device) for tensor in cache_packing.unpack_draws(packed)]
-            return cache_packing.SampledTokens(drawn, self._known, temperature)
-        likeliest = [tensor.to(device) for tensor in cache_packing.unpack_likeliest(packed)]
-        return cache_packing.TopTokens(likeliest, self._known, config, temperature)
+            drawn = [tensor.to(device) for tensor in unpack_draws(packed)]
+            return SampledTokens(drawn, self._known, temperature)
+        likeliest = [tensor.to(device) for tensor in unpack_likeliest(packed)]
+        return TopTokens(likeliest, self._known, config, temperature)
 
     def _row(self, row: int) -> Packed:
         start = int(self._start_R[row])
@@ -88,7 +397,7 @@ class CachedTeacher:
 
     def _find(self, folder: Path, train: TokenizedSet) -> tuple[Indices, Indices, Indices]:
         """Shard, first position there, and number of positions of each row of `train`."""
-        keys_R, counts_R = cache_shards.rows(train)
+        keys_R, counts_R = row_keys(train)
         keys = np.concatenate([shard.keys for shard in self._shards])
         starts = np.concatenate([np.cumsum(shard.counts) - shard.counts for shard in self._shards])
         numbers = np.repeat(np.arange(len(self._shards)), [len(shard.keys) for shard in self._shards])
@@ -98,19 +407,19 @@ class CachedTeacher:
             raise ConfigError(
                 f"distill.cache.folder={folder} knows nothing of {len(unknown)} of {len(train)} training rows, such as "
                 f"{train.place(int(unknown[0]))}: it was made of other data, or with another data.max_tokens or chat "
-                f"template.\n  Write another folder, or add these rows to it: {cache_shards.again(folder)}"
+                f"template.\n  Write another folder, or add these rows to it: {again(folder)}"
             )
         return numbers[at_R], starts[at_R], counts_R
 
 
 def missing(folder: Path) -> bool:
     """Whether there is no finished cache."""
-    return not (folder / cache_shards.INDEX).exists()
+    return not (folder / INDEX).exists()
 
 
 def made_by(folder: Path) -> str | None:
     """The teacher that a finished cache was made by, as its configuration named it."""
-    teacher_name = files.read_json(folder / cache_shards.INDEX).get("made_by", {}).get("name")
+    teacher_name = files.read_json(folder / INDEX).get("made_by", {}).get("name")
     return None if teacher_name is None else str(teacher_name)
 
 
@@ -129,17 +438,17 @@ def require_usable(config: DistillConfig, train: TokenizedSet, wanted: CacheIden
             f"distill.cache.folder={folder} holds no finished cache. Name who is to be asked: distill.teacher.id."
         )
     else:
-        cache_shards.intact(folder, wanted)
+        intact(folder, wanted)
 
 
 class Questions(Protocol):
     """A way to ask a teacher about training rows."""
 
-    def ask(self, share: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
+    def ask(self, rows: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
         """Rows in the order of the cache, their packed distributions, and how many tokens the teacher knows.
 
         Args:
-            share: Rows to ask about.
+            rows: Rows to ask about.
             keys_R: Digest of every training row.
             counts_R: Supervised positions of every training row.
         """
@@ -167,31 +476,32 @@ def write(
         Stopped: the callback asked for it; finished shards are kept.
     """
     assert wanted.teacher is not None, "who asks a teacher knows which"
-    shard_by_path = cache_shards.intact(folder, wanted) if ranks.first else {}
+    shard_by_path = intact(folder, wanted) if ranks.first else {}
     if ranks.first:
-        files.require_writable(folder / cache_shards.INDEX)
+        files.require_writable(folder / INDEX)
         files.remove_unfinished(folder)
-    keys_R, counts_R = cache_shards.rows(train)
-    shares = ranks.agreed(list(_shares(keys_R, counts_R, [shard.keys for shard in shard_by_path.values()])))
+    keys_R, counts_R = row_keys(train)
+    shards = ranks.agreed(list(_shards_to_make(keys_R, counts_R, [shard.keys for shard in shard_by_path.values()])))
     names = (folder / f"shard-{number:05d}.safetensors" for number in count())
-    for done, share in enumerate(shares, start=1):
-        order, packed, known = questions.ask(share, keys_R, counts_R)
+    for done, shard in enumerate(shards, start=1):
+        order, packed, known = questions.ask(shard, keys_R, counts_R)
         if ranks.first:
             made_by = {**wanted.made_by(), "vocabulary": str(known)}
             path = next(name for name in names if name not in shard_by_path)
-            cache_shards.write(path, packed, keys_R[order], counts_R[order], made_by)
+            write_shard(path, packed, keys_R[order], counts_R[order], made_by)
             shard_by_path[path] = Shard(path)
-        callback.say(f"{folder}: shard {done} of {len(shares)} is done, {len(packed['ids']):,} positions.")
-        if ranks.any(callback.stop_requested()) and done < len(shares):
-            raise Stopped(f"Stopped after shard {done} of {len(shares)} of {folder}. Run again to go on there.")
+        callback.say(f"{folder}: shard {done} of {len(shards)} is done, {len(packed['ids']):,} positions.")
+        if ranks.any(callback.stop_requested()) and done < len(shards):
+            raise Stopped(f"Stopped after shard {done} of {len(shards)} of {folder}. Run again to go on there.")
     if ranks.first:
-        cache_shards.finish(folder, shard_by_path)
+        sizes = {path.name: path.stat().st_size for path in sorted(shard_by_path)}
+        files.write_json(folder / INDEX, {"made_by": shard_by_path[min(shard_by_path)].made_by, "shards": sizes})
     ranks.wait()
 
 
 @dataclass(frozen=True)
 class LiveQuestions:
-    """Asks a teacher that is loaded here."""
+    """Asks a teacher that is loaded in this process."""
 
     train: TokenizedSet
     teacher: Teacher
@@ -206,9 +516,9 @@ class LiveQuestions:
     """The processes that each ask a teacher of their own about a part of the rows; all get what all were told."""
 
     @torch.no_grad()
-    def ask(self, share: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
+    def ask(self, rows: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
         """See Questions."""
-        passes = list(micro_batches(share, self.train.lengths, tokens=self.tokens))
+        passes = list(micro_batches(rows, self.train.lengths, tokens=self.tokens))
         own = [self._answer(indices, keys_R, counts_R) for indices in self.ranks.share(passes)]
         packed, known = zip(*self.ranks.collected(own), strict=True)
         return np.concatenate(passes), _joined(list(packed)), min(known)
@@ -219,31 +529,24 @@ class LiveQuestions:
         batch = self.train.batch(indices).to(self.device)
         signal = self.teacher.signal(batch, self.config, temperature=self.config.temperature)
         assert isinstance(signal, TeacherLogits) and len(batch.labels_N) == counts_R[indices].sum()
-        known = min(self.vocabulary, *signal.vocabularies)
-        return _joined(self._pack(signal, keys_R[indices], counts_R[indices])), known
-
-    def _pack(self, signal: TeacherLogits, keys_B: Keys, counts_B: Indices) -> list[Packed]:
-        """Packed distributions of a micro-batch, chunk by chunk."""
-        cache, size = self.config.cache, signal.vocabulary
+        known, cache, size = min(self.vocabulary, *signal.vocabularies), self.config.cache, signal.vocabulary
         if not cache.sampled:
-            return [
-                cache_packing.pack_likeliest(
-                    signal.log_probs(hidden, vocabulary=self.vocabulary), k=cache.k, dtype=cache.dtype
-                )
+            likeliest = [
+                pack_likeliest(signal.log_probs(hidden, vocabulary=self.vocabulary), k=cache.k, dtype=cache.dtype)
                 for hidden in chunks(size, *signal.tensors)
             ]
-        # A row's draws depend on the row alone, and not on those beside it.
-        uniform_Nk = np.concatenate(
-            [np.random.default_rng(int(key)).random((n, cache.k)) for key, n in zip(keys_B, counts_B, strict=True)]
-        )
-        placed_Nk = torch.from_numpy(uniform_Nk).to(self.device)
-        return [
-            cache_packing.pack_draws(signal.log_probs(hidden, vocabulary=self.vocabulary), uniform)
-            for *hidden, uniform in chunks(size, *signal.tensors, placed_Nk)
+            return _joined(likeliest), known
+        # A row's samples depend on the row alone, and not on those beside it.
+        pairs = zip(keys_R[indices], counts_R[indices], strict=True)
+        uniform_Nk = np.concatenate([np.random.default_rng(int(key)).random((n, cache.k)) for key, n in pairs])
+        sampled = [
+            pack_draws(signal.log_probs(hidden, vocabulary=self.vocabulary), uniform)
+            for *hidden, uniform in chunks(size, *signal.tensors, torch.from_numpy(uniform_Nk).to(self.device))
         ]
+        return _joined(sampled), known
 
 
-def _shares(keys_R: Keys, counts_R: Indices, known: list[Keys]) -> Iterator[Indices]:
+def _shards_to_make(keys_R: Keys, counts_R: Indices, known: list[Keys]) -> Iterator[Indices]:
     """The rows of each shard that is to be made: those of no known key, each once, in their order."""
     _, first = np.unique(keys_R, return_index=True)
     new = np.sort(first[~np.isin(keys_R[first], np.concatenate([np.empty(0, np.uint64), *known]))])

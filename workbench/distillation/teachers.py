@@ -22,9 +22,9 @@ from workbench.adapters import Full, anatomy, multi_adapter
 from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.config.sections.distill_config import DistillConfig
 from workbench.data import starter
-from workbench.data.batching import Indices, MicroBatch, micro_batches
+from workbench.data.batching import MicroBatch, micro_batches
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.distillation.teacher_signals import TeacherLogits
+from workbench.distillation.student_loss import TeacherLogits
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.losses.chunked import chunks
 from workbench.models import backbones, output_heads
@@ -69,17 +69,16 @@ class LiveTeacher:
             with teacher.active():
                 hidden_BLD = teacher.head.hidden(teacher.model, batch.inputs)
             hidden.append(hidden_BLD.flatten(0, 1)[batch.positions_N])
-        own = [teacher.head for teacher in self.models]
-        return TeacherLogits(
-            hidden, [head.project for head in own], [head.vocabulary for head in own], config, temperature=temperature
-        )
+        heads = [teacher.head for teacher in self.models]
+        projects, sizes = [head.project for head in heads], [head.vocabulary for head in heads]
+        return TeacherLogits(hidden, projects, sizes, config, temperature=temperature)
 
     def loss(self, tokens: TokenizedSet) -> float:
         """Mean negative log-likelihood of the supervised tokens of a set, each counted once, in nats."""
-        everything: Indices = np.arange(len(tokens))
         total, count = 0.0, 0
         device, width = self.backbone.device, anatomy.hidden_size(self.backbone.config)
-        for indices in micro_batches(everything, tokens.lengths, tokens=capacity.forward_tokens(device, width=width)):
+        limit = capacity.forward_tokens(device, width=width)
+        for indices in micro_batches(np.arange(len(tokens)), tokens.lengths, tokens=limit):
             batch = tokens.batch(indices).to(device)
             signal = self.signal(batch, DistillConfig(), temperature=1.0)
             for labels_n, *hidden in chunks(signal.vocabulary, batch.labels_N, *signal.tensors):
@@ -113,16 +112,13 @@ def load(
     """
     reason = _reason_apart(source, student, model)
     if reason is not None:
-        live_teacher = alone(source, student, tokenizer, loader)
-        return replace(
-            live_teacher, notes=[f"The teacher is a second model beside the student: {reason}.", *live_teacher.notes]
-        )
+        apart = alone(source, student, tokenizer, loader)
+        return replace(apart, notes=[f"The teacher is a second model beside the student: {reason}.", *apart.notes])
     assert isinstance(model, PeftModel), "what is no adapter trains every weight"
-    models = (
-        _add_adapters(source.adapters, model, backbone.model)
-        if source.adapters
-        else [_without_adapter(model, backbone.model)]
-    )
+    if source.adapters:
+        models = _add_adapters(source.adapters, model, backbone.model)
+    else:
+        models = [_without_adapter(model, backbone.model)]
     note = "The teacher stands on the student's backbone: there is no second copy of its weights."
     return LiveTeacher(models, backbone.model, shared=True, notes=[note])
 
@@ -171,20 +167,25 @@ def _reason_apart(source: TeacherSource, student: RunConfig, model: nn.Module) -
 
 def _difference(teacher: ModelConfig, student: ModelConfig) -> str | None:
     """Reason why two backbones cannot share memory; None where they are equal."""
-    for name, mine, theirs in zip(_DECIDING, _decided(student), _decided(teacher), strict=True):
-        if mine != theirs:
-            return f"its model.{name} is {theirs}, and the student's {mine}"
+    theirs, mine = (_deciding(each) for each in (teacher, student))
+    for name, value in theirs.items():
+        if value != mine[name]:
+            return f"its model.{name} is {value}, and the student's {mine[name]}"
     return None
 
 
-_DECIDING = ("id", "revision", "weights", "sparsity", "compute", "attention", "new_tokens")
-
-
-def _decided(model: ModelConfig) -> list[Any]:
+def _deciding(model: ModelConfig) -> dict[str, Any]:
+    """What decides whether two backbones have the same weights."""
     path = Path(starter.resolve(model.id)).expanduser()
-    where = str(path.resolve()) if path.is_dir() else model.id
-    stored = [model.weights, model.sparsity, model.compute]
-    return [where, model.revision or "main", *stored, model.attention, list(model.new_tokens)]
+    return {
+        "id": str(path.resolve()) if path.is_dir() else model.id,
+        "revision": model.revision or "main",
+        "weights": model.weights,
+        "sparsity": model.sparsity,
+        "compute": model.compute,
+        "attention": model.attention,
+        "new_tokens": list(model.new_tokens),
+    }
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:
@@ -207,13 +208,13 @@ def _add_adapters(folders: Sequence[Path], model: PeftModel, backbone: PreTraine
         for name, folder in named.items():
             adapters.load(model, folder, name=name)
     configs = {name: model.peft_config.pop(name) for name in named}
-    model.register_state_dict_post_hook(partial(_leave_out, tuple(named)))  # type: ignore[no-untyped-call]
+
+    def leave_out(_: nn.Module, state: dict[str, Any], *__: Any) -> None:
+        for key in [key for key in state if not set(key.split(".")).isdisjoint(named)]:
+            del state[key]
+
+    model.register_state_dict_post_hook(leave_out)  # type: ignore[no-untyped-call]
     return _teacher_models(model, backbone, configs)
-
-
-def _leave_out(names: Sequence[str], _: nn.Module, state: dict[str, Any], *__: Any) -> None:
-    for key in [key for key in state if not set(key.split(".")).isdisjoint(names)]:
-        del state[key]
 
 
 def _teacher_models(

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.batching import Indices, MicroBatch, Row, evenly_spaced
-from workbench.data.packing import PACKED, PADDED, RowLayout
+from workbench.data.packing import PACKED, PADDED
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.losses.chunked import Project
@@ -100,22 +100,19 @@ class UniversalTeacher:
         numbers_N = np.concatenate(
             [_moved(self.alignment.row(int(row)), first) for row, first in zip(batch.rows_B, firsts, strict=True)]
         )
-        arrangement = PACKED if "row_lengths" in batch.inputs else PADDED
-        read_MD = self._hidden(np.asarray([row for row in partners if row is not None], dtype=np.int64), arrangement)
+        layout = PACKED if "row_lengths" in batch.inputs else PADDED
+        head = self.teacher.head
+        read_MD = torch.zeros(0, head.width, device=self.device)  # every token that the teacher predicts in its rows
+        if rows := [row for row in partners if row is not None]:
+            theirs = layout.batch(self.alignment.teacher_train, np.asarray(rows), epoch=0).to(self.device)
+            with torch.no_grad(), self.teacher.active():
+                read_MD = head.supervised(self.teacher.model, theirs.inputs, theirs.positions_N)
         at_N = torch.from_numpy(numbers_N).to(self.device)
         aligned_N = at_N != NOWHERE
         hidden_ND = read_MD.new_zeros(len(at_N), read_MD.shape[1])
         hidden_ND[aligned_N] = read_MD[at_N[aligned_N]]
-        head, place = self.teacher.head, batch.positions_N.device
+        place = batch.positions_N.device
         return AlignedLogits((hidden_ND.to(place), aligned_N.to(place)), head.project, head.vocabulary, temperature)
-
-    def _hidden(self, rows: Indices, arrangement: RowLayout) -> Tensor:
-        """Hidden states (M, D) of every token that the teacher predicts in some of its rows."""
-        if not len(rows):
-            return torch.zeros(0, self.teacher.head.width, device=self.device)
-        batch = arrangement.batch(self.alignment.teacher_train, rows, epoch=0).to(self.device)
-        with torch.no_grad(), self.teacher.active():
-            return self.teacher.head.supervised(self.teacher.model, batch.inputs, batch.positions_N)
 
 
 class Alignment:
@@ -136,7 +133,12 @@ class Alignment:
         """For each predicted token of the student's row, the number of the teacher's among those it predicts there."""
         alignment = self._rows.get(index)
         if alignment is None:
-            alignment = self._aligned(index)
+            theirs = self.partner(index)
+            if theirs is None:
+                alignment = np.full(int(self.train.supervised[index]), NOWHERE)
+            else:
+                mine = self._mine.turns(self.train[index])
+                alignment = aligned(mine, self._theirs.turns(self.teacher_train[theirs]))
             if len(self._rows) < _KEPT_ROWS:
                 self._rows[index] = alignment
         return alignment
@@ -148,8 +150,7 @@ class Alignment:
     @cached_property
     def share(self) -> float:
         """Share of the student's predicted tokens that have a partner, of rows spread evenly over the set."""
-        spaced = evenly_spaced(len(self.train), _SAMPLED_ROWS)
-        numbers = np.concatenate([self.row(int(index)) for index in spaced])
+        numbers = np.concatenate([self.row(int(index)) for index in evenly_spaced(len(self.train), _SAMPLED_ROWS)])
         return float((numbers != NOWHERE).mean())
 
     def require_enough(self) -> None:
@@ -162,16 +163,14 @@ class Alignment:
                 "another teacher."
             )
 
-    def _aligned(self, index: int) -> Indices:
-        theirs = self.partner(index)
-        if theirs is None:
-            return np.full(int(self.train.supervised[index]), NOWHERE)
-        return aligned(self._mine.turns(self.train[index]), self._theirs.turns(self.teacher_train[theirs]))
-
     @cached_property
     def _partners(self) -> list[int | None]:
-        known = {place: index for index, place in enumerate(_places(self.teacher_train))}
-        return [known.get(place) for place in _places(self.train)]
+        # By source and place: files of several sources may have one name.
+        mine, theirs = (
+            zip(each.source_N.tolist(), each.places(), strict=True) for each in (self.train, self.teacher_train)
+        )
+        known = {place: index for index, place in enumerate(theirs)}
+        return [known.get(place) for place in mine]
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,13 @@ class Reader:
             pieces.append(piece)
             begin, reached = stop, reached + len(piece)
             edges.append(reached)
-        return _without_margin("".join(pieces), np.asarray(edges))
+        # Without white space before the text.
+        text, edges_E = "".join(pieces), np.asarray(edges)
+        margin = len(text) - len(text.lstrip())
+        starts, stops = edges_E[:-1], edges_E[1:]
+        blank = (stops != NOWHERE) & (stops <= margin) & (margin > 0)
+        starts = np.where((starts == NOWHERE) | blank, NOWHERE, np.maximum(starts - margin, 0))
+        return Turn(text[margin:], starts)
 
     def _text(self, ids: tuple[int, ...]) -> str:
         text = self._read.get(ids)
@@ -232,44 +237,28 @@ def aligned(mine: Sequence[Turn], theirs: Sequence[Turn]) -> Indices:
 
     Where one side was cut and has fewer turns, they are counted from the end at which more fits.
     """
-    offsets = {0, len(theirs) - len(mine)}
-    alignments = [_turn_by_turn(mine, theirs, offset) for offset in sorted(offsets, key=abs)]
-    return max(alignments, key=lambda numbers: int((numbers != NOWHERE).sum()))
-
-
-def _turn_by_turn(mine: Sequence[Turn], theirs: Sequence[Turn], offset: int) -> Indices:
-    """`aligned`, turn n of `mine` beside turn n + `offset` of `theirs`."""
     firsts = np.cumsum([0, *(len(turn.starts) for turn in theirs)])
-    turn_indices = []
-    for number, turn in enumerate(mine, start=offset):
-        if 0 <= number < len(theirs):
-            turn_indices.append(_moved(_same_starts(turn, theirs[number]), firsts[number]))
-        else:
-            turn_indices.append(np.full(len(turn.starts), NOWHERE))
-    return np.concatenate(turn_indices)
 
+    def turn_by_turn(offset: int) -> Indices:
+        """Turn n of `mine` beside turn n + `offset` of `theirs`."""
+        numbers = []
+        for number, turn in enumerate(mine, start=offset):
+            if not 0 <= number < len(theirs):
+                numbers.append(np.full(len(turn.starts), NOWHERE))
+                continue
+            other = theirs[number]
+            pairs = enumerate(zip(turn.text, other.text, strict=False))
+            shorter = min(len(turn.text), len(other.text))
+            common = next((at for at, (one, two) in pairs if one != two), shorter)
+            # Of several tokens that start together, the last is the one that has a character to tell.
+            known = {int(start): number for number, start in enumerate(other.starts) if 0 <= start <= common}
+            same = np.asarray([known.get(int(start), NOWHERE) for start in turn.starts], dtype=np.int64)
+            numbers.append(_moved(same, firsts[number]))
+        return np.concatenate(numbers)
 
-def _same_starts(mine: Turn, theirs: Turn) -> Indices:
-    pairs = enumerate(zip(mine.text, theirs.text, strict=False))
-    common = next((at for at, (one, other) in pairs if one != other), min(len(mine.text), len(theirs.text)))
-    # Of several tokens that start together, the last is the one that has a character to tell.
-    known = {int(start): number for number, start in enumerate(theirs.starts) if 0 <= start <= common}
-    return np.asarray([known.get(int(start), NOWHERE) for start in mine.starts], dtype=np.int64)
+    alignments = [turn_by_turn(offset) for offset in sorted({0, len(theirs) - len(mine)}, key=abs)]
+    return max(alignments, key=lambda numbers: int((numbers != NOWHERE).sum()))
 
 
 def _moved(numbers: Indices, by: int) -> Indices:
     return np.where(numbers == NOWHERE, NOWHERE, numbers + by)
-
-
-def _without_margin(text: str, edges: Indices) -> Turn:
-    """`text` without white space before it, and where its tokens start that have edges (n + 1,)."""
-    margin = len(text) - len(text.lstrip())
-    starts, stops = edges[:-1], edges[1:]
-    blank = (stops != NOWHERE) & (stops <= margin) & (margin > 0)
-    starts = np.where((starts == NOWHERE) | blank, NOWHERE, np.maximum(starts - margin, 0))
-    return Turn(text[margin:], starts)
-
-
-def _places(tokens: TokenizedSet) -> list[tuple[int, str]]:
-    """Source and place of each row: files of several sources may have one name."""
-    return list(zip(tokens.source_N.tolist(), tokens.places(), strict=True))

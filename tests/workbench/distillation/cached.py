@@ -19,8 +19,8 @@ from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import teacher_cache
+from workbench.distillation.student_loss import Teacher, TeacherLogits, TeacherSignal
 from workbench.distillation.teacher_cache import CachedTeacher, CacheIdentity
-from workbench.distillation.teacher_signals import Teacher, TeacherLogits, TeacherSignal
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.models import backbones, output_heads
 

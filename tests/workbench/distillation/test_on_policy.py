@@ -24,7 +24,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import on_policy
-from workbench.distillation.on_policy import AnswerWriter, OnPolicy, require_able, require_room, writer
+from workbench.distillation.on_policy import AnswerWriter, OnPolicy, require_causal, require_room, writer
 from workbench.errors import ConfigError
 from workbench.losses.next_token import NO_LABEL
 from workbench.models import backbones
@@ -297,9 +297,9 @@ def test_too_long_an_answer_is_refused(
 
 
 def test_an_encoder_decoder_is_refused(encoder_decoder: str, stories: str) -> None:
-    require_able(AutoConfig.from_pretrained(stories))
+    require_causal(AutoConfig.from_pretrained(stories))
     with pytest.raises(ConfigError, match=r"t5 is an encoder-decoder.*Leave distill\.on_policy out"):
-        require_able(AutoConfig.from_pretrained(encoder_decoder))
+        require_causal(AutoConfig.from_pretrained(encoder_decoder))
 
 
 def test_a_set_without_prompts_is_refused(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, stories: str) -> None:

@@ -14,8 +14,7 @@ from tests.workbench.distillation.staged import Student, run
 from workbench.config.sections.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.distillation import student_loss, teacher_sources
-from workbench.distillation.student_loss import distillation_loss, mixed
-from workbench.distillation.teacher_signals import TeacherLogits
+from workbench.distillation.student_loss import TeacherLogits, distillation_loss, mixed
 from workbench.losses.next_token import NO_LABEL
 from workbench.models import fused_lora
 from workbench.planning.live_bytes import LiveBytes

@@ -13,8 +13,8 @@ from tests.workbench.distillation.cached import SMALL, Desk, batch, settings, ta
 from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.distillation import teacher_cache
+from workbench.distillation.student_loss import TeacherLogits
 from workbench.distillation.teacher_cache import CachedTeacher, CacheIdentity
-from workbench.distillation.teacher_signals import TeacherLogits
 from workbench.errors import ConfigError
 from workbench.losses.divergences import log_probs
 

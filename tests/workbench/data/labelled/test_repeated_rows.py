@@ -18,7 +18,7 @@ from workbench.data.labelled.class_sampling import ClassBalancedRows, balanced
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.packing import PADDED
 from workbench.data.row_order import RowOrder
-from workbench.distillation.soft_labels import examples
+from workbench.distillation.class_distillation import examples
 from workbench.evaluation import dynamics
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed.row_shares import share_rows

@@ -10,8 +10,7 @@ import pytest
 
 from tests.workbench.distillation.cached import SMALL, Desk, Watching, settings
 from workbench.distillation import teacher_cache
-from workbench.distillation.cache_shards import Shard
-from workbench.distillation.teacher_cache import CachedTeacher
+from workbench.distillation.teacher_cache import CachedTeacher, Shard
 from workbench.errors import ConfigError, Stopped
 
 

@@ -17,8 +17,7 @@ from workbench.config import ModelConfig, RunConfig
 from workbench.config.sections.distill_config import BACKBONE, DistillConfig, TeacherConfig
 from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
-from workbench.distillation.teacher_sources import TeacherSource, find
-from workbench.distillation.vocabulary_checks import require_comparable
+from workbench.distillation.teacher_sources import TeacherSource, find, require_comparable
 from workbench.errors import ConfigError
 from workbench.models import backbones
 

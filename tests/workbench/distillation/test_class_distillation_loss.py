@@ -17,7 +17,7 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.record_table import EncodedTexts, FieldTokens, LabelledRecord
 from workbench.data.labelled.text_reader import TokenRows
 from workbench.data.rows import RawRow
-from workbench.distillation.soft_labels import examples, soft_criterion, with_teacher
+from workbench.distillation.class_distillation import examples, soft_criterion, with_teacher
 from workbench.losses.criterion import Objective, criterion
 
 B, C, SCALE = 6, 3, 1 / 6

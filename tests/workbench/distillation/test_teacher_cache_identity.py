@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tests.workbench.distillation.cached import settings
 from workbench.config import ModelConfig
-from workbench.distillation import cache_identity
-from workbench.distillation.cache_identity import identity
+from workbench.distillation import teacher_cache
+from workbench.distillation.teacher_cache import identity
 from workbench.distillation.teacher_sources import TeacherSource
 
 
@@ -61,7 +61,7 @@ def test_a_hubs_teacher_is_its_commit(tokenizer: PreTrainedTokenizerBase, monkey
 
 
 def test_the_starter_is_a_folder(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(cache_identity.backbones, "hub_config")
+    monkeypatch.delattr(teacher_cache.backbones, "hub_config")
     assert identity(settings(), TeacherSource("starter", ModelConfig(id="starter")), tokenizer).teacher
 
 

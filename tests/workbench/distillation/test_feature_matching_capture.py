@@ -12,8 +12,8 @@ from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from tests.conftest import FAMILIES, GROUPED, MINILM, T5_SIZES, tiny
 from tests.vision_backbones import VISION, pixels, tiny_vision
 from workbench.adapters import Lora, anatomy, attach
-from workbench.distillation import activation_capture
-from workbench.distillation.activation_capture import ActivationCatcher, CapturePoint, ComparedLayers
+from workbench.distillation import feature_matching
+from workbench.distillation.feature_matching import ActivationCatcher, CapturePoint, ComparedLayers
 from workbench.errors import ConfigError
 
 BART = {
@@ -105,7 +105,7 @@ def test_scores_are_what_the_model_attends_by(name: str) -> None:
         assert found is not None
         caught, said = catch(model, list(found.spots), **inputs(model), output_attentions=True)
         queries, keys, _ = found.of(caught)
-        scores = activation_capture.scores(queries, keys, heads=layers.heads)
+        scores = feature_matching.scores(queries, keys, heads=layers.heads)
         if found.causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
         wanted = said.get("decoder_attentions", said.get("attentions"))[layer - 1]
@@ -125,7 +125,7 @@ def test_scores_of_patches_are_what_the_model_attends_by(name: str) -> None:
         assert found is not None and not found.causal
         caught, _ = catch(model, list(found.spots), pixel_values=pixels(2))
         queries, keys, _ = found.of(caught)
-        scores = activation_capture.scores(queries, keys, heads=4)
+        scores = feature_matching.scores(queries, keys, heads=4)
         torch.testing.assert_close(scores.softmax(-1), said[layer - 1])
 
 
@@ -195,7 +195,7 @@ def test_positions_of_patches_that_attention_adds_to_its_scores() -> None:
 
 def test_of_an_encoder_decoder_the_decoder_counts() -> None:
     layers = ComparedLayers(build("Bart"))
-    assert (layers.count, layers.heads, activation_capture.layers(layers.model.config)) == (3, 4, 3)
+    assert (layers.count, layers.heads, feature_matching.layers(layers.model.config)) == (3, 4, 3)
     assert ComparedLayers(build("T5")).count == 3
     found = ComparedLayers(build("T5")).projections(1)
     assert found is not None and "SelfAttention" in found.spots[0].path
