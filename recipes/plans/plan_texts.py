@@ -34,8 +34,8 @@ from workbench.recipes.single import token_reference
 from workbench.recipes.text import sft
 from workbench.recipes.text.sft import TextRun
 from workbench.runs.run_directory import Run
+from workbench.training import preference_objective
 from workbench.training.callbacks import Silent
-from workbench.training.reinforcement import log_probs
 from workbench.training.reinforcement.rollouts import RolloutRows
 from workbench.training.signal import TrainingSignal
 
@@ -109,7 +109,7 @@ class PlannedRollouts(ReinforceRun):
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         section = self.config.reinforce
         rows = RolloutRows(prompts.sampled_prompts(self.data.train, self.config), section)
-        read = partial(log_probs.read, live.model, live.head, section.temperature)
+        read = partial(preference_objective.log_probs, live.model, live.head, temperature=section.temperature)
         return self.signal(rows, read)._replace(meter=None)
 
 

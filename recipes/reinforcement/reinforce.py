@@ -41,10 +41,10 @@ from workbench.recipes.text.started_run import StartedRun
 from workbench.runs import files, provenance, units
 from workbench.runs.openai_client import OpenAIClient
 from workbench.runs.run_directory import Run
-from workbench.training import preflight
+from workbench.training import preference_objective, preflight
 from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
-from workbench.training.reinforcement import log_probs
+from workbench.training.reinforcement import objective
 from workbench.training.reinforcement.objective import ReinforceObjective
 from workbench.training.reinforcement.rollouts import LogProbReader, RolloutRows, Rollouts, SamplesAnswers
 from workbench.training.signal import TrainingSignal
@@ -151,13 +151,13 @@ class ReinforceRun(StartedRun):
 
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         section, device = self.config.reinforce, backbones.device()
-        read = partial(log_probs.read, live.model, live.head, section.temperature)
+        read = partial(preference_objective.log_probs, live.model, live.head, temperature=section.temperature)
         rows = Rollouts(
             sampled_prompts(self.data.train, self.config),
             section,
             self._sampler(live),
             self._judge(self.data.train),
-            own=log_probs.own(live.model, live.head, section.temperature, device=device),
+            own=objective.own_reader(live.model, live.head, section.temperature, device=device),
             reference=self._reference(live, backbone),
             seed=self.config.seed,
             stop=live.stop,
@@ -185,8 +185,8 @@ class ReinforceRun(StartedRun):
         """The model that training starts from."""
         temperature, device = self.config.reinforce.temperature, backbones.device()
         if self.config.reinforce.start is not None:
-            return log_probs.as_now(live.model, live.head, temperature, device=device)
-        return log_probs.without_adapter(live.model, backbone.model, live.head, temperature, device=device)
+            return objective.snapshot_reader(live.model, live.head, temperature, device=device)
+        return objective.backbone_reader(live.model, backbone.model, live.head, temperature, device=device)
 
     def _judge(self, rows: TokenizedSet) -> RowJudge:
         return next(each for each in self.judges if each.table is rows.table)

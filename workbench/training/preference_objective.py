@@ -1,4 +1,4 @@
-"""The loss of a micro-batch of judged answers, and figures of it for metrics.jsonl.
+"""The loss of a micro-batch of preference pairs or rated answers, and its figures for metrics.jsonl.
 
 Legend: N labels, B answers of a micro-batch, S answers of the data set, P examples, L tokens of the longest answer.
 """
@@ -25,26 +25,30 @@ from workbench.training.step_metrics import StepMeter
 Floats = npt.NDArray[np.float64]
 
 
-def log_probs(model: nn.Module, head: Head, batch: MicroBatch) -> Tensor:
-    """log p (N,) of the predicted tokens of a micro-batch with labels (N, 4)."""
-    hidden_ND = head.supervised(model, batch.inputs, batch.positions_N)
-    return of_hidden(hidden_ND, batch.labels_N, head)
+def log_probs(model: nn.Module, head: Head, batch: MicroBatch, *, temperature: float = 1.0) -> Tensor:
+    """log p (N,) of the predicted tokens of a micro-batch with labels (N, 4), of softmax(logits / temperature)."""
+    return of_hidden(head.supervised(model, batch.inputs, batch.positions_N), batch.labels_N, head, temperature)
 
 
-def of_hidden(hidden_ND: Tensor, labels_N: Tensor, head: Head) -> Tensor:
+def of_hidden(hidden_ND: Tensor, labels_N: Tensor, head: Head, temperature: float = 1.0) -> Tensor:
     """The same from hidden states in front of the head."""
+
+    def project(hidden: Tensor) -> Tensor:
+        logits = head.project(hidden)
+        return logits if temperature == 1 else logits / temperature
+
     return losses.token_log_probs(
-        hidden_ND, labels_N[:, TOKEN], head.project, vocabulary=head.vocabulary, weights=head.trainable()
+        hidden_ND, labels_N[:, TOKEN], project, vocabulary=head.vocabulary, weights=head.trainable()
     )
 
 
 class PreferenceObjective:
-    """The loss of judged answers; all that a data set says of them is at hand.
+    """The loss of preference pairs, or of answers that are rated good or bad.
 
     Args:
         rows: The training examples.
-        reference_S: The reference's log-probabilities of all answers, counted as the loss counts; None: there is none.
-        beta: Of now.
+        reference_S: The reference's log-probabilities of all answers, normalised as in the loss; None: no reference.
+        beta: Returns the present beta.
     """
 
     def __init__(
@@ -100,7 +104,7 @@ class PreferenceObjective:
         return answer_losses.answers(log_p_BL, self._tokens_S[answer_B], self._shared_S[answer_B], self._config)
 
     def _tell(self, reward_B: Tensor, model: Answers, desired_B: Tensor, weight_B: Tensor) -> None:
-        """Means for metrics.jsonl: of chosen or good answers, and of rejected or bad ones; without ties."""
+        """Report means of chosen or good answers and of rejected or bad ones, for metrics.jsonl; without ties."""
         good, bad = ("chosen", "rejected") if self._each == 2 else ("good", "bad")
         good_B, bad_B = weight_B * desired_B, weight_B * ~desired_B
         figures = {
@@ -121,7 +125,7 @@ class PreferenceObjective:
 
 
 class KtoLook:
-    """The look from which kto's reference point of a step comes: answers to other prompts.
+    """Measures KTO's reference point of a step, on mismatched answers: those to other prompts.
 
     Args:
         rows: The training examples, with such answers.
@@ -143,7 +147,7 @@ class KtoLook:
         self._tokens_S, self._reference_S = _on(device, self.rows.rows.supervised), _on(device, reference_S)
 
     def measure(self, batch: MicroBatch) -> Tensor:
-        """Sum of the log-ratios of a micro-batch, and how many there are (2,)."""
+        """Sum of the log-ratios of a micro-batch, and their number (2,)."""
         assert batch.rows_B is not None
         answer_B = _answers(batch.labels_N, len(batch.rows_B))
         log_p_BL = dense(self._read(batch), batch.labels_N, rows=len(answer_B), longest=self._longest)
@@ -153,12 +157,12 @@ class KtoLook:
         return torch.stack([ratio_B.sum(), torch.ones_like(ratio_B).sum()])
 
     def take(self, sums: Tensor) -> None:
-        """The reference point of the losses that follow."""
+        """Set the reference point of the following losses."""
         self._objective.baseline = preferences.kto_baseline(sums[0] / sums[1])
 
 
 def dense(log_p_N: Tensor, labels_N: Tensor, *, rows: int, longest: int) -> Tensor:
-    """Log-probabilities (B, L) by answer and place, 0 where there is no token; differentiable and deterministic."""
+    """Log-probabilities (B, L) by answer and position, 0 where there is no token; differentiable and deterministic."""
     empty_BL = log_p_N.new_zeros((rows, longest), dtype=torch.float64)
     return empty_BL.index_put((labels_N[:, ROW], labels_N[:, PLACE]), log_p_N.double())
 

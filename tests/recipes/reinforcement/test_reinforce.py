@@ -25,7 +25,7 @@ from workbench.recipes.answers import serve
 from workbench.recipes.load import load
 from workbench.recipes.plans.plan import plan
 from workbench.recipes.reinforcement import reinforce
-from workbench.training.reinforcement.rollout import Rollout
+from workbench.training.reinforcement.rollouts import Rollout
 
 RECIPE = """
 recipe: reinforce

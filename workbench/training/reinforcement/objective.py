@@ -1,32 +1,39 @@
-"""The loss of answers that the model wrote, as the section `reinforce` says.
+"""The loss of answers that the model wrote, as the section `reinforce` says, and log-probabilities of these answers.
 
 Legend: N labels, B answers and P pairs of a micro-batch, T most tokens of an answer, S answers of a step.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
+import torch
+from torch import Tensor, nn
+
+from workbench.adapters import anatomy
 from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.data.text.preference_pairs import ANSWER, ROW
 from workbench.losses import policy_losses, preferences
-from workbench.training.preference_objective import dense
-from workbench.training.reinforcement.rollout import Rollout
-from workbench.training.reinforcement.rollouts import RolloutRows
+from workbench.models.output_heads import Head
+from workbench.models.shared_model import SharedModel
+from workbench.training.preference_objective import dense, log_probs
+from workbench.training.reinforcement.rollouts import LogProbReader, Rollout, RolloutRows
 from workbench.training.step_metrics import StepMeter
 
 
 class ReinforceObjective:
-    """The loss of the answers of a step; what the step knows of them is at hand.
+    """The loss of the answers of a step.
 
     Args:
-        rollouts: The training examples.
+        rollouts: The training examples, which hold what the step knows of the answers.
     """
 
     def __init__(self, config: ReinforceConfig, rollouts: RolloutRows, *, device: torch.device) -> None:
         self._config, self._rollouts, self._device = config, rollouts, device
         self._known: tuple[Rollout, Rollout] | None = None
+        """The answers of the step, and the same on the device."""
         self.meter = StepMeter()
 
     def __call__(self, log_p_N: Tensor, labels_N: Tensor, *, rows: int, scale: float) -> Tensor:
@@ -37,7 +44,10 @@ class ReinforceObjective:
             labels_N: Labels (N, 4) of that micro-batch.
             rows: Its rows, B.
         """
-        now = self._now()
+        rollout = self._rollouts.now
+        if self._known is None or self._known[0] is not rollout:
+            self._known = rollout, rollout.to(self._device)
+        now = self._known[1]
         log_p_BT = dense(log_p_N, labels_N, rows=rows, longest=self._config.max_new_tokens)
         slot_B = labels_N.new_zeros(rows).scatter(0, labels_N[:, ROW], labels_N[:, ANSWER])
         of = self._of_pairs if self._config.pairs else self._of_answers
@@ -45,13 +55,6 @@ class ReinforceObjective:
         if scale:
             self._tell(now, log_p_BT, slot_B)
         return loss_B.sum() * scale
-
-    def _now(self) -> Rollout:
-        """The answers of the step, on the device."""
-        rollout = self._rollouts.now
-        if self._known is None or self._known[0] is not rollout:
-            self._known = rollout, rollout.to(self._device)
-        return self._known[1]
 
     def _of_answers(self, now: Rollout, log_p_BT: Tensor, slot_B: Tensor, *, counted: bool) -> Tensor:
         """Loss of each answer (B,)."""
@@ -82,7 +85,7 @@ class ReinforceObjective:
         return loss_B * copies_B
 
     def _importance(self, now: Rollout, old_BT: Tensor, mask_BT: Tensor, slot_B: Tensor, *, counted: bool) -> Tensor:
-        """Weights (B, T) of tokens, or (B, 1) of answers, for who drew them."""
+        """Importance weights (B, T) of tokens, or (B, 1) of answers, for the policy that sampled them."""
         weights = policy_losses.importance(
             old_BT.double(),
             _rows(now.sampled_ST, slot_B),
@@ -124,5 +127,53 @@ class ReinforceObjective:
 
 
 def _rows(value_ST: Tensor | None, slot_B: Tensor) -> Tensor:
-    assert value_ST is not None, "the rollout reads what the section needs"
+    assert value_ST is not None, "a rollout reads what the section needs"
     return value_ST[slot_B].double()
+
+
+def own_reader(model: nn.Module, head: Head, temperature: float, *, device: torch.device) -> LogProbReader:
+    """Log-probabilities of softmax(logits / temperature) by the model as it is when it is asked."""
+    return _reader(model, model, head, temperature, SharedModel(model).inference, device)
+
+
+def backbone_reader(
+    model: nn.Module, backbone: nn.Module, head: Head, temperature: float, *, device: torch.device
+) -> LogProbReader:
+    """Log-probabilities by the backbone, with the adapter of `model` switched off."""
+    return _reader(model, backbone, head, temperature, SharedModel(model).without_adapters, device)
+
+
+def snapshot_reader(model: nn.Module, head: Head, temperature: float, *, device: torch.device) -> LogProbReader:
+    """Log-probabilities by the model with its present values, whatever it learns later."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    then = [parameter.detach().clone() for parameter in trained]
+    shared = SharedModel(model)
+
+    @torch.no_grad()
+    def copy(values: Sequence[Tensor]) -> None:
+        for value, parameter in zip(values, trained, strict=True):
+            parameter.copy_(value)
+
+    @contextmanager
+    def active() -> Iterator[None]:
+        with shared.inference():
+            now = [parameter.detach().clone() for parameter in trained]
+            copy(then)
+            try:
+                yield
+            finally:
+                copy(now)
+
+    return _reader(model, model, head, temperature, active, device)
+
+
+def _reader(
+    model: nn.Module,
+    called: nn.Module,
+    head: Head,
+    temperature: float,
+    active: Callable[[], AbstractContextManager[None]],
+    device: torch.device,
+) -> LogProbReader:
+    read = partial(log_probs, called, head, temperature=temperature)
+    return LogProbReader(read, active, device, width=anatomy.hidden_size(model.config))  # type: ignore[arg-type]

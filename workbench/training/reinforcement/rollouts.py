@@ -1,7 +1,7 @@
-"""Prompts as training examples, whose answers the model writes as it is when a step draws them.
+"""Prompts as training examples, whose answers the model writes, as it is, when a step draws them.
 
-What is written, scored and read is a function of (seed, step, prompt, answer) and the weights: a run that was stopped
-goes on with the same bits, from the answers that its checkpoint holds or from new ones like them.
+What is written, scored and read is a function of (seed, step, prompt, answer) and the weights: a stopped run goes on
+with the same bits, from the answers in its checkpoint or from new ones that are equal.
 
 Legend: P prompts, G answers to each, S = P x G answers, T most tokens of an answer, N labels.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from workbench.config.sections.reinforce_config import ReinforceConfig
-from workbench.data.batching import Indices, MicroBatch, Row, micro_batches
+from workbench.data.batching import Indices, MicroBatch, Row, micro_batches, padded
 from workbench.data.text import generated_answers
 from workbench.data.text.generated_answers import Floats, SampledAnswer
 from workbench.data.text.preference_pairs import ANSWER, ROW, with_answers
@@ -27,35 +27,195 @@ from workbench.data.text.prompts import MixedPrompts
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.losses import advantages, policy_losses
 from workbench.training import capacity
+from workbench.training.checkpoints import Checkpointed
 from workbench.training.preference_objective import dense
-from workbench.training.reinforcement import rollout
-from workbench.training.reinforcement.rollout import Group, Rollout
+
+_REWARD = "reward["
+
+
+@dataclass(frozen=True)
+class Group:
+    """The answers to one prompt (G)."""
+
+    prompt: int
+    """Number of the prompt in the data."""
+    answers: Sequence[Indices]
+    rewards: Mapping[str, Floats]
+    """Rewards of each answer by their names, without weights."""
+    total: Floats
+    """Their weighted sum, minus the penalty for long answers."""
+    sampled: Sequence[Floats] | None = None
+    """Log-probabilities with which the tokens of each answer were sampled; None: not recorded."""
+
+    @property
+    def dull(self) -> bool:
+        """Whether all answers have the same reward, so that nothing can be learnt."""
+        return bool((self.total == self.total[0]).all())
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Answers of a step, those to one prompt one after another."""
+
+    epoch: Tensor
+    """The pass over the prompts, (1,)."""
+    draws_P: Tensor
+    """Numbers of the prompts of the step."""
+    prompts_P: Tensor
+    """Numbers of the prompts that were answered, some of which may replace others."""
+    tokens_ST: Tensor
+    """Ids of the answers, padded with zeros."""
+    counts_S: Tensor
+    """Tokens of each."""
+    cut_S: Tensor
+    """Whether each reached its limit before it ended."""
+    total_S: Tensor
+    """Total reward, float64."""
+    first_S: Tensor
+    """The first answer to the same prompt with the same tokens and reward, which is computed for all of them."""
+    rewards: Mapping[str, Tensor] = field(default_factory=dict)
+    """Rewards (S,) by their names."""
+    replaced: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.int64))
+    """Number of groups without signal that were replaced, (1,)."""
+    old_ST: Tensor | None = None
+    """Log-probabilities before the first update."""
+    sampled_ST: Tensor | None = None
+    """Log-probabilities with which the tokens were sampled, as the sampler reports them."""
+    reference_ST: Tensor | None = None
+    """Log-probabilities by the reference."""
+    advantage_ST: Tensor | None = None
+
+    @property
+    def each(self) -> int:
+        """Answers to a prompt, G."""
+        return len(self.counts_S) // len(self.prompts_P)
+
+    @property
+    def copies_S(self) -> Tensor:
+        """How many equal answers each stands for: 0 where an earlier one stands for it."""
+        return self.first_S.bincount(minlength=len(self.first_S))
+
+    @property
+    def mask_ST(self) -> Tensor:
+        """Which tokens there are."""
+        return torch.arange(self.tokens_ST.shape[1], device=self.counts_S.device) < self.counts_S[:, None]
+
+    @property
+    def total_PG(self) -> Tensor:
+        """Rewards by prompt."""
+        return self.total_S.view(len(self.prompts_P), -1)
+
+    def answer(self, slot: int) -> Indices:
+        """Ids of an answer."""
+        ids: Indices = self.tokens_ST[slot, : int(self.counts_S[slot])].numpy().astype(np.int64)
+        return ids
+
+    def of(self, draws: Indices, epoch: int) -> bool:
+        """Whether it has the answers to these prompts in this pass."""
+        return int(self.epoch) == epoch and np.array_equal(self.draws_P.numpy(), draws)
+
+    def to(self, device: torch.device) -> Rollout:
+        """Copy to `device`."""
+        moved: dict[str, Any] = {name: each.to(device) for name, each in vars(self).items() if torch.is_tensor(each)}
+        return replace(self, **moved)
+
+    def state(self) -> dict[str, Tensor]:
+        """All of it, for a checkpoint."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rewards"}
+        named = {f"{_REWARD}{name}]": each for name, each in self.rewards.items()}
+        return {name: each for name, each in own.items() if each is not None} | named
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> Rollout:
+        """The rollout whose `state` this is."""
+        named = {name[len(_REWARD) : -1]: each for name, each in state.items() if name.startswith(_REWARD)}
+        return cls(**{name: each for name, each in state.items() if not name.startswith(_REWARD)}, rewards=named)
+
+    def figures(self) -> dict[str, float]:
+        """Figures for metrics.jsonl: rewards, lengths, and signs of reward hacking."""
+        dull_P = advantages.same(self.total_PG)
+        answers = [self.answer(slot) for slot in range(len(self.counts_S))]
+        rewards = {f"reward[{name}]": float(each.mean()) for name, each in self.rewards.items()}
+        return {
+            "reward[mean]": float(self.total_S.mean()),
+            "reward[spread]": float(self.total_S.std(correction=0)),
+            **(rewards if len(rewards) > 1 else {}),
+            "answers[tokens]": float(self.counts_S.double().mean()),
+            "answers[cut]": float(self.cut_S.double().mean()),
+            "answers[repetition]": float(np.mean([generated_answers.repeated(each.tolist()) for each in answers])),
+            "answers[no signal]": float(dull_P.double().mean()),
+            **({"answers[replaced]": int(self.replaced) / len(self.prompts_P)} if int(self.replaced) else {}),
+        }
+
+
+def rolled_out(
+    groups: Sequence[Group], draws: Indices, epoch: int, *, limit: int, stop: Sequence[int], replaced: int
+) -> Rollout:
+    """The groups of a step as tensors.
+
+    Args:
+        draws: Numbers of the prompts of the step (P,).
+        limit: T.
+        stop: Tokens that end an answer.
+        replaced: Number of groups without signal that were replaced.
+    """
+    answers = [each for group in groups for each in group.answers]
+    ids = padded([*answers, np.zeros(limit, dtype=np.int64)])[:-1]
+    counts = torch.tensor([len(each) for each in answers])
+    names = groups[0].rewards
+    totals = np.concatenate([group.total for group in groups])
+    first: dict[tuple[int, bytes, float], int] = {}
+    each = len(answers) // len(groups)
+    keys = [(slot // each, own.tobytes(), float(totals[slot])) for slot, own in enumerate(ids)]
+    sampled = [np.pad(own, (0, limit - len(own))) for group in groups for own in group.sampled or ()]
+    return Rollout(
+        epoch=torch.tensor([epoch]),
+        draws_P=torch.from_numpy(np.array(draws, dtype=np.int64)),
+        prompts_P=torch.tensor([group.prompt for group in groups]),
+        tokens_ST=torch.from_numpy(ids),
+        counts_S=counts,
+        cut_S=torch.tensor([each[-1] not in stop for each in answers]),
+        total_S=torch.from_numpy(totals),
+        first_S=torch.tensor([first.setdefault(key, slot) for slot, key in enumerate(keys)]),
+        rewards={name: torch.from_numpy(np.concatenate([group.rewards[name] for group in groups])) for name in names},
+        replaced=torch.tensor([replaced]),
+        sampled_ST=torch.tensor(np.stack(sampled), dtype=torch.float32) if sampled else None,
+    )
+
+
+def blank(limit: int) -> Rollout:
+    """A rollout of no step, whose one answer is as long as any can be, to measure memory."""
+    group = Group(-1, [np.zeros(limit, dtype=np.int64)], {}, np.zeros(1))
+    zeros = torch.zeros(1, limit)
+    trial_rollout = rolled_out([group], np.asarray([-1]), -1, limit=limit, stop=(), replaced=0)
+    return replace(trial_rollout, old_ST=zeros, sampled_ST=zeros, reference_ST=zeros, advantage_ST=zeros.double())
+
 
 SEED = 7
-"""Sets random numbers of answers apart from all others of a run."""
+"""Separates the random numbers of answers from all others of a run."""
 
 
 class SamplesAnswers(Protocol):
     """Writes answers to prompts from random numbers."""
 
     def begin(self) -> None:
-        """A rollout begins: weights have changed since the last one."""
+        """Called before a rollout: weights have changed since the last one."""
 
     def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
         """Numbers of the prompts that are answered together."""
 
     def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
-        """Answers to each prompt, as many as it has rows of random numbers (G, T)."""
+        """Answers to each prompt, one for each row of its random numbers (G, T)."""
 
     def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
-        """The same answers, with the log-probabilities that they were drawn by."""
+        """The same answers, with the log-probabilities with which they were sampled."""
 
 
 class Judge(Protocol):
-    """Tells how good answers to the rows of a table are."""
+    """Rewards answers to the rows of a table."""
 
     def named(self, rows: Sequence[int], answers: Sequence[Indices]) -> dict[str, Floats]:
-        """Rewards of answers by their names, from the number of each one's row and its tokens."""
+        """Rewards of answers by their names, from each answer's row number and tokens."""
 
     def total(self, named: Mapping[str, Floats]) -> Floats:
         """The weighted sum of rewards."""
@@ -68,7 +228,7 @@ class LogProbReader:
     log_probs: Callable[[MicroBatch], Tensor]
     """log p (N,) of the predicted tokens of a micro-batch on the device."""
     active: Callable[[], AbstractContextManager[None]]
-    """Inside, the model is the one that is asked, in evaluation mode."""
+    """Inside, the model has the values to read with, in evaluation mode."""
     device: torch.device
     width: int
     """Hidden size of the model."""
@@ -80,22 +240,21 @@ class LogProbReader:
 
 
 class RolloutRows:
-    """Answers to prompts, as examples: each answer is one, or the best and the worst one to a prompt together.
+    """Answers to prompts as examples: each answer is one, or the best and the worst answer to a prompt together.
 
-    Of equal answers to a prompt the first alone is an example, which counts for all of them.
-
-    Nothing writes them here: they are as long as they may be.
+    Of equal answers to a prompt only the first is an example, which counts for all of them. Here nothing writes
+    answers: they are as long as they may be. `Rollouts` does.
 
     Args:
-        prompts: Rows of a prompt and the token that ends an answer; of several sources, as an epoch draws them.
+        prompts: Rows of a prompt and the token that ends an answer; of several sources, as an epoch mixes them.
     """
 
     def __init__(self, prompts: TokenizedSet | MixedPrompts, config: ReinforceConfig) -> None:
         self._drawn = prompts
         self.prompts = prompts = prompts.numbered if isinstance(prompts, MixedPrompts) else prompts
-        """The prompt of each number that a draw may take."""
+        """The prompt of each number."""
         self.config = config
-        self.now = rollout.blank(config.max_new_tokens)
+        self.now = blank(config.max_new_tokens)
         """The answers of the present step."""
         self.figures: dict[str, float] = {}
         """Figures of these answers for metrics.jsonl."""
@@ -109,7 +268,7 @@ class RolloutRows:
 
     @property
     def lengths(self) -> Indices:
-        """Tokens of each example: those of the present step as they are, and the most that others take."""
+        """Tokens of each example: for the present step as they are, for others the most."""
         return self._lengths
 
     @property
@@ -124,7 +283,7 @@ class RolloutRows:
 
     @property
     def difficulty(self) -> None:
-        """Nobody has said how hard a prompt is."""
+        """Prompts have no rated difficulty."""
         return None
 
     def place(self, index: int) -> str:
@@ -132,7 +291,7 @@ class RolloutRows:
         return self.prompts.place(index if self.config.pairs else index // self.config.answers)
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """The examples of the answers to the prompts that some draws take."""
+        """The examples of the answers to the prompts of some draws."""
         return self._examples(self._drawn.sample(draws, epoch=epoch))
 
     @property
@@ -154,9 +313,9 @@ class RolloutRows:
         return self
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows of the examples `indices`, padded, with labels (N, 4) as those of judged answers.
+        """The rows of the examples `indices`, padded, with labels (N, 4) as those of preference pairs.
 
-        The number of an answer is its place in the rollout. Before a step is drawn, answers are as long as they may be.
+        The number of an answer is its place in the rollout. Before the first step, answers are as long as they may be.
         """
         slots = np.asarray([slot for index in indices for slot in self._slots(int(index))], dtype=np.int64)
         each = len(slots) // len(indices)
@@ -218,12 +377,12 @@ class RolloutRows:
         return row._replace(input_ids=np.concatenate([asked, answer]), supervised=supervised)
 
 
-class Rollouts(RolloutRows):
-    """Answers that a model writes where a step draws their prompts.
+class Rollouts(RolloutRows, Checkpointed):
+    """Answers that a model writes when a step draws their prompts.
 
     Args:
-        prompts: As of `RolloutRows`.
-        sampler: Draws the answers; `stop` are the tokens that end one.
+        prompts: See `RolloutRows`.
+        sampler: Writes the answers; `stop` are the tokens that end one.
         own: Reads their log-probabilities before the first update.
         reference: Reads those of the reference.
         seed: Of the run.
@@ -246,7 +405,7 @@ class Rollouts(RolloutRows):
         self._seed, self._stop = seed, stop
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """The examples of the answers to the prompts that some draws take, which are written where the step is new."""
+        """The examples of the answers to the prompts of some draws, which are written where the step is new."""
         prompts = self._drawn.sample(draws, epoch=epoch)
         if not self.now.of(prompts, epoch):
             self._use(self._written(prompts, epoch))
@@ -261,12 +420,6 @@ class Rollouts(RolloutRows):
             self.now.advantage_ST is not None or self.config.pairs
         )
 
-    def on_gradients(self) -> None:
-        """Nothing: gradients stay as they are."""
-
-    def after_step(self, step: int) -> None:
-        """Nothing: answers stay what they are until a step has other prompts."""
-
     def state(self) -> dict[str, Tensor]:
         """The answers of the present step, for a checkpoint."""
         return self.now.state()
@@ -276,7 +429,7 @@ class Rollouts(RolloutRows):
         self._use(Rollout.from_state(state))
 
     def _written(self, draws: Indices, epoch: int) -> Rollout:
-        """Answers to the prompts of a step; prompts whose answers have one reward are replaced, a few times."""
+        """Answers to the prompts of a step; prompts whose answers all have one reward are replaced, a few times."""
         self._sampler.begin()
         groups = self._groups(draws, key=[epoch, int(draws[0]), 0])
         replaced = 0
@@ -290,14 +443,14 @@ class Rollouts(RolloutRows):
                 groups[number] = group
             replaced += len(fresh)
         limit = self.config.max_new_tokens
-        return rollout.rolled_out(groups, draws, epoch, limit=limit, stop=self._stop, replaced=replaced)
+        return rolled_out(groups, draws, epoch, limit=limit, stop=self._stop, replaced=replaced)
 
     def _others(self, taken: Sequence[int], dull: Sequence[int], *, key: Sequence[int]) -> dict[int, int]:
-        """In place of each of the `dull` ones of the step's prompts another one of its source, as far as there are any.
+        """Another prompt of the same source for each of the `dull` ones, as far as there are any, by their places.
 
         Args:
             taken: The step's prompts.
-            dull: Places among them.
+            dull: Places of prompts without signal among them.
         """
         count, source_N = len(np.unique(self.prompts.rows)), self.prompts.source_N
         order = np.random.default_rng([self._seed, SEED, *key]).permutation(count)
@@ -325,7 +478,10 @@ class Rollouts(RolloutRows):
                 written[row], sampled[row] = [one.ids for one in group], [one.log_probs for one in group]
         answers = [answer for row in range(len(prompts)) for answer in written[row]]
         named = self._judge.named(np.repeat(self.prompts.rows[prompts], each).tolist(), answers)
-        total = self._judge.total(named) + self._penalty(answers)
+        total = self._judge.total(named)
+        if buffer := self.config.buffer:
+            tokens = torch.tensor([len(answer) for answer in answers])
+            total = total + advantages.overlong(tokens, limit=limit, buffer=buffer).numpy()
         return [
             Group(
                 int(prompt),
@@ -337,16 +493,6 @@ class Rollouts(RolloutRows):
             for row, prompt in enumerate(prompts)
         ]
 
-    def _penalty(self, answers: Sequence[Indices]) -> Floats:
-        """Reward (S,) that long answers lose, <= 0."""
-        tokens = torch.tensor([len(answer) for answer in answers])
-        if not self.config.buffer:
-            return np.zeros(len(tokens))
-        penalty_S: Floats = advantages.overlong(
-            tokens, limit=self.config.max_new_tokens, buffer=self.config.buffer
-        ).numpy()
-        return penalty_S
-
     def _read(self, rollout: Rollout) -> Rollout:
         """The answers with their log-probabilities and advantages."""
         config = self.config
@@ -356,7 +502,7 @@ class Rollouts(RolloutRows):
         return replace(read, advantage_ST=None if config.pairs else advantage(read, config))
 
     def _log_probs(self, reader: LogProbReader) -> Tensor:
-        """Log-probabilities (S, T) of the present answers; 0 where there is none or nobody needs it."""
+        """Log-probabilities (S, T) of the present answers; 0 where there is no token."""
         limit = self.config.max_new_tokens
         found_ST = torch.zeros(len(self.now.counts_S), limit)
         with torch.no_grad(), reader.active():
@@ -372,7 +518,7 @@ class Rollouts(RolloutRows):
 
 
 def advantage(rollout: Rollout, config: ReinforceConfig) -> Tensor:
-    """Advantage (S, T) of each token, float64; the divergence from the reference taken off where it is a reward."""
+    """Advantage (S, T) of each token, float64, minus the divergence from the reference where `kl` is a reward."""
     settings, mask_ST = config.settings, rollout.mask_ST
     loss_ST = torch.zeros(mask_ST.shape, dtype=torch.float64)
     if settings.kl == "reward" and settings.beta:
