@@ -28,7 +28,7 @@ from workbench.training import (
     packing,
     progressive_stacking,
 )
-from workbench.training.distributed import pipeline_stage, sequence, tensor
+from workbench.training.distributed import pipeline_stage, sequence, tensor_parallel
 from workbench.training.freezing.layer_map import LayerMap, stack
 from workbench.training.optim import optimizers
 
@@ -83,7 +83,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
             continue
         require(packing.refusal(model.config, longest=int(splits[0].longest_sequences.max()), reads_packed=True))
     sequence.require(config, model.config, longest=int(splits[0].lengths.max()))
-    tensor.require(config, model.config)
+    tensor_parallel.require(config, model)
     adapters.require_fit(model, config.adapter)
     activation_checkpointing.require(config, model)
     kernels.require(config, model, backbones.device())

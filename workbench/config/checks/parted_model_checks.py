@@ -17,7 +17,7 @@ def untried(config: RunSections) -> Iterator[tuple[str, str]]:
     adapter = config.adapter
     if config.recipe != "sft":
         yield f"recipe={config.recipe}", "recipe=sft"
-    if adapter.method not in METHODS:
+    if config.distributed.pipeline > 1 and adapter.method not in METHODS:
         yield f"adapter.method={adapter.method} ({', '.join(METHODS)} were)", "adapter.method=lora"
     if getattr(adapter, "experts", False):
         yield "adapter.experts", "adapter.experts=false"

@@ -13,11 +13,11 @@ from workbench.data.batching import MicroBatch
 from workbench.data.packing import RowLayout
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
-from workbench.training.distributed import layout_settings, sequence, tensor
+from workbench.training.distributed import layout_settings, sequence, tensor_parallel
 from workbench.training.distributed.fsdp import FullySharded, ShardedReader
 from workbench.training.distributed.pipeline import Pipelined, PipelineReader
 from workbench.training.distributed.sharding import Loss, Sharded, Trainable
-from workbench.training.distributed.tensor import TensorParallel
+from workbench.training.distributed.tensor_parallel import TensorParallel
 from workbench.training.distributed.zero import ZeroParameters
 
 T = TypeVar("T")
@@ -44,8 +44,8 @@ class Placement:
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether a layer may keep its weight for the backward pass; DeepSpeed puts another in its place."""
-        return not self.cuts_weights or self.config.engine == "fsdp2" or self.config.tensor * self.config.pipeline > 1
+        """Whether a layer may keep its plain weight for the backward pass: DeepSpeed puts another in its place."""
+        return not self.cuts_weights or self.config.engine == "fsdp2" or self.config.pipeline > 1
 
     @property
     def groups(self) -> Ranks:
@@ -92,7 +92,7 @@ class Placement:
         if self.config.pipeline > 1:
             return PipelineReader(model, self.config, self.ranks)
         if self.config.tensor > 1:
-            tensor.cut(model, tensor.group(self.config, self.ranks))
+            tensor_parallel.cut(model, self.config, self.ranks)
             return _called
         return ShardedReader(model, self.config, self.ranks) if self.cuts_weights else _called
 

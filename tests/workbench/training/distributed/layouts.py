@@ -45,7 +45,6 @@ from workbench.runs.ranks import joined
 from workbench.training import activation_offload
 from workbench.training.bank_trainer import BankTrainer, FleetTrainer
 from workbench.training.distributed.pipeline import Pipelined
-from workbench.training.distributed.tensor import TensorParallel
 from workbench.training.distributed.zero import ZeroParameters
 from workbench.training.master_weights import MasterWeights
 from workbench.training.trainer import Trainer
@@ -97,7 +96,7 @@ def counted() -> Iterator[list[int]]:
         return adopt(self, *arguments)
 
     def stepping(self: Trainer, rows: Indices) -> dict[str, Any]:
-        if isinstance(self.masters, MasterWeights | TensorParallel | Pipelined) and not peaks:
+        if isinstance(self.masters, MasterWeights | Pipelined) and not peaks:
             ledger.__enter__()  # type: ignore[no-untyped-call]
             ledger.hold(chain(self.model.parameters(), self.model.buffers(), self.masters), "weights")
         ledger.restart()
@@ -272,7 +271,11 @@ def main() -> None:
         elif origin is not None and ranks.first:
             halfway(folder / origin, folder / name)
         ranks.wait()
-        way = "shares" if name.startswith("fsdp2") and sys.argv[3:] == ["steps"] else "".join(sys.argv[3:])
+        way = (
+            "shares"
+            if name.startswith(("fsdp2", "cut blocks")) and sys.argv[3:] == ["steps"]
+            else "".join(sys.argv[3:])
+        )
         with COUNTED[way]() if way else nullcontext() as peaks:
             workbench.run(str(folder / "recipe.yaml"), words, out=folder / name, resume=origin is not None, quiet=True)
         if peaks is not None:

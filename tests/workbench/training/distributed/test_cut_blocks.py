@@ -7,12 +7,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 import workbench
 from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
-from tests.workbench.training.distributed.test_groups import folder  # noqa: F401
-from tests.workbench.training.distributed.test_layouts import METHODS, curve, require_same, weights
+from tests.workbench.training.distributed.test_layouts import METHODS, curve, require_same, weights, write_recipe
 from workbench.evaluation import dynamics
 
 pytestmark = pytest.mark.slow
@@ -30,18 +30,32 @@ CELLS = {
 """By method: packed rows, answers and the best step's values; padded rows in several passes, recomputed."""
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Path:
+    """A recipe over a model of two blocks, 4 heads and 2 of keys, whose norms stand inside of attention, too."""
+    folder = tmp_path_factory.mktemp("cut")
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **sizes, **heads)).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    write_recipe(folder, folder / "model")
+    return folder
+
+
 def words(method: str) -> list[str]:
     return [*STEPS, f"adapter={METHODS[method]}", "train.max_grad_norm=0.1", *CELLS[method]]
 
 
-def run(folder: Path, name: str, method: str, *, origin: str | None = None) -> None:  # noqa: F811
+def run(folder: Path, name: str, method: str, *, origin: str | None = None) -> None:
     if origin is not None:
         layouts.halfway(folder / origin, folder / name)
     workbench.run(str(folder / "recipe.yaml"), words(method), out=folder / name, resume=origin is not None, quiet=True)
 
 
 @pytest.fixture(scope="module")
-def pair(request: pytest.FixtureRequest, folder: Path) -> Path:  # noqa: F811
+def pair(request: pytest.FixtureRequest, folder: Path) -> Path:
     """Runs of two processes, and those of one; some go on with what others began."""
     jobs: list[tuple[str, list[str], str | None]] = []
     resumed = [cell["method"] for cell in cells(request, "test_in_parts_it_goes_on_bit_for_bit")]
