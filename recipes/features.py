@@ -16,8 +16,7 @@ from workbench.data.labelled.records import RowReader
 from workbench.data.labelled.text_reader import TextReader, augmented_texts
 from workbench.errors import ConfigError
 from workbench.evaluation import label_preservation
-from workbench.evaluation.features import Floats, Probe, linear_probe, probe
-from workbench.evaluation.frozen_features import frozen_features
+from workbench.evaluation.frozen_features import Floats, Probe, cached_features, linear_probe, probe
 from workbench.evaluation.label_preservation import LabelPreservation, Rewriting
 from workbench.recipes.folds import crossval
 from workbench.recipes.labels import classify
@@ -83,7 +82,7 @@ def write(config: RunConfig, out: Path | None) -> ProbedFeatures:
     reader, splits, aside_N = _rows(streamed_rows.local(config))
     rewritten = _rewritings(config, reader, splits, aside_N)
     wanted = [*(rows.inputs for rows in splits.values()), *(each.inputs for each in rewritten)]
-    computed = frozen_features(config.model, reader, wanted)
+    computed = cached_features(config.model, reader, wanted)
     split_features = dict(zip(splits, computed, strict=False))
     if out is not None:
         tables = [_table(name, rows, split_features[name], reader) for name, rows in splits.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +15,8 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.evaluation import scores
-from workbench.evaluation.frozen_probe import LARGEST
+from workbench.evaluation import perplexity
+from workbench.evaluation.frozen_features import LARGEST
 from workbench.models import backbones, model_files, output_heads
 
 MOST = 1000
@@ -103,15 +103,15 @@ def _measured(
     for title, own in sources:
         rows = tokenized.read(own.train, own, tokenizer, template, limit=own.limit)
         sample = rows.subset(_spread(rows.lengths, size.rows, work))
-        losses = scores.row_likelihoods(backbone.model, head, sample)
+        losses = perplexity.row_likelihoods(backbone.model, head, sample)
         by_title[title] = _by_example(sample, losses)
     return Perplexities(by_title)
 
 
-def _by_example(sample: TokenizedSet, losses: Mapping[int, tuple[float, int, int]]) -> dict[str, float]:
+def _by_example(sample: TokenizedSet, losses: Sequence[tuple[float, int, int]]) -> dict[str, float]:
     """Perplexities by file and row; answers that are rows of their own count together."""
     sums: dict[str, tuple[float, int]] = {}
-    for row, (loss, _, count) in losses.items():
+    for row, (loss, _, count) in enumerate(losses):
         place = tokenized.example_of(sample.place(row))
         before = sums.get(place, (0.0, 0))
         sums[place] = before[0] + loss, before[1] + count

@@ -24,7 +24,7 @@ from workbench.data.text.generated_answers import answer_to
 from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError
 from workbench.evaluation import rewards
-from workbench.evaluation.sampling import AnswerSampler
+from workbench.evaluation.generation import AnswerSampler
 from workbench.models import exported, model_files
 from workbench.models.exported import ExportedModel
 from workbench.recipes.answers import sample_rows, serve

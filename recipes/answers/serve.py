@@ -22,7 +22,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.data.text.prompts import read_prompts
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation.result_store import ModelResults, dealt_results
+from workbench.evaluation.forward_passes import ModelResults, dealt_results
 from workbench.models import exported
 from workbench.recipes.embeddings import embed_verbs, rerank_verbs
 from workbench.recipes.folds import crossval_verbs

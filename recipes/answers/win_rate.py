@@ -14,7 +14,7 @@ from workbench.data.text.formats import Example
 from workbench.data.text.generated_answers import Answer, answer_to
 from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError
-from workbench.evaluation import judge_command, rewards, win_rates
+from workbench.evaluation import comparison, rewards
 from workbench.models import exported
 from workbench.recipes.answers import serve
 from workbench.report import pages
@@ -63,15 +63,15 @@ def win_rate(
     scores: dict[str, float] = {}
     if judge is not None:
         own_S, other_S = judge(own), judge(theirs)
-        win_S = win_rates.of_rewards(own_S, other_S)
+        win_S = comparison.wins_by_reward(own_S, other_S)
         scores = {"reward": sum(own_S) / len(own_S), "reward_other": sum(other_S) / len(other_S)}
     else:
         assert contest.judge is not None
         pairs = [*zip(own, theirs, strict=True), *zip(theirs, own, strict=True)]
-        judgements = judge_command.verdicts(contest.judge, pairs, timeout=contest.judge_timeout)
+        judgements = comparison.judge_verdicts(contest.judge, pairs, timeout=contest.judge_timeout)
         own_first, other_first = judgements[: len(own)], judgements[len(own) :]
-        win_S = win_rates.of_verdicts(own_first, other_first)
-        scores = {"order_agreement": win_rates.order_agreement(own_first, other_first)}
+        win_S = comparison.wins_by_verdict(own_first, other_first)
+        scores = {"order_agreement": comparison.order_agreement(own_first, other_first)}
     if contest.out is not None:
         lines = [
             {"place": a.place, "prompt": a.prompt, "answer": a.text, "other": b.text, "win": float(win)}
@@ -79,7 +79,7 @@ def win_rate(
         ]
         files.write_bytes(contest.out, "".join(json.dumps(line) + "\n" for line in lines).encode())
     scores |= {"rows_skipped": float(len(skipped))} if skipped else {}
-    scores = win_rates.summary(win_S, [each.text for each in own], [each.text for each in theirs]) | scores
+    scores = comparison.win_rate_scores(win_S, [each.text for each in own], [each.text for each in theirs]) | scores
     _keep(run, other, contest, scores, count=len(own), prompts=_files(config))
     return scores
 

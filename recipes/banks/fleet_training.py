@@ -10,7 +10,7 @@ from workbench.config.expansions import fleet_expansion
 from workbench.config.expansions.member_runs import Trial
 from workbench.config.model_heads import HIDDEN, MASKED, TEXT
 from workbench.errors import ConfigError, Stopped, TrainingError
-from workbench.evaluation.answer_samples import AnswerSamples
+from workbench.evaluation.generation import AnswerSamples
 from workbench.models import adapter_sizes, backbones
 from workbench.models.adapter_sizes import AdapterSize
 from workbench.recipes.banks.fleet_bank import ClassBank, FleetBank, FleetMember, Live, TextBank

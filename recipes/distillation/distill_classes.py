@@ -21,7 +21,7 @@ from workbench.distillation.class_distillation import TeacherOutputs
 from workbench.distillation.feature_matching import FeatureMatching
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
-from workbench.evaluation import target_scores
+from workbench.evaluation import classification_scores
 from workbench.losses.criterion import criterion
 from workbench.models import backbones
 from workbench.models.backbones import Backbone
@@ -54,9 +54,9 @@ def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, ca
     teacher_outputs = class_distillation.teacher_outputs(config, source, data, extra, run, callback)
     student = classify.ClassRun(base, run, callback, reader, data)
     student.train(_supervise(config, base, source, data, extra, teacher_outputs))
-    scores = {"teacher": target_scores.scores_of(data.labels, teacher_outputs.held_out_NC, data.held_out)}
+    scores = {"teacher": classification_scores.scores_of(data.labels, teacher_outputs.held_out_NC, data.held_out)}
     if data.test is not None and teacher_outputs.test_NC is not None:
-        scores["teacher_test"] = target_scores.scores_of(data.labels, teacher_outputs.test_NC, data.test)
+        scores["teacher_test"] = classification_scores.scores_of(data.labels, teacher_outputs.test_NC, data.test)
     return student.finish(scores)
 
 

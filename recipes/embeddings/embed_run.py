@@ -16,8 +16,8 @@ from workbench.data import mixture, named_sets
 from workbench.data.batching import MicroBatch
 from workbench.data.embedding.pair_set import PairSet
 from workbench.data.held_out_split import Splits
-from workbench.evaluation import embeddings
-from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation import retrieval_scores
+from workbench.evaluation.forward_passes import ModelResults
 from workbench.models import embedder
 from workbench.models.backbones import Backbone
 from workbench.models.embedder import Embedder
@@ -63,7 +63,7 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
         return live.width
 
     def held_out_loss(self, live: Embedder) -> tuple[float, Mapping[str, float]]:
-        loss_values = embeddings.losses(live, self.data.held_out, batch=self.config.batch.size)
+        loss_values = retrieval_scores.embedding_losses(live, self.data.held_out, batch=self.config.batch.size)
         return loss_values["loss"], named_sets.held_out_losses(loss_values)
 
     def save(self, live: Embedder, folder: Path) -> None:
@@ -77,7 +77,9 @@ class EmbedRun(SingleRun[Embedder, PairSet]):
 
     def score(self, model: Embedder, rows: PairSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
-            scored = embeddings.score(model, rows, self.data.train, batch=self.config.batch.size, scoring=scoring)
+            scored = retrieval_scores.score_embeddings(
+                model, rows, self.data.train, batch=self.config.batch.size, scoring=scoring
+            )
         return Scored(scored.scores, scored.table)
 
     def write_predictions(self, model: Embedder, outputs: pd.DataFrame, before: Mapping[str, Any]) -> None:

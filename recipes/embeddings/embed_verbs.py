@@ -19,8 +19,8 @@ from workbench.data.batching import Examples, evenly_spaced, global_batch, steps
 from workbench.data.embedding import pair_data, pair_records, pair_set
 from workbench.data.embedding.pair_set import PairSet
 from workbench.data.held_out_split import Splits
-from workbench.evaluation import embeddings
-from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation import retrieval_scores
+from workbench.evaluation.forward_passes import ModelResults
 from workbench.losses.embedding_losses import leading
 from workbench.models import embedder
 from workbench.models.embedder import Embedder
@@ -140,7 +140,7 @@ def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) 
     model = embedder.load(run, config)
     data = pair_data.load(config, model.tokenizer)
     rows = data.held_out if data.test is None else data.test
-    return embeddings.score(model, rows, data.train, batch=config.batch.size, scoring=scoring).scores
+    return retrieval_scores.score_embeddings(model, rows, data.train, batch=config.batch.size, scoring=scoring).scores
 
 
 def predict(
@@ -156,7 +156,9 @@ def predict(
     prefix = config.embed.passage_prefix if are_passages else config.embed.query_prefix
     numbers = pair_set.numbered(prefix + each.text for each in texts)
     read = pair_set.units(list(numbers), model.tokenizer, max_tokens=config.data.max_tokens)
-    found_UD = leading(embeddings.pooled(model, read, scoring=scoring), model.width, normalise=config.embed.normalise)
+    found_UD = leading(
+        retrieval_scores.embed_texts(model, read, scoring=scoring), model.width, normalise=config.embed.normalise
+    )
     columns = {
         "row": [each.place for each in texts],
         "text": [each.text for each in texts],
@@ -168,7 +170,7 @@ def predict(
 def some_embeddings(model: Embedder, rows: PairSet, *, texts: int) -> Tensor:
     """Embeddings of the first texts of a set."""
     first = pair_set.first_units(rows, texts)
-    return leading(embeddings.pooled(model, first), model.width, normalise=model.config.normalise)
+    return leading(retrieval_scores.embed_texts(model, first), model.width, normalise=model.config.normalise)
 
 
 def save_merged(model: PreTrainedModel, unmerged: Embedder, folder: Path, config: RunConfig) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from workbench.data.batching import Indices
 from workbench.data.embedding.pair_set import PairSet
 from workbench.errors import FileError
-from workbench.evaluation import embeddings
+from workbench.evaluation import retrieval_scores
 from workbench.losses.embedding_losses import leading
 from workbench.recipes.embeddings.embed_run import EmbedRun
 from workbench.runs import files
@@ -73,7 +73,7 @@ def kept(run: Run, callback: Callback, train: PairSet, mine: Callable[[], Mined]
 def _mined(pairs: EmbedRun) -> Mined:
     backbone = pairs.backbone()
     bare = pairs.assemble(backbone.model, backbone)
-    embedded_UD = leading(embeddings.pooled(bare, pairs.data.train.units), bare.width, normalise=True)
+    embedded_UD = leading(retrieval_scores.embed_texts(bare, pairs.data.train.units), bare.width, normalise=True)
     return mined(pairs.data.train, embedded_UD, count=pairs.config.embed.mine, below=pairs.config.embed.mine_below)
 
 

@@ -21,8 +21,8 @@ from workbench.data import mixture, named_sets
 from workbench.data.embedding import pair_set, rerank_candidates
 from workbench.data.embedding.rerank_candidates import CandidateSet
 from workbench.data.held_out_split import Splits
-from workbench.evaluation import embeddings, rerank_scores, run_embedder
-from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation import retrieval_scores, run_embedder
+from workbench.evaluation.forward_passes import ModelResults
 from workbench.evaluation.run_embedder import RunEmbedder
 from workbench.losses.embedding_losses import leading
 from workbench.models import backbones, reranker
@@ -85,7 +85,7 @@ def _mined(
         backbone = backbones.load(config.model, tokenizer, task=HIDDEN).model
         bare = Embedder(backbone, backbone, tokenizer, EmbedConfig())
         units = pair_set.units(pairs.units.texts, tokenizer, max_tokens=config.data.max_tokens)
-        embedded_UD = leading(embeddings.pooled(bare, units), bare.width, normalise=True)
+        embedded_UD = leading(retrieval_scores.embed_texts(bare, units), bare.width, normalise=True)
     else:
         queries, texts = set(pairs.anchor_N.tolist()), pairs.units.texts
         prefixes = [section.query_prefix if unit in queries else section.passage_prefix for unit in range(len(texts))]
@@ -124,7 +124,7 @@ class RerankRun(SingleRun[Reranker, CandidateSet]):
         return anatomy.hidden_size(live.classifier.backbone.config)
 
     def held_out_loss(self, live: Reranker) -> tuple[float, Mapping[str, float]]:
-        loss_values = rerank_scores.losses(live, self.data.held_out)
+        loss_values = retrieval_scores.rerank_losses(live, self.data.held_out)
         return loss_values["loss"], named_sets.held_out_losses(loss_values)
 
     def save(self, live: Reranker, folder: Path) -> None:
@@ -135,7 +135,9 @@ class RerankRun(SingleRun[Reranker, CandidateSet]):
 
     def score(self, model: Reranker, rows: CandidateSet, scoring: ModelResults | None = None) -> Scored:
         with self.scoring_time(rows):
-            ranked = rerank_scores.score(model, rows, candidates=self.config.rerank.candidates, scoring=scoring)
+            ranked = retrieval_scores.score_reranker(
+                model, rows, candidates=self.config.rerank.candidates, scoring=scoring
+            )
         return Scored(ranked.scores, ranked.table)
 
     def write_predictions(self, model: Reranker, outputs: pd.DataFrame, before: Mapping[str, Any]) -> None:

@@ -14,8 +14,8 @@ from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
 from workbench.data.embedding import pair_records, pair_set, rerank_candidates
 from workbench.data.embedding.rerank_candidates import CandidateSet, PairedTexts
-from workbench.evaluation import rerank_scores, run_embedder
-from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation import retrieval_scores, run_embedder
+from workbench.evaluation.forward_passes import ModelResults
 from workbench.models import reranker
 from workbench.models.reranker import Reranker
 from workbench.recipes.embeddings import rerank
@@ -90,7 +90,7 @@ def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) 
     model = reranker.load(run, config)
     data = rerank_candidates.load(config, model.tokenizer)
     rows = data.held_out if data.test is None else data.test
-    return rerank_scores.score(model, rows, candidates=config.rerank.candidates, scoring=scoring).scores
+    return retrieval_scores.score_reranker(model, rows, candidates=config.rerank.candidates, scoring=scoring).scores
 
 
 def predict(
@@ -112,7 +112,7 @@ def predict(
             "row": [each.place for each, _ in lines],
             "query": [each.query for each, _ in lines],
             "passage": [passage for _, passage in lines],
-            "score": rerank_scores.read(model, PairedTexts(raw, model.joins, *sides), scoring=scoring),
+            "score": retrieval_scores.pair_scores(model, PairedTexts(raw, model.joins, *sides), scoring=scoring),
         }
     )
     ranks = table.groupby("row", sort=False)["score"].rank(ascending=False, method="first")

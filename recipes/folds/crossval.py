@@ -23,9 +23,9 @@ from workbench.data.text import decontamination
 from workbench.data.views import row_views
 from workbench.data.views.row_views import RowView
 from workbench.data.views.user_views import user_merge
-from workbench.evaluation import frozen_probe, run_embedder
-from workbench.evaluation.frozen_probe import FrozenProbe
-from workbench.evaluation.result_store import ResultStore
+from workbench.evaluation import frozen_features, run_embedder
+from workbench.evaluation.forward_passes import ResultStore
+from workbench.evaluation.frozen_features import FrozenProbe
 from workbench.models import backbones, classifier, row_readers
 from workbench.recipes.folds import crossval_stages
 from workbench.recipes.folds.crossval_stages import CrossvalContext
@@ -101,9 +101,9 @@ def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, da
     splits = [each.split for each in fold_adapters.fold_adapters(data.folds, seeds=config.folds.seeds)]
     steps = [total_steps(config, int(split.train_N.sum())) for split in splits]
     visits = None if None in steps else sum(each or 0 for each in steps) * config.batch.size
-    look = partial(frozen_probe.of_folds, config, reader, data.rows, data.folds.fold_RN[0])
+    look = partial(frozen_features.of_folds, config, reader, data.rows, data.folds.fold_RN[0])
     task = classifier.task(data.labels, seed=config.seed)
-    return frozen_probe.before_run(config, run, task, look, visits=visits, say=callback.say)
+    return frozen_features.before_run(config, run, task, look, visits=visits, say=callback.say)
 
 
 def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list[str], list[str]]:

@@ -16,8 +16,8 @@ from workbench.crossval.fold_adapters import RoundOutputs
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
-from workbench.evaluation import dynamics, prediction_table, row_outputs, target_scores, thumbnails
-from workbench.evaluation.frozen_probe import FrozenProbe
+from workbench.evaluation import classification_scores, prediction_table, thumbnails, training_dynamics
+from workbench.evaluation.frozen_features import FrozenProbe
 from workbench.models import classifier
 from workbench.runs import files
 
@@ -48,7 +48,7 @@ def write(
         suspects = prediction_table.suspect_table(once).reset_index(drop=True)
         files.write_bytes(context.run.path / "suspects.parquet", suspects.to_parquet())
     folders = fold_adapters.adapter_folders(context.run, round_outputs.number, context.members)
-    dynamics.write_combined(context.run.path, [adapter.parent for adapter in folders], out_of_fold)
+    training_dynamics.write_combined(context.run.path, [adapter.parent for adapter in folders], out_of_fold)
     _pictures(context, round_outputs, once, near)
     shown, values_NC = (data.rows, predictions.oof_NC)
     if data.test is not None and predictions.test_TC is not None:
@@ -61,13 +61,13 @@ def write(
     files.write_json(context.run.path / "decision.json", decided(context, round_outputs, combiner, decision, corrected))
     folds, summary = _folds(context, round_outputs, combiner)
     context.log.write(folds=folds, summary=summary, duplicates=_duplicates(context))
-    baseline_NC = target_scores.baseline(labels, data.rows.targets_NC, rows=len(data.rows))
+    baseline_NC = classification_scores.baseline(labels, data.rows.targets_NC, rows=len(data.rows))
     scores: Scores = {
-        "before": target_scores.scores_of(labels, baseline_NC, data.rows),
-        "after": target_scores.value_scores_of(labels, predictions.oof_NC, data.rows),
+        "before": classification_scores.scores_of(labels, baseline_NC, data.rows),
+        "after": classification_scores.value_scores_of(labels, predictions.oof_NC, data.rows),
     }
     if data.test is not None and predictions.test_TC is not None:
-        scores["test"] = target_scores.value_scores_of(labels, predictions.test_TC, data.test)
+        scores["test"] = classification_scores.value_scores_of(labels, predictions.test_TC, data.test)
     if refit is not None:
         scores["refit"] = refit
     files.write_json(context.run.path / "scores.json", scores)
@@ -136,7 +136,9 @@ def _pictures(
 
 
 def _table(context: CrossvalContext, rows: LabelledSet, values_NC: Floats) -> pd.DataFrame:
-    return row_outputs.table(context.data.labels, rows, values_NC, context.fold_context.reader, labelled=True)
+    return classification_scores.predictions_table(
+        context.data.labels, rows, values_NC, context.fold_context.reader, labelled=True
+    )
 
 
 def _folds(
@@ -148,7 +150,7 @@ def _folds(
     for number, each in enumerate(context.members):
         mask_N = each.split.validation_N
         temperature = combiner.fit(context.known, round_outputs.oof_MNC, ~mask_N).temperature
-        scores = target_scores.scores(
+        scores = classification_scores.scores(
             labels, round_outputs.oof_MNC[number, mask_N] / temperature, rows.targets_NC[mask_N]
         )
         records.append(

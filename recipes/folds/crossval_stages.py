@@ -21,7 +21,7 @@ from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.views.row_views import RowView
 from workbench.data.views.user_views import user_merge
-from workbench.evaluation import target_scores
+from workbench.evaluation import classification_scores
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
 
@@ -307,7 +307,7 @@ class CrossvalContext:
             return None
         temperature = combiner.fit(self.known, round_outputs.oof_MNC).temperature
         ((outputs_TC,),) = outputs(self.fold_context, [folder], [[self.data.test]])
-        return target_scores.scores_of(self.data.labels, outputs_TC / temperature, self.data.test)
+        return classification_scores.scores_of(self.data.labels, outputs_TC / temperature, self.data.test)
 
     @property
     def _before(self) -> int:

@@ -15,8 +15,8 @@ from workbench.crossval.fold_adapters import FoldContext, fold_adapters
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.fold_data import FoldData
 from workbench.errors import ConfigError
-from workbench.evaluation import frozen_probe, row_outputs, target_scores
-from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation import classification_scores, frozen_features
+from workbench.evaluation.forward_passes import ModelResults
 from workbench.models import classifier
 from workbench.recipes.folds.crossval import prepare
 from workbench.recipes.labels import picture_checks
@@ -52,7 +52,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
     """Everything that `run` does before it trains."""
     reader, data, _, targets, about_stages = prepare(config)
     task = classifier.task(data.labels, seed=config.seed)
-    look = partial(frozen_probe.of_folds, config, reader, data.rows, data.folds.fold_RN[0])
+    look = partial(frozen_features.of_folds, config, reader, data.rows, data.folds.fold_RN[0])
     members = fold_adapters(data.folds, seeds=config.folds.seeds)
     rows = max(int(each.split.train_N.sum()) for each in members)
     pictures = picture_checks.inspect(config, reader, data.rows, data.labels)
@@ -70,7 +70,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
             *([suspects.sentence(data.folds, seeds=config.folds.seeds)] if config.data.drop_suspects else ()),
         ],
         pictures=pictures,
-        probe=frozen_probe.in_check(config, task, data.rows.lengths, look),
+        probe=frozen_features.in_check(config, task, data.rows.lengths, look),
     )
 
 
@@ -90,7 +90,7 @@ def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) 
     context = _context(run, config, scoring)
     sets = labelled_data.read_each(config.data.test_files, context.reader)
     rows = labelled_data.encode_each(sets, context.reader, context.labels)
-    return target_scores.value_scores_of(context.labels, prediction.decided(run, context, rows), rows)
+    return classification_scores.value_scores_of(context.labels, prediction.decided(run, context, rows), rows)
 
 
 def predict(
@@ -100,7 +100,9 @@ def predict(
     context = _context(run, config, scoring)
     rows = labelled_data.encode(context.reader.read(source, labelled=False), context.reader, context.labels)
     values_NC = prediction.decided(run, context, rows)
-    return row_outputs.table(context.labels, rows, values_NC, context.reader, labelled=False), rows.skipped
+    return classification_scores.predictions_table(
+        context.labels, rows, values_NC, context.reader, labelled=False
+    ), rows.skipped
 
 
 def _context(run: Path, config: RunConfig, scoring: ModelResults | None) -> FoldContext:

@@ -26,9 +26,9 @@ from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.records import RowReader
 from workbench.data.labelled.text_reader import training_rows
 from workbench.data.text import decontamination
-from workbench.evaluation import frozen_probe, row_outputs, target_scores
-from workbench.evaluation.frozen_probe import FrozenProbe
-from workbench.evaluation.result_store import ModelResults, ResultStore
+from workbench.evaluation import classification_scores, frozen_features
+from workbench.evaluation.forward_passes import ModelResults, ResultStore
+from workbench.evaluation.frozen_features import FrozenProbe
 from workbench.losses.criterion import criterion
 from workbench.losses.label_losses import LabelTap, class_losses
 from workbench.models import classifier, row_readers
@@ -119,9 +119,9 @@ def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, da
     """Training and held-out rows as the frozen backbone sees them, where that costs a small share of the run."""
     steps = total_steps(config, len(sampled_rows(data.train, config)))
     visits = None if steps is None else steps * config.batch.size
-    look = partial(frozen_probe.of_splits, config, reader, data.train, data.held_out)
+    look = partial(frozen_features.of_splits, config, reader, data.train, data.held_out)
     task = classifier.task(data.labels, seed=config.seed)
-    return frozen_probe.before_run(config, run, task, look, visits=visits, say=callback.say)
+    return frozen_features.before_run(config, run, task, look, visits=visits, say=callback.say)
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
         """See `SingleRun`. The start is what can be said without looking at a row: a fresh head says nothing."""
         data = self.data
         if self.run.ranks.first:
-            baseline = target_scores.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
-            before = target_scores.scores_of(data.labels, baseline, data.held_out)
+            baseline = classification_scores.baseline(data.labels, data.train.targets_NC, rows=len(data.held_out))
+            before = classification_scores.scores_of(data.labels, baseline, data.held_out)
             files.write_json(self.run.path / "before.json", {"scores": before})
         return super().finish(more)
 
@@ -204,10 +204,12 @@ class ClassRun(SingleRun[Classifier, LabelledSet]):
 
 def score(model: Classifier, rows: LabelledSet, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:
     """Scores of a classifier on labelled rows, and its outputs (N, C)."""
-    outputs_NC = row_outputs.outputs(model.model, model.outputs, rows, scoring=scoring)
-    return target_scores.scores_of(model.labels, outputs_NC, rows), outputs_NC
+    outputs_NC = classification_scores.predict_outputs(model.model, model.outputs, rows, scoring=scoring)
+    return classification_scores.scores_of(model.labels, outputs_NC, rows), outputs_NC
 
 
 def predictions(model: Classifier, rows: LabelledSet, outputs_NC: Floats, *, labelled: bool) -> pd.DataFrame:
     """One line a row, with what the model reads written out."""
-    return row_outputs.table(model.labels, rows, model.labels.values(outputs_NC), model.reader, labelled=labelled)
+    return classification_scores.predictions_table(
+        model.labels, rows, model.labels.values(outputs_NC), model.reader, labelled=labelled
+    )

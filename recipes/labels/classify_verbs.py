@@ -24,8 +24,8 @@ from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Labels, alike
 from workbench.data.labelled.records import RowReader
 from workbench.data.text.quality import cleaning
-from workbench.evaluation import frozen_probe, row_outputs, run_embedder
-from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation import classification_scores, frozen_features, run_embedder
+from workbench.evaluation.forward_passes import ModelResults
 from workbench.models import classifier, exported, row_readers
 from workbench.models.classifier import Classifier
 from workbench.recipes.labels import picture_checks
@@ -85,7 +85,7 @@ def inspect(config: RunConfig) -> ClassInspection:
     """Everything that `run` does before it trains."""
     reader, data, targets = prepare(config)
     task = classifier.task(data.labels, seed=config.seed)
-    look = partial(frozen_probe.of_splits, config, reader, data.train, data.held_out)
+    look = partial(frozen_features.of_splits, config, reader, data.train, data.held_out)
     train = class_sampling.sampled_rows(data.train, config)
     drawn, steps = len(train), total_steps(config, len(train))
     pictures = picture_checks.inspect(config, reader, data.train, data.labels)
@@ -99,7 +99,7 @@ def inspect(config: RunConfig) -> ClassInspection:
         steps=steps,
         notes=[*mixture.in_words(train, config, steps), *notes(data.train, data.labels, config, pictures), *copies],
         pictures=pictures,
-        probe=frozen_probe.in_check(config, task, data.train.lengths, look),
+        probe=frozen_features.in_check(config, task, data.train.lengths, look),
     )
 
 
@@ -163,7 +163,7 @@ def predict(
     rows = row_readers.of_run(run, config).read(source, labelled=False)
     model = classifier.load(run, config)
     encoded = labelled_data.encode(rows, model.reader, model.labels)
-    outputs_NC = row_outputs.outputs(model.model, model.outputs, encoded, scoring=scoring)
+    outputs_NC = classification_scores.predict_outputs(model.model, model.outputs, encoded, scoring=scoring)
     return predictions(model, encoded, outputs_NC, labelled=False), rows.skipped
 
 
@@ -175,7 +175,7 @@ def some_outputs(model: Classifier, config: RunConfig, *, rows: int) -> tuple[La
     else:
         held_out = labelled_data.load(config, model.reader).held_out
     first = held_out.subset(np.arange(min(rows, len(held_out))))
-    return first, row_outputs.outputs(model.model, model.outputs, first)
+    return first, classification_scores.predict_outputs(model.model, model.outputs, first)
 
 
 def stock_outputs(model: nn.Module, rows: LabelledSet) -> Floats:
@@ -186,7 +186,7 @@ def stock_outputs(model: nn.Module, rows: LabelledSet) -> Floats:
     """
     config: Any = model.config
     if isinstance(rows.inputs, PictureRows):
-        return row_outputs.outputs(model, lambda batch: model(**batch.inputs).logits, rows)
+        return classification_scores.predict_outputs(model, lambda batch: model(**batch.inputs).logits, rows)
     pad = config.get_text_config().pad_token_id
 
     def predict(batch: MicroBatch) -> Tensor:
@@ -194,7 +194,7 @@ def stock_outputs(model: nn.Module, rows: LabelledSet) -> Floats:
         logits: Tensor = model(input_ids=ids_BL.masked_fill(mask_BL == 0, pad), attention_mask=mask_BL).logits
         return logits
 
-    return row_outputs.outputs(model, predict, rows)
+    return classification_scores.predict_outputs(model, predict, rows)
 
 
 def gap(labels: Labels, first_NC: Floats, second_NC: Floats) -> Gap:

@@ -33,7 +33,7 @@ from workbench.data.text.preference_pairs import (
 from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.tokenized_set import TokenizedSet, require_ends
 from workbench.evaluation import GeneratedAnswer, preference_scores
-from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation.forward_passes import ModelResults
 from workbench.models import backbones
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel

@@ -17,9 +17,9 @@ from workbench.data.held_out_split import Splits
 from workbench.data.text import tokenized
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.stepwise import StepEncoder, StepSet
-from workbench.evaluation import step_scores
-from workbench.evaluation.result_store import ModelResults
-from workbench.evaluation.step_scores import Floats
+from workbench.evaluation import reward_scores
+from workbench.evaluation.forward_passes import ModelResults
+from workbench.evaluation.reward_scores import Floats
 from workbench.models import backbones, reward_model
 from workbench.models.backbones import Backbone
 from workbench.models.reward_model import RewardModel
@@ -74,7 +74,7 @@ class ProcessRun(RatingRun[StepSet]):
         return self.answers.named()
 
     def baseline(self) -> dict[str, float]:
-        return step_scores.baseline(self.answers.train, self.answers.held_out)
+        return reward_scores.step_baseline(self.answers.train, self.answers.held_out)
 
     def on_held_out(self, answers: Indices) -> ProcessRun:
         """The same run with these held-out answers alone."""
@@ -101,8 +101,8 @@ class ProcessRun(RatingRun[StepSet]):
 
 def score(model: RewardModel, rows: StepSet, scoring: ModelResults | None = None) -> tuple[dict[str, float], Floats]:
     """Scores of a reward model on answers, and the logit of each of their steps (S,)."""
-    logit_S = step_scores.read(model, rows, scoring=scoring)
-    return step_scores.of_sets(rows, logit_S), logit_S
+    logit_S = reward_scores.read_step_logits(model, rows, scoring=scoring)
+    return reward_scores.step_scores_by_set(rows, logit_S), logit_S
 
 
 def table(model: RewardModel, rows: StepSet, logit_S: Floats) -> pd.DataFrame:

@@ -12,8 +12,8 @@ from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
 from workbench.data.text import tokenized
 from workbench.data.text.stepwise import RIGHT, StepSet
-from workbench.evaluation import step_scores
-from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation import reward_scores
+from workbench.evaluation.forward_passes import ModelResults
 from workbench.models.reward_model import RewardModel
 from workbench.recipes.inspection import SHOWN, Inspection, left_out, pieces
 from workbench.recipes.preferences import process_reward
@@ -45,7 +45,7 @@ def inspect(config: RunConfig) -> Inspection:
 
 def _labels(rows: StepSet) -> str:
     right_S = rows.labels >= RIGHT
-    flawless = float((step_scores.first_wrong(rows, ~right_S) < 0).mean())
+    flawless = float((reward_scores.first_wrong(rows, ~right_S) < 0).mean())
     sentence = (
         f"{len(right_S):,} steps of {len(rows):,} answers: {units.percent(float(right_S.mean()))} are right, and "
     )
@@ -79,6 +79,6 @@ def predict(
     model = load(run, config)
     read_as = process_reward.encoder(model.template, config, labelled=False)
     rows = StepSet(tokenized.read(source, config.data, model.tokenizer, read_as))
-    outputs = process_reward.table(model, rows, step_scores.read(model, rows, scoring=scoring))
-    reward_R = step_scores.aggregated(rows, outputs["probability"].to_numpy(), config.reward.aggregate)
+    outputs = process_reward.table(model, rows, reward_scores.read_step_logits(model, rows, scoring=scoring))
+    reward_R = reward_scores.aggregated(rows, outputs["probability"].to_numpy(), config.reward.aggregate)
     return outputs.assign(reward=reward_R[rows.row_of_step]), rows.answers.skipped

@@ -18,7 +18,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.preference_pairs import PreferenceEncoder, PreferenceSet, preference_set, require_preferences
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import reward_scores
-from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation.forward_passes import ModelResults
 from workbench.evaluation.reward_scores import Floats
 from workbench.models import backbones, reward_model
 from workbench.models.backbones import Backbone
@@ -95,7 +95,7 @@ class RewardRun(RatingRun[PreferenceSet]):
         return self.pairs.named()
 
     def baseline(self) -> dict[str, float]:
-        return reward_scores.baseline(self.pairs.held_out)
+        return reward_scores.reward_baseline(self.pairs.held_out)
 
     def on_held_out(self, examples: Indices) -> RewardRun:
         """The same run with these held-out pairs alone."""
@@ -124,8 +124,8 @@ def score(
     model: RewardModel, rows: PreferenceSet, config: RunConfig, scoring: ModelResults | None = None
 ) -> tuple[dict[str, float], Floats]:
     """Scores of a reward model on pairs, and the reward of each answer (S,)."""
-    reward_S = reward_scores.read(model, rows.answers, scoring=scoring)
-    return reward_scores.of_sets(rows, reward_S, centre=config.reward.centre), reward_S
+    reward_S = reward_scores.read_rewards(model, rows.answers, scoring=scoring)
+    return reward_scores.reward_scores_by_set(rows, reward_S, centre=config.reward.centre), reward_S
 
 
 def table(model: RewardModel, rows: PreferenceSet, reward_S: Floats) -> pd.DataFrame:

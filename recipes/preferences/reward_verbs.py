@@ -15,10 +15,10 @@ from workbench.data.text import tokenized
 from workbench.data.text.preference_pairs import PreferenceEncoder, PreferenceSet, preference_set
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import reward_scores
-from workbench.evaluation.result_store import ModelResults
+from workbench.evaluation.forward_passes import ModelResults
 from workbench.evaluation.reward_scores import Floats
 from workbench.evaluation.rewards import SPREAD
-from workbench.evaluation.rewards.model_rewards import spread
+from workbench.evaluation.rewards.reward_sum import spread
 from workbench.models.reward_model import RewardModel
 from workbench.recipes.inspection import SHOWN, Inspection, left_out
 from workbench.recipes.preferences import process_reward_verbs, reward
@@ -81,7 +81,9 @@ def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) 
     if rows is None:  # of the shipped model: the others have seen them
         return reward.score(model, preference_set(held_out(model, config), pairs=True), config, scoring)[0]
     reward_MS = _by_members(run, config, rows, scoring)
-    scores = reward_scores.of_sets(preference_set(rows, pairs=True), reward_MS.mean(0), centre=config.reward.centre)
+    scores = reward_scores.reward_scores_by_set(
+        preference_set(rows, pairs=True), reward_MS.mean(0), centre=config.reward.centre
+    )
     return scores | ({SPREAD: round(float(spread(reward_MS).mean()), 6)} if len(reward_MS) > 1 else {})
 
 
@@ -90,7 +92,7 @@ def _by_members(run: Path, config: RunConfig, rows: TokenizedSet, scoring: Model
     reward_MS = []
     for each in run_directory.fold_members(run):
         own = None if scoring is None else scoring.store.by(each.name)
-        reward_MS.append(reward_scores.read(load(each, config), rows, scoring=own))
+        reward_MS.append(reward_scores.read_rewards(load(each, config), rows, scoring=own))
     return np.asarray(reward_MS, dtype=np.float64)
 
 

@@ -27,9 +27,9 @@ from workbench.data.text.row_encoder import conversation_encoder
 from workbench.data.text.tokenized_set import TokenizedSet, require_ends
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer, rewards
-from workbench.evaluation.result_store import ModelResults, stored_results
-from workbench.evaluation.rewards.row_judge import RowJudge
-from workbench.evaluation.sampling import AnswerSampler
+from workbench.evaluation.forward_passes import ModelResults, stored_results
+from workbench.evaluation.generation import AnswerSampler
+from workbench.evaluation.rewards.reward_sum import RowJudge
 from workbench.models import backbones
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel

@@ -18,8 +18,8 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.prompts import sampled_prompts
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import rewards
-from workbench.evaluation.rewards.row_judge import RowJudge
-from workbench.evaluation.sampling import AnswerSampler
+from workbench.evaluation.generation import AnswerSampler
+from workbench.evaluation.rewards.reward_sum import RowJudge
 from workbench.models import backbones, exported
 from workbench.recipes.inspection import SHOWN, Inspection
 from workbench.recipes.reinforcement import reinforce, rollout_server

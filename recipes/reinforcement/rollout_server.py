@@ -11,9 +11,8 @@ from workbench import adapters
 from workbench.config import RunConfig
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
-from workbench.evaluation import served_answers, served_policy
-from workbench.evaluation.served_answers import ServedSampler
-from workbench.evaluation.served_policy import ServedPolicy
+from workbench.evaluation import served_sampler
+from workbench.evaluation.served_sampler import ServedPolicy, ServedSampler
 from workbench.models.exported import ExportedModel
 from workbench.runs import openai_client
 from workbench.runs.openai_client import OpenAIClient
@@ -57,11 +56,11 @@ def require(server: OpenAIClient, config: RunConfig, tokenizer: PreTrainedTokeni
         "max_tokens": min(4, section.max_new_tokens),
         "seed": 0,
     }
-    served_answers.asked(server, {**first, "temperature": section.temperature}, known=len(tokenizer))
+    served_sampler.asked(server, {**first, "temperature": section.temperature}, known=len(tokenizer))
     _require_same_tokens(
         server, model, [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in rows], tokenizer
     )
-    served_policy.require_loading(server)
+    served_sampler.require_loading(server)
 
 
 def _require_same_tokens(
@@ -71,7 +70,7 @@ def _require_same_tokens(
     try:
         served = server.tokens(model, texts)
     except ValueError as error:
-        raise served_answers.unusable(server, str(error)) from None
+        raise served_sampler.unusable(server, str(error)) from None
     if difference := openai_client.mismatch(texts, served, tokenizer):
         text, served_ids, own_ids = difference
         raise ConfigError(
@@ -100,4 +99,4 @@ def sampler(server: OpenAIClient, config: RunConfig, run: Run, live: ExportedMod
 def forget(server: OpenAIClient | None, run: Run) -> None:
     """Have the server forget the adapters of a run that has ended."""
     if server is not None:
-        served_policy.clear(server, run.path / FOLDER)
+        served_sampler.clear_adapters(server, run.path / FOLDER)

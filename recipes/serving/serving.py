@@ -17,12 +17,10 @@ from workbench.config import RunConfig
 from workbench.config.model_heads import WRITING
 from workbench.data.text.chat import ChatEncoder
 from workbench.errors import ConfigError
-from workbench.evaluation.serving.adapter_loader import AdapterLoader
-from workbench.evaluation.serving.adapter_routes import OWN, AdapterRoutes, BankRoutes, SingleRoutes
 from workbench.evaluation.serving.app import Server, ServerLimits
-from workbench.evaluation.serving.engine import Engine
+from workbench.evaluation.serving.engine import OWN, AdapterRoutes, BankRoutes, Engine, SingleRoutes
 from workbench.evaluation.serving.scheduler import Scheduler
-from workbench.evaluation.serving.served_models import ServedModel, TextModel
+from workbench.evaluation.serving.served_models import AdapterLoader, ServedModel, TextModel
 from workbench.models import backbones, exported, output_heads
 from workbench.recipes.serving import serving_rows
 from workbench.runs import files, run_directory

@@ -20,7 +20,7 @@ from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import NamedColumns, RowReader
 from workbench.data.rows import RawRow
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation import embeddings, row_outputs
+from workbench.evaluation import classification_scores, retrieval_scores
 from workbench.evaluation.serving.served_models import (
     Classified,
     ClassModel,
@@ -74,7 +74,7 @@ def _embedding(run: Path, config: RunConfig) -> Callable[[Sequence[str], bool, i
         prefix = config.embed.passage_prefix if passages else config.embed.query_prefix
         numbers = pair_set.numbered(prefix + text for text in texts)
         read = pair_set.units(list(numbers), model.tokenizer, max_tokens=config.data.max_tokens)
-        found_UD = leading(embeddings.pooled(model, read), size, normalise=config.embed.normalise)
+        found_UD = leading(retrieval_scores.embed_texts(model, read), size, normalise=config.embed.normalise)
         places = [numbers[prefix + text] for text in texts]
         return Embedded(found_UD[places], int(read.lengths[places].sum()))
 
@@ -83,7 +83,7 @@ def _embedding(run: Path, config: RunConfig) -> Callable[[Sequence[str], bool, i
 
 def _outputs(model: classifier.Classifier) -> Callable[[LabelledSet], Floats]:
     def outputs(rows: LabelledSet) -> Floats:
-        return model.labels.values(row_outputs.outputs(model.model, model.outputs, rows))
+        return model.labels.values(classification_scores.predict_outputs(model.model, model.outputs, rows))
 
     return outputs
 

@@ -23,8 +23,8 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.prompts import PromptEncoder
 from workbench.data.text.row_encoder import RowEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.evaluation import rerank_scores, reward_scores
-from workbench.evaluation.agreement import Agreement, agreement, hidden_states
+from workbench.evaluation import retrieval_scores, reward_scores
+from workbench.evaluation.perplexity import Agreement, agreement, hidden_states
 from workbench.models import classifier, embedder, exported, output_heads, reranker, reward_model
 from workbench.models.classifier import Classifier
 from workbench.models.embedder import Embedder
@@ -108,13 +108,13 @@ def _of_rewards(run: Path, config: RunConfig) -> RewardReference:
     unmerged = reward_run.load(run, config)
     rows = reward_verbs.held_out(unmerged, config)
     rows = rows.subset(np.arange(min(ROWS, len(rows))))
-    return RewardReference(config, unmerged, rows, reward_scores.read(unmerged, rows)[:, None])
+    return RewardReference(config, unmerged, rows, reward_scores.read_rewards(unmerged, rows)[:, None])
 
 
 def _of_pairs(run: Path, config: RunConfig) -> RankReference:
     unmerged = reranker.load(run, config)
     pairs = rerank_verbs.some_pairs(unmerged, config, count=ROWS)
-    return RankReference(config, unmerged, pairs, rerank_scores.read(unmerged, pairs)[:, None])
+    return RankReference(config, unmerged, pairs, retrieval_scores.pair_scores(unmerged, pairs)[:, None])
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ class RewardReference(NumberReference[RewardModel, TokenizedSet]):
 
     def error(self, model: nn.Module, backbone: PreTrainedModel) -> Gap:
         again = reward_model.make(model, backbone, self.tokenizer, self.unmerged.template, self.config)
-        return self._gap(reward_scores.read(again, self.rows))
+        return self._gap(reward_scores.read_rewards(again, self.rows))
 
 
 class RankReference(NumberReference[Reranker, PairedTexts]):
@@ -233,7 +233,7 @@ class RankReference(NumberReference[Reranker, PairedTexts]):
 
     def error(self, model: nn.Module, backbone: PreTrainedModel) -> Gap:
         again = reranker.make(model, backbone, self.tokenizer, self.config)
-        return self._gap(rerank_scores.read(again, self.rows))
+        return self._gap(retrieval_scores.pair_scores(again, self.rows))
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from workbench.config.sections.sampling_config import SamplingConfig
 from workbench.config.sections.select_config import SelectConfig
 from workbench.data import selection
 from workbench.data.batching import Indices
-from workbench.evaluation.result_store import ResultStore
-from workbench.evaluation.row_scores import Floats
+from workbench.evaluation.forward_passes import ResultStore
+from workbench.evaluation.perplexity import Floats
 from workbench.recipes.single.single_run import Rows, SingleRun
 from workbench.runs import metrics_log
 from workbench.runs.run_directory import Run

@@ -15,9 +15,9 @@ from workbench.config.model_heads import TEXT
 from workbench.data import selection
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
-from workbench.evaluation import row_scores
-from workbench.evaluation.result_store import ResultStore
-from workbench.evaluation.row_scores import Floats
+from workbench.evaluation import perplexity
+from workbench.evaluation.forward_passes import ResultStore
+from workbench.evaluation.perplexity import Floats
 from workbench.models import backbones, output_heads
 from workbench.recipes.single import gradient_choice
 from workbench.recipes.single.gradient_choice import R
@@ -88,7 +88,7 @@ def backbone_scores(
         )
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     ranks = run.ranks
-    local_scores = row_scores.row_scores(
+    local_scores = perplexity.row_scores(
         by,
         backbone.model,
         output_heads.find(backbone.model, backbone.model),

@@ -13,8 +13,8 @@ from workbench.config import RunConfig
 from workbench.data import row_order
 from workbench.data.text.tokenized import raw_rows
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.evaluation.result_store import ResultStore
-from workbench.evaluation.row_scores import Floats
+from workbench.evaluation.forward_passes import ResultStore
+from workbench.evaluation.perplexity import Floats
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
@@ -74,12 +74,11 @@ def probed(rows: LabelledSet, config: RunConfig, run: Run, callback: Callback, r
     if config.data.curriculum.by != "loss":
         return rows
     if _known(run) is None:
-        from workbench.evaluation.features import probe_losses  # most curricula ask no backbone
-        from workbench.evaluation.frozen_features import frozen_features
+        from workbench.evaluation.frozen_features import cached_features, probe_losses
 
         callback.say(f"Linear probes of the frozen backbone order {len(rows):,} rows by their loss ...")
         if run.ranks.first:
-            (features_ND,) = frozen_features(config.model, reader, [rows.inputs])
+            (features_ND,) = cached_features(config.model, reader, [rows.inputs])
             _write(run, list(rows.places()), probe_losses(features_ND, rows.targets_NC.argmax(1), seed=config.seed))
         run.ranks.wait()
     return replace(rows, difficulty=_known(run))

@@ -20,8 +20,8 @@ from workbench.config import RunConfig, model_heads
 from workbench.config.model_heads import ModelHead
 from workbench.data.batching import Examples, Indices, first_rows
 from workbench.evaluation import GeneratedAnswer
-from workbench.evaluation.answer_samples import AnswerSamples
-from workbench.evaluation.result_store import ModelResults, stored_results
+from workbench.evaluation.forward_passes import ModelResults, stored_results
+from workbench.evaluation.generation import AnswerSamples
 from workbench.models import backbones, model_summary
 from workbench.models.backbones import Backbone, Loader
 from workbench.runs import deadline, evaluation_request, files
@@ -97,11 +97,13 @@ class SingleRun(ABC, Generic[M, R]):
         trainer.work()
         evaluation_request.withdrawn(run.path)  # of a step that does not come: what is saved is scored now
         if trainer.visits is not None:
-            from workbench.evaluation import dynamics  # with pandas, 0.2 s that the first step need not wait for
+            from workbench.evaluation import (
+                training_dynamics,  # with pandas, 0.2 s that the first step need not wait for
+            )
 
             visits = trainer.visits.visits()
             if run.ranks.first:
-                dynamics.write(run.path, visits, trainer.train, self.text)
+                training_dynamics.write(run.path, visits, trainer.train, self.text)
         with trainer.final_values():
             if run.ranks.first:
                 self.save(live, run.adapter)

@@ -16,8 +16,8 @@ from workbench.config.model_heads import TEXT, WRITING
 from workbench.config.sections.distill_config import TeacherConfig
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.evaluation import reference_reading
-from workbench.evaluation.reference_reading import Answerer
+from workbench.evaluation import reference_loss_store
+from workbench.evaluation.reference_loss_store import Answerer
 from workbench.models import backbones, model_files
 from workbench.runs import provenance, units
 from workbench.runs.run_directory import Run
@@ -155,11 +155,11 @@ def ask(
     Raises:
         Stopped: a person asked for it; what it has read so far is kept.
     """
-    folders = [reference_reading.folder(reference.identity, rows) for rows in sets]
+    folders = [reference_loss_store.folder(reference.identity, rows) for rows in sets]
     missing = [
         (folder, rows)
         for folder, rows in zip(folders, sets, strict=True)
-        if run.ranks.any(bool(reference_reading.missing(folder, rows)))
+        if run.ranks.any(bool(reference_loss_store.missing(folder, rows)))
     ]
     if missing:
         from workbench.distillation import teachers
@@ -173,9 +173,9 @@ def ask(
         with model.active():
             read = placement.reading(model.model)
             for folder, rows in missing:
-                answer = partial(reference_reading.token_losses, model.model, model.head, rows)
+                answer = partial(reference_loss_store.token_losses, model.model, model.head, rows)
                 answerer = Answerer(model.model, answer, read, together=placement.cuts_weights)
-                reference_reading.write(folder, rows, answerer, run, callback.stop_requested)
+                reference_loss_store.write(folder, rows, answerer, run, callback.stop_requested)
     return [ReferenceLosses(folder, rows.supervised) for folder, rows in zip(folders, sets, strict=True)]
 
 

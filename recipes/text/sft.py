@@ -35,9 +35,8 @@ from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
 from workbench.evaluation import GeneratedAnswer
-from workbench.evaluation.result_store import ModelResults, ResultStore
-from workbench.evaluation.row_scores import Floats
-from workbench.evaluation.scores import SummedLosses
+from workbench.evaluation.forward_passes import ModelResults, ResultStore
+from workbench.evaluation.perplexity import Floats, SummedLosses
 from workbench.losses import r_drop
 from workbench.losses.drawn_labels import LabelDraws
 from workbench.losses.label_losses import LabelTap, token_losses

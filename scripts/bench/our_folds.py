@@ -28,7 +28,7 @@ from workbench.data.labelled import labelled_data, labels
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.text_reader import TextReader
-from workbench.evaluation import row_outputs
+from workbench.evaluation import classification_scores
 from workbench.losses.criterion import Objective, criterion
 from workbench.models import backbones, classifier
 from workbench.models.backbones import Backbone
@@ -259,7 +259,7 @@ def _one_after_another(job: Job, callback: Silent) -> Done:
 
 
 def _right(model: Classifier, rows: LabelledSet) -> float:
-    outputs_NC = row_outputs.outputs(model.model, model.outputs, rows)
+    outputs_NC = classification_scores.predict_outputs(model.model, model.outputs, rows)
     return float((outputs_NC.argmax(1) == rows.targets_NC.argmax(1)).sum())
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import measuring
 
-from workbench.evaluation.class_scores import accuracy_interval
+from workbench.evaluation.metrics import accuracy_interval
 
 HERE = Path(__file__).parent
 LINEAR = ["schedule.name=linear", "schedule.warmup=0.05", "classes.sampling=none"]

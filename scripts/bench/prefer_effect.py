@@ -26,7 +26,7 @@ import workbench
 from workbench.config import DataConfig
 from workbench.data.text import formats, preference_pairs
 from workbench.data.text.formats import Example
-from workbench.evaluation import class_scores
+from workbench.evaluation import metrics
 
 PARTS = 4
 BOTH = (
@@ -117,7 +117,7 @@ def _write(path: Path, rows: list[Row]) -> None:
 
 def _show(hits: Mapping[str, int], count: int) -> None:
     for name, own in hits.items():
-        found = class_scores.accuracy_interval(own, count)
+        found = metrics.accuracy_interval(own, count)
         print(f"  {name:16} {own:4} of {count}: {found.mean:.3f} ({found.low:.3f} to {found.high:.3f})", flush=True)
 
 

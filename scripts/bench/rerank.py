@@ -23,7 +23,7 @@ from workbench.config import RunConfig
 from workbench.config.model_heads import HIDDEN
 from workbench.config.sections.embed_config import EmbedConfig
 from workbench.data.embedding import pair_set, rerank_candidates
-from workbench.evaluation import embeddings, rerank_scores, retrieval_scores
+from workbench.evaluation import retrieval_scores
 from workbench.losses.embedding_losses import leading
 from workbench.models import backbones, reranker
 from workbench.models.embedder import Embedder
@@ -108,13 +108,13 @@ def _cosines(config: RunConfig) -> dict[str, float]:
     backbone = backbones.load(config.model, tokenizer, task=HIDDEN).model
     bare, texts = Embedder(backbone, backbone, tokenizer, EmbedConfig()), rows.pairs.units.texts
     units = pair_set.units(texts, tokenizer, max_tokens=config.data.max_tokens)
-    found_UD = leading(embeddings.pooled(bare, units), bare.width, normalise=True).double().numpy()
+    found_UD = leading(retrieval_scores.embed_texts(bare, units), bare.width, normalise=True).double().numpy()
     order = rerank_candidates.ranking(rows, candidates=config.rerank.candidates)
     cosines = [
         found_UD[passages] @ found_UD[rows.pairs.anchor_N[row]]
         for row, passages in zip(order.row_Q, order.passages, strict=True)
     ]
-    return retrieval_scores.summary(rerank_scores.ranked(rows, order, cosines)[0])
+    return retrieval_scores.mean_query_scores(retrieval_scores.ranked_candidates(rows, order, cosines)[0])
 
 
 def _shown(name: str, scores: dict[str, float]) -> str:

@@ -23,8 +23,8 @@ from workbench.data.folds.duplicates import Ints
 from workbench.data.folds.stratified_folds import Split
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError
-from workbench.evaluation import target_scores
-from workbench.evaluation.target_scores import OneHot, logits
+from workbench.evaluation import classification_scores
+from workbench.evaluation.classification_scores import OneHot, logits
 
 Merging: TypeAlias = Literal["mean", "geometric", "rank", "max"]
 Combining: TypeAlias = Literal["mean", "geometric", "rank", "greedy"]
@@ -138,15 +138,17 @@ def temperature(labels: Labels, outputs_NC: Floats, targets_NC: OneHot) -> float
     if labels.kind == "number":
         return 1.0
     rows = len(targets_NC)
-    soft_NC = (rows * targets_NC.astype(np.float64) + BLIND * target_scores.random_target(labels)) / (rows + BLIND)
+    soft_NC = (rows * targets_NC.astype(np.float64) + BLIND * classification_scores.random_target(labels)) / (
+        rows + BLIND
+    )
     optimum = optimize.minimize_scalar(
-        lambda log: target_scores.loss(labels, outputs_NC / math.exp(log), soft_NC),
+        lambda log: classification_scores.loss(labels, outputs_NC / math.exp(log), soft_NC),
         bounds=(math.log(COLDEST), math.log(HOTTEST)),
         method="bounded",
         options={"xatol": 1e-6},
     )
     best = math.exp(optimum.x)
-    plain, tempered = (target_scores.loss(labels, outputs_NC / each, targets_NC) for each in (1.0, best))
+    plain, tempered = (classification_scores.loss(labels, outputs_NC / each, targets_NC) for each in (1.0, best))
     return best if tempered < plain else 1.0
 
 

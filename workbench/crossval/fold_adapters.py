@@ -32,8 +32,8 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import RowReader
 from workbench.errors import TrainingError
-from workbench.evaluation import row_outputs, target_scores
-from workbench.evaluation.result_store import ResultStore
+from workbench.evaluation import classification_scores
+from workbench.evaluation.forward_passes import ResultStore
 from workbench.losses.criterion import criterion
 from workbench.losses.label_losses import LabelTap, class_losses
 from workbench.models import backbones, classifier, model_summary
@@ -217,7 +217,10 @@ def _shard_of_outputs(context: FoldContext, asked: Sequence[tuple[Path, Sequence
         name = "/".join(folder.parts[-3:-1])  # round-0/repeat-0-fold-1-seed-0
         scoring = None if context.scored is None else context.scored.by(name)
         with reading(context.kept, model.backbone):
-            return [row_outputs.outputs(model.model, model.outputs, rows, scoring=scoring) for rows in sets]
+            return [
+                classification_scores.predict_outputs(model.model, model.outputs, rows, scoring=scoring)
+                for rows in sets
+            ]
 
     answers = []
     if bank.refusal(context.config.adapter) is not None:
@@ -301,14 +304,14 @@ def _together(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], ca
         fit.work()
     finally:
         progress.flush()
-    from workbench.evaluation import dynamics  # with pandas, 0.2 s that the first step need not wait for
+    from workbench.evaluation import training_dynamics  # with pandas, 0.2 s that the first step need not wait for
 
     for task, error in zip(train_tasks, (each.error for each in fit.members.values()), strict=True):
         if error is not None:
             raise TrainingError(f"{task.run.path.name}: {error}")
     for task, member in zip(train_tasks, fit.members, strict=True):
         if member in fit.visits:
-            dynamics.write(task.run.path, fit.visits[member].visits(), task.train)
+            training_dynamics.write(task.run.path, fit.visits[member].visits(), task.train)
         with fit.final_values(member):
             if task.run.ranks.first:
                 classifier.save(model, task.run.adapter, adapter=partial(fit.bank.save, member))
@@ -349,9 +352,9 @@ def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callb
         )
         fit.work()
         if fit.visits is not None:
-            from workbench.evaluation import dynamics
+            from workbench.evaluation import training_dynamics
 
-            dynamics.write(own.path, fit.visits.visits(), task.train)
+            training_dynamics.write(own.path, fit.visits.visits(), task.train)
         with fit.final_values():
             if own.ranks.first:
                 classifier.save(model, own.adapter)
@@ -365,8 +368,8 @@ def _train_task(
     def held_out_loss() -> float:
         assert each.validation is not None, "nothing is watched without rows to watch"
         with alone():
-            outputs_NC = row_outputs.outputs(model.model, model.outputs, each.validation)
-        return target_scores.loss(model.labels, outputs_NC, each.validation.targets_NC)
+            outputs_NC = classification_scores.predict_outputs(model.model, model.outputs, each.validation)
+        return classification_scores.loss(model.labels, outputs_NC, each.validation.targets_NC)
 
     wanted = each.config(config)
     return TrainTask(balanced(each.train, wanted), held_out_loss, wanted, own)

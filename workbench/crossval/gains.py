@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import target_scores
-from workbench.evaluation.target_scores import OneHot
+from workbench.evaluation import classification_scores
+from workbench.evaluation.classification_scores import OneHot
 
 SURE = 0.95
 """Confidence of an interval; each of its bounds is wrong in 2.5 of 100 samples."""
@@ -93,7 +93,7 @@ def gain(
     loss_before, loss_after = (float(row_losses(labels, each, targets_NC).mean()) for each in (before_NC, after_NC))
     difference = loss_after - loss_before
     # The difference of two losses is linear in the target for every kind, so a mean target does for all labels.
-    blind_NC = np.full(targets_NC.shape, target_scores.random_target(labels))
+    blind_NC = np.full(targets_NC.shape, classification_scores.random_target(labels))
     change_N, blind_N = (
         row_losses(labels, after_NC, wanted_NC) - row_losses(labels, before_NC, wanted_NC)
         for wanted_NC in (targets_NC, blind_NC)
@@ -193,4 +193,4 @@ def fold_summary(
 
 def row_losses(labels: Labels, values_NC: Floats, targets_NC: OneHot | Floats) -> Floats:
     """The loss of each row (N,), in nats; squared error in units of Labels.scale ** 2 for numbers."""
-    return target_scores.losses(labels, target_scores.outputs(labels, values_NC), targets_NC)
+    return classification_scores.losses(labels, classification_scores.outputs_of_values(labels, values_NC), targets_NC)

@@ -53,8 +53,8 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import ConfigError, FileError
 from workbench.evaluation import run_embedder
-from workbench.evaluation.frozen_features import frozen_features
-from workbench.evaluation.target_scores import OneHot
+from workbench.evaluation.classification_scores import OneHot
+from workbench.evaluation.frozen_features import cached_features
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 
@@ -424,5 +424,5 @@ def corrected_by_run(
 def _features(context: FoldContext, sets: Sequence[LabelledSet]) -> list[Features]:
     embedder = run_embedder.of(context.config, "correction")
     if embedder is None:
-        return frozen_features(context.config.model, context.reader, [rows.inputs for rows in sets])
+        return cached_features(context.config.model, context.reader, [rows.inputs for rows in sets])
     return [embedder.embed([context.reader.describe(record) for record in rows.records]) for rows in sets]

@@ -21,7 +21,7 @@ from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, RoundOutp
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation.target_scores import OneHot
+from workbench.evaluation.classification_scores import OneHot
 
 Ints: TypeAlias = NDArray[np.int64]
 ROUNDING = 1e-9

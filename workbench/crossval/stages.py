@@ -17,7 +17,7 @@ from workbench.crossval.ensembles import Mask
 from workbench.crossval.gains import Gain
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.labels import Floats
-from workbench.evaluation import target_scores
+from workbench.evaluation import classification_scores
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
@@ -91,7 +91,7 @@ class StageLog:
 
     def begin(self, name: str, title: str, predictions: Predictions) -> None:
         """The stage that the others are held against."""
-        score = target_scores.value_scores(self.data.labels, predictions.oof_NC, self.data.rows.targets_NC)
+        score = classification_scores.value_scores(self.data.labels, predictions.oof_NC, self.data.rows.targets_NC)
         self._enter(
             StageResult(name, title, predictions, True, f"Out of fold: loss {score['loss']:.4f}.", None, 0.0, {})
         )
@@ -149,9 +149,11 @@ class StageLog:
         for stage in self.stages:
             oof_NC, test_TC = stage.predictions.oof_NC, stage.predictions.test_TC
             record = {name: getattr(stage, name) for name in ("name", "title", "accepted", "why", "seconds")}
-            record["oof"] = target_scores.value_scores(labels, oof_NC, targets_NC)
+            record["oof"] = classification_scores.value_scores(labels, oof_NC, targets_NC)
             record["test"] = (
-                None if test is None or test_TC is None else target_scores.value_scores_of(labels, test_TC, test)
+                None
+                if test is None or test_TC is None
+                else classification_scores.value_scores_of(labels, test_TC, test)
             )
             record["gain"] = None if stage.gain is None else asdict(stage.gain)
             records.append(record | {"facts": dict(stage.facts)})

@@ -19,8 +19,8 @@ from workbench.crossval.fold_adapters import FoldAdapter
 from workbench.data.folds.stratified_folds import FoldAssignment, Split
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.errors import DataError
-from workbench.evaluation import label_issues
-from workbench.evaluation.target_scores import OneHot
+from workbench.evaluation import prediction_table
+from workbench.evaluation.classification_scores import OneHot
 
 MOST = 0.5
 """Share of a class's rows that may be dropped: a class of which most labels are wrong is not known."""
@@ -90,7 +90,7 @@ def suspected(targets_NC: OneHot, values_NC: Floats) -> Mask:
     class_N = targets_NC.argmax(1)
     left_C = np.floor(MOST * np.bincount(class_N, minlength=targets_NC.shape[1]))
     mask_N = np.zeros(len(class_N), dtype=bool)
-    for row in label_issues.suspected(values_NC, class_N):
+    for row in prediction_table.suspected(values_NC, class_N):
         mask_N[row] = left_C[class_N[row]] >= 1
         left_C[class_N[row]] -= 1
     return mask_N

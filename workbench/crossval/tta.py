@@ -23,8 +23,8 @@ from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.rows import excerpt
 from workbench.data.views.user_views import UserMerge
 from workbench.errors import ConfigError
-from workbench.evaluation import target_scores
-from workbench.evaluation.target_scores import OneHot
+from workbench.evaluation import classification_scores
+from workbench.evaluation.classification_scores import OneHot
 
 Merge: TypeAlias = Literal["mean", "geometric", "max", "vote", "learned", "user"]
 
@@ -187,7 +187,7 @@ class _Fitter:
         if not (self.calibrate and spent_N.any()):
             return parameters
         merged_nC = _merged(how, parameters, self.labels, values_VNC[:, spent_N], self.user_merge)
-        outputs_nC = target_scores.outputs(self.labels, merged_nC)
+        outputs_nC = classification_scores.outputs_of_values(self.labels, merged_nC)
         heat = ensembles.temperature(self.labels, outputs_nC, self.targets_NC[spent_N])
         return parameters._replace(temperature=heat)
 
@@ -276,7 +276,7 @@ def _merged(how: Merge, fitted: _Fitted, labels: Labels, values_VNC: Floats, use
         one_nC = vote(labels.kind, views_VnC)
     else:
         one_nC = ensembles.merge(labels.kind, views_VnC, how)
-    merged_NC[rows_N] = labels.values(target_scores.outputs(labels, one_nC) / fitted.temperature)
+    merged_NC[rows_N] = labels.values(classification_scores.outputs_of_values(labels, one_nC) / fitted.temperature)
     return merged_NC
 
 

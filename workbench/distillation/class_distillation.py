@@ -37,7 +37,7 @@ from workbench.data.labelled.records import NamedColumns, RowReader
 from workbench.data.text.formats import renamed
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation import row_outputs, target_scores
+from workbench.evaluation import classification_scores
 from workbench.losses.class_losses import squared_error
 from workbench.losses.criterion import Objective
 from workbench.losses.divergences import log_probs, scaled
@@ -169,7 +169,7 @@ def _crossval(source: TeacherSource) -> ClassTeacher:
     context = prediction.fold_context(run, config)
 
     def predict(rows: LabelledSet) -> Floats:
-        return target_scores.outputs(context.labels, prediction.decided(run, context, rows))
+        return classification_scores.outputs_of_values(context.labels, prediction.decided(run, context, rows))
 
     return ClassTeacher(source.name, context.labels, config, context.reader, predict)
 
@@ -184,7 +184,7 @@ def _config(source: TeacherSource, run: Path) -> RunConfig:
 
 def _predict(load: Callable[[], Classifier], rows: LabelledSet) -> Floats:
     model = load()
-    return row_outputs.outputs(model.model, model.outputs, rows)
+    return classification_scores.predict_outputs(model.model, model.outputs, rows)
 
 
 def _stock(source: TeacherSource, labels: Labels, config: RunConfig) -> Classifier:
@@ -283,7 +283,7 @@ def _first_told(
     said = dict(zip(sets, outputs, strict=True))
     files.write_bytes(path, safetensors.save(said, {"rows": wanted}))
     facts = {name: len(rows) for name, rows in sets.items()}
-    loss = target_scores.loss(data.labels, said["held_out"], data.held_out.targets_NC)
+    loss = classification_scores.loss(data.labels, said["held_out"], data.held_out.targets_NC)
     run.note(distill={"teacher": source.name, "teacher_loss": loss, "rows": facts, "out_of_fold": share})
     return said
 
@@ -324,7 +324,9 @@ def _computed(
         return outputs[0], None  # what one says alone keeps the scale of its logits
     # Of several the mean of their values.
     values = [[labels.values(outputs_NC) for outputs_NC in each] for each in outputs]
-    return [target_scores.outputs(labels, np.mean(each, axis=0)) for each in zip(*values, strict=True)], None
+    return [
+        classification_scores.outputs_of_values(labels, np.mean(each, axis=0)) for each in zip(*values, strict=True)
+    ], None
 
 
 def _out_of_fold(
@@ -351,7 +353,9 @@ def _out_of_fold(
         outputs_NC[~mask] = next(others)
         if mask.any():
             values_nC = np.stack([known[text] for text in each if text in known])
-            outputs_NC[mask] = _aligned(target_scores.outputs(teacher.labels, values_nC), teacher.labels, labels)
+            outputs_NC[mask] = _aligned(
+                classification_scores.outputs_of_values(teacher.labels, values_nC), teacher.labels, labels
+            )
         set_outputs.append(outputs_NC)
     return set_outputs, float(own[0].mean())
 
@@ -385,7 +389,7 @@ def _outputs(teacher: ClassTeacher, rows: Sequence[LabelledSet], labels: Labels)
 def _aligned(outputs_NC: Floats, theirs: Labels, ours: Labels) -> Floats:
     """The same said in the student's order of classes, or in units of the student's numbers."""
     if ours.kind == "number":
-        return target_scores.outputs(ours, theirs.values(outputs_NC))
+        return classification_scores.outputs_of_values(ours, theirs.values(outputs_NC))
     return np.ascontiguousarray(outputs_NC[:, [theirs.names.index(name) for name in ours.names]])
 
 

@@ -1,20 +1,19 @@
 """Evaluation of a model: likelihood of held-out tokens, and scored answers to held-out prompts."""
 
-from workbench.evaluation.generation import generate
-from workbench.evaluation.scores import (
+from workbench.evaluation.generation import (
     GeneratedAnswer,
-    Likelihood,
     answer_scores,
     answers,
     answers_to,
     complete,
     drawn_prompts,
+    generate,
     generation_config,
-    likelihood,
     stop_tokens,
     summary,
     write_predictions,
 )
+from workbench.evaluation.perplexity import Likelihood, likelihood
 
 __all__ = [
     "GeneratedAnswer",

@@ -1,4 +1,4 @@
-"""Tasks of EleutherAI's lm-evaluation-harness: scores of a model, document by document, and of two models in pairs."""
+"""Tasks of EleutherAI's lm-evaluation-harness (lm-eval): scores of a model, and paired scores of two models."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation import paired_rows
+from workbench.evaluation import comparison
 from workbench.training import capacity
 
 LIBRARY = "peft-workbench[eval]"
 SHOTS_SEED = 1234
-"""Seed by which examples are drawn, that of lm-eval's own command."""
+"""Seed of the few-shot examples, as in lm-eval's own command."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Tasks, and how they are asked."""
+    """Tasks, and how the model is prompted."""
 
     tasks: tuple[str, ...]
     """Names that lm-eval knows, or YAML files of its form."""
     limit: int | None = None
     """Documents of each task; None: all."""
     shots: int | None = None
-    """Examples before a question; None: as the task says."""
+    """Few-shot examples before a question; None: as the task says."""
     chat: bool = False
-    """Whether a question is put into the tokenizer's chat template."""
+    """Whether questions are written in the tokenizer's chat template."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Metric:
     """As lm-eval aggregates it over documents."""
     higher_is_better: bool
     documents: Mapping[str, float]
-    """Its value for each document by what it asks; empty where it is not a mean over documents."""
+    """Its value for each document, by the document's id; empty where it is not a mean over documents."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,16 @@ class Paired:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Student's 95 % interval of the mean difference over documents; None where all differ alike."""
+        """Student's 95 % interval of the mean difference over documents; None where all differences are equal."""
         same = [key for key in self.after.documents if key in self.before.documents]
         if len(same) < 2 or len(same) != len(self.before.documents):
             return None
-        return paired_rows.interval(np.array([self.after.documents[key] - self.before.documents[key] for key in same]))
+        return comparison.mean_difference_interval(
+            np.array([self.after.documents[key] - self.before.documents[key] for key in same])
+        )
 
     def row(self) -> dict[str, Any]:
-        """The row of scores.json."""
+        """The entry of scores.json."""
         low, high = self.interval or (None, None)
         return {
             **{"task": self.after.task, "metric": self.after.name, "documents": len(self.after.documents) or None},
@@ -84,7 +86,7 @@ def require(benchmark: Benchmark) -> None:
     """Refuse tasks that lm-eval does not know, before a model is loaded.
 
     Raises:
-        ConfigError: lm-eval is not installed, a task is unknown, or a number is not one that makes sense.
+        ConfigError: lm-eval is not installed, a task is unknown, or a number is out of range.
     """
     if (benchmark.limit is not None and benchmark.limit < 1) or (benchmark.shots or 0) < 0:
         raise ConfigError("--limit must be at least 1, and --shots at least 0.")
@@ -137,7 +139,7 @@ def ask(model: nn.Module, tokenizer: PreTrainedTokenizerBase, benchmark: Benchma
 
 
 class _Tied(nn.Module):
-    """A model whose weights are tied already: lm-eval would tie them again, which fails under wrapped embeddings."""
+    """Keeps lm-eval from tying the weights again, which fails where embeddings are wrapped."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -149,7 +151,7 @@ class _Tied(nn.Module):
         return self.model(*arguments, **named)
 
     def tie_weights(self) -> None:
-        """Nothing: they were tied when the model was loaded."""
+        """Do nothing: the weights were tied when the model was loaded."""
 
 
 def _metrics(results: Any) -> Iterator[Metric]:
@@ -168,13 +170,13 @@ def _metrics(results: Any) -> Iterator[Metric]:
 
 
 def paired(before: Sequence[Metric], after: Sequence[Metric]) -> list[Paired]:
-    """Metrics of two models, each with its own of the other."""
+    """Each metric of one model with the same metric of the other."""
     known = {(each.task, each.name): each for each in before}
     return [Paired(known[each.task, each.name], each) for each in after]
 
 
 def _manager(benchmark: Benchmark) -> Any:
-    """lm-eval's list of tasks; its own ones only where one of them is named, for reading them takes seconds."""
+    """lm-eval's list of tasks; its built-in ones only where one is named, since reading them takes seconds."""
     try:
         with _quiet():
             from lm_eval.tasks import TaskManager
@@ -187,7 +189,7 @@ def _manager(benchmark: Benchmark) -> Any:
 
 @contextlib.contextmanager
 def _explained(benchmark: Benchmark) -> Iterator[None]:
-    """Tell a task that cannot be read by its name; lm-eval raises whatever its reader did."""
+    """Name the tasks in the error where lm-eval cannot read one; it raises whatever its reader raised."""
     try:
         yield
     except (ConfigError, DataError, MemoryError):
@@ -201,7 +203,7 @@ def _explained(benchmark: Benchmark) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep lm-eval's advice to callers of its own API off the screen; its progress bars stay."""
+    """Hide lm-eval's advice to callers of its API; its progress bars stay."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

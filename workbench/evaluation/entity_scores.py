@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.data.tagged_rows import EntitySpan, SpanRule, spans_of
-from workbench.evaluation import bootstrap
+from workbench.evaluation import metrics
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -102,7 +102,7 @@ def scores(true: TagRows, predicted: TagRows, *, rule: SpanRule = "conlleval") -
     intervals = _intervals(
         _AVERAGED, flat_NK, lambda sums_RK: _averages(sums_RK.reshape(len(sums_RK), len(counts.types), 3))
     )
-    return bootstrap.with_bounds(found, intervals) | _accuracy(true, predicted)
+    return metrics.with_bounds(found, intervals) | _accuracy(true, predicted)
 
 
 def tag_scores(true: TagRows, predicted: TagRows) -> dict[str, float]:
@@ -269,8 +269,8 @@ def _intervals(
     if len(count_NK) < 2 or not count_NK.shape[1]:
         return {}
     kinds_KK, rows_K = np.unique(count_NK, axis=0, return_counts=True)
-    found = [scores_of(times_RK @ kinds_KK) for times_RK in bootstrap.resampled(rows_K)]
-    return dict(zip(names, bootstrap.bounds(np.concatenate(found)), strict=True))
+    found = [scores_of(times_RK @ kinds_KK) for times_RK in metrics.resampled(rows_K)]
+    return dict(zip(names, metrics.percentile_bounds(np.concatenate(found)), strict=True))
 
 
 def _accuracy(true: TagRows, predicted: TagRows) -> dict[str, float]:
@@ -280,4 +280,4 @@ def _accuracy(true: TagRows, predicted: TagRows) -> dict[str, float]:
     right, words = count_N2.sum(0).tolist()
     accuracy = {"accuracy": right / words if words else 0.0}
     intervals = _intervals(["accuracy"], count_N2, lambda sums_R2: _divided(sums_R2[:, :1], sums_R2[:, 1:]))
-    return bootstrap.with_bounds(accuracy, intervals)
+    return metrics.with_bounds(accuracy, intervals)

@@ -1,13 +1,20 @@
-"""Generation of text that does not depend on padding, also for methods with virtual tokens.
+"""Text generation: greedy answers to prompts, sampled answers for rollouts, and the scores of answers.
 
-Legend: B batch, V virtual tokens, L prompt with padding on its left, S = V + L, D hidden.
+What is generated depends neither on padding nor on the other rows, also for methods with virtual tokens.
+
+Legend: B batch or answers, G answers to a prompt, T most tokens of an answer, V virtual tokens (or vocabulary, in
+logits), L prompt with padding on its left, S = V + L, D hidden.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,12 +26,26 @@ from transformers import (
     GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
+    PreTrainedTokenizerBase,
     StoppingCriteria,
     StoppingCriteriaList,
     TextStreamer,
 )
+from transformers.cache_utils import DynamicLayer
 
-from workbench.data.batching import Indices, encoder_inputs
+from workbench.adapters import anatomy
+from workbench.data import named_sets
+from workbench.data.batching import Indices, Row, encoder_inputs, evenly_spaced, micro_batches
+from workbench.data.text.generated_answers import Floats, SampledAnswer
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.evaluation import metrics
+from workbench.evaluation.forward_passes import ModelResults, over_rows
+from workbench.evaluation.perplexity import Likelihood
+from workbench.runs import files, metrics_log, units
+from workbench.runs.run_directory import Run
+from workbench.training import capacity
+
+FILE = "samples.jsonl"
 
 
 def generate(
@@ -42,7 +63,7 @@ def generate(
     Args:
         halt: Called after each token; generation ends where it returns True.
         processor: Changes the logits of each next token.
-        read: Keys and values of all tokens of the prompts but the last; not for methods with virtual tokens.
+        read: Cache of all tokens of the prompts but the last; not for methods with virtual tokens.
     """
     settings: dict[str, Any] = {"generation_config": config, "streamer": streamer}
     if processor is not None:
@@ -55,26 +76,27 @@ def generate(
         kind = model.active_peft_config.peft_type
         if kind in (PeftType.PROMPT_TUNING, PeftType.P_TUNING):
             return _after_soft_prompt(model, **inputs, settings=settings)
-        if kind == PeftType.PREFIX_TUNING and not inputs["attention_mask"].all() and _has_sliding_window(model):
+        slides = getattr(model.config.get_text_config(), "sliding_window", None) is not None
+        if kind == PeftType.PREFIX_TUNING and slides and not inputs["attention_mask"].all():
             return _one_by_one(model, **inputs, settings=settings)
     return model.generate(**inputs, **settings)  # type: ignore[operator, no-any-return]
 
 
 def padded_on_the_left(prompts: Sequence[Indices], *, device: torch.device | None = None) -> dict[str, Tensor]:
-    """Inputs of which the last column is the end of every prompt, where a causal model goes on."""
+    """Inputs padded on the left, so that every prompt ends in the last column, where a causal model continues."""
     backwards = encoder_inputs([prompt[::-1] for prompt in prompts])
     return {name: tensor.flip(1).to(device) for name, tensor in backwards.items()}
 
 
 def answer_of(ids: Indices, stop: Sequence[int]) -> Indices:
-    """Tokens up to and with the first one of `stop`; padding comes after it."""
+    """Tokens up to and including the first one of `stop`; what follows it is padding."""
     ends = np.flatnonzero(np.isin(ids, stop))
     return ids[: ends[0] + 1] if len(ends) else ids
 
 
 @contextmanager
 def plain(model: nn.Module, backbone: Any) -> Iterator[None]:
-    """Evaluation mode, and none of the penalties that a backbone's generation_config.json may ask for."""
+    """Inside: evaluation mode, without the penalties that a backbone's generation_config.json may ask for."""
     training, own = model.training, backbone.generation_config
     model.eval()
     backbone.generation_config = GenerationConfig()
@@ -94,9 +116,9 @@ class _Halt(StoppingCriteria):
 
 
 def _after_soft_prompt(model: PeftModel, input_ids: Tensor, attention_mask: Tensor, settings: dict[str, Any]) -> Tensor:
-    """Continuations (B, L + new) of padding, virtual tokens and text in this order, the order of training.
+    """Continuations (B, L + new) of padding, virtual tokens and text in this order, as in training.
 
-    PEFT puts the virtual tokens before the padding, and counts the padding as positions of the text.
+    PEFT would put the virtual tokens before the padding, and count the padding as positions of the text.
     """
     backbone: Any = model.get_base_model()
     text_BLD = backbone.get_input_embeddings()(input_ids)
@@ -122,6 +144,375 @@ def _one_by_one(model: Any, input_ids: Tensor, attention_mask: Tensor, settings:
     return pad_sequence(rows, batch_first=True, padding_value=settings["generation_config"].pad_token_id)
 
 
-def _has_sliding_window(model: PeftModel) -> bool:
-    """Whether a layer attends to a limited number of tokens, padding among them."""
-    return getattr(model.config.get_text_config(), "sliding_window", None) is not None
+class AnswerSampler:
+    """Samples answers of a causal model from softmax(logits / temperature), over ids that the tokenizer knows.
+
+    A prompt is read once for all of its answers. An answer depends on the weights, its prompt and its random numbers
+    alone.
+
+    Args:
+        model: With its adapter, if it has any.
+        known: Size of the tokenizer's vocabulary.
+        stop: Tokens that end an answer.
+    """
+
+    def __init__(self, model: nn.Module, *, known: int, stop: Sequence[int], temperature: float) -> None:
+        self._model, self._known, self._stop, self._temperature = model, known, list(stop), temperature
+        self._backbone: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        # Whether later tokens of a prompt decide what its first ones compute (activated LoRA).
+        self._invoked = isinstance(model, PeftModel) and bool(
+            getattr(model.active_peft_config, "alora_invocation_tokens", None)
+        )
+        self._virtual = isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning
+
+    def begin(self) -> None:
+        """Do nothing: the model that generates is the one that trains."""
+
+    def batches(self, prompts: Sequence[Indices], *, answers: int, tokens: int) -> list[Indices]:
+        """Numbers of the prompts of each batch, which depend on the prompts alone; G = `answers`, T = `tokens`."""
+        lengths = np.asarray([(len(prompt) + tokens) * answers for prompt in prompts], dtype=np.int64)
+        # With a prefix, `generate` may process padded rows one by one.
+        width = anatomy.hidden_size(self._backbone.config)
+        most = 1 if self._virtual else capacity.forward_tokens(self._backbone.device, width=width)
+        return list(micro_batches(np.arange(len(prompts)), lengths, tokens=most))
+
+    def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
+        """Answers to each prompt, each up to and including a stop token, or T tokens long.
+
+        Args:
+            draws: Random numbers (G, T) of the answers to each prompt.
+        """
+        return self._answered(prompts, draws, _SamplingProcessor(draws, self._temperature, known=self._known))
+
+    def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
+        """The same answers, with the log-probabilities that their tokens were sampled with."""
+        processor = _SamplingProcessor(draws, self._temperature, known=self._known)
+        processor.log_probs = []
+        answers = self._answered(prompts, draws, processor)
+        each_T = iter(torch.stack(processor.log_probs, dim=1).cpu().numpy())
+        return [[SampledAnswer(ids, next(each_T)[: len(ids)]) for ids in group] for group in answers]
+
+    @torch.no_grad()
+    def _answered(
+        self, prompts: Sequence[Indices], draws: Sequence[Floats], processor: _SamplingProcessor
+    ) -> list[list[Indices]]:
+        each, most = draws[0].shape
+        settings = generation_config(self._stop, max_new_tokens=most)
+        settings.use_cache = True
+        with plain(self._model, self._backbone):
+            inputs = padded_on_the_left(prompts, device=self._backbone.device)
+            reads = min(map(len, prompts)) > 1 and not (self._virtual or self._invoked)
+            output = generate(
+                self._model,
+                {name: tensor.repeat_interleave(each, dim=0) for name, tensor in inputs.items()},
+                settings,
+                processor=processor,
+                read=self._read(inputs, each) if reads else None,
+            )
+        written = output[:, inputs["input_ids"].shape[1] :].cpu().numpy()
+        answers = [answer_of(ids, self._stop) for ids in written]
+        return [answers[start : start + each] for start in range(0, len(answers), each)]
+
+    def _read(self, inputs: dict[str, Tensor], each: int) -> Cache | None:
+        """The cache of all tokens but the last, repeated `each` times; None where a layer caches something else."""
+        shorter = {name: tensor[:, :-1] for name, tensor in inputs.items()}
+        once = GenerationConfig(
+            max_new_tokens=1, do_sample=False, use_cache=True, return_dict_in_generate=True, pad_token_id=0
+        )
+        cache = self._backbone.generate(**shorter, generation_config=once).past_key_values
+        if not (isinstance(cache, Cache) and all(isinstance(layer, DynamicLayer) for layer in cache.layers)):
+            return None
+        cache.batch_repeat_interleave(each)
+        return cache
+
+
+class _SamplingProcessor(LogitsProcessor):
+    """Makes the token that each row's next random number picks the most likely one."""
+
+    def __init__(self, draws: Sequence[Floats], temperature: float, *, known: int) -> None:
+        self._draws_TB = torch.from_numpy(np.concatenate(draws).T.copy())
+        self._temperature, self._known = temperature, known
+        self._at = 0
+        self.log_probs: list[Tensor] | None = None
+        """Log-probabilities (B,) of the picked tokens, one tensor per position; None: they are not computed."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        known_BV = scores[:, : self._known]
+        tokens_B = picked(known_BV, self._draws_TB[self._at].to(scores.device), self._temperature)
+        self._at += 1
+        if self.log_probs is not None:
+            log_p_BV = (known_BV.double() / self._temperature).log_softmax(-1)
+            self.log_probs.append(log_p_BV.gather(1, tokens_B[:, None])[:, 0])
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens_B[:, None], 0.0)
+
+
+def picked(logits_BV: Tensor, draws_B: Tensor, temperature: float) -> Tensor:
+    """The token (B,) at which the cumulative probability rises above the random number of its row.
+
+    Args:
+        draws_B: In [0, 1), float64.
+        temperature: Logits are divided by it, > 0.
+    """
+    sums_BV = (logits_BV.double() / temperature).softmax(-1).cumsum(-1)
+    wanted_B1 = draws_B[:, None] * sums_BV[:, -1:]
+    return torch.searchsorted(sums_BV, wanted_B1, right=True)[:, 0].clamp_max(logits_BV.shape[1] - 1)
+
+
+@dataclass(frozen=True)
+class GeneratedAnswer:
+    """A prompt, its reference and the model's answer."""
+
+    place: str
+    prompt: str
+    reference: str
+    answer: str
+    source: str = ""
+    """Name of the set that the prompt comes from, where there are several."""
+
+    @property
+    def f1(self) -> float:
+        """Token F1 against the reference."""
+        return metrics.token_f1(self.answer, self.reference)
+
+    @property
+    def rouge_l(self) -> float:
+        """ROUGE-L against the reference."""
+        return metrics.rouge_l(self.answer, self.reference)
+
+
+def answers(
+    model: nn.Module,
+    tokens: TokenizedSet,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    count: int,
+    max_new_tokens: int,
+    scoring: ModelResults | None = None,
+) -> list[GeneratedAnswer]:
+    """Greedy answers to the last supervised turn of `count` examples of each set, evenly spaced over it.
+
+    Examples without a prompt (plain text) are skipped.
+    """
+    sets = named_sets.rows_by_set(tokens) or {"": np.arange(len(tokens))}
+    spaced = {int(index): name for name, own in sets.items() for index in own[evenly_spaced(len(own), count)]}
+    rows = sorted(spaced)
+    answer_by_row = answers_to(model, tokens, rows, tokenizer, max_new_tokens=max_new_tokens, scoring=scoring)
+    return [replace(answer, source=spaced[row]) for row, answer in answer_by_row.items()]
+
+
+def answers_to(
+    model: nn.Module,
+    tokens: TokenizedSet,
+    rows: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_new_tokens: int,
+    scoring: ModelResults | None = None,
+) -> dict[int, GeneratedAnswer]:
+    """Greedy answers to the last supervised turn of each of these rows that has a prompt, by row number."""
+    turns = {row: turn for row in rows if (turn := _last_turn(tokens[row])).start > 1}
+    prompts = [turn.input_ids[: turn.prompt] for turn in turns.values()]
+    written = complete(
+        model,
+        prompts,
+        tokenizer,
+        stop=stop_tokens(tokenizer, tokens),
+        max_new_tokens=max_new_tokens,
+        scoring=scoring,
+    )
+    return {
+        row: GeneratedAnswer(
+            place=tokens.place(row),
+            prompt=_text(tokenizer, turn.input_ids[: turn.prompt]),
+            reference=_text(tokenizer, turn.input_ids[turn.start : turn.stop]).strip(),
+            answer=answer,
+        )
+        for (row, turn), answer in zip(turns.items(), written, strict=True)
+    }
+
+
+def drawn_prompts(tokens: TokenizedSet, count: int, *, seed: int) -> list[int]:
+    """Numbers of up to `count` rows that have a prompt, in a random order that `seed` decides."""
+    order = np.random.default_rng(seed).permutation(len(tokens)) if count else ()
+    return list(islice((int(row) for row in order if _last_turn(tokens[int(row)]).start > 1), count))
+
+
+def summary(likelihood: Likelihood, answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
+    """The scores by name, as scores.json holds them, of all rows and of each set; answers count where there are any."""
+    scores = likelihood.scores | answer_scores(answers)
+    for name, own in likelihood.by_source.items():
+        of_set = own.scores | answer_scores([answer for answer in answers if answer.source == name])
+        scores |= {named_sets.titled(score, name): value for score, value in of_set.items()}
+    return scores
+
+
+def answer_scores(answers: Sequence[GeneratedAnswer]) -> dict[str, float]:
+    """Mean F1 and ROUGE-L of answers with their 95 % intervals (bootstrap over answers); empty where there are none."""
+    if not answers:
+        return {}
+    value_AS = np.asarray([(each.f1, each.rouge_l) for each in answers])
+    return units.rounded(metrics.bootstrap_means(("f1", "rouge_l"), value_AS))
+
+
+def write_predictions(path: Path, answers: Sequence[GeneratedAnswer], *, before: Mapping[str, str]) -> None:
+    """Write a parquet file with a row for each answer; `before` has the untrained backbone's answers by place."""
+    import pandas as pd
+
+    rows = [
+        {
+            "row": answer.place,
+            "prompt": answer.prompt,
+            "reference": answer.reference,
+            "before": before[answer.place],
+            "after": answer.answer,
+            "f1_before": metrics.token_f1(before[answer.place], answer.reference),
+            "f1_after": answer.f1,
+            "rouge_l_before": metrics.rouge_l(before[answer.place], answer.reference),
+            "rouge_l_after": answer.rouge_l,
+        }
+        for answer in answers
+    ]
+    files.write_bytes(path, pd.DataFrame(rows).to_parquet())
+
+
+def complete(
+    model: nn.Module,
+    prompts: Sequence[Indices],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    stop: Sequence[int],
+    max_new_tokens: int,
+    scoring: ModelResults | None = None,
+) -> list[str]:
+    """Greedy continuations of prompts (of an encoder-decoder: its answers), in order; similar lengths share a batch."""
+    device = next(model.parameters()).device
+    encodes: bool = model.config.is_encoder_decoder  # type: ignore[union-attr, assignment]
+    settings = generation_config(stop, max_new_tokens=max_new_tokens)
+
+    def stopping() -> bool:
+        return scoring is not None and scoring.store.stopping
+
+    def compute(rows: Indices) -> list[str] | None:
+        chosen = [prompts[row] for row in rows]
+        inputs = encoder_inputs(chosen) if encodes else padded_on_the_left(chosen)
+        on_device = {name: tensor.to(device) for name, tensor in inputs.items()}
+        output = generate(model, on_device, settings, halt=None if scoring is None else stopping)
+        if stopping():
+            return None  # the answers may be unfinished
+        begin = 1 if encodes else inputs["input_ids"].shape[1]  # a decoder's own first token is its start token
+        return [_text(tokenizer, ids).strip() for ids in output[:, begin:]]
+
+    lengths = np.asarray([len(prompt) + max_new_tokens for prompt in prompts], dtype=np.int64)
+    return over_rows(model, lengths, compute, scoring=scoring, content=map(np.asarray, prompts))
+
+
+def generation_config(stop: Sequence[int], *, max_new_tokens: int) -> GenerationConfig:
+    """Greedy decoding that ends at any token of `stop`."""
+    return GenerationConfig(
+        do_sample=False,
+        num_beams=1,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=list(stop),
+        pad_token_id=stop[0] if stop else 0,
+    )
+
+
+def stop_tokens(tokenizer: PreTrainedTokenizerBase, tokens: TokenizedSet) -> list[int]:
+    """Tokens that end generation: end of sequence, and special tokens that end a supervised turn in `tokens`."""
+    # Tokens that were added as special, such as a template's end of turn, are not in `all_special_ids`.
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special.update(tokenizer.all_special_ids)
+    turns = [_last_turn(tokens[index]) for index in range(min(64, len(tokens)))]
+    stop_ids = {int(turn.input_ids[turn.stop - 1]) for turn in turns if turn.stop}
+    if tokenizer.eos_token_id is not None:
+        special.add(tokenizer.eos_token_id)
+        stop_ids.add(tokenizer.eos_token_id)
+    return sorted(stop_ids & special)
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ids: Indices | Tensor) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+@dataclass(frozen=True)
+class _Turn:
+    input_ids: Indices
+    prompt: int
+    """Tokens of the prompt at the beginning of the row."""
+    start: int
+    stop: int
+
+
+def _last_turn(row: Row) -> _Turn:
+    """The last contiguous supervised tokens of a row, and its prompt."""
+    marked = np.flatnonzero(row.supervised)
+    gaps = np.flatnonzero(np.diff(marked) > 1)
+    start = int(marked[gaps[-1] + 1] if len(gaps) else marked[0])
+    return _Turn(row.input_ids, row.source or start, start, int(marked[-1]) + 1)
+
+
+class Answering(Protocol):
+    """Something that holds a model which answers."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+
+
+M = TypeVar("M", bound=Answering)
+
+
+class AnswerSamples(Generic[M]):
+    """Answers to the same few held-out prompts at each evaluation of a run, in FILE of its directory.
+
+    Args:
+        write: The model's greedy answers; they use none of the training's random numbers.
+    """
+
+    def __init__(self, run: Run, write: Callable[[M], Sequence[GeneratedAnswer]]) -> None:
+        self._run, self._write = run, write
+        self._step: int | None = None
+
+    def start_over(self) -> None:
+        """Before the first step of a run: delete answers of a process that ended before its first checkpoint."""
+        (self._run.path / FILE).unlink(missing_ok=True)
+
+    def begin(self, model: M) -> None:
+        """Before the first step of a run: take the answers of the untrained model, as those of step 0."""
+        self.start_over()
+        modes = {module: module.training for module in model.model.modules()}
+        model.model.eval()
+        self.take(model, step=0)
+        for module, training in modes.items():
+            module.training = training
+
+    def take_untrained(self, model: M) -> None:
+        """After the last step: insert the answers of an untrained model as those of step 0, if they are missing."""
+        path = self._run.path / FILE
+        others = path.read_bytes() if path.exists() else b""
+        if others and json.loads(others.partition(b"\n")[0])["step"] == 0:
+            return
+        lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in self._records(model, step=0))
+        if lines:
+            files.write_bytes(path, lines.encode(errors="replace") + others)
+
+    def take(self, model: M, *, step: int) -> None:
+        """After a step: take the answers, once per step."""
+        if step == self._step:  # averaged weights are evaluated at the same step
+            return
+        self._step = step
+        if records := self._records(model, step=step):
+            metrics_log.append(self._run.path / FILE, records)
+
+    def _records(self, model: M, *, step: int) -> list[dict[str, int | str]]:
+        with self._run.deadline.phase("samples"):
+            return [
+                {
+                    "step": step,
+                    "row": each.place,
+                    "prompt": each.prompt,
+                    "reference": each.reference,
+                    "answer": each.answer,
+                }
+                for each in self._write(model)
+            ]

@@ -1,4 +1,4 @@
-"""Final losses of held-out rows, kept with a run: by them two runs are compared in pairs.
+"""Final losses of held-out rows, kept in the run directory, by which two runs are compared in pairs.
 
 Legend: S rows.
 """
@@ -18,15 +18,15 @@ import pyarrow.parquet as pq
 from workbench.data.batching import Indices, evenly_spaced
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import FileError
-from workbench.evaluation.paired_rows import Floats, PairedScore, tested
-from workbench.evaluation.scores import SummedLosses
+from workbench.evaluation.comparison import Floats, PairedScore, t_test
+from workbench.evaluation.perplexity import SummedLosses
 from workbench.runs import files
 
 FILE = "held_out_losses.parquet"
 MOST = 2**20
-"""Rows that are kept; of more, as many that are evenly spaced."""
+"""Most rows that are kept, evenly spaced."""
 _AT_ONCE, _PADDED = 2**12, 2**6
-"""Rows that are written together, and that are laid out together, each as long as the longest."""
+"""Rows that are written at a time, and rows of one padded batch."""
 _ROWS = b"rows"
 _SCHEMA = pa.schema([("row", pa.string()), ("tokens", pa.int64()), ("loss", pa.float64()), ("labels", pa.uint64())])
 
@@ -37,26 +37,23 @@ class KeptLosses:
 
     table: pa.Table
     rows: int
-    """How many were scored."""
+    """Number of rows that were scored."""
 
     @property
     def loss_S(self) -> Floats:
-        """Loss in nats, summed over the tokens of a row that carry loss."""
-        return self._numbers("loss")
+        """Loss of each row in nats, summed over its supervised tokens."""
+        return np.asarray(self.table["loss"].to_numpy(), dtype=np.float64)
 
     @property
     def tokens_S(self) -> Floats:
-        """Number of these tokens."""
-        return self._numbers("tokens")
-
-    def _numbers(self, column: str) -> Floats:
-        return np.asarray(self.table[column].to_numpy(), dtype=np.float64)
+        """Number of supervised tokens of each row."""
+        return np.asarray(self.table["tokens"].to_numpy(), dtype=np.float64)
 
 
 def write(folder: Path, rows: TokenizedSet, losses: SummedLosses) -> None:
-    """Write FILE: place, number of tokens that carry loss, their summed loss in nats, and a hash of them, of each row.
+    """Write FILE: for each row its place, number of supervised tokens, their summed loss in nats and a hash of them.
 
-    Memory is bounded: rows are read a few thousand at a time, and no more than MOST are kept.
+    Memory is bounded: rows are read a few thousand at a time, and at most MOST are kept.
     """
     kept_S = evenly_spaced(len(rows), MOST)
     buffer = io.BytesIO()
@@ -75,7 +72,7 @@ def write(folder: Path, rows: TokenizedSet, losses: SummedLosses) -> None:
 
 
 def _hashes(rows: TokenizedSet, part_S: Indices, tokens_S: Indices) -> Iterator[int]:
-    """A hash of the tokens of each row that carry loss, as they were predicted: masks of recipe mlm are drawn."""
+    """A hash of the supervised tokens of each row, as they were predicted: recipe mlm masks at random."""
     for start in range(0, len(part_S), _PADDED):
         ends_S = np.cumsum(tokens_S[start : start + _PADDED])
         labels_N = rows.batch(part_S[start : start + _PADDED]).labels_N.numpy()
@@ -85,7 +82,7 @@ def _hashes(rows: TokenizedSet, part_S: Indices, tokens_S: Indices) -> Iterator[
 
 
 def read(folder: Path) -> KeptLosses | None:
-    """The losses that a run keeps; None where it keeps none; raises FileError where the file is damaged."""
+    """The losses that a run kept; None where it kept none. Raises FileError where the file is damaged."""
     if not (folder / FILE).exists():
         return None
     try:
@@ -98,10 +95,7 @@ def read(folder: Path) -> KeptLosses | None:
 
 
 def intervals(kept: KeptLosses) -> dict[str, tuple[float, float]]:
-    """Student's 95 % intervals of the mean loss of a token and of the perplexity over rows; empty for one row.
-
-    They are those of the ratio estimator, as in `paired`.
-    """
+    """Student's 95 % intervals of the mean loss per token and of the perplexity, as in `paired`; empty for one row."""
     bounds = paired(np.zeros_like(kept.loss_S), kept.loss_S, kept.tokens_S).interval
     if bounds is None:
         return {}
@@ -110,7 +104,7 @@ def intervals(kept: KeptLosses) -> dict[str, tuple[float, float]]:
 
 
 def compare(first: KeptLosses, second: KeptLosses) -> PairedScore | str:
-    """The mean loss of a token in two runs over the same rows; or why there is no such comparison."""
+    """The mean loss per token of two runs over the same rows, or why they cannot be compared."""
     if first.rows != second.rows or not first.table["row"].equals(second.table["row"]):
         return f"their held-out rows are not the same ({first.rows:,} and {second.rows:,})"
     if not all(first.table[name].equals(second.table[name]) for name in ("tokens", "labels")):
@@ -122,8 +116,8 @@ def paired(first_S: Floats, second_S: Floats, tokens_S: Floats) -> PairedScore:
     """The difference of two mean losses per token, by the ratio estimator over rows (Cochran 1977, section 6.3).
 
     With T = sum t_s tokens and d_s = l2_s - l1_s, the difference is D = sum d_s / T, and its linearised variance
-    S / (S - 1) * sum (d_s - D t_s)^2 / T^2; rows are drawn, and tokens of one row are not independent. Interval and p
-    are those of Student's t with S - 1 degrees of freedom. Rows of one length have those of the paired t-test.
+    S / (S - 1) * sum (d_s - D t_s)^2 / T^2; rows are the sample, as tokens of one row are not independent. Interval and
+    p are those of Student's t with S - 1 degrees of freedom; for rows of one length they equal the paired t-test's.
 
     Args:
         first_S: Summed loss of each row in nats.
@@ -133,4 +127,4 @@ def paired(first_S: Floats, second_S: Floats, tokens_S: Floats) -> PairedScore:
     residual_S = difference_S - difference_S.sum() / tokens * tokens_S
     error = float(np.sqrt(count / max(1, count - 1) * (residual_S**2).sum()) / tokens)
     means = float(first_S.sum() / tokens), float(second_S.sum() / tokens)
-    return PairedScore("loss", count, *means, *tested(means[1] - means[0], error, count))
+    return PairedScore("loss", count, *means, *t_test(means[1] - means[0], error, count))

@@ -1,8 +1,8 @@
-"""Whether texts keep their labels when `data.augment` rewrites them, as a probe of plain texts tells.
+"""Whether texts keep their labels when `data.augment` rewrites them, judged by a linear probe.
 
-In the spirit of Wei and Zou 2019 (arXiv:1901.11196), "Does EDA conserve true labels?": they drew where a classifier
-that was trained without augmentation puts test sentences and augmented ones. Here a linear probe of the frozen
-backbone's features takes its place, and where it puts a text is the class that it tells.
+In the spirit of Wei and Zou 2019 (arXiv:1901.11196), "Does EDA conserve true labels?", who compared where a classifier
+that was trained without augmentation puts original and augmented test sentences. Here the classifier is a linear probe
+of the frozen backbone's features.
 
 Legend: M rows that the probe was not fitted to, S those of them that an operator changes.
 """
@@ -19,14 +19,14 @@ import numpy.typing as npt
 from workbench.config.sections.text_augment_config import NOISY, OperatorName
 from workbench.data.batching import Indices, evenly_spaced
 from workbench.data.labelled.text_reader import AugmentedTexts, TokenRows
-from workbench.evaluation import class_scores, paired_rows
-from workbench.evaluation.class_scores import Interval
-from workbench.evaluation.paired_rows import PairedScore
+from workbench.evaluation import comparison, metrics
+from workbench.evaluation.comparison import PairedScore
+from workbench.evaluation.metrics import Interval
 
 MOST = 2000
-"""Rows that are rewritten by each operator: the interval of a share is at most 2.2 points to each side."""
+"""Rows that each operator rewrites: the 95 % interval of a share is at most 2.2 points to each side."""
 LEVEL = 0.05
-"""Chance that any operator of a recipe is told to harm where none does, at most: each has an equal part of it."""
+"""Chance that any operator is called harmful where none is, at most (Bonferroni: each gets an equal part)."""
 Classes = npt.NDArray[np.str_]
 
 
@@ -35,22 +35,22 @@ class Rewriting(NamedTuple):
 
     operator: OperatorName
     changed_S: Indices
-    """Numbers of the rows that the model reads otherwise than before."""
+    """Numbers of the rows that the operator changes."""
     inputs: TokenRows
     """These rows."""
     noise: float | None
-    """Present share of words or letters that changes; None where a lower one would change no less."""
+    """Current `data.augment.noise`; None where a lower one would change as much."""
 
 
 @dataclass(frozen=True)
 class OperatorEffect:
-    """Classes that a probe tells of rows before and after one operator has rewritten them."""
+    """Classes that a probe predicts before and after one operator rewrites the rows."""
 
     operator: OperatorName
     turned: Interval
-    """Share of the rows that are told to have another class than before, with Wilson's 95 % interval."""
+    """Share of the rows whose predicted class changes, with Wilson's 95 % interval."""
     accuracy: PairedScore
-    """Share of the rows that are told right, before (`first`) and after (`second`)."""
+    """Accuracy of the probe before (`first`) and after (`second`)."""
     level: float
     """Significance level of `accuracy`."""
     noise: float | None
@@ -58,13 +58,13 @@ class OperatorEffect:
 
     @property
     def is_harmful(self) -> bool:
-        """Whether significantly fewer rows are told right than before, by the exact test of McNemar (1947)."""
+        """Whether the accuracy drops significantly, by the exact test of McNemar (1947)."""
         p = self.accuracy.p
         return p is not None and p < self.level and self.accuracy.difference < 0
 
     @property
     def sentence(self) -> str:
-        """The findings for a person, and what to write where the operator harms."""
+        """The finding in words, and what to write where the operator is harmful."""
         score, turned = self.accuracy, self.turned
         effect = (
             f"{self.operator}: {turned.mean:.1%} of {score.rows:,} changed rows get another class (95 % interval "
@@ -81,17 +81,17 @@ class OperatorEffect:
 
 @dataclass(frozen=True)
 class LabelPreservation:
-    """Effects of all operators of a recipe."""
+    """Effects of all operators of a configuration."""
 
     plain: Interval
-    """Share of the plain rows that are told right, with its 95 % interval."""
+    """Accuracy of the probe on the plain rows, with its 95 % interval."""
     likeliest: float
-    """Share of the rows that always naming the likeliest class tells right."""
+    """Accuracy of always predicting the most frequent class."""
     effects: tuple[OperatorEffect, ...]
 
     @property
     def sentences(self) -> list[str]:
-        """The findings for a person."""
+        """The findings in words."""
         if not self.effects:
             return ["data.augment: no operator changes any of the rows aside."]
         vague = "  The probe tells plain texts no better than by always naming the likeliest class: this says little."
@@ -103,12 +103,12 @@ class LabelPreservation:
 
 
 def chosen(rows: int) -> Indices:
-    """Numbers of `MOST` rows from all over them, or of all where there are fewer."""
+    """Numbers of `MOST` evenly spaced rows, or of all where there are fewer."""
     return evenly_spaced(rows, MOST)
 
 
 def rewritings(texts: AugmentedTexts) -> list[Rewriting]:
-    """Rows once rewritten by each operator that training draws from; the same for the same seed and texts.
+    """Rows as rewritten by each operator of the training, alone; the same for the same seed and texts.
 
     An operator that changes none of them is left out.
 
@@ -128,13 +128,13 @@ def rewritings(texts: AugmentedTexts) -> list[Rewriting]:
 def compare(
     rewritten: Sequence[Rewriting], before_M: Classes, after: Sequence[Classes], wanted_M: Classes, *, likeliest: float
 ) -> LabelPreservation:
-    """Compare the classes that a probe tells of plain rows and of rewritten ones.
+    """Compare the classes that a probe predicts for plain rows and for rewritten ones.
 
     Args:
-        before_M: Class of each plain row.
-        after: Classes (S,) of the rows of each rewriting.
+        before_M: Predicted class of each plain row.
+        after: Predicted classes (S,) of the rows of each rewriting.
         wanted_M: Labels.
-        likeliest: Share of the rows that have the likeliest class.
+        likeliest: Share of the rows that have the most frequent class.
     """
     right_M = before_M == wanted_M
     effects = []
@@ -143,18 +143,18 @@ def compare(
         effects.append(
             OperatorEffect(
                 operator=operator,
-                turned=class_scores.accuracy_interval(int((before_M[changed_S] != after_S).sum()), len(changed_S)),
-                accuracy=paired_rows.paired("accuracy", right_M[changed_S].astype(np.float64), right_S),
+                turned=metrics.accuracy_interval(int((before_M[changed_S] != after_S).sum()), len(changed_S)),
+                accuracy=comparison.paired("accuracy", right_M[changed_S].astype(np.float64), right_S),
                 level=LEVEL / len(rewritten),
                 noise=noise,
             )
         )
-    plain = class_scores.accuracy_interval(int(right_M.sum()), len(right_M))
+    plain = metrics.accuracy_interval(int(right_M.sum()), len(right_M))
     return LabelPreservation(plain, likeliest, tuple(effects))
 
 
 def _yields(texts: AugmentedTexts) -> bool:
-    """Whether half the noise changes texts less; not where one word or letter of each, the least, changes already."""
+    """Whether half the noise changes texts less; it does not where each text changes by one word or letter already."""
     half = texts.config.model_copy(update={"noise": texts.config.noise / 2})
     milder = replace(texts, config=half, _known={})
     return milder.rewritten(0) != texts.rewritten(0)

@@ -1,4 +1,4 @@
-"""Scores of a model's judgements of answers: does it find the better one likelier than the reference does?
+"""Scores of a model on preference pairs: does it find the better answer likelier than the reference does?
 
 Legend: S answers of a set (of a pair first the chosen and then the rejected one), P examples.
 """
@@ -14,12 +14,11 @@ import torch
 from torch import nn
 
 from workbench.config.sections.prefer_config import PreferConfig
-from workbench.data.batching import Indices, MicroBatch
+from workbench.data.batching import Indices
 from workbench.data.text.preference_pairs import PreferenceSet, labelled
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.evaluation import class_scores
-from workbench.evaluation.result_store import ModelResults
-from workbench.evaluation.row_passes import over_rows
+from workbench.evaluation import metrics
+from workbench.evaluation.forward_passes import ModelResults, over_rows
 from workbench.losses import answer_losses, preferences
 from workbench.losses.answer_losses import Answers
 from workbench.models.output_heads import Head
@@ -41,34 +40,23 @@ def read(
     """Log-probabilities of answers (S,) as the loss counts them, and means over their tokens (S,), in nats.
 
     Args:
-        shared_S: Tokens of the shorter answer of the pair of each.
-        scoring: Results of an earlier process, where this one may be stopped.
+        shared_S: For each answer, the tokens of the shorter answer of its pair.
+        scoring: Keeps results where the run may be stopped.
     """
     device = next(model.parameters()).device
 
     def compute(numbers: Indices) -> list[tuple[float, float]]:
         batch = labelled(rows, numbers, 1, epoch=0)
         tokens_B, shared_B = (torch.from_numpy(each[numbers]).to(device) for each in (rows.supervised, shared_S))
-        log_probs = _counted(model, head, batch.to(device), tokens_B, shared_B, config)
+        batch, longest = batch.to(device), int(tokens_B.max())
+        log_p_N = preference_objective.log_probs(model, head, batch)
+        log_p_BL = preference_objective.dense(log_p_N, batch.labels_N, rows=len(tokens_B), longest=longest)
+        log_probs = answer_losses.answers(log_p_BL, tokens_B, shared_B, config)
         return list(zip(log_probs.counted_B.tolist(), log_probs.mean_B.tolist(), strict=True))
 
-    log_p_by_row = over_rows(model, rows.lengths, compute, scoring=scoring, content=_content(rows, shared_S, config))
-    counted_S, mean_S = np.asarray([log_p_by_row[row] for row in range(len(rows))], dtype=np.float64).T
+    log_probs = over_rows(model, rows.lengths, compute, scoring=scoring, content=_content(rows, shared_S, config))
+    counted_S, mean_S = np.asarray(log_probs, dtype=np.float64).T
     return counted_S, mean_S
-
-
-def _counted(
-    model: nn.Module,
-    head: Head,
-    batch: MicroBatch,
-    tokens_B: torch.Tensor,
-    shared_B: torch.Tensor,
-    config: PreferConfig,
-) -> Answers:
-    log_p_N = preference_objective.log_probs(model, head, batch)
-    longest = int(tokens_B.max())
-    log_p_BL = preference_objective.dense(log_p_N, batch.labels_N, rows=len(tokens_B), longest=longest)
-    return answer_losses.answers(log_p_BL, tokens_B, shared_B, config)
 
 
 def _content(rows: TokenizedSet, shared_S: Indices, config: PreferConfig) -> Iterator[np.ndarray[Any, Any]]:
@@ -88,15 +76,16 @@ def summary(
     *,
     drift: float,
 ) -> dict[str, float]:
-    """Scores by name, as scores.json holds them; the loss first, with `prefer.beta` of the end of a run.
+    """Scores by name, as scores.json holds them; the loss first, with the value that `prefer.beta` has at the end.
 
-    accuracy is the share of pairs whose chosen answer has the higher reward, equal rewards counting half, with Wilson's
-    95 % interval; of single answers the share whose reward is on the right side of the reference point. likelier is the
-    share of pairs whose chosen answer has the likelier tokens, whatever the reference finds. Of ties only the loss is.
+    accuracy is the share of pairs whose chosen answer has the higher reward (equal rewards count half), with Wilson's
+    95 % interval; for single answers the share whose reward is on the right side of the reference point. likelier is
+    the share of pairs whose chosen answer has the likelier tokens, whatever the reference finds. Ties count in the loss
+    alone.
 
     Args:
         reference_S: Log-probabilities of the reference; None where the loss has none.
-        drift: Mean log-ratio of answers to other prompts, which kto starts from; else 0.
+        drift: Mean log-ratio of answers to other prompts, kto's reference point; else 0.
     """
     beta, baseline = config.beta_at(1.0), float(preferences.kto_baseline(torch.tensor(drift, dtype=torch.float64)))
     judged = answer_losses.judge(
@@ -113,7 +102,7 @@ def summary(
     score_by_name = {"loss": float(judged.loss_P.mean())}
     if rows.paired:
         margin_P, likelier_P = (reward_S[::2] - reward_S[1::2])[~rows.ties], mean_S[::2] > mean_S[1::2]
-        if not len(margin_P):  # a set of ties alone among others
+        if not len(margin_P):  # a named set of nothing but ties
             return {"loss": round(score_by_name["loss"], 6)}
         score_by_name |= _accuracy(margin_P) | {"margin": float(margin_P.mean())}
         score_by_name["likelier"] = float(likelier_P[~rows.ties].mean())
@@ -131,7 +120,6 @@ def summary(
 
 
 def _accuracy(margin_P: Floats) -> dict[str, float]:
-    """Share of margins above 0 with its interval; half of those that are 0."""
+    """Share of margins above 0, where those equal to 0 count half, with its interval."""
     hits = float((margin_P > 0).sum() + (margin_P == 0).sum() / 2)
-    interval = class_scores.accuracy_interval(hits, len(margin_P))
-    return {"accuracy": hits / len(margin_P), "accuracy_low": interval.low, "accuracy_high": interval.high}
+    return metrics.accuracy_interval(hits, len(margin_P)).scores("accuracy")

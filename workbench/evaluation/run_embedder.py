@@ -1,6 +1,6 @@
-"""Embeddings of labelled texts by what a run of recipe embed shipped, in the place of a frozen backbone's features.
+"""Embeddings of texts by an embedder that an earlier run trained, in place of a frozen backbone's features.
 
-Each text's is computed once, and kept in the cache folder for every run. Legend: N texts, D numbers of an embedding.
+Each text is embedded once, and kept in the cache folder for every run. Legend: N texts, D numbers of an embedding.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from workbench.data.embedding import pair_set
 from workbench.data.labelled.records import RecordSource, RowReader
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError
-from workbench.evaluation import embeddings, frozen_features
-from workbench.evaluation.features import Floats
+from workbench.evaluation import frozen_features, retrieval_scores
+from workbench.evaluation.frozen_features import Floats
 from workbench.losses.embedding_losses import leading
 from workbench.models import backbones, embedder, exported, model_files, sentence_transformers_files
-from workbench.models.embedder import Embedder
 from workbench.runs import provenance, run_directory
 from workbench.runs.trust import Trust
 from workbench.training.freezing.hidden_state_store import DiskStore
@@ -33,9 +32,9 @@ from workbench.training.freezing.hidden_state_store import DiskStore
 FORMAT = "1"
 """Raise it when embeddings of the same texts change."""
 AT_ONCE = 4096
-"""Texts that are computed before they are kept; what a killed process leaves out is at most so many."""
+"""Texts that are computed between two writes to the cache; a killed process loses at most as many."""
 SECTIONS = ("duplicates", "correction", "rerank")
-"""Sections of a configuration with a key `embedder`."""
+"""Sections of a configuration that have a key `embedder`."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class RunEmbedder:
 
     @property
     def digest(self) -> str:
-        """A name for all that the embedding of a text depends on, wherever the run's folder is."""
+        """Hash of everything that the embedding of a text depends on; the place of the run is not part of it."""
         config = self.config
         facts = [sorted(self.files.values()), config.embed.model_dump(), config.data.max_tokens]
         precision = [config.model.values, config.model.compute]
@@ -62,16 +61,16 @@ class RunEmbedder:
 
     @property
     def sentence(self) -> str:
-        """The embedder for a person."""
+        """The embedder in words."""
         section = self.config.embed
         before = f", each behind {section.query_prefix!r}" if section.query_prefix else ""
         return f"embeddings of {self.run} ({self.config.model.id}, pooling {section.pooling}{before})"
 
     def embed(self, texts: Sequence[str], *, passages: bool = False) -> Floats:
-        """Embeddings (N, D) of texts, each behind an instruction.
+        """Embeddings (N, D) of texts.
 
         Args:
-            passages: That of passages; else that of queries, as rows have that are compared and of one kind.
+            passages: Put `embed.passage_prefix` before each text, else `embed.query_prefix`.
 
         Raises:
             FileError: The cache folder cannot be written.
@@ -85,15 +84,15 @@ class RunEmbedder:
             model = embedder.load(self.run, self.config)
             for start in range(0, len(missing), AT_ONCE):
                 some = missing[start : start + AT_ONCE]
-                store.put([keys[number] for number in some], self._computed(model, [prefixed[n] for n in some]))
+                units = pair_set.units(
+                    [prefixed[n] for n in some], model.tokenizer, max_tokens=self.config.data.max_tokens
+                )
+                pooled_UD = retrieval_scores.embed_texts(model, units)
+                found_UD = leading(pooled_UD, model.width, normalise=section.normalise)
+                store.put([keys[number] for number in some], list(found_UD[:, None]))
             del model
-            gc.collect()  # a model is in cycles
+            gc.collect()  # models hold reference cycles
         return np.asarray(store.get(keys, 1)[:, 0].numpy())
-
-    def _computed(self, model: Embedder, texts: Sequence[str]) -> list[torch.Tensor]:
-        units = pair_set.units(texts, model.tokenizer, max_tokens=self.config.data.max_tokens)
-        found_UD = leading(embeddings.pooled(model, units), model.width, normalise=self.config.embed.normalise)
-        return list(found_UD[:, None])
 
     def _store(self) -> DiskStore:
         facts = [FORMAT, self.digest, backbones.device().type, run_directory.versions()]
@@ -106,10 +105,7 @@ class RunEmbedder:
 
 
 def of(config: RunConfig, section: str) -> RunEmbedder | None:
-    """The embedder that a section of a configuration names; None where it names none.
-
-    Args:
-        section: One of SECTIONS.
+    """The embedder that a section of a configuration (one of SECTIONS) names; None where it names none.
 
     Raises:
         WorkbenchError: There is no such run, it has not ended, or it embeds no texts.
@@ -144,7 +140,7 @@ def files(config: RunConfig) -> dict[str, str]:
 
 
 def in_words(config: RunConfig) -> list[str]:
-    """Sentences on the embedders that a configuration names; raises what `of` does."""
+    """Sentences on the embedders that a configuration names; raises what `of` raises."""
     uses = {
         "duplicates": "Near-duplicates have like",
         "correction": "Neighbours that correct are near by",
@@ -155,7 +151,7 @@ def in_words(config: RunConfig) -> list[str]:
 
 
 def of_sources(config: RunConfig, reader: RowReader) -> Callable[[Sequence[RecordSource]], Floats]:
-    """A function from sources of rows to what `duplicates.features` compares of all their rows, in their order."""
+    """A function that gives the features by which near-duplicates are found, of all rows of some sources in order."""
     own = of(config, "duplicates")
     if own is None:
         return frozen_features.of_sources(config.model, reader)

@@ -1,6 +1,6 @@
-"""Small pictures that a report shows: rows worth looking at, pictures as trained on, and what predictions hang on.
+"""Small pictures for a report: rows worth looking at, pictures as trained on, and the gradient maps of predictions.
 
-Legend: H, W, 3 of a picture.
+Legend: H, W, 3 of a picture, S noisy copies.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import cv2
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import torch
 from PIL import Image
 
+from workbench.data.batching import MicroBatch
 from workbench.data.images.decoding import Pixels
 from workbench.data.images.picture_reader import PictureReader
 from workbench.data.images.picture_rows import PictureRows
@@ -24,11 +27,19 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import RecordSource, RowReader
 from workbench.errors import DataError
-from workbench.evaluation import dynamics, saliency
+from workbench.evaluation import training_dynamics
 from workbench.evaluation.prediction_table import class_names, ranked
 from workbench.models.classifier import Classifier
 from workbench.runs import files
 
+COPIES = 4
+NOISE = 0.1
+"""Standard deviation of the noise on a copy, as a share of the range of the picture's values."""
+BLUR = 1 / 40
+"""Standard deviation of the final smoothing, as a share of the picture's longer side."""
+STRENGTH = 0.75
+"""Opacity of the colour where the map is 1."""
+Map = npt.NDArray[np.float32]
 FILE = "pictures.parquet"
 SIDE = 96
 """Longest side of a stored picture, in pixels."""
@@ -36,16 +47,59 @@ QUALITY = 88
 """Quality of JPEG, without subsampled colours."""
 MOST_ROWS = 800
 MOST_BYTES = 2_300_000
-"""Bytes of all pictures of rows; pictures on a page take a third more."""
+"""Bytes of all pictures of rows; on a page they take a third more."""
 NOTABLE = 24
-"""Mistakes, and rows in doubt, that are taken before all others."""
+"""Mistakes, and rows in doubt, that are shown before all others."""
 MOST_LEFT_OUT = 40
 EXPLAINED = 8
 """Rows with a gradient map."""
 TRAINED = 6
-"""Training pictures that are shown as they were trained on."""
+"""Training pictures that are shown as the model saw them."""
 SHOWN_EPOCHS = 6
 Kind = Literal["row", "map", "trained", "neighbour", "hard", "left out"]
+
+
+def gradient_map(model: Classifier, rows: LabelledSet, index: int, *, output: int) -> Map:
+    """Size of the gradient of one output with respect to each pixel (H, W), smoothed, from 0 to 1.
+
+    It is the mean over noisy copies of the picture (SmoothGrad, Smilkov et al. 2017), and the maximum over the three
+    channels. The model's parameters get no gradient.
+
+    Args:
+        output: Number of the class, or 0 for a number.
+    """
+    device = next(model.model.parameters()).device
+    one = rows.batch(np.asarray([index]))
+    clean = one.inputs["pixel_values"]
+    draw = torch.Generator().manual_seed(0)
+    noise = torch.randn((COPIES, *clean.shape[1:]), generator=draw) * NOISE * (clean.max() - clean.min())
+    pixels_S3HW = (clean + noise).to(device).requires_grad_()
+    batch = MicroBatch(
+        inputs={"pixel_values": pixels_S3HW},
+        positions_N=(torch.arange(1, COPIES + 1) * one.tokens - 1).to(device),
+        labels_N=one.labels_N.expand(COPIES, -1).to(device),
+        tokens=COPIES * one.tokens,
+    )
+    with torch.enable_grad():
+        (gradient_S3HW,) = torch.autograd.grad(model.outputs(batch)[:, output].sum(), pixels_S3HW)
+    map_HW = gradient_S3HW.float().abs().mean(0).amax(0).cpu().numpy()
+    return smoothed(map_HW)
+
+
+def smoothed(map_HW: Map) -> Map:
+    """The map blurred and scaled by its 99th percentile, from 0 to 1; zeros where the percentile is zero."""
+    known_HW = np.nan_to_num(map_HW, posinf=0.0)  # half precision may overflow
+    soft_HW = cv2.GaussianBlur(known_HW, (0, 0), sigmaX=max(0.5, BLUR * max(map_HW.shape)))
+    top = float(np.percentile(soft_HW, 99))
+    return np.clip(soft_HW / top, 0, 1).astype(np.float32) if top > 0 else np.zeros_like(map_HW)
+
+
+def overlay(picture_HW3: Pixels, map_HW: Map) -> Pixels:
+    """The picture in grey under the map in colours: yellow where it is 1, transparent where it is 0."""
+    grey_HW1 = picture_HW3.mean(2, keepdims=True)
+    colour_HW3 = cv2.applyColorMap((255 * map_HW).astype(np.uint8), cv2.COLORMAP_INFERNO)[:, :, ::-1]
+    share_HW1 = STRENGTH * map_HW[:, :, None]
+    return np.asarray(np.rint((1 - share_HW1) * grey_HW1 + share_HW1 * colour_HW3), dtype=np.uint8)
 
 
 @dataclass(frozen=True)
@@ -57,12 +111,11 @@ class Thumbnail:
     image: str
     """Name of its file."""
     kind: Kind
-    """A row of the predictions, the same under its gradient map, one state of a training picture, or a training row
-    that is like a row of the predictions, whose label stayed improbable while it trained, or that was left out, as a
-    near-duplicate has another label."""
+    """A row of the predictions, its gradient map, one state of a training picture, or a training row: a near neighbour
+    of a prediction, one whose label stayed improbable, or one left out because a near-duplicate has another label."""
     label: str
     caption: str
-    """State of a training picture; the class that a map explains."""
+    """The state of a training picture, or the class that a map explains."""
     jpeg: bytes
 
 
@@ -88,16 +141,16 @@ def write(
     near: LabelledSet | None = None,
     left_out: RecordSource | None = None,
 ) -> None:
-    """Write pictures.parquet into a run directory, where the rows are pictures; after its dynamics.parquet.
+    """Write FILE into a run directory, where the rows are pictures; call it after dynamics.parquet is written.
 
     Args:
         table: Predictions of `rows`, in their order.
         train: Rows as one adapter trained on them.
-        model: Explains some predictions by gradient maps; None: none are drawn.
-        explain: Rows of which some are explained; None: all.
+        model: Its gradient maps explain some predictions; None: no maps.
+        explain: Rows from which the explained ones are chosen; None: all.
         first: Rows that are shown before all others.
-        near: Training rows that are shown beside others.
-        left_out: Rows of clusters with different labels that nothing trained on.
+        near: Training rows that are near neighbours of others.
+        left_out: Rows that were left out of training, since near-duplicates have another label.
     """
     if not isinstance(reader, PictureReader):
         return
@@ -119,11 +172,11 @@ def write(
 def chosen(table: pd.DataFrame, *, first: Sequence[int] = (), most: int = MOST_ROWS) -> list[int]:
     """Rows of a table of predictions that are worth looking at, the most important first.
 
-    The surest mistakes and the rows in doubt come before the surest rows of each cell of the confusion matrix, of
-    which each gets one before any gets a second.
+    The surest mistakes and the rows in doubt come first, then the surest rows of each cell of the confusion matrix, one
+    per cell in turn.
 
     Args:
-        first: Rows that come before all others, a quarter of `most` at the most.
+        first: Rows that come before all others, at most a quarter of `most`.
     """
     ranking = ranked(table)
     notable = [*first[: most // 4], *ranking.mistakes[:NOTABLE], *ranking.uncertain[:NOTABLE]]
@@ -144,11 +197,7 @@ def of_rows(
     first: Sequence[int] = (),
     most_bytes: int = MOST_BYTES,
 ) -> list[Thumbnail]:
-    """Pictures of the rows that are worth looking at, as many as MOST_ROWS and `most_bytes` allow.
-
-    Args:
-        table: Predictions of `rows`, in their order.
-    """
+    """Pictures of the rows that are worth looking at, as many as MOST_ROWS and `most_bytes` allow."""
     pictures, thumbnails, taken = _pictures(rows), [], 0
     for row in chosen(table, first=first):
         thumbnail = _thumbnail(rows.records[row], reader, "row", "", pictures.picture(row))
@@ -163,16 +212,16 @@ def explained(model: Classifier, rows: LabelledSet, reader: PictureReader, table
     """Gradient maps of the surest mistakes and of rows that are right, over their pictures.
 
     Args:
-        table: Predictions of `rows` by `model` or by others, in their order; the map is of the class that they name.
+        table: Predictions of `rows` by `model` or another one; a map explains the predicted class.
     """
     names, pictures, thumbnails = class_names(table), _pictures(rows), []
     for row in _to_explain(table):
         output = int(table[[f"p_{name}" for name in names]].iloc[row].to_numpy().argmax()) if names else 0
         try:
-            map_HW = saliency.gradient_map(model, rows, row, output=output)
+            map_HW = gradient_map(model, rows, row, output=output)
         except torch.OutOfMemoryError:
-            break  # the run is done; it does not fail for a picture
-        picture = saliency.overlay(pictures.picture(row), map_HW)
+            break  # the run is done and must not fail here
+        picture = overlay(pictures.picture(row), map_HW)
         thumbnails.append(
             _thumbnail(rows.records[row], reader, "map", names[output] if names else "the number", picture)
         )
@@ -180,15 +229,18 @@ def explained(model: Classifier, rows: LabelledSet, reader: PictureReader, table
 
 
 def as_trained(rows: LabelledSet, reader: PictureReader) -> list[Thumbnail]:
-    """Some training pictures: the file, prepared, and as they are in some epochs of the run, other rows mixed in."""
+    """Some training pictures: as in the file, prepared, and as the model sees them in some epochs, mixing included."""
     pictures, thumbnails = _pictures(rows), []
     spread = np.unique(np.linspace(0, len(rows) - 1, TRAINED).round().astype(int))
     for row in _of_different_classes(rows) if len(spread) == TRAINED else spread.tolist():
         states: list[tuple[str, Pixels]] = []
-        with suppress(DataError):  # a file that is gone by now is shown as it was prepared
+        with suppress(DataError):  # where the file is gone, only the prepared picture is shown
             states.append(("file", reader.decoded(rows.records[row])))
         states.append(("prepared", pictures.picture(row)))
-        states += [_in_epoch(pictures, row, epoch) for epoch in _epochs(pictures)]
+        for epoch in _epochs(pictures):
+            picture, share = read_in_epoch(pictures, row, epoch)
+            mixed = f", mixed: {100 * share:.0f} % its label" if share < 1 else ""
+            states.append((f"epoch {epoch + 1}{mixed}", picture))
         thumbnails += [_thumbnail(rows.records[row], reader, "trained", state, picture) for state, picture in states]
     return thumbnails
 
@@ -196,15 +248,19 @@ def as_trained(rows: LabelledSet, reader: PictureReader) -> list[Thumbnail]:
 def as_prepared(
     records: Sequence[LabelledRecord], pictures: PictureRows, reader: PictureReader, *, kind: Kind = "neighbour"
 ) -> list[Thumbnail]:
-    """Training rows as they are stored, to be shown beside others."""
+    """Training rows as they were prepared."""
     return [_thumbnail(record, reader, kind, "", pictures.picture(row)) for row, record in enumerate(records)]
 
 
 def _hard(folder: Path, sets: Sequence[LabelledSet], reader: PictureReader) -> list[Thumbnail]:
-    """Training rows whose labels stayed least probable, where the run recorded them."""
-    if not (folder / dynamics.FILE).exists():
+    """Training rows whose labels stayed least probable, where the run recorded training dynamics."""
+    if not (folder / training_dynamics.FILE).exists():
         return []
-    wanted = set(dynamics.hardest(pd.read_parquet(folder / dynamics.FILE, columns=["row", "confidence"]))["row"])
+    wanted = set(
+        training_dynamics.hardest(pd.read_parquet(folder / training_dynamics.FILE, columns=["row", "confidence"]))[
+            "row"
+        ]
+    )
     thumbnail_by_place: dict[str, Thumbnail] = {}
     for rows in sets:
         for row, record in enumerate(rows.records):
@@ -214,9 +270,9 @@ def _hard(folder: Path, sets: Sequence[LabelledSet], reader: PictureReader) -> l
 
 
 def read_in_epoch(pictures: PictureRows, row: int, epoch: int) -> tuple[Pixels, float]:
-    """The very picture (h, w, 3) that the model reads of a row in an epoch, and the share of the row's own label.
+    """The picture (h, w, 3) that the model reads of a row in an epoch, and the share of the row's own label.
 
-    It is that of the row's first draw, and where changes grow, of one of the epoch's steps.
+    It is that of the row's first visit in the epoch; where augmentation grows, that of one step of the epoch.
     """
     if pictures.augmenter is not None:
         pictures = pictures.rewritten(epoch=epoch, progress=pictures.augmenter.progress(epoch))
@@ -227,15 +283,8 @@ def read_in_epoch(pictures: PictureRows, row: int, epoch: int) -> tuple[Pixels, 
     return picture_hw3, 1.0 if read.mix is None else float(read.mix.share_B[0])
 
 
-def _in_epoch(pictures: PictureRows, row: int, epoch: int) -> tuple[str, Pixels]:
-    """A caption and the picture."""
-    picture, share = read_in_epoch(pictures, row, epoch)
-    mixed = f", mixed: {100 * share:.0f} % its label" if share < 1 else ""
-    return f"epoch {epoch + 1}{mixed}", picture
-
-
 def _epochs(pictures: PictureRows) -> list[int]:
-    """Numbers of some passes over the rows, the first and the last among them; none where nothing is augmented."""
+    """Some epochs, including the first and the last; none where nothing is augmented."""
     if pictures.augmenter is None:
         return []
     last = max(0, int(np.ceil(pictures.augmenter.epochs)) - 1)
@@ -243,7 +292,7 @@ def _epochs(pictures: PictureRows) -> list[int]:
 
 
 def _to_explain(table: pd.DataFrame) -> list[int]:
-    """Half surest mistakes, half rows that are right, of different classes if possible; where one lacks, the other."""
+    """Half surest mistakes, half right rows, of different classes if possible; more of one where the other lacks."""
     ranking = ranked(table)
     right, first_of = ranking.right, dict[object, int]()
     for row in right if class_names(table) else ():
@@ -253,7 +302,7 @@ def _to_explain(table: pd.DataFrame) -> list[int]:
 
 
 def _of_different_classes(rows: LabelledSet) -> list[int]:
-    """Rows from all over the set, one of a class while there are classes left."""
+    """Random rows, one per class while there are classes left."""
     order = np.random.default_rng(0).permutation(len(rows)).tolist()
     first_of = {str(rows.records[row].label): row for row in reversed(order)}
     return list(dict.fromkeys([*first_of.values(), *order]))[:TRAINED]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from workbench.evaluation.class_scores import BINS
+from workbench.evaluation.metrics import BINS
 from workbench.evaluation.prediction_table import class_names, hot
 from workbench.report import rendering
 from workbench.report.class_section import SCORES

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from workbench.data.batching import evenly_spaced
-from workbench.evaluation import dynamics
+from workbench.evaluation import training_dynamics
 from workbench.evaluation.prediction_table import class_names
 from workbench.report.plots import Axis, Plot, Series, draw, floats
 from workbench.report.rendering import ends
@@ -55,8 +55,8 @@ def observed(run: RunRecord) -> DynamicsSection | None:
     return DynamicsSection(
         sentence=sentence(table, several="adapters" in table),
         plots=[_map(table), *_losses_by_visit(table), *_forgetting(table), *_doubts(run)],
-        hardest=_rows(run, dynamics.hardest(table)),
-        unlearnable=_rows(run, dynamics.unlearnable(table).head(dynamics.HARDEST)),
+        hardest=_rows(run, training_dynamics.hardest(table)),
+        unlearnable=_rows(run, training_dynamics.unlearnable(table).head(training_dynamics.HARDEST)),
     )
 
 
@@ -79,11 +79,12 @@ def _rows(run: RunRecord, shown: pd.DataFrame) -> list[HardRow]:
 
 def sentence(table: pd.DataFrame, *, several: bool) -> str:
     """How many rows were never learned, and how many were forgotten."""
-    never, forgotten = len(dynamics.never_learned(table)), int((table["forgotten"] > 0).sum())
+    never, forgotten = len(training_dynamics.never_learned(table)), int((table["forgotten"] > 0).sum())
     by = "by none of the adapters that trained on them" if several else "at no visit"
     none = ""
     if "right_out_of_fold" in table:
-        none = f" {len(dynamics.unlearnable(table)):,} of the first no fold can learn: they are wrong out of fold too."
+        unlearnable = len(training_dynamics.unlearnable(table))
+        none = f" {unlearnable:,} of the first no fold can learn: they are wrong out of fold too."
     return (
         f"{never:,} of {len(table):,} rows were predicted {by} as they are labelled; {forgotten:,} were forgotten at "
         f"least once after they had been right.{none}"
@@ -92,7 +93,7 @@ def sentence(table: pd.DataFrame, *, several: bool) -> str:
 
 def _map(table: pd.DataFrame) -> Plot:
     shown = table.iloc[evenly_spaced(len(table), DRAWN)]
-    lost = shown["row"].isin(dynamics.unlearnable(table)["row"])
+    lost = shown["row"].isin(training_dynamics.unlearnable(table)["row"])
     bands = [("no fold learns", len(_BANDS), shown[lost])]  # never right, and wrong out of fold too
     for colour, (name, low, high) in enumerate(_BANDS):
         band = shown[shown["correctness"].between(low, high) & ~lost]

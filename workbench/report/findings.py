@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from workbench.config.sections.classes_config import rarest
-from workbench.evaluation import frozen_probe
+from workbench.evaluation import frozen_features
 from workbench.report import class_section, crossval_section, sweep_sections, task_sections
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
@@ -58,7 +58,7 @@ def verdict(record: RunRecord) -> str:
 
 def findings(record: RunRecord) -> list[Finding]:
     """Findings to look at before the numbers are believed, most important first."""
-    probed = frozen_probe.sentence(record.probe, after=record.scores.get("after", {}).get("accuracy"))
+    probed = frozen_features.sentence(record.probe, after=record.scores.get("after", {}).get("accuracy"))
     found = [
         *(Finding(tone, text) for tone, text in crossval_section.sentences(record)),
         *(Finding(tone, text) for tone, text in task_sections.reinforce_signs(record)),

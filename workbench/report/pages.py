@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import pandas as pd
 
 from workbench.config.sections.sweep_config import flat
-from workbench.evaluation import held_out_losses, paired_rows
+from workbench.evaluation import comparison, held_out_losses
 from workbench.report import (
     class_section,
     crossval_section,
@@ -324,7 +324,7 @@ def paired(records: Sequence[RunRecord], names: Sequence[str]) -> tuple[list[tup
     rows, notes = list[tuple[str, ...]](), list[str]()
     losses = held_out_losses.read(first.folder)
     for other, name in zip(others, names[1:], strict=True):
-        scores = list(paired_rows.compare(first.predictions, other.predictions))
+        scores = list(comparison.compare(first.predictions, other.predictions))
         own = held_out_losses.read(other.folder)
         if losses is not None and own is not None:
             loss = held_out_losses.compare(losses, own)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from workbench.evaluation import dynamics
+from workbench.evaluation import training_dynamics
 from workbench.evaluation.prediction_table import Floats, class_names, ranked, suspects
 from workbench.report.class_section import Neighbour, in_words, neighbours
 from workbench.report.crossval_section import CONFLICTS
@@ -265,7 +265,7 @@ def _trained(stored: pd.DataFrame, album: _Album) -> list[TrainedPicture]:
 
 def _hard(run: RunRecord, by_place: Mapping[str, Card]) -> list[Card]:
     """Cards of the hardest training rows; none where a picture is missing, so that a page shows all or none."""
-    hardest = pd.DataFrame() if run.dynamics.empty else dynamics.hardest(run.dynamics)
+    hardest = pd.DataFrame() if run.dynamics.empty else training_dynamics.hardest(run.dynamics)
     cards = [
         replace(card, predicted=f"{line.confidence:.2f}", chance=f"right {units.percent(line.correctness)}")
         for line in hardest.itertuples()

@@ -20,8 +20,8 @@ from workbench.data.batching import Indices
 from workbench.data.text import formats, generated_answers, preference_pairs
 from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
-from workbench.evaluation import sampling
-from workbench.evaluation.sampling import AnswerSampler
+from workbench.evaluation import generation
+from workbench.evaluation.generation import AnswerSampler
 from workbench.recipes.answers import sample_rows
 from workbench.recipes.answers.sample import SampledRows, SampleSettings, sample
 from workbench.recipes.answers.sample_rows import AnswerGroup, ScoredAnswer
@@ -40,7 +40,7 @@ SETTINGS = SampleSettings(n=4, max_new_tokens=16, temperature=0.9)
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are answered in several batches."""
-    monkeypatch.setattr(sampling.capacity, "forward_tokens", lambda *_, **__: 200)
+    monkeypatch.setattr(generation.capacity, "forward_tokens", lambda *_, **__: 200)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_machine_that_puts_other_prompts_together_leaves_none_out(
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(AnswerSampler, "answer", stopped)
         _facts(trained, asked, "again.jsonl", to="all")
-    monkeypatch.setattr(sampling.capacity, "forward_tokens", lambda *_, **__: 400)
+    monkeypatch.setattr(generation.capacity, "forward_tokens", lambda *_, **__: 400)
     assert _sample(trained, asked, "again.jsonl", to="all") == whole
 
 

@@ -18,7 +18,7 @@ from workbench.config.sections.rewards_config import ModelReward
 from workbench.data.text import tokenized
 from workbench.data.text.generated_answers import Answer
 from workbench.evaluation import rewards
-from workbench.evaluation.rewards.model_rewards import RewardEnsemble
+from workbench.evaluation.rewards.reward_sum import RewardEnsemble
 from workbench.recipes.answers import sample_rows
 from workbench.recipes.answers.sample_rows import AnswerGroup, ScoredAnswer
 from workbench.recipes.answers.serve import evaluate, predict

@@ -24,7 +24,7 @@ from workbench.adapters import anatomy
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.errors import ConfigError, Stopped
-from workbench.evaluation import row_outputs, target_scores
+from workbench.evaluation import classification_scores
 from workbench.models import classifier
 from workbench.recipes import check
 from workbench.recipes.answers.serve import predict
@@ -106,7 +106,10 @@ def test_one_teacher_says_what_it_predicts(train: Callable[..., Path], taught: P
     run = train("student", "distill", "distill.alpha=1", "distill.temperature=2", teacher=taught)
     teacher, rows = read(taught)
     np.testing.assert_allclose(
-        said(run)["train"], row_outputs.outputs(teacher.model, teacher.outputs, rows), rtol=1e-4, atol=1e-4
+        said(run)["train"],
+        classification_scores.predict_outputs(teacher.model, teacher.outputs, rows),
+        rtol=1e-4,
+        atol=1e-4,
     )
     found = read_scores(run)
     assert found["teacher"]["accuracy"] == pytest.approx(read_scores(taught)["after"]["accuracy"])
@@ -132,8 +135,8 @@ def test_the_adapters_of_folds_teach_together(train: Callable[..., Path], folds:
     whole_NC = asked.loc[names].to_numpy()
     np.testing.assert_allclose(model.labels.values(said(together)["train"]), whole_NC, atol=1e-5)
     assert read_scores(together)["teacher"]["accuracy"] > 0.7
-    loss = target_scores.loss(model.labels, said(together)["train"], rows.targets_NC)
-    assert loss < target_scores.loss(model.labels, said(apart)["train"], rows.targets_NC)
+    loss = classification_scores.loss(model.labels, said(together)["train"], rows.targets_NC)
+    assert loss < classification_scores.loss(model.labels, said(apart)["train"], rows.targets_NC)
 
 
 @pytest.mark.few("hidden_mse-ViT")

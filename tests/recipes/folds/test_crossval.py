@@ -18,7 +18,7 @@ from tests.conftest import MINILM, save_tiny
 from tests.recipes.weather import OTHERS, WORDS, weather, write
 from workbench.data.labelled import fold_data
 from workbench.errors import ConfigError
-from workbench.evaluation import row_outputs
+from workbench.evaluation import classification_scores
 from workbench.models import classifier
 from workbench.recipes.answers.serve import evaluate, predict
 from workbench.recipes.check import check
@@ -129,7 +129,10 @@ def test_every_row_is_judged_once_by_adapters_that_did_not_train_on_it(plain: Pa
     data = fold_data.load(config, first.reader)
     validated_N = (table["fold"] == "1").to_numpy()
     assert validated_N.tolist() == (data.folds.fold_RN[0] == 1).tolist()
-    of_rows = [row_outputs.outputs(each.model, each.outputs, data.rows.subset(validated_N)) for each in (first, second)]
+    of_rows = [
+        classification_scores.predict_outputs(each.model, each.outputs, data.rows.subset(validated_N))
+        for each in (first, second)
+    ]
     # Temperatures of out-of-fold rows differ a little from the final one, which all rows fitted.
     values = np.mean([data.labels.values(each / decided["temperature"]) for each in of_rows], axis=0)
     np.testing.assert_allclose(values, table.filter(like="p_")[validated_N], atol=0.1)

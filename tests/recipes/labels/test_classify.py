@@ -20,7 +20,7 @@ from tests.run_files import read_losses, read_scores, trains_rows, write_lines
 from workbench import recipes
 from workbench.data.labelled import labelled_data
 from workbench.errors import BackboneError, ConfigError, Stopped
-from workbench.evaluation import row_outputs
+from workbench.evaluation import classification_scores
 from workbench.models import classifier
 from workbench.recipes.answers.serve import evaluate, generate, predict
 from workbench.recipes.check import check
@@ -193,9 +193,12 @@ def test_neither_padding_nor_its_side_changes_a_causal_row(train: Train, stories
     config = run_directory.read_config(run)
     model = classifier.load(run, config)
     rows = labelled_data.load(config, model.reader).held_out
-    together = row_outputs.outputs(model.model, model.outputs, rows)
+    together = classification_scores.predict_outputs(model.model, model.outputs, rows)
     one_by_one = np.concatenate(
-        [row_outputs.outputs(model.model, model.outputs, rows.subset(np.asarray([n]))) for n in range(len(rows))]
+        [
+            classification_scores.predict_outputs(model.model, model.outputs, rows.subset(np.asarray([n])))
+            for n in range(len(rows))
+        ]
     )
     np.testing.assert_allclose(together, one_by_one, rtol=1e-4, atol=1e-5)
     pad = model.backbone.config.pad_token_id

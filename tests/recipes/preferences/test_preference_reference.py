@@ -22,7 +22,7 @@ from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.data.text.preference_pairs import PreferenceSet
 from workbench.distillation import teachers
 from workbench.errors import ConfigError
-from workbench.evaluation import reference_reading
+from workbench.evaluation import reference_loss_store
 from workbench.recipes.load import load
 from workbench.recipes.preferences import prefer, preference_reference
 from workbench.recipes.single import token_reference
@@ -127,7 +127,7 @@ def where(words: list[str], train_folder: Path) -> Path:
     config = load(train_folder / "recipe.yaml", words)
     tokenizer, _, pairs = prefer.prepare(config)
     reference = token_reference.find(preference_reference.wanted(config), config, tokenizer)
-    return reference_reading.folder(reference.identity, pairs.train.answers)
+    return reference_loss_store.folder(reference.identity, pairs.train.answers)
 
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -19,7 +19,7 @@ from tests.stopping import stop_after
 from workbench.config.sections.rewards_config import ModelReward
 from workbench.data.text.generated_answers import Answer
 from workbench.errors import ConfigError, Stopped
-from workbench.evaluation import rewards, step_scores
+from workbench.evaluation import reward_scores, rewards
 from workbench.recipes.answers.serve import evaluate, predict
 from workbench.recipes.check import check
 from workbench.recipes.load import load
@@ -107,7 +107,7 @@ def test_answers_have_the_aggregate_of_their_steps(taught: Path, how: Any) -> No
     for place, own in table.groupby("row", sort=False):
         row = doubled(int(str(place).rpartition(" ")[2]) - 1)
         answers.append(Answer(row["prompt"], "\n".join(row["completions"])))
-        expected.append(step_scores.AGGREGATES[how or "min"](own["probability"].to_numpy()))
+        expected.append(reward_scores.AGGREGATES[how or "min"](own["probability"].to_numpy()))
     found = rewards.build([ModelReward(run=taught, aggregate=how)])(answers)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 

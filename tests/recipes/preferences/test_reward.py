@@ -23,7 +23,7 @@ from workbench.config.sections.rewards_config import ModelReward
 from workbench.data.text.generated_answers import Answer
 from workbench.errors import ConfigError, Stopped
 from workbench.evaluation import reward_scores, rewards
-from workbench.evaluation.rewards.model_rewards import RewardEnsemble
+from workbench.evaluation.rewards.reward_sum import RewardEnsemble
 from workbench.recipes.answers.serve import evaluate, generate, predict
 from workbench.recipes.check import check
 from workbench.recipes.load import load
@@ -94,7 +94,7 @@ def test_equal_rewards_count_half_and_scored_rows_need_no_margins(folder: Path, 
     words = [f"data.held_out={folder / 'held_out.jsonl'}", "data.columns={margin: strength}"]
     _, _, pairs, _ = reward.prepare(load(folder / "recipe.yaml", words))
     assert pairs.train.margins.max() == 3 and not pairs.held_out.margins.any()
-    even = reward_scores.summary(pairs.held_out, np.zeros(20), centre=0.0)
+    even = reward_scores.reward_scores(pairs.held_out, np.zeros(20), centre=0.0)
     assert even["accuracy"] == even["longer"] == 0.5 and even["accuracy_low"] < 0.5 < even["accuracy_high"]
 
 
@@ -152,10 +152,10 @@ def test_scores_of_rewards_that_are_known(train: Train, folder: Path) -> None:
     rows = reward.prepare(config)[2].held_out
     longer = np.sign(np.diff(rows.answer_tokens.reshape(-1, 2))[:, 0]) * -1
     by_length = np.stack([longer, -longer], axis=1).ravel().astype(float)
-    found = reward_scores.summary(rows, by_length, centre=0.0)
+    found = reward_scores.reward_scores(rows, by_length, centre=0.0)
     assert found["longer"] == 1 and found["accuracy"] == pytest.approx((longer > 0).mean(), abs=1e-6)
     assert found["longer_chosen"] == pytest.approx((longer[longer != 0] > 0).mean(), abs=1e-6)
-    sure = reward_scores.summary(rows, np.tile([9.0, -9.0], len(rows)), centre=0.5)
+    sure = reward_scores.reward_scores(rows, np.tile([9.0, -9.0], len(rows)), centre=0.5)
     assert sure["accuracy"] == 1 and sure["calibration_error"] < 1e-6 and sure["loss"] == sure["log_loss"]
 
 
@@ -183,7 +183,7 @@ def test_ties_count_in_the_loss_and_in_no_accuracy(train: Train, folder: Path) -
     assert pairs.train.facts()["ties"] + pairs.held_out.facts()["ties"] == 20
     reward_S, tie_P = np.random.default_rng(0).normal(size=2 * len(pairs.held_out)), pairs.held_out.ties
     gap_P = reward_S[::2] - reward_S[1::2]
-    found = reward_scores.summary(pairs.held_out, reward_S, centre=0.0)
+    found = reward_scores.reward_scores(pairs.held_out, reward_S, centre=0.0)
     assert found["accuracy"] == pytest.approx((gap_P[~tie_P] > 0).mean(), abs=1e-6)
     entropy_P = np.where(tie_P, np.abs(gap_P) / 2 + np.log1p(np.exp(-np.abs(gap_P))), np.log1p(np.exp(-gap_P)))
     assert found["loss"] == pytest.approx(entropy_P.mean(), abs=1e-6)

@@ -24,9 +24,8 @@ from tests.recipes.reinforcement.test_reinforce import REWARD
 from tests.stopping import stop_after
 from tests.workbench.evaluation.serving.conftest import SETTINGS, save_runs
 from workbench.errors import BackboneError, ConfigError, Stopped, WorkbenchError
-from workbench.evaluation.serving.adapter_loader import AdapterLoader
 from workbench.evaluation.serving.app import Server, ServerLimits
-from workbench.evaluation.serving.served_models import TextModel
+from workbench.evaluation.serving.served_models import AdapterLoader, TextModel
 from workbench.recipes import check
 from workbench.recipes.load import load
 from workbench.recipes.plans.plan import plan

@@ -19,7 +19,7 @@ from tests.workbench.evaluation.serving.conftest import serve as serve
 from workbench.adapters.banks import bank
 from workbench.errors import ConfigError
 from workbench.evaluation.serving.app import Server
-from workbench.evaluation.serving.requests import ChatRequest
+from workbench.evaluation.serving.openai_format import ChatRequest
 from workbench.recipes.answers.serve import predict
 from workbench.recipes.serving import serving
 from workbench.recipes.serving.serving import ServeSettings, serve_runs

@@ -15,7 +15,7 @@ from tests.conftest import trains, write_animals
 from tests.stopping import stop_after
 from workbench.cli.console import Terminal
 from workbench.errors import Stopped
-from workbench.evaluation import row_scores
+from workbench.evaluation import perplexity
 from workbench.recipes.load import load
 from workbench.recipes.plans.plan import plan
 from workbench.training import influence
@@ -116,7 +116,7 @@ def test_a_resumed_run_reads_its_choice_instead_of_making_it_again(
     def again(*_: object, **__: object) -> Any:
         raise AssertionError("the rows were chosen already")
 
-    monkeypatch.setattr(row_scores, "row_scores", again)
+    monkeypatch.setattr(perplexity, "row_scores", again)
     broken = train(name="broken", resume=True)
     losses = [
         [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -21,7 +21,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import Stopped
-from workbench.evaluation import row_scores
+from workbench.evaluation import perplexity
 from workbench.models import backbones
 from workbench.recipes.check import check
 from workbench.recipes.load import load
@@ -70,7 +70,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     def again(*_: object, **__: object) -> Any:
         raise AssertionError("the rows were read already")
 
-    monkeypatch.setattr(row_scores, "row_scores", again)
+    monkeypatch.setattr(perplexity, "row_scores", again)
     broken = train(*words, name="broken", resume=True)
     assert read_losses(whole) == read_losses(broken)
     assert sum(visits(whole).values()) == 10 * 5 and set(visits(whole).values()) == {2}
@@ -114,7 +114,7 @@ def test_labelled_rows_begin_with_those_that_a_probe_of_the_backbone_tells_right
         stop_after(patch, 3)
         with pytest.raises(Stopped):
             train("broken")
-    monkeypatch.setattr("workbench.evaluation.frozen_features.frozen_features", None)  # asks nobody
+    monkeypatch.setattr("workbench.evaluation.frozen_features.cached_features", None)  # asks nobody
     assert read_losses(train("broken", resume=True)) == read_losses(whole)
 
 

@@ -17,7 +17,7 @@ from workbench.adapters import METHODS, NOT_OFFERED
 from workbench.cli import check_output, render
 from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
-from workbench.evaluation.agreement import Agreement
+from workbench.evaluation.perplexity import Agreement
 from workbench.models.adapter_sizes import AdapterSize, SizeTable
 from workbench.recipes import shipped
 from workbench.recipes.check import check

@@ -7,7 +7,7 @@ import pytest
 
 from workbench.crossval import ensembles
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import target_scores
+from workbench.evaluation import classification_scores
 
 ONE = Labels("one", ("a", "b", "c"))
 SEVERAL = Labels("several", ("a", "b", "c"))
@@ -42,8 +42,8 @@ def test_the_loss_never_rises(labels: Labels, rows: int) -> None:
         for scale in (0.5, 1.0, 5.0, 100.0):
             found = ensembles.temperature(labels, scale * outputs, hot)
             assert ensembles.COLDEST <= found <= ensembles.HOTTEST
-            after = target_scores.loss(labels, scale * outputs / found, hot)
-            assert after <= target_scores.loss(labels, scale * outputs, hot)
+            after = classification_scores.loss(labels, scale * outputs / found, hot)
+            assert after <= classification_scores.loss(labels, scale * outputs, hot)
 
 
 def test_rows_that_are_all_right_ask_for_no_certainty() -> None:

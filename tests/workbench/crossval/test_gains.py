@@ -15,7 +15,7 @@ from scipy import optimize, special, stats
 
 from workbench.crossval import ensembles, gains
 from workbench.data.labelled.labels import Floats, Labels
-from workbench.evaluation import target_scores
+from workbench.evaluation import classification_scores
 
 ONE = Labels("one", ("a", "b", "c"))
 TWO = Labels("one", ("a", "b"))
@@ -227,7 +227,7 @@ def test_losses_of_values_are_those_of_outputs(labels: Labels) -> None:
     found = gains.row_losses(labels, labels.values(outputs), wanted.astype(np.float32) + (labels is NUMBER))
     assert found.shape == (50,)
     assert found.mean() == pytest.approx(
-        target_scores.loss(labels, outputs, wanted.astype(np.float32) + (labels is NUMBER))
+        classification_scores.loss(labels, outputs, wanted.astype(np.float32) + (labels is NUMBER))
     )
 
 

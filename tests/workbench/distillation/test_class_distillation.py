@@ -24,7 +24,7 @@ from workbench.data.labelled.labels import Floats
 from workbench.distillation import class_distillation, teacher_sources
 from workbench.distillation.class_distillation import TeacherOutputs
 from workbench.errors import ConfigError, DataError, Stopped
-from workbench.evaluation import row_outputs, target_scores
+from workbench.evaluation import classification_scores
 from workbench.models import classifier, row_readers
 from workbench.recipes.distillation import distill_classes
 from workbench.recipes.folds import crossval, crossval_verbs
@@ -188,7 +188,7 @@ def own_outputs(run: Path, rows: str) -> Floats:
     config = run_directory.shipped_config(run)
     model = classifier.load(run, config)
     found: LabelledSet = getattr(rows_of.load(config, model.reader), rows)
-    return row_outputs.outputs(model.model, model.outputs, found)
+    return classification_scores.predict_outputs(model.model, model.outputs, found)
 
 
 def test_alpha_0_trains_as_recipe_classify_does(train: Train, distil: Train, taught: Path) -> None:
@@ -389,4 +389,6 @@ def test_texts_are_matched_but_for_case(ask: Any, folds: Path, tmp_path: Path) -
     texts = known["text"].map(normalised)
     first = known[texts == normalised(data.train.records[0].fields[0])]
     wanted_C = first[[f"p_{name}" for name in NAMES]].mean().to_numpy()
-    np.testing.assert_allclose(target_scores.outputs(data.labels, wanted_C), said.train_NC[0], atol=1e-9)
+    np.testing.assert_allclose(
+        classification_scores.outputs_of_values(data.labels, wanted_C), said.train_NC[0], atol=1e-9
+    )

@@ -15,7 +15,7 @@ import pytest
 
 from workbench.config import RunConfig
 from workbench.errors import Stopped
-from workbench.evaluation import result_store
+from workbench.evaluation import forward_passes
 from workbench.recipes.run import run
 from workbench.runs.ranks import joined
 from workbench.training import capacity
@@ -48,7 +48,7 @@ def main() -> None:
         asked = Impatient(after=after, passes=5) if rank == 1 else Impatient()
         with pytest.raises(Stopped, match=rf"what is scored so far is kept\.\nContinue with: --out {home} --resume"):
             run(config, out=folder / "broken", resume=number > 0, callback=asked)
-        assert rank or json.loads((folder / "broken" / result_store.FILE).read_text())
+        assert rank or json.loads((folder / "broken" / forward_passes.FILE).read_text())
     run(config, out=folder / "broken", resume=True, callback=Impatient())
 
 

@@ -19,9 +19,9 @@ from tests.run_files import read_scores
 from workbench import evaluation, report
 from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.evaluation import held_out_losses
+from workbench.evaluation.comparison import PairedScore
 from workbench.evaluation.held_out_losses import KeptLosses
-from workbench.evaluation.paired_rows import PairedScore
-from workbench.evaluation.scores import SummedLosses
+from workbench.evaluation.perplexity import SummedLosses
 from workbench.models import output_heads
 
 

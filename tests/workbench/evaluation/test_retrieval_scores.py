@@ -8,14 +8,14 @@ from scipy import stats
 from sklearn import metrics
 
 from workbench.evaluation import retrieval_scores
-from workbench.evaluation.retrieval_scores import of_query, ranked, summary
+from workbench.evaluation.retrieval_scores import mean_query_scores, ranked_relevance, scores_of_query
 
 
 @pytest.mark.parametrize("relevant", [1, 3, 15])
 def test_ndcg_is_that_of_scikit_learn(relevant: int) -> None:
     generator = np.random.default_rng(relevant)
     similarity, wanted = generator.normal(size=40), np.arange(40) < relevant
-    found = of_query(ranked(similarity, wanted))
+    found = scores_of_query(ranked_relevance(similarity, wanted))
     assert found["ndcg@10"] == pytest.approx(metrics.ndcg_score([wanted.astype(float)], [similarity], k=10))
     order = np.argsort(-similarity)
     assert found["mrr"] == pytest.approx(1 / (1 + min(np.flatnonzero(wanted[order]))))
@@ -24,13 +24,13 @@ def test_ndcg_is_that_of_scikit_learn(relevant: int) -> None:
 
 
 def test_embeddings_that_are_all_alike_find_nothing_first() -> None:
-    found = of_query(ranked(np.ones(30), np.arange(30) == 0))
+    found = scores_of_query(ranked_relevance(np.ones(30), np.arange(30) == 0))
     assert found == {"ndcg@10": 0, "recall@1": 0, "recall@10": 0, "mrr": pytest.approx(1 / 30)}
 
 
 def test_intervals_hold_the_mean() -> None:
-    found = [of_query(ranked(np.arange(12.0), np.arange(12) == n)) for n in range(12)]
-    scores = summary(found)
+    found = [scores_of_query(ranked_relevance(np.arange(12.0), np.arange(12) == n)) for n in range(12)]
+    scores = mean_query_scores(found)
     for name in ("ndcg@10", "recall@10", "mrr"):
         assert scores[name] == pytest.approx(np.mean([each[name] for each in found]))
         assert scores[f"{name}_low"] < scores[name] < scores[f"{name}_high"]

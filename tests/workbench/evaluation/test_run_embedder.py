@@ -21,7 +21,7 @@ from workbench.config import RunConfig
 from workbench.data.embedding import pair_set
 from workbench.data.folds import duplicates
 from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
-from workbench.evaluation import embeddings, run_embedder
+from workbench.evaluation import retrieval_scores, run_embedder
 from workbench.evaluation.run_embedder import RunEmbedder
 from workbench.models import backbones, embedder, row_readers
 from workbench.recipes.answers.serve import predict
@@ -90,10 +90,10 @@ def test_embeddings_are_those_of_the_run_with_its_instruction(taught: Path) -> N
     config = run_directory.read_config(taught)
     model = embedder.load(taught, config)
     units = pair_set.units([f"weather: {text}" for text in texts], model.tokenizer, max_tokens=config.data.max_tokens)
-    wanted = torch.nn.functional.normalize(embeddings.pooled(model, units), dim=1).numpy()
+    wanted = torch.nn.functional.normalize(retrieval_scores.embed_texts(model, units), dim=1).numpy()
     np.testing.assert_array_equal(found, wanted)
     bare = pair_set.units(texts, model.tokenizer, max_tokens=config.data.max_tokens)
-    assert np.abs(embeddings.pooled(model, bare).numpy() - wanted).max() > 0.01, "the instruction counts"
+    assert np.abs(retrieval_scores.embed_texts(model, bare).numpy() - wanted).max() > 0.01, "the instruction counts"
 
 
 def test_known_texts_need_no_model_and_a_changed_run_is_read_again(

@@ -1,4 +1,4 @@
-"""The pictures that a run keeps for its report: the right rows, few bytes, and true to what the model read."""
+"""A gradient map is the gradient: of a linear model its weights, wherever the picture is."""
 
 from __future__ import annotations
 
@@ -6,20 +6,87 @@ import io
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
+from torch import Tensor, nn
 
+from tests.vision_backbones import tiny_vision
 from tests.workbench.data.images.pictures import photograph
 from tests.workbench.evaluation.picture_sets import SIZE, picture_set
 from tests.workbench.evaluation.test_prediction_table import CELLS, table
 from workbench.data.images import augmentation
+from workbench.data.images.picture_reader import PictureReader
 from workbench.data.images.picture_rows import PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Kind
-from workbench.evaluation import dynamics, thumbnails
+from workbench.evaluation import thumbnails, training_dynamics
 from workbench.evaluation.prediction_table import ranked
+from workbench.models.classifier import Classifier
+
+
+class Output:
+    """What a transformers model returns."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+class Linear(nn.Module):
+    """Logits that are linear in the pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.weight_C3HW = nn.Parameter(torch.randn((2, 3, SIZE, SIZE), generator=generator))
+
+    def forward(self, pixel_values: Tensor) -> Output:
+        return Output(torch.einsum("bchw,kchw->bk", pixel_values, self.weight_C3HW))
+
+
+def linear(rows: LabelledSet, reader: PictureReader) -> Classifier:
+    return Classifier(Linear(), None, reader, None, None)  # type: ignore[arg-type]
+
+
+def test_the_map_of_a_linear_model_is_its_smoothed_weights(tmp_path: Path) -> None:
+    rows, reader = picture_set(tmp_path, rows=4)
+    model = linear(rows, reader)
+    for output in (0, 1):
+        weights_HW = model.model.weight_C3HW[output].detach().abs().amax(0).numpy()  # type: ignore[index]
+        wanted = cv2.GaussianBlur(weights_HW, (0, 0), sigmaX=max(0.5, thumbnails.BLUR * SIZE))
+        wanted = np.clip(wanted / np.percentile(wanted, 99), 0, 1)
+        np.testing.assert_allclose(thumbnails.gradient_map(model, rows, 2, output=output), wanted, atol=1e-5)
+    assert all(each.grad is None for each in model.model.parameters())
+
+
+def test_a_flat_map_has_no_colour_and_a_full_one_does() -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    none, full = np.zeros((8, 8), np.float32), np.ones((8, 8), np.float32)
+    grey = thumbnails.overlay(picture, none)
+    assert (grey == grey[:, :, :1]).all()
+    assert np.abs(grey[:, :, 0].astype(float) - picture.mean(2)).max() <= 0.5
+    assert (thumbnails.overlay(picture, full) != grey).any()
+    np.testing.assert_array_equal(thumbnails.smoothed(none), none)
+
+
+def test_gradients_that_overflow_are_left_out() -> None:
+    map_HW = np.ones((8, 8), np.float32)
+    map_HW[2, 3], map_HW[5, 5] = np.inf, np.nan
+    found = thumbnails.smoothed(map_HW)
+    assert np.isfinite(found).all() and 0 <= found.min() < found.max() <= 1
+
+
+@pytest.mark.parametrize("name", ["ConvNext", "ResNet", "Swin", "ViT"])
+def test_every_kind_of_backbone_has_a_map_of_its_picture_alone(tmp_path: Path, name: str) -> None:
+    rows, reader = picture_set(tmp_path, rows=6)
+    model = Classifier(tiny_vision(name).eval(), None, reader, None, None)  # type: ignore[arg-type]
+    found = thumbnails.gradient_map(model, rows, 3, output=1)
+    assert found.shape == (SIZE, SIZE) and found.max() == 1 and found.std() > 0.01
+    alone = rows.subset(np.asarray([3]))
+    np.testing.assert_array_equal(thumbnails.gradient_map(model, alone, 0, output=1), found)
 
 
 def pixels(jpeg: bytes) -> np.ndarray[Any, Any]:
@@ -123,11 +190,11 @@ def test_the_hardest_training_rows_are_kept_where_they_were_recorded(tmp_path: P
     held_out, train = rows.subset(np.arange(20) < 5), rows.subset(np.arange(20) >= 5)
     confidence_N = np.linspace(1, 0, 15)
     places = [train.place(number) for number in range(15)]
-    pd.DataFrame({"row": places, "confidence": confidence_N}).to_parquet(tmp_path / dynamics.FILE)
+    pd.DataFrame({"row": places, "confidence": confidence_N}).to_parquet(tmp_path / training_dynamics.FILE)
     thumbnails.write(tmp_path, reader, held_out, predictions(held_out), train=train)
     found = pd.read_parquet(tmp_path / thumbnails.FILE)
     hard = found[found["kind"] == "hard"]
-    assert set(hard["row"]) == set(places[-dynamics.HARDEST :]) and len(hard) == dynamics.HARDEST
+    assert set(hard["row"]) == set(places[-training_dynamics.HARDEST :]) and len(hard) == training_dynamics.HARDEST
     inputs = train.inputs
     assert isinstance(inputs, PictureRows)
     for place, jpeg in zip(hard["row"], hard["jpeg"], strict=True):

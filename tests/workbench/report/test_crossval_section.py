@@ -18,7 +18,7 @@ from tests.run_files import read_scores
 from workbench import report
 from workbench.cli import render
 from workbench.config.yaml_text import dump_yaml
-from workbench.evaluation.class_scores import calibration_error
+from workbench.evaluation.metrics import calibration_error
 from workbench.report import crossval_section
 from workbench.report.crossval_section import CONFLICTS, crossvalidated
 from workbench.report.findings import findings, verdict

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workbench.evaluation import dynamics
+from workbench.evaluation import training_dynamics
 from workbench.report import dynamics_section
 from workbench.report.run_record import RunRecord
 
@@ -47,7 +47,7 @@ def test_rows_are_counted_and_the_hardest_come_first(table: pd.DataFrame) -> Non
         section is not None and section.sentence.startswith("10 of 40 rows") and "10 were forgotten" in section.sentence
     )
     shown = [float(row.confidence) for row in section.hardest]
-    assert shown == sorted(shown) and shown[0] == 0 and len(shown) == dynamics.HARDEST
+    assert shown == sorted(shown) and shown[0] == 0 and len(shown) == training_dynamics.HARDEST
     plot, forgetting = section.plots
     assert forgetting.title == "Forgetting events" and "never of 30 rows" in forgetting.caption
     assert "<path" in plot.svg and [one.label for one in plot.legend] == [name for name, *_ in dynamics_section._BANDS]
@@ -64,7 +64,7 @@ def test_labels_in_doubt_are_drawn_where_rows_were_cross_validated(table: pd.Dat
 
 
 def test_hard_rows_are_told_in_words_where_they_were_written(table: pd.DataFrame) -> None:
-    hardest = dynamics.hardest(table).index
+    hardest = training_dynamics.hardest(table).index
     told = table.assign(text=pd.Series([f"Why {at}? " * 40 + "So." for at in range(len(hardest))], index=hardest))
     section = dynamics_section.observed(record(config={"recipe": "sft"}, dynamics=told))
     assert section is not None

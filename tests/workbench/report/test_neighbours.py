@@ -14,7 +14,7 @@ from tests.workbench.report.test_picture_section import jpeg, place, predictions
 from tests.workbench.report.test_picture_section import make as make_pictured
 from workbench import report
 from workbench.config.yaml_text import dump_yaml
-from workbench.evaluation import label_issues
+from workbench.evaluation import prediction_table
 from workbench.report.class_section import SUSPECTS, classified
 from workbench.report.run_record import read
 
@@ -77,7 +77,7 @@ def test_suspected_labels_of_texts_are_listed_with_what_is_suggested(tmp_path: P
     table = read(run).labelled
     found = classified(read(run))
     assert found is not None
-    expected = label_issues.suspected(table[["p_a", "p_b"]].to_numpy(), (table["label"] == "b").to_numpy(np.int64))
+    expected = prediction_table.suspected(table[["p_a", "p_b"]].to_numpy(), (table["label"] == "b").to_numpy(np.int64))
     rows = [(table.at[row, "row"], "ab"[other]) for row, other in expected.items()]
     assert [(each.row, each.suggested) for each in found.suspects] == rows[:SUSPECTS] and len(rows) > 5
     assert all(each.label != each.suggested for each in found.suspects)

@@ -18,7 +18,7 @@ from tests.run_files import write_lines
 from tests.workbench.report.test_pages import Page, metrics
 from workbench import report
 from workbench.config.yaml_text import dump_yaml
-from workbench.evaluation import dynamics
+from workbench.evaluation import training_dynamics
 from workbench.report import picture_section
 from workbench.report.picture_section import PictureSection, pictured
 from workbench.report.run_record import read
@@ -229,20 +229,20 @@ def test_the_share_of_the_steps_that_waited_for_data(tmp_path: Path) -> None:
 
 
 def test_the_hardest_training_rows_are_pictures_or_all_names(tmp_path: Path) -> None:
-    rows = [f"train/{number}.jpg" for number in range(dynamics.HARDEST + 3)]
+    rows = [f"train/{number}.jpg" for number in range(training_dynamics.HARDEST + 3)]
     confidence_N = np.linspace(0, 1, len(rows))
     table = pd.DataFrame({"row": rows, "confidence": confidence_N, "variability": 0.1, "correctness": confidence_N})
     table = table.assign(visits=3, forgotten=0)
     kept = [
         {"row": row, "image": f"far/away/{row}", "kind": "hard", "label": "a", "caption": "", "jpeg": jpeg(number)}
-        for number, row in enumerate(rows[: dynamics.HARDEST])
+        for number, row in enumerate(rows[: training_dynamics.HARDEST])
     ]
     for name, pictures in (("all", kept), ("some", kept[1:])):
         folder = make(tmp_path / name, predictions(6), [*stored([0]), *pictures])
-        table.to_parquet(folder / dynamics.FILE)
+        table.to_parquet(folder / training_dynamics.FILE)
         section, html = pictured(read(folder)), report.write(folder).read_text()
         assert section is not None and "Rows whose labels stayed least probable" in html
         cards = section.hard
-        assert [card.place for card in cards] == (rows[: dynamics.HARDEST] if name == "all" else [])
+        assert [card.place for card in cards] == (rows[: training_dynamics.HARDEST] if name == "all" else [])
         assert ("far/away" in html, "train/0.jpg" in html) == (False, True)
     assert cards == []

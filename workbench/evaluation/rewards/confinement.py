@@ -1,9 +1,9 @@
-"""Confinement of untrusted code: this file runs as a program of its own, gives up its rights, and then runs the code.
+"""Confinement of untrusted code: this file runs as its own program, drops its rights, and then runs the code.
 
-It needs no rights of an administrator: Landlock for what files are seen, a seccomp filter for which calls of the kernel
-are made, limits of resources for processor time and memory. The filter lets pass what computing takes, and nothing
-else: no sockets, no programs, no processes, no signals to others, no rights of files. It imports nothing but the
-standard library, and runs without site-packages.
+It needs no administrator rights: Landlock restricts the visible files, a seccomp filter the system calls, and resource
+limits the processor time and memory. The filter lets only calls pass that computing needs: no sockets, no programs, no
+processes, no signals to others, no file permissions. The file imports nothing but the standard library, and runs
+without site-packages.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Instruction = tuple[int, int, int, int]
-"""An instruction of a filter: code, instructions to jump over where a comparison is true, and where not, a number."""
+"""An instruction of a filter: code, instructions to skip if a comparison is true, and if it is false, a number."""
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Machine: its place in a pair of numbers, and its name in a filter."""
-# Numbers of calls of the kernel on x86_64 and aarch64; -1: there is none.
+"""By machine: the index of its number in a pair of call numbers, and its identifier in a filter."""
+# Numbers of system calls on x86_64 and aarch64; -1: there is none.
 _COMPUTING = (
     *((0, 63), (1, 64), (3, 57), (4, -1), (5, 80), (6, -1), (262, 79), (332, 291), (8, 62)),  # read ... statx, lseek
     *((9, 222), (10, 226), (11, 215), (12, 214), (25, 216), (28, 233)),  # memory of its own
@@ -46,11 +46,11 @@ _COMPUTING = (
 _OPEN, _OPENAT, _CLONE, _TGKILL, _KILL = (2, -1), (257, 56), (56, 220), (234, 131), (62, 129)
 _PRLIMIT, _IOCTL, _FCNTL, _PRCTL = (302, 261), (16, 29), (72, 25), (157, 167)
 _UNKNOWN = ((435, 435), (437, 437))
-"""clone3, openat2: their flags stand in memory, where a filter does not look; libraries fall back to the older ones."""
+"""clone3, openat2: a filter cannot see their flags, which are in memory; libraries fall back to the older calls."""
 _TERMINAL = (0x5401, 0x5413, 0x5450, 0x5451)
-"""Questions of ioctl whether a file is a terminal and how wide, and whether it is closed by execve."""
+"""Requests of ioctl: is a file a terminal, how wide is it, and does execve close it."""
 _DESCRIPTORS = (0, 1, 2, 3, 4, 1030)
-"""Commands of fcntl on descriptors alone; F_SETOWN would send signals to others."""
+"""Harmless commands of fcntl; F_SETOWN would send signals to others."""
 _PR_SET_NAME = 15
 _EPERM, _ENOTTY, _ENOSYS = 1, 25, 38
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
@@ -60,16 +60,16 @@ _EMPTYING = (0x200, 0x203)
 """O_TRUNC with reading, and with the mode 3, which neither reads nor writes."""
 
 _RIGHTS = (13, 14, 15, 15, 16)
-"""How many rights of files Landlock knows in its version 1, 2, 3, 4, and from 5 on."""
+"""Number of file rights in Landlock's versions 1, 2, 3, 4, and from 5 on."""
 _REFER, _NEEDS_FOLDER = 1 << 13, 0b1_1111_1111_1000 | 1 << 13
 _READ_FILE, _READ_FOLDER, _WRITE_FILE, _TRUNCATE = 1 << 2, 1 << 3, 1 << 1, 1 << 14
 _CHANGES = 1 << 5 | 1 << 8 | 1 << 12
-"""Rights to remove files, and to make files and symbolic links. Not folders: thousands within one another can neither
-be measured nor deleted, and what is in one that may not be listed is not seen."""
+"""Rights to remove files, and to make files and symbolic links. Not folders: thousands of nested ones can neither be
+measured nor deleted, and an unlistable one hides its content."""
 
 
 def main() -> None:
-    """Read what is to run from the descriptor that is named first, and write what came of it to the second."""
+    """Read the code and its tests from the first descriptor, and write the results to the second."""
     asks, tells = int(sys.argv[1]), int(sys.argv[2])
     pipe = os.fdopen(asks, "rb", buffering=0)
     wanted: dict[str, Any] = json.loads(pipe.readline())
@@ -81,7 +81,7 @@ def main() -> None:
     os.write(tells, b"confined\n")
     names: dict[str, Any] = {"__name__": "answer"}
     _passes(wanted["code"], names, exit_passes=True)
-    # Read only now that the code of the answer has run: code that exits before passes no test.
+    # Read after the answer's code has run, so that code that exits early passes no test.
     after: dict[str, Any] = json.loads(pipe.readline())
     for number, test in enumerate(after["tests"]):
         verdict = "passed" if _passes(test, names, exit_passes=False) else "failed"
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _passes(code: str, names: dict[str, Any], *, exit_passes: bool) -> bool:
-    """Whether code runs without an exception; what it defines is added to `names`."""
+    """Whether code runs without an exception; its definitions are added to `names`."""
     try:
         exec(compile(code, "<answer>", "exec"), names)
     except SystemExit:
@@ -101,23 +101,23 @@ def _passes(code: str, names: dict[str, Any], *, exit_passes: bool) -> bool:
 
 
 def confine(folder: str, *, seconds: int, memory: int, output: int) -> None:
-    """Give up all that computing does not take, for this process and for good; writing of files is left in `folder`.
+    """Drop all rights that computing does not need, for good; files may be written in `folder` alone.
 
     Args:
-        seconds: Of processor time.
+        seconds: Processor time.
         memory: Bytes of address space.
         output: Bytes of a file.
 
     Raises:
-        OSError: The machine allows no such confinement; nothing untrusted may run.
-        ValueError: It allows less of something than is asked for.
+        OSError: The machine cannot confine this process; nothing untrusted may run.
+        ValueError: A limit is above what the machine allows.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     number, architecture = _architecture()
     parent = os.getppid()
     _called("prctl PR_SET_PDEATHSIG", libc.prctl(1, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != parent:
-        raise ProcessLookupError("who started this has ended")
+        raise ProcessLookupError("the process that started this has ended")
     _limit(seconds=seconds, memory=memory, output=output)
     _called("prctl PR_SET_NO_NEW_PRIVS", libc.prctl(38, 1, 0, 0, 0))
     _hide_files(libc, folder)
@@ -144,7 +144,7 @@ def _limit(*, seconds: int, memory: int, output: int) -> None:
 
 
 def _hide_files(libc: ctypes.CDLL, folder: str) -> None:
-    """Landlock: reading of Python and of shared libraries, writing in `folder`."""
+    """Landlock: Python and shared libraries may be read, and `folder` written."""
     version = _called("landlock_create_ruleset", libc.syscall(444, None, ctypes.c_size_t(0), 1))
     handled = (1 << _RIGHTS[min(version, len(_RIGHTS)) - 1]) - 1
     attributes = ctypes.create_string_buffer(struct.pack("=Q", handled), 8)
@@ -153,7 +153,7 @@ def _hide_files(libc: ctypes.CDLL, folder: str) -> None:
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
-            continue  # not there, or not to be seen: it stays hidden
+            continue  # missing or unreadable: it stays hidden
         rights &= handled if os.path.isdir(path) else handled & ~_NEEDS_FOLDER
         rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, descriptor), 12)
         _called("landlock_add_rule", libc.syscall(445, rules, 1, rule, 0))
@@ -163,7 +163,7 @@ def _hide_files(libc: ctypes.CDLL, folder: str) -> None:
 
 
 def _visible(folder: str) -> Mapping[str, int]:
-    """Rights by path."""
+    """File rights by path."""
     library = os.path.dirname(os.__file__)
     folders = (library, f"{sys.base_prefix}/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
     files = ("/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/null")
@@ -174,12 +174,12 @@ def _visible(folder: str) -> Mapping[str, int]:
 
 
 def instructions(number: int, architecture: int, *, own: int) -> Iterator[Instruction]:
-    """The filter of calls of the kernel.
+    """The filter of system calls.
 
     Args:
-        number: Place of the machine in pairs of numbers.
-        architecture: The machine's name in a filter.
-        own: Number of this process, to which signals may go.
+        number: Index of the machine in pairs of call numbers.
+        architecture: The machine's identifier in a filter.
+        own: Id of this process, which may signal itself.
     """
     deny = (_RETURN, 0, 0, _ERRNO | _EPERM)
     allow = (_RETURN, 0, 0, _ALLOW)
@@ -189,7 +189,7 @@ def instructions(number: int, architecture: int, *, own: int) -> Iterator[Instru
     special += [(call, ((_RETURN, 0, 0, _ERRNO | _ENOSYS),)) for call in _UNKNOWN]
     special += [
         (_CLONE, (_argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), allow, deny)),
-        # A file that is not opened for writing could be emptied, which the first versions of Landlock do not look at.
+        # O_TRUNC empties a file that is not opened for writing, which the first versions of Landlock do not stop.
         (_OPEN, (_argument(1), (_AND, 0, 0, _O_TRUNC_AND_MODE), *emptying, allow)),
         (_OPENAT, (_argument(2), (_AND, 0, 0, _O_TRUNC_AND_MODE), *emptying, allow)),
         (_TGKILL, _one_of(0, (own,), _EPERM)),
@@ -197,7 +197,7 @@ def instructions(number: int, architecture: int, *, own: int) -> Iterator[Instru
         (_IOCTL, _one_of(1, _TERMINAL, _ENOTTY)),
         (_FCNTL, _one_of(1, _DESCRIPTORS, _EPERM)),
         (_PRCTL, _one_of(0, (_PR_SET_NAME,), _EPERM)),
-        # Limits may be read, not set.
+        # Limits may be read but not set.
         (_PRLIMIT, (_argument(2), (_EQUAL, 0, 3, 0), _argument(2, 4), (_EQUAL, 0, 1, 0), allow, deny)),
     ]
     for call, then in special:
@@ -209,7 +209,7 @@ def instructions(number: int, architecture: int, *, own: int) -> Iterator[Instru
 
 
 def _argument(number: int, half: int = 0) -> Instruction:
-    """Load the lower half of an argument, or from 4 on the higher one."""
+    """Load the lower half of an argument; the upper half with `half=4`."""
     return (_LOAD, 0, 0, 16 + 8 * number + half)
 
 
@@ -228,7 +228,7 @@ def _filter_calls(libc: ctypes.CDLL, program: list[Instruction]) -> None:
 
 
 def _called(name: str, result: int) -> int:
-    """The result of a call of the kernel; raises OSError with its name where it failed."""
+    """The result of a system call; raises OSError with its name where it failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -1,12 +1,21 @@
-"""The reward of a configuration: a weighted sum of its rewards, each of which is named where it fails."""
+"""The reward of a configuration: a weighted sum of verifiers, functions and reward models; errors name the part.
+
+Legend: M reward models, S answers.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from workbench.config import DataConfig
+from workbench.config.sections.reward_config import RewardConfig
 from workbench.config.sections.rewards_config import (
     FunctionReward,
     JsonReward,
@@ -16,25 +25,143 @@ from workbench.config.sections.rewards_config import (
     RewardSource,
     UnitTestReward,
 )
-from workbench.data.rows import excerpt
-from workbench.data.text.generated_answers import Answer
+from workbench.data.batching import Indices, Row
+from workbench.data.rows import RawRow, excerpt
+from workbench.data.text import prompts, stepwise, tokenized
+from workbench.data.text.chat import ChatEncoder, Encoded, truncate
+from workbench.data.text.generated_answers import Answer, Floats, answer_to
+from workbench.data.text.stepwise import StepEncoder
+from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
-from workbench.evaluation.rewards.model_rewards import RewardEnsemble
-from workbench.evaluation.rewards.unit_tests import UnitTestVerifier
-from workbench.evaluation.rewards.user_function import UserFunction
-from workbench.evaluation.rewards.verifiers import JsonVerifier, NumberVerifier, PatternVerifier, column
-from workbench.runs import provenance, trust
+from workbench.evaluation import reward_scores
+from workbench.evaluation.forward_passes import over_rows
+from workbench.evaluation.rewards.verifiers import (
+    JsonVerifier,
+    NumberVerifier,
+    PatternVerifier,
+    UnitTestVerifier,
+    UserFunction,
+    column,
+)
+from workbench.models import reward_model
+from workbench.models.reward_model import RewardModel
+from workbench.runs import provenance, run_directory, trust
 from workbench.runs.trust import Trust
 
 SPREAD = "reward_spread"
-"""Name of the disagreement of reward models beside rewards by name."""
+"""Name under which the disagreement of reward models stands beside the rewards."""
+
+
+class Rater(NamedTuple):
+    """A loaded reward model."""
+
+    model: RewardModel
+    max_tokens: int
+    """Most tokens that it reads."""
+    config: RewardConfig
+
+    @property
+    def steps(self) -> bool:
+        """Whether it rates the steps of an answer."""
+        return self.config.kind == "process"
+
+
+class RewardEnsemble:
+    """The reward of a reward model, or the mean of several minus a penalty for their disagreement.
+
+    Raises:
+        ConfigError: A run is not of recipe reward, is not finished, or rates no steps where `aggregate` asks for them.
+    """
+
+    def __init__(self, config: ModelReward) -> None:
+        self._config = config
+        runs = [member for run in config.runs for member in run_directory.fold_members(run.expanduser())]
+        self._models = [_load_rater(run, config) for run in runs]
+
+    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+        return self.rated(answers)[0]
+
+    def rated(self, answers: Sequence[Answer]) -> tuple[list[float], list[float]]:
+        """The reward of each answer, and the standard deviation of the models' rewards; 0 for one model."""
+        reward_MS = self.read(answers)
+        return self.pessimistic(reward_MS), [float(each) for each in spread(reward_MS)]
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one model."""
+        return len(self._models) > 1
+
+    def pessimistic(self, reward_MS: Floats) -> list[float]:
+        """Mean of the models minus `pessimism` times their standard deviation (M - 1 degrees of freedom)."""
+        return [float(each) for each in reward_MS.mean(0) - self._config.pessimism * spread(reward_MS)]
+
+    def read(self, answers: Sequence[Answer]) -> Floats:
+        """Reward (M, S) of each answer by each model."""
+        return np.asarray([_read_rewards(model, answers) for model in self._models], dtype=np.float64)
+
+
+def spread(reward_MS: Floats) -> Floats:
+    """Standard deviation (S,) over the models; 0 for one model."""
+    return np.zeros(reward_MS.shape[1]) if len(reward_MS) < 2 else np.asarray(reward_MS.std(0, ddof=1))
+
+
+def _load_rater(run: Path, wanted: ModelReward) -> Rater:
+    """The reward model of a run."""
+    config = run_directory.shipped_config(run, Trust(wanted.trust, "trust: true beside the run in rewards"))
+    if config.recipe != "reward":
+        raise ConfigError(
+            f"rewards, model: {run} is a run of recipe {config.recipe}, which tells no reward. Name a run of recipe "
+            "reward: workbench run reward/quickstart data.train=pairs.jsonl"
+        )
+    own = config.reward
+    if wanted.aggregate is not None:
+        if own.kind != "process":
+            raise ConfigError(
+                f"rewards, model: aggregate={wanted.aggregate} is for models that rate steps, and {run} rates whole "
+                "answers. Leave aggregate out, or name a run with reward.kind=process."
+            )
+        own = own.model_copy(update={"aggregate": wanted.aggregate})
+    return Rater(reward_model.load(run, config, ChatEncoder), config.data.max_tokens, own)
+
+
+def _read_rewards(rater: Rater, answers: Sequence[Answer]) -> list[float]:
+    """The reward of each answer: the model's output, or the aggregate of the probabilities that its steps are right."""
+    model, template = rater.model, rater.model.template
+    wholes = [_encoded(rater, answer) for answer in answers]
+    cut = [truncate(whole, max_tokens=rater.max_tokens, side="left") for whole in wholes]
+    rows = [Row(np.asarray(each.input_ids), np.asarray(each.supervised)) for each in cut]
+    device, combine = next(model.model.parameters()).device, reward_scores.AGGREGATES[rater.config.aggregate]
+
+    def compute(numbers: Indices) -> list[float]:
+        batch = template.collate([rows[number] for number in numbers], epoch=0).to(device)
+        if not rater.steps:
+            batch_rewards: list[float] = model.rewards(batch).double().cpu().tolist()
+            return batch_rewards
+        logits = model.step_logits(replace(batch, positions_N=batch.positions_N + 1)).double().cpu()
+        counts = [int(rows[number].supervised[1:].sum()) for number in numbers]
+        return [combine(each.sigmoid().numpy()) for each in logits.split(counts)]
+
+    return over_rows(model.model, np.asarray([len(row.input_ids) for row in rows]), compute)
+
+
+def _encoded(rater: Rater, answer: Answer) -> Encoded:
+    """Prompt and answer; an answer of nothing but white space becomes the end token after the prompt."""
+    template, text = rater.model.template, answer.text
+    if text.strip() or not answer.messages:
+        (example,) = template.expanded(answer.example, loss_on="last")
+        if not rater.steps:
+            return template.encode(example, loss_on="last")
+        steps = stepwise.parted(text, rater.config.separator) or (text,)
+        return StepEncoder(template, labelled=False).encode(replace(example, steps=steps), loss_on="last")
+    ids = [*template.prompt(answer.messages, answer.tools), *template.stops()[:1]]
+    return Encoded(ids, [False] * (len(ids) - 1) + [rater.steps])
 
 
 class Reward(Protocol):
-    """Tells how good answers are."""
+    """Rates answers."""
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        """A finite number for each answer: the higher, the better."""
+        """A finite number for each answer; higher is better."""
 
 
 class Part(NamedTuple):
@@ -55,18 +182,18 @@ class RewardSum:
         return self.total(self.named(answers), len(answers))
 
     def named(self, answers: Sequence[Answer]) -> dict[str, list[float]]:
-        """The reward of each answer by each part, without its weight.
+        """The unweighted reward of each answer, by the name of the part.
 
         Raises:
-            WorkbenchError: A part fails, takes too long, or gives no finite number for each answer; it is named.
+            WorkbenchError: A part fails, takes too long, or gives no finite number for an answer; it is named.
         """
         return {part.name: _checked(part, answers, part.score(answers)) for part in self.parts} if answers else {}
 
     def detailed(self, answers: Sequence[Answer]) -> dict[str, list[float]]:
-        """As `named`; with SPREAD, where reward models are ensembles: how far their sum would be off by disagreement.
+        """As `named`, with SPREAD where a part is an ensemble of reward models.
 
-        The standard deviation over the models of an ensemble, times its weight; of several the root of the sum of
-        squares, as if they were independent.
+        That is the standard deviation over the models of an ensemble times its weight; of several ensembles the root of
+        the sum of squares, as if they were independent.
         """
         named, spread_S, several = dict[str, list[float]](), [0.0] * len(answers), False
         for part in self.parts if answers else ():
@@ -79,7 +206,7 @@ class RewardSum:
         return named | {SPREAD: spread_S} if several else named
 
     def total(self, named: dict[str, list[float]], count: int) -> list[float]:
-        """The weighted sum of what `named` gave for so many answers."""
+        """The weighted sum of the rewards that `named` gave for `count` answers."""
         return [sum(part.weight * named[part.name][number] for part in self.parts) for number in range(count)]
 
 
@@ -87,11 +214,11 @@ def build(sources: Sequence[RewardSource], *, read_from: tuple[Path, Trust] | No
     """The sum of the rewards that a configuration names.
 
     Args:
-        read_from: The run directory whose configuration it is, and whether its code is trusted; None for one that a
-            person gave to be run.
+        read_from: The run directory that the configuration was read from, and whether its code is trusted; None for the
+            user's own configuration.
 
     Raises:
-        ConfigError: A file, function, schema or run is not there or not right, or the machine has no sandbox.
+        ConfigError: A file, function, schema or run is missing or wrong, or the machine has no sandbox.
     """
     if read_from is not None and not read_from[1].given:
         for source in sources:
@@ -108,13 +235,10 @@ def build(sources: Sequence[RewardSource], *, read_from: tuple[Path, Trust] | No
 
 
 def require_columns(sources: Sequence[RewardSource], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Refuse rows without a column that a reward reads, before anything is answered.
+    """Raise DataError for a row without a column that a reward reads, before anything is generated.
 
     Args:
-        rows: Place and columns of each, by their names in the file.
-
-    Raises:
-        DataError: A row lacks one; it is named.
+        rows: Place and columns of each row, by their names in the file.
     """
     for place, columns in rows:
         for source in sources:
@@ -123,7 +247,7 @@ def require_columns(sources: Sequence[RewardSource], rows: Iterable[tuple[str, M
 
 
 def digests(sources: Sequence[RewardSource]) -> dict[str, str]:
-    """Digests of the files that rewards are read from, by their names; one that is not there is left out."""
+    """Digests of the files that rewards are read from, by path; missing files are left out."""
     digest_by_name: dict[str, str] = {}
     for path in (path for source in sources for path in source.files):
         place = path.expanduser()
@@ -140,7 +264,7 @@ _MADE: dict[type[RewardSource], Callable[..., Reward]] = {
     UnitTestReward: UnitTestVerifier,
     ModelReward: RewardEnsemble,
 }
-"""The reward that scores answers, from the section of its kind."""
+"""The class of each kind of reward, by the class of its section."""
 
 
 def _checked(part: Part, answers: Sequence[Answer], part_rewards: list[float]) -> list[float]:
@@ -151,3 +275,58 @@ def _checked(part: Part, answers: Sequence[Answer], part_rewards: list[float]) -
                 f"{answer.place}, {excerpt(answer.text)}. Let it give a finite number for every answer."
             )
     return part_rewards
+
+
+class RowJudge:
+    """The rewards of a run for answers to the rows of a table, which are rated with all columns of their files.
+
+    Args:
+        rows: Some rows of the table.
+        files: Each file of the table's rows by name (empty where there is one), and how it is read.
+    """
+
+    def __init__(
+        self,
+        rewards: RewardSum,
+        rows: TokenizedSet,
+        files: Mapping[str, DataConfig],
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
+        whole = replace(rows, rows=np.arange(len(rows.table)))
+        self.table = rows.table
+        self._rewards, self._tokenizer = rewards, tokenizer
+        prefixes = rows.prefixes or ("",) * max(1, len(rows.sources))
+        self._raw: list[tuple[RawRow, DataConfig]] = [
+            (replace(raw, place=prefix + raw.place), own)
+            for prefix, (part, own) in zip(prefixes, tokenized.of_files(whole, files), strict=True)
+            for raw in tokenized.raw_rows(part, own)
+        ]
+        """Each row of the table, and how its file is read."""
+
+    def require(self, sources: Sequence[RewardSource]) -> None:
+        """Raise DataError where a row lacks a column that a reward reads."""
+        require_columns(sources, ((raw.place, raw.columns) for raw, _ in self._raw))
+
+    def named(self, rows: Sequence[int], answers: Sequence[Indices]) -> dict[str, Floats]:
+        """Rewards of answers by name, from each answer's row number and tokens; raises as `RewardSum.named`."""
+        return self.of_texts(rows, [self.text(ids) for ids in answers])
+
+    def of_texts(self, rows: Sequence[int], texts: Sequence[str]) -> dict[str, Floats]:
+        """The same for answers as text."""
+        answers = []
+        for row, text in zip(rows, texts, strict=True):
+            raw, config = self._raw[row]
+            question = prompts.question(raw, config)
+            assert question is not None, "every row of the table has a prompt"
+            answers.append(answer_to(question, text, raw.columns))
+        return {name: np.asarray(values, dtype=np.float64) for name, values in self._rewards.named(answers).items()}
+
+    def total(self, named: Mapping[str, Floats]) -> Floats:
+        """The weighted sum of the rewards."""
+        listed = {name: values.tolist() for name, values in named.items()}
+        count = len(next(iter(listed.values())))
+        return np.asarray(self._rewards.total(listed, count), dtype=np.float64)
+
+    def text(self, ids: Indices) -> str:
+        """An answer as text, without special tokens."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True)).strip()

@@ -1,4 +1,4 @@
-"""Runs untrusted code with tests in a process of its own, under limits, and says which tests passed."""
+"""Runs untrusted code with tests in a confined process, under limits, and reports which tests passed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation.rewards import confinement
 
 _LOOK = 0.05
-"""Seconds between looks at the clock and at the folder."""
+"""Seconds between checks of the clock and of the folder."""
 _ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
 
@@ -30,16 +30,16 @@ class SandboxLimits:
     """Limits of untrusted code."""
 
     seconds: int = 5
-    """Processor time; twice as much by the clock."""
+    """Processor time; the wall-clock limit is twice as long."""
     memory: int = 512 * 2**20
     """Bytes of address space."""
     output: int = 2**20
-    """Bytes of all files in its folder. What it prints is dropped."""
+    """Bytes of all files in its folder; printed output is discarded."""
 
 
 @functools.cache
 def require(limits: SandboxLimits) -> None:
-    """Raise ConfigError where this machine does not keep untrusted code in; asked before any runs."""
+    """Raise ConfigError where this machine cannot confine untrusted code; called before any runs."""
     lines = _results("", ["pass"], limits, word="word")
     if lines[:1] == ["confined"] and lines[1:] == ["word 0 passed"]:
         return
@@ -53,10 +53,10 @@ def require(limits: SandboxLimits) -> None:
 
 
 def passed(code: str, tests: Sequence[str], limits: SandboxLimits) -> list[bool]:
-    """Whether each of `tests` passes behind `code`, in one process; those behind one that ends it do not.
+    """Whether each of `tests` passes after `code`, all in one process; tests after one that ends the process fail.
 
-    A test counts where the process tells so after it ran, by a word that it gets when the code has run. That keeps code
-    out that exits before it is tested; code that reads its own descriptors for the word could forge a result.
+    The process reports each result with a secret word that it reads only after the code has run, so that code cannot
+    exit early and pass. Code that reads the process's descriptors could still forge a result.
 
     Raises:
         ConfigError: As `require`.
@@ -68,7 +68,7 @@ def passed(code: str, tests: Sequence[str], limits: SandboxLimits) -> list[bool]
 
 
 def _results(code: str, tests: Sequence[str], limits: SandboxLimits, *, word: str) -> list[str]:
-    """The lines that the process wrote."""
+    """The lines that the confined process wrote."""
     wanted = {"code": code, "seconds": limits.seconds, "memory": limits.memory, "output": limits.output}
     with (
         tempfile.TemporaryDirectory(prefix="workbench-sandbox-") as folder,
@@ -84,7 +84,7 @@ def _results(code: str, tests: Sequence[str], limits: SandboxLimits, *, word: st
 
 
 def _run(folder: Path, asks: IO[bytes], tells: IO[bytes], limits: SandboxLimits) -> None:
-    """Start the process, and end it where it reaches a limit that the kernel does not hold."""
+    """Run the process, and kill it at a limit that the kernel does not enforce (wall clock, bytes of all files)."""
     ends = (asks.fileno(), tells.fileno())
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-B", confinement.__file__, *map(str, ends)],
@@ -109,7 +109,7 @@ def _run(folder: Path, asks: IO[bytes], tells: IO[bytes], limits: SandboxLimits)
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the files in a folder that changes meanwhile, 4 KiB each at least; it has no folders."""
+    """Bytes of the files in a folder without folders, at least 4 KiB each; files may vanish meanwhile."""
     total = 0
     with os.scandir(folder) as files:
         for file in files:

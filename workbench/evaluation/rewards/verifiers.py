@@ -1,31 +1,50 @@
-"""Verifiers of answers by their text alone: numbers, regular expressions, JSON, and the code in them."""
+"""Rewards of single answers: numbers, regular expressions, JSON schemas, unit tests, and functions of the user."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from workbench.config.sections.rewards_config import JsonReward, NumberReward, PatternReward
+from workbench.config import plugins
+from workbench.config.sections.rewards_config import (
+    FunctionReward,
+    JsonReward,
+    NumberReward,
+    PatternReward,
+    UnitTestReward,
+)
 from workbench.data.rows import excerpt
 from workbench.data.text.generated_answers import Answer
 from workbench.data.time_limit import time_limit
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation.rewards import json_schema
+from workbench.evaluation.rewards import sandbox
+from workbench.evaluation.rewards.sandbox import SandboxLimits
 from workbench.schema import did_you_mean
 
+if TYPE_CHECKING:
+    from jsonschema.protocols import Validator
+
 _MARK = "####"
-"""GSM8K writes the result behind it."""
+"""GSM8K writes the result after it."""
 _NUMBER = re.compile(
     r"(?:(?<![\w.)])[-\u2212])?(?:[0-9]+(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,3}\b)?"
 )
 _FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:\n?```|\Z)", re.DOTALL)
+_ANNOTATIONS = ("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples")
+"""Keywords of a JSON schema that do not restrict values."""
+_MOST_THREADS = 8
+"""Answers that are tested at the same time where `threads` is auto, at most."""
+SIGNATURE = "def {}(answers: list[Answer]) -> list[float]"
 
 
 def number_in(text: str) -> Decimal | None:
-    """The first number behind the last `####`, or else the last one of the text; None where there is none."""
+    """The first number after the last `####`, or else the last number of the text; None where there is none."""
     _, mark, behind = text.rpartition(_MARK)
     numbers = _NUMBER.findall(behind if mark else text)
     if not numbers:
@@ -34,7 +53,7 @@ def number_in(text: str) -> Decimal | None:
 
 
 def fenced(text: str) -> str:
-    """The last block between lines of three backticks, or all of a text that has none."""
+    """The last block between lines of three backticks; the whole text where there is none."""
     blocks = _FENCED.findall(text)
     return str(blocks[-1]) if blocks else text
 
@@ -55,7 +74,7 @@ def column(answer: Answer, name: str, *, kind: str) -> Any:
 
 
 class NumberVerifier:
-    """1 where an answer's number is that of its row, else 0."""
+    """1 where the number in an answer equals that of its row, else 0."""
 
     def __init__(self, config: NumberReward) -> None:
         self._config = config
@@ -75,7 +94,7 @@ class NumberVerifier:
 
 
 class PatternVerifier:
-    """1 where a regular expression is found in an answer, and its first group where the row has it, else 0."""
+    """1 where a regular expression matches an answer (and its first group equals the row's column), else 0."""
 
     def __init__(self, config: PatternReward) -> None:
         self._config = config
@@ -106,18 +125,21 @@ class PatternVerifier:
 
 
 class JsonVerifier:
-    """1 where an answer, or its last fenced block, is JSON that fits a schema, else 0."""
+    """1 where an answer, or its last fenced block, is JSON that satisfies a schema, else 0."""
 
     def __init__(self, config: JsonReward) -> None:
-        self._schema, self._timeout = json_schema.validator(config.json_schema), config.timeout
+        self._schema, self._timeout = schema_validator(config.json_schema), config.timeout
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
         with time_limit(self._endless, seconds=self._timeout):
             return [self._score(fenced(answer.text)) for answer in answers]
 
     def _score(self, text: str) -> float:
+        def refuse(constant: str) -> None:  # NaN and Infinity, which Python's parser accepts
+            raise ValueError(f"{constant} is not JSON")
+
         try:
-            return float(self._schema.is_valid(json.loads(text, parse_constant=_refuse)))
+            return float(self._schema.is_valid(json.loads(text, parse_constant=refuse)))
         except (ValueError, RecursionError):
             return 0.0
 
@@ -128,5 +150,147 @@ class JsonVerifier:
         )
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
+def schema_validator(source: Path | Mapping[str, Any]) -> Validator:
+    """A validator for a JSON schema, of the draft that the schema names, else 2020-12.
+
+    Args:
+        source: The schema, or a JSON file that holds it.
+
+    Raises:
+        ConfigError: It cannot be read, is no schema, or refers to another file; the message names the place.
+    """
+    from jsonschema import Draft202012Validator, SchemaError, validators
+    from referencing import Registry, Resource
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012
+
+    name = str(source) if isinstance(source, Path) else "json_schema"
+    schema = _read_schema(source) if isinstance(source, Path) else dict(source)
+    if not isinstance(schema, Mapping):
+        raise _schema_error(name, f"is {excerpt(schema)}, and a schema is an object")
+    kind = validators.validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema, format_checker=kind.FORMAT_CHECKER)
+    except SchemaError as error:
+        raise _schema_error(name, f"{error.json_path}: {error.message}") from None
+    known = {*kind.VALIDATORS, *_ANNOTATIONS}
+    if unknown := [key for key in schema if key not in known]:  # the library would ignore them
+        raise _schema_error(name, f"{unknown[0]} is no keyword.{did_you_mean(unknown[0], sorted(known))}")
+    resource = Resource.from_contents(schema, default_specification=DRAFT202012)
+    whole = resource.id() or ""
+    registry: Registry[Any] = Registry().with_resource(whole, resource)  # holds nothing else, so nothing is fetched
+    resolver = registry.resolver(whole)
+    for reference in _references(schema):
+        try:
+            resolver.lookup(reference)
+        except Unresolvable:
+            raise _schema_error(name, f"$ref {reference!r} leads nowhere; only places in the schema are read") from None
+    return kind(schema, registry=registry)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        if isinstance(reference := schema.get("$ref"), str):
+            yield reference
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _references(part)
+
+
+def _schema_error(name: str, problem: str) -> ConfigError:
+    return ConfigError(f"rewards, json: {name}: {problem}. Correct the schema.")
+
+
+def _read_schema(path: Path) -> Any:
+    try:
+        return json.loads(path.expanduser().read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"rewards, json: {path}: cannot be read as JSON ({error}). Name a file with a JSON schema, or write the "
+            "schema itself as json_schema."
+        ) from None
+
+
+class UnitTestVerifier:
+    """The share of its row's unit tests that the code in an answer passes, or whether it passes all.
+
+    Raises:
+        ConfigError: The machine cannot confine untrusted code.
+    """
+
+    def __init__(self, config: UnitTestReward) -> None:
+        self._config = config
+        self._limits = SandboxLimits(config.seconds, int(config.memory), int(config.output))
+        self._threads = min(_MOST_THREADS, os.cpu_count() or 1) if config.threads == "auto" else config.threads
+        sandbox.require(self._limits)
+
+    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+        tests = [self._tests(answer) for answer in answers]
+        with ThreadPoolExecutor(self._threads) as pool:
+            return list(pool.map(self._score, answers, tests))
+
+    def _tests(self, answer: Answer) -> list[str]:
+        cell = column(answer, self._config.tests, kind="unit_tests")
+        pieces = [cell] if isinstance(cell, str) else cell
+        if not isinstance(pieces, list) or not pieces or not all(isinstance(each, str) for each in pieces):
+            raise DataError(
+                f"{answer.place}: `{self._config.tests}` must be Python code, or a list of pieces of it, found "
+                f"{excerpt(cell)}. Correct the row, or name another column as `tests` of the reward."
+            )
+        return pieces
+
+    def _score(self, answer: Answer, tests: list[str]) -> float:
+        passed = sandbox.passed(fenced(answer.text), tests, self._limits)
+        return float(all(passed)) if self._config.score == "all" else sum(passed) / len(passed)
+
+
+class UserFunction:
+    """Scores answers by a function in a user's Python file, within a time limit.
+
+    Raises:
+        ConfigError: The file has no such function, or fails.
+    """
+
+    def __init__(self, config: FunctionReward) -> None:
+        self._config = config
+        self._key = f"rewards, {config.function}"
+        signature = SIGNATURE.format(config.function)
+        self._function: Callable[..., Any] = plugins.function(
+            config.file, config.function, signature, key="rewards.file"
+        )
+
+    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+        values = self._call(list(answers))
+        try:
+            if any(isinstance(value, (str, bytes)) for value in values):
+                raise TypeError
+            reward_values = [float(value) for value in values]
+        except (TypeError, ValueError):
+            raise self._error(f"returned {excerpt(values)}. Return a list of numbers, one for each answer") from None
+        if len(reward_values) != len(answers):
+            raise self._error(
+                f"returned {len(reward_values)} rewards for {len(answers)} answers. Return one for each answer"
+            )
+        return reward_values
+
+    def _call(self, answers: list[Answer]) -> Any:
+        seconds = self._config.timeout
+        too_long = self._error(
+            f"took more than {seconds:g} s for {len(answers)} answers, from {answers[0].place} on. Make it faster, or "
+            "write a higher timeout for it"
+        )
+        try:
+            with time_limit(lambda: _TookTooLong(), seconds=seconds, clock="wall"):
+                return self._function(answers)
+        except _TookTooLong:
+            raise too_long from None
+        except (Exception, SystemExit) as error:  # a user's code may raise anything
+            raise plugins.failed(self._config.file, error, key=f"{self._key}, from {answers[0].place} on") from error
+
+    def _error(self, problem: str) -> ConfigError:
+        return ConfigError(f"{self._key}: {self._config.function}() of {self._config.file} {problem}.")
+
+
+class _TookTooLong(Exception):
+    pass

@@ -5,64 +5,210 @@ from __future__ import annotations
 import asyncio
 import base64
 import hmac
+import json
 import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from workbench.errors import WorkbenchError
-from workbench.evaluation.serving import generating, refusals, requests
-from workbench.evaluation.serving.adapter_loader import AdapterLoader
-from workbench.evaluation.serving.answer_progress import Interrupted
-from workbench.evaluation.serving.generating import EventStream, Job
-from workbench.evaluation.serving.refusals import Refusal
-from workbench.evaluation.serving.requests import (
+from workbench.evaluation.serving import openai_format
+from workbench.evaluation.serving.openai_format import (
+    AnswerForm,
+    ChatForm,
     ChatRequest,
     ClassifyRequest,
+    CompletionForm,
     CompletionRequest,
     EmbeddingRequest,
     Generation,
     LoadAdapterRequest,
+    Refusal,
     UnloadAdapterRequest,
+    Written,
 )
-from workbench.evaluation.serving.scheduler import QueueFull
-from workbench.evaluation.serving.served_models import ClassModel, EmbeddingModel, ServedModel, TextModel, Turns
+from workbench.evaluation.serving.scheduler import AnswerInProgress, AnswerPiece, Interrupted, QueueFull, Sampling
+from workbench.evaluation.serving.served_models import (
+    AdapterLoader,
+    ClassModel,
+    EmbeddingModel,
+    ServedModel,
+    TextModel,
+    Turns,
+)
 from workbench.runs.http_server import LOOPBACK, without_port
 
+GONE = 499
+"""Status of a response whose client has hung up."""
 _log = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
 ModelT = TypeVar("ModelT", bound=ServedModel)
 Answer = Callable[[Request], Awaitable[Response]]
 
 
+class Job:
+    """All answers to one request, sent whole or as a stream. Always end it by `cancel`."""
+
+    def __init__(self, model: TextModel, request: Generation, prompts: list[list[int]], *, seconds: float) -> None:
+        self._request, self._scheduler = request, model.scheduler
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[int, AnswerPiece | Interrupted]] = asyncio.Queue()
+        self.form: AnswerForm
+        begins = [""] * len(prompts)  # text that the answers to each prompt begin with
+        scored = request.scores is not None
+        if isinstance(request, CompletionRequest):
+            numbered = request.return_tokens_as_token_ids
+            self.form = CompletionForm(model.tokenizer, scored=scored, numbered=numbered)
+            if request.echo:
+                pairs = zip(request.prompts, prompts, strict=True)
+                begins = [asked if isinstance(asked, str) else str(model.tokenizer.decode(ids)) for asked, ids in pairs]
+        else:
+            self.form = ChatForm(model.tokenizer, scored=scored)
+        self.head = {"id": f"{self.form.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
+        self.answers = [
+            self._answer(model, prompt, place * request.n + number, number, seconds)
+            for place, prompt in enumerate(prompts)
+            for number in range(request.n)
+        ]
+        self.written = [Written(text=text) for text in begins for _ in range(request.n)]
+        self._read = sum(map(len, prompts))
+
+    def _answer(self, model: TextModel, prompt: list[int], index: int, number: int, seconds: float) -> AnswerInProgress:
+        request = self._request
+        sampling = Sampling(
+            max_tokens=request.most or model.context - len(prompt),
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=None if request.seed is None else (request.seed % 2**64, number),
+            logprobs=request.scores,
+            echo=isinstance(request, CompletionRequest) and request.echo,
+        )
+
+        def listen(event: AnswerPiece | Interrupted) -> None:
+            with suppress(RuntimeError):  # the loop has ended, and the client's connection with it
+                self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+
+        return model.answer(prompt, request, sampling, listen, seconds=seconds)
+
+    def submit(self) -> None:
+        """Queue the answers; raises as `Scheduler.submit`."""
+        self._scheduler.submit(self.answers)
+
+    def cancel(self) -> None:
+        """Cancel unfinished answers."""
+        if any(each.reason is None for each in self.written):
+            self._scheduler.cancel(self.answers)
+
+    async def pieces(self) -> AsyncIterator[tuple[int, AnswerPiece]]:
+        """Pieces as they come, each with its answer's number; raises Interrupted where an answer is interrupted."""
+        while any(each.reason is None for each in self.written):
+            index, event = await self._events.get()
+            if isinstance(event, Interrupted):
+                raise event
+            written = self.written[index]
+            written.text += event.text
+            written.tokens, written.reason = event.tokens, event.reason
+            written.scores += event.scores
+            yield index, event
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Numbers of tokens of prompts and answers."""
+        return openai_format.token_usage(self._read, sum(each.tokens for each in self.written))
+
+    async def whole(self) -> Response:
+        """The response when all answers have ended."""
+        async for _ in self.pieces():
+            pass
+        choices = [self.form.choice(index, each, chunk=False) for index, each in enumerate(self.written)]
+        return JSONResponse({**self.head, "object": self.form.whole, "choices": choices, "usage": self.usage})
+
+    async def events(self) -> AsyncIterator[str]:
+        """The lines of a stream of server-sent events."""
+        usage = {"usage": None} if self._request.stream_options.include_usage else {}
+        head = {**self.head, "object": self.form.part}
+        for index in range(len(self.answers)):
+            if (opening := self.form.opening(index)) is not None:
+                yield _event({**head, "choices": [opening], **usage})
+        try:
+            async for index, piece in self.pieces():
+                new = Written(piece.text, piece.tokens, list(piece.scores), piece.reason)
+                yield _event({**head, "choices": [self.form.choice(index, new, chunk=True)], **usage})
+        except Interrupted as error:
+            yield _event(openai_format.refusal_of(error).body)
+            return
+        if usage:
+            yield _event({**head, "choices": [], "usage": self.usage})
+        yield "data: [DONE]\n\n"
+
+
+class EventStream(StreamingResponse):
+    """A stream of server-sent events that cancels its job however it ends."""
+
+    def __init__(self, job: Job) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(job.events(), media_type="text/event-stream", headers=headers)
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the job ends or the client hangs up."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._job.cancel()
+
+
+async def unless_gone(request: HttpRequest, job: Job) -> Response:
+    """The whole response of a job; hanging up cancels the job."""
+
+    async def hung_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answer, gone = asyncio.ensure_future(job.whole()), asyncio.ensure_future(hung_up())
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return answer.result() if answer.done() else Response(status_code=GONE)
+    finally:
+        answer.cancel()
+        gone.cancel()
+        job.cancel()
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+
+
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits that a server holds its clients to."""
+    """Limits of a server for its clients."""
 
     api_key: str | None = None
-    """Clients send it as `Authorization: Bearer KEY`; None: none, and only this machine's own names are answered."""
+    """Clients send it as `Authorization: Bearer KEY`; None: no key, and only requests to this machine's own names."""
     seconds: float = 600.0
-    """Time of a request, from its arrival to the end of its answers."""
+    """Most time of a request, from its arrival to the end of its answers."""
     body_bytes: int = 8 * 2**20
-    """Size of a request."""
+    """Largest size of a request."""
     loads_adapters: bool = False
-    """Whether clients may have it load adapters from its disk, and forget these."""
+    """Whether clients may load adapters from the server's disk, and unload them."""
 
 
 class Server:
-    """Answers requests with models, by name."""
+    """Answers requests, which choose a model by name."""
 
     def __init__(
         self, models: Sequence[ServedModel], limits: ServerLimits, loaders: Sequence[AdapterLoader] = ()
@@ -70,7 +216,8 @@ class Server:
         self._loaders, self._loaded = loaders, dict[str, AdapterLoader]()
         self._loading = asyncio.Lock()
         self._models = {model.name: model for model in models}
-        self._schedulers = generating.schedulers([model for model in models if isinstance(model, TextModel)])
+        texts = (model for model in models if isinstance(model, TextModel))
+        self._schedulers = list({id(model.scheduler): model.scheduler for model in texts}.values())
         self._limits = limits
 
     @property
@@ -99,7 +246,7 @@ class Server:
                 await asyncio.to_thread(scheduler.close)
 
     def _open(self, answer: Answer) -> Answer:
-        """`answer` for those who may ask; refusals in OpenAI's form."""
+        """`answer` behind the check of permission, with refusals in OpenAI's form."""
 
         async def guarded(request: Request) -> Response:
             try:
@@ -108,9 +255,9 @@ class Server:
             except Refusal as refusal:
                 return refusal.response
             except (QueueFull, Interrupted) as error:
-                return refusals.of(error).response
+                return openai_format.refusal_of(error).response
             except ClientDisconnect:
-                return Response(status_code=generating.GONE)
+                return Response(status_code=GONE)
 
         return guarded
 
@@ -122,7 +269,7 @@ class Server:
             ):
                 raise Refusal("Wrong or no API key. Send it as Authorization: Bearer KEY.", status=401)
             return
-        # Pages in a browser of this machine can reach it: none but those it serves itself may.
+        # Any web page in a browser on this machine can reach the server: refuse other origins.
         origin = request.headers.get("origin", "").rpartition("//")[2]
         for name in (request.headers.get("host", ""), origin):
             if name and without_port(name) not in LOOPBACK:
@@ -141,20 +288,20 @@ class Server:
         return JSONResponse(self._named(request.path_params["name"]).listed)
 
     async def _chat(self, request: Request) -> Response:
-        return await self._generate(request, requests.read(ChatRequest, await self._body(request)))
+        return await self._generate(request, openai_format.read_request(ChatRequest, await self._body(request)))
 
     async def _complete(self, request: Request) -> Response:
-        return await self._generate(request, requests.read(CompletionRequest, await self._body(request)))
+        return await self._generate(request, openai_format.read_request(CompletionRequest, await self._body(request)))
 
     async def _generate(self, request: Request, asked: Generation) -> Response:
         model = self._of_kind(asked.model, TextModel)
         prompts = await asyncio.to_thread(model.prompts, asked)
         job = Job(model, asked, prompts, seconds=self._limits.seconds)
         job.submit()
-        return EventStream(job) if asked.stream else await generating.unless_gone(request, job)
+        return EventStream(job) if asked.stream else await unless_gone(request, job)
 
     async def _embed(self, request: Request) -> Response:
-        asked = requests.read(EmbeddingRequest, await self._body(request))
+        asked = openai_format.read_request(EmbeddingRequest, await self._body(request))
         model = self._of_kind(asked.model, EmbeddingModel)
         passages = asked.input_type == "passage"
         embedded = await self._in_turn(model.turns, lambda: model.embed(asked.texts, passages, asked.dimensions))
@@ -167,7 +314,7 @@ class Server:
         return JSONResponse({"object": "list", "model": model.name, "data": data, "usage": used})
 
     async def _classify(self, request: Request) -> Response:
-        asked = requests.read(ClassifyRequest, await self._body(request))
+        asked = openai_format.read_request(ClassifyRequest, await self._body(request))
         model = self._of_kind(asked.model, ClassModel)
         predictions = await self._in_turn(model.turns, lambda: model.classify(asked.rows))
         data = [
@@ -179,7 +326,7 @@ class Server:
 
     async def _load(self, request: Request) -> Response:
         loader = self._require_loader()
-        asked = requests.read(LoadAdapterRequest, await self._body(request))
+        asked = openai_format.read_request(LoadAdapterRequest, await self._body(request))
         async with self._loading:
             if asked.lora_name in self._models:
                 raise Refusal(f"A model is called {asked.lora_name!r}: it has already been loaded.", param="lora_name")
@@ -189,7 +336,7 @@ class Server:
 
     async def _unload(self, request: Request) -> Response:
         self._require_loader()
-        name = requests.read(UnloadAdapterRequest, await self._body(request)).lora_name
+        name = openai_format.read_request(UnloadAdapterRequest, await self._body(request)).lora_name
         async with self._loading:
             if name not in self._loaded:
                 raise Refusal(f"No adapter that was loaded is called {name!r}.", status=404, param="lora_name")
@@ -200,7 +347,7 @@ class Server:
         return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     def _require_loader(self) -> AdapterLoader:
-        """The backbone that new adapters go over; a Refusal where none is wanted or nobody could say which."""
+        """The loader of the one backbone; raises Refusal where loading is off or the backbone is ambiguous."""
         if not self._limits.loads_adapters:
             raise Refusal("This server loads no adapters. Start it with --load-adapters.", status=403)
         if len(self._loaders) != 1:
@@ -256,4 +403,4 @@ async def _no_address(request: Request, error: HTTPException) -> Response:
 
 async def _failed(_: Request, error: Exception) -> Response:
     _log.error("A request failed", exc_info=error)
-    return refusals.of(Interrupted()).response
+    return openai_format.refusal_of(Interrupted()).response

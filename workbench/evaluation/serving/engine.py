@@ -1,4 +1,7 @@
-"""A causal model that goes on with many rows at once, each as if it were alone.
+"""A causal model that continues many rows at once, each as if it were alone, through the same or different adapters.
+
+A matrix product may sum in another order when it has another number of rows. So the tokens of each adapter are padded
+to a size at which, as the engine has found, every row comes out bit for bit as in the largest size.
 
 Legend: T tokens of a pass, W tokens after which logits are computed, V vocabulary.
 """
@@ -6,48 +9,244 @@ Legend: T tokens of a pass, W tokens after which logits are computed, V vocabula
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
+from workbench.adapters.banks.bank import Bank
 from workbench.adapters.banks.bank_layers import MemberRows
+from workbench.adapters.multi_adapter import BARE
 from workbench.adapters.prompts import virtual_tokens
 from workbench.errors import BackboneError
-from workbench.evaluation.serving.adapter_routes import AdapterRoutes
-from workbench.evaluation.serving.passes import Chunk, Pass, Sharing, Sizes, laid_out, least
-from workbench.models.cached_rows import RowCache, room
+from workbench.models.cached_rows import RowCache, RowPart, room
 from workbench.models.output_heads import Head
+from workbench.models.shared_model import SharedModel
 
+OWN = "own"
+"""Member name of a model's only adapter, or of a fully trained model."""
+Sizes = tuple[int, ...]
+"""Numbers of tokens, ascending."""
+_PADDING = 0
+"""A token that is in every vocabulary."""
 SIZES: Sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Tokens of a pass or of one adapter in it that are tried."""
+"""Candidate sizes, in tokens, of a pass and of one adapter's part of it."""
 CHUNK = 64
-"""Tokens of a prompt that are read at once: boundaries depend on the prompt alone."""
+"""Tokens of a prompt that are read at once, so that chunk boundaries depend on the prompt alone."""
 _CHECKED = 24
 """Tokens on which the engine is compared with the model itself."""
+
+
+class AdapterRoutes(Protocol):
+    """A model whose rows go through adapters."""
+
+    model: nn.Module
+    members: tuple[str, ...]
+    """Names of the adapters that rows may go through; BARE means the backbone alone."""
+    shapes: tuple[str, ...]
+    """One member for each distinct set of matrix sizes."""
+    mixes: bool
+    """Whether one pass may have rows of several members."""
+
+    def rows(self, rows: Sequence[MemberRows]) -> AbstractContextManager[None]:
+        """Inside, the rows of a batch, one token each, go through these members in this order."""
+
+    def stock(self, member: str) -> AbstractContextManager[None]:
+        """Inside, whole texts go through one member, as PEFT computes it."""
+
+
+class BankRoutes:
+    """A bank of LoRA adapters over one backbone, all in one pass."""
+
+    mixes = True
+
+    def __init__(self, bank: Bank) -> None:
+        self.model: nn.Module = bank.model
+        self._bank = bank
+        self._name_members()
+
+    def _name_members(self) -> None:
+        self.members: tuple[str, ...] = (*self._bank.members, BARE)
+        sizes: dict[tuple[torch.Size, ...], str] = {}
+        for name in self._bank.members:
+            sizes.setdefault(tuple(each.shape for each in self._bank.parameters_of(name).values()), name)
+        self.shapes: tuple[str, ...] = tuple(sizes.values())
+
+    def join(self, folder: Path) -> str:
+        """Add the adapter in `folder` as a member; raises as `bank.load`."""
+        member = self._bank.join(folder)
+        self._name_members()
+        return member
+
+    def leave(self, member: str) -> None:
+        """Remove a member."""
+        self._bank.leave(member)
+        self._name_members()
+
+    @contextmanager
+    def rows(self, rows: Sequence[MemberRows]) -> Iterator[None]:
+        """See AdapterRoutes."""
+        with torch.inference_mode(), self._bank.route(rows, length=1):
+            yield
+
+    @contextmanager
+    def stock(self, member: str) -> Iterator[None]:
+        """See AdapterRoutes."""
+        with torch.inference_mode(), self._bank.only(member):
+            yield
+
+
+class SingleRoutes:
+    """One adapter of any kind, or none; rows with and without it go into separate passes.
+
+    Args:
+        model: In evaluation mode.
+        bare: Whether its backbone is served as well, without the adapter.
+    """
+
+    mixes = False
+
+    def __init__(self, model: nn.Module, *, bare: bool) -> None:
+        self.model = model
+        self.members: tuple[str, ...] = (OWN, BARE) if bare else (OWN,)
+        self.shapes: tuple[str, ...] = self.members
+        self._shared = SharedModel(model)
+
+    @contextmanager
+    def rows(self, rows: Sequence[MemberRows]) -> Iterator[None]:
+        """See AdapterRoutes."""
+        with self.stock(rows[0].member):
+            yield
+
+    @contextmanager
+    def stock(self, member: str) -> Iterator[None]:
+        """See AdapterRoutes."""
+        with self._shared.inference() if member == OWN else self._shared.without_adapters():
+            yield
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens that continue one row."""
+
+    cache: RowCache
+    ids: Sequence[int]
+    member: str
+    """The adapter that they go through."""
+    ends: bool = True
+    """Whether the logits after them are needed."""
+    scored: bool = False
+    """Whether the logits after each of them are needed."""
+
+    @property
+    def wanted(self) -> int:
+        """Number of its last tokens after which logits are computed."""
+        return len(self.ids) if self.scored else int(self.ends)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass."""
+
+    ids: list[int]
+    positions: list[int]
+    rows: list[MemberRows]
+    """Members that the tokens belong to, in order, padding included."""
+    parts: list[RowPart]
+    wanted: list[int]
+    """Places of the tokens after which logits are computed."""
+    chunks: list[Chunk]
+    """The chunks of these tokens, in order."""
+
+
+Sharing = Literal["all", "member", "none"]
+"""Chunks that may share a pass: all of them, those of one member, or none."""
+
+
+def laid_out(chunks: Sequence[Chunk], sizes: Sizes, *, sharing: Sharing) -> Iterator[Pass]:
+    """All chunks in as few passes as `sizes` and `sharing` allow."""
+    groups: list[list[Chunk]] = []
+    for group in [[each] for each in chunks] if sharing == "none" else _groups(chunks, sizes[-1]):
+        if groups and (sharing != "all" or sum(_size(each, sizes) for each in (*groups, group)) > sizes[-1]):
+            yield _pass(groups, sizes)
+            groups = []
+        groups.append(group)
+    if groups:
+        yield _pass(groups, sizes)
+
+
+def smallest_size(tokens: int, sizes: Sizes) -> int:
+    """The smallest of `sizes` that can hold so many tokens."""
+    return next(size for size in sizes if size >= tokens)
+
+
+def _groups(chunks: Sequence[Chunk], most: int) -> Iterator[list[Chunk]]:
+    """Groups of chunks of one member with at most `most` tokens."""
+    for _, members in groupby(sorted(chunks, key=lambda chunk: chunk.member), key=lambda chunk: chunk.member):
+        group: list[Chunk] = []
+        for chunk in members:
+            if group and sum(len(each.ids) for each in (*group, chunk)) > most:
+                yield group
+                group = []
+            group.append(chunk)
+        yield group
+
+
+def _size(group: Sequence[Chunk], sizes: Sizes) -> int:
+    return smallest_size(sum(len(chunk.ids) for chunk in group), sizes)
+
+
+def _pass(groups: Sequence[Sequence[Chunk]], sizes: Sizes) -> Pass:
+    laid = Pass([], [], [], [], [], [])
+    for group in groups:
+        start = len(laid.ids)
+        for chunk in group:
+            first = len(laid.ids)
+            laid.ids.extend(chunk.ids)
+            laid.positions.extend(range(chunk.cache.length, chunk.cache.length + len(chunk.ids)))
+            laid.parts.append(RowPart(chunk.cache, slice(first, len(laid.ids))))
+            if chunk.wanted:
+                laid.wanted.extend(range(len(laid.ids) - chunk.wanted, len(laid.ids)))
+                laid.chunks.append(chunk)
+        _pad(laid, start, _size(group, sizes), group[0].member)
+    if rest := smallest_size(len(laid.ids), sizes) - len(laid.ids):
+        _pad(laid, len(laid.ids), rest, BARE)
+    return laid
+
+
+def _pad(laid: Pass, start: int, size: int, member: str) -> None:
+    """Pad one member's tokens from `start` on to `size` tokens."""
+    more = size - (len(laid.ids) - start)
+    laid.ids.extend([_PADDING] * more)
+    laid.positions.extend([0] * more)
+    laid.rows.append(MemberRows(member, size))
 
 
 class Engine:
     """Computes the next token's logits of rows that go through different adapters.
 
     Raises:
-        BackboneError: The model attends in a way that rows of their own keys and values do not compute.
+        BackboneError: The model's attention cannot be computed with separate caches for each row.
     """
 
     def __init__(self, routes: AdapterRoutes, backbone: PreTrainedModel, head: Head) -> None:
         with routes.stock(routes.members[0]):
             _require_known(backbone)
         self._routes, self._backbone, self._head = routes, backbone, head
-        # How many tokens an expert gets depends on all rows of a pass.
+        # The number of tokens that an expert gets depends on all rows of a pass.
         experts = bool(anatomy.fused_experts(backbone))
         self._sharing: Sharing = "none" if experts else "all" if routes.mixes else "member"
         self.sizes: Sizes = SIZES
         """Numbers of tokens at which every row comes out, bit for bit, as in the largest."""
         self.token_bytes = 0
-        """Memory that one token of a row takes until its answer ends."""
+        """Bytes of the cache per token."""
         for member in routes.members:
             self._require_same(member)
         self.sizes = self._proven()
@@ -58,16 +257,16 @@ class Engine:
         return self._routes.members
 
     def admit(self, member: str) -> None:
-        """Take a member that has joined the routes; raises BackboneError where it does not compute as it does alone."""
+        """Check a member that has joined; raises BackboneError where rows do not come out as they do alone."""
         self._require_same(member)
         if member in self._routes.shapes:
             known, self.sizes = self.sizes, SIZES
             self.sizes = tuple(size for size in self._proven() if size in known)
 
     def step(self, chunks: Sequence[Chunk]) -> list[tuple[Chunk, Tensor]]:
-        """Chunks that end or are scored, with logits (W, V); all are behind their rows' tokens then.
+        """Append the chunks to their rows; returns those that end or are scored, each with its logits (W, V).
 
-        They are those after a chunk's last token, or after each of its tokens where it is scored.
+        The logits are those after a chunk's last token, or after each of its tokens where it is scored.
         """
         chunk_logits = []
         for laid in laid_out(chunks, self.sizes, sharing=self._sharing):
@@ -88,27 +287,27 @@ class Engine:
             hidden_T1D = self._head.hidden(self._routes.model, inputs)
             if not laid.wanted:
                 return hidden_T1D.new_empty(0, self._head.vocabulary)
-            padded = laid.wanted + laid.wanted[:1] * (least(len(laid.wanted), self.sizes) - len(laid.wanted))
+            padded = laid.wanted + laid.wanted[:1] * (smallest_size(len(laid.wanted), self.sizes) - len(laid.wanted))
             return self._head.project(hidden_T1D[padded, 0])[: len(laid.wanted)]
 
     def _alone(self, ids: list[int], member: str) -> Tensor:
-        """Logits (T, V) after each of some tokens, as many rows of one token."""
+        """Logits (T, V) after each of some tokens, each as a row of its own."""
         return self._logits(Pass(ids, [0] * len(ids), [MemberRows(member, len(ids))], [], list(range(len(ids))), []))
 
     def _proven(self) -> Sizes:
-        """Sizes at which rows are as in the largest, wherever they stand; found with random tokens."""
+        """Sizes at which rows come out as in the largest, at any place; tested with random tokens."""
         largest, proven_sizes = SIZES[-1], list(SIZES)
         ids = torch.randint(self._head.vocabulary, (largest,), generator=torch.Generator().manual_seed(0)).tolist()
         for member in self._routes.shapes:
             wanted_TV = self._alone(ids, member)
             for size in proven_sizes[:-1]:
-                same = [torch.equal(self._alone(ids[some], member), wanted_TV[some]) for some in _ends(size)]
-                if not all(same):
+                ends = slice(0, size), slice(largest - size, None)
+                if not all(torch.equal(self._alone(ids[some], member), wanted_TV[some]) for some in ends):
                     proven_sizes.remove(size)
         return tuple(proven_sizes)
 
     def _require_same(self, member: str) -> None:
-        """Raise BackboneError where a row in chunks does not get the logits that the model itself gives."""
+        """Raise BackboneError where a row in chunks does not get the logits that the model itself computes."""
         ids = [(7 * number + 3) % self._head.vocabulary for number in range(_CHECKED)]
         with self._routes.stock(member):
             whole: Any = self._routes.model(
@@ -123,25 +322,21 @@ class Engine:
         if not torch.allclose(
             torch.stack(chunk_logits), wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max())
         ):
-            raise _unknown(self._backbone, "a row beside others does not come out as it does alone")
-
-
-def _ends(size: int) -> tuple[slice, slice]:
-    return slice(0, size), slice(SIZES[-1] - size, None)
+            raise _unservable(self._backbone, "a row beside others does not come out as it does alone")
 
 
 def _require_known(backbone: PreTrainedModel) -> None:
     if backbone.config.is_encoder_decoder:
-        raise _unknown(backbone, "it is an encoder-decoder")
+        raise _unservable(backbone, "it is an encoder-decoder")
     if backbone.config._attn_implementation != "sdpa":
-        raise _unknown(backbone, f"its attention is {backbone.config._attn_implementation}, not sdpa")
+        raise _unservable(backbone, f"its attention is {backbone.config._attn_implementation}, not sdpa")
     if "position_ids" not in inspect.signature(backbone.forward).parameters:
-        raise _unknown(backbone, "its positions cannot be given")
+        raise _unservable(backbone, "its positions cannot be given")
     if virtual_tokens.cache_sizes(backbone) is None:
-        raise _unknown(backbone, "it keeps something else than alike keys and values in every layer")
+        raise _unservable(backbone, "it keeps something else than alike keys and values in every layer")
 
 
-def _unknown(backbone: PreTrainedModel, why: str) -> BackboneError:
+def _unservable(backbone: PreTrainedModel, why: str) -> BackboneError:
     return BackboneError(
         f"{type(backbone).__name__} cannot be served here: {why}. `workbench generate` and `predict` answer one after "
         "the other; `workbench merge` writes a model that other servers load."

@@ -1,4 +1,4 @@
-"""Models that requests choose by name.
+"""Models that requests choose by name, and LoRA adapters that join or leave a running server.
 
 Legend: U texts, D numbers of an embedding.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
@@ -18,13 +19,21 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.formats import Example
 from workbench.data.text.messages import messages_of
 from workbench.errors import WorkbenchError
-from workbench.evaluation.serving.answer_progress import AnswerInProgress, Listener, Sampling, TimedOut
-from workbench.evaluation.serving.answer_text import AnswerText
-from workbench.evaluation.serving.refusals import Refusal
-from workbench.evaluation.serving.requests import ChatRequest, CompletionRequest, Generation
-from workbench.evaluation.serving.scheduler import QueueFull, Scheduler
+from workbench.evaluation.serving.engine import BankRoutes, Engine
+from workbench.evaluation.serving.openai_format import ChatRequest, CompletionRequest, Generation, Refusal
+from workbench.evaluation.serving.scheduler import (
+    AnswerInProgress,
+    AnswerText,
+    Listener,
+    QueueFull,
+    Sampling,
+    Scheduler,
+    TimedOut,
+)
 
 AnswerT = TypeVar("AnswerT")
+_FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""Files of an adapter in PEFT's format; no others are read."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +41,15 @@ class ServedModel:
     """A model by its name."""
 
     name: str
-    """By which requests ask for it."""
+    """Its name in requests."""
     root: str
-    """Its backbone."""
+    """Name of its backbone."""
     created: int
     """Seconds since 1970."""
 
     @property
     def verb(self) -> str:
-        """The address that asks it."""
+        """The address that serves it."""
         raise NotImplementedError
 
     @property
@@ -53,14 +62,14 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class TextModel(ServedModel):
-    """A model that writes answers."""
+    """A model that generates answers."""
 
     tokenizer: PreTrainedTokenizerBase
     template: ChatEncoder
     stop: frozenset[int]
     scheduler: Scheduler
     member: str
-    """Its adapter in the engine."""
+    """Name of its adapter in the engine."""
     context: int
     """Most tokens of a prompt and its answer together."""
 
@@ -75,13 +84,13 @@ class TextModel(ServedModel):
         return {**super().listed, "max_model_len": self.context}
 
     def prompts(self, request: Generation) -> list[list[int]]:
-        """Token ids of each prompt; raises Refusal where one cannot be written or is too long."""
+        """Token ids of each prompt; raises Refusal where one cannot be encoded or is too long."""
         try:
             if isinstance(request, ChatRequest):
                 prompt_ids = [self.template.prompt(messages_of(request.messages, "messages"))]
             else:
                 assert isinstance(request, CompletionRequest)
-                prompt_ids = [self._raw(prompt) for prompt in request.prompts]
+                prompt_ids = [self._completion(prompt) for prompt in request.prompts]
         except WorkbenchError as error:
             raise Refusal(str(error), param="messages") from None
         except (UnicodeError, TypeError) as error:
@@ -93,7 +102,7 @@ class TextModel(ServedModel):
     def answer(
         self, prompt: Sequence[int], request: Generation, sampling: Sampling, listener: Listener, *, seconds: float
     ) -> AnswerInProgress:
-        """An answer to be written, in so many seconds at most."""
+        """An answer to be generated within `seconds`."""
         return AnswerInProgress(
             prompt=prompt,
             member=self.member,
@@ -105,7 +114,7 @@ class TextModel(ServedModel):
             deadline=time.monotonic() + seconds,
         )
 
-    def _raw(self, prompt: str | Sequence[int]) -> list[int]:
+    def _completion(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
             return self.template.question(Example("the prompt", text=((prompt, False),)))
         if max(prompt) >= len(self.tokenizer):
@@ -115,29 +124,29 @@ class TextModel(ServedModel):
     def _require_room(self, tokens: int, request: Generation) -> None:
         if not tokens:
             raise Refusal("The prompt is empty. Write at least one token.", param="prompt")
-        most = request.most if isinstance(request, ChatRequest) else request.max_tokens
-        if tokens + (most or 1) > self.context:
+        most = request.most or 1
+        if tokens + most > self.context:
             raise Refusal(
                 f"This model reads and writes at most {self.context:,} tokens. The prompt has {tokens:,}, and "
-                f"{most or 1:,} are asked for. Shorten one of them.",
+                f"{most:,} are asked for. Shorten one of them.",
                 param="messages" if isinstance(request, ChatRequest) else "prompt",
                 code="context_length_exceeded",
             )
 
 
 class Turns:
-    """Requests of a model that answers one after the other; so many may wait."""
+    """Requests of a model that answers one at a time; `queue` more may wait."""
 
     def __init__(self, queue: int) -> None:
         self._turn = asyncio.Lock()
         self._most, self._here = queue + 1, 0
 
     async def taken(self, answer: Callable[[], AnswerT], *, seconds: float) -> AnswerT:
-        """Result of `answer`, in a thread, when its turn comes.
+        """Result of `answer`, run in a thread when its turn comes.
 
         Raises:
             QueueFull: Too many wait already.
-            TimedOut: Its turn does not come in time.
+            TimedOut: Its turn does not come within `seconds`.
         """
         if self._here >= self._most:
             raise QueueFull
@@ -168,7 +177,7 @@ class EmbeddingModel(ServedModel):
 
     turns: Turns
     embed: Callable[[Sequence[str], bool, int | None], Embedded]
-    """Embeds texts, as passages or not, in so many numbers; raises WorkbenchError for texts that it cannot embed."""
+    """Embeds texts: (texts, whether they are passages, dimensions); raises WorkbenchError where it cannot."""
 
     @property
     def verb(self) -> str:
@@ -187,11 +196,11 @@ class Classified(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassModel(ServedModel):
-    """A model that names the classes of rows."""
+    """A model that classifies rows."""
 
     turns: Turns
     classify: Callable[[Sequence[str | dict[str, str]]], list[Classified]]
-    """Predicts rows; raises WorkbenchError for rows that it cannot read."""
+    """Classifies rows; raises WorkbenchError for rows that it cannot read."""
     names: tuple[str, ...]
     """The classes, in the order of the probabilities."""
 
@@ -204,3 +213,53 @@ class ClassModel(ServedModel):
     def listed(self) -> dict[str, object]:
         """See ServedModel."""
         return {**super().listed, "classes": list(self.names)}
+
+
+class AdapterLoader:
+    """Loads adapters into the bank of a running engine, as vLLM's /v1/load_lora_adapter does, and unloads them.
+
+    Args:
+        bare: The served backbone, whose tokenizer and template new adapters use.
+    """
+
+    def __init__(self, routes: BankRoutes, engine: Engine, bare: TextModel) -> None:
+        self._routes, self._engine, self.bare = routes, engine, bare
+
+    def load(self, name: str, folder: Path) -> TextModel:
+        """Load the adapter in `folder` as the model `name`, between two tokens of the engine.
+
+        Raises:
+            Refusal: The folder has no LoRA adapter for this backbone.
+        """
+        if missing := [file for file in _FILES if not (folder / file).is_file()]:
+            raise Refusal(
+                f"{folder}: there is no {missing[0]} here. Name a folder in PEFT's format that this server can read.",
+                param="lora_path",
+            )
+
+        def joined() -> str:
+            member = self._routes.join(folder)
+            try:
+                self._engine.admit(member)
+            except WorkbenchError:
+                self._routes.leave(member)
+                raise
+            return member
+
+        try:
+            member = self.bare.scheduler.between(joined)
+        except WorkbenchError as error:
+            raise Refusal(str(error), param="lora_path") from None
+        return replace(self.bare, name=name, created=int(time.time()), member=member)
+
+    def unload(self, model: TextModel) -> None:
+        """Unload an adapter; raises Refusal while it generates answers."""
+
+        def leave() -> bool:
+            if self.bare.scheduler.writes(model.member):
+                return False
+            self._routes.leave(model.member)
+            return True
+
+        if not self.bare.scheduler.between(leave):
+            raise Refusal(f"{model.name} is writing answers. Unload it when they have ended.", status=409)

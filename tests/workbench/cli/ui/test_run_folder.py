@@ -13,7 +13,7 @@ from tests.workbench.cli.ui.made_runs import HOSTILE, log, make_run, row, write_
 from workbench.cli.ui import run_folder
 from workbench.cli.ui.run_folder import POINTS, MetricFile, RunFolder, last_rows, thinned
 from workbench.errors import FileError
-from workbench.evaluation import answer_samples
+from workbench.evaluation import generation
 from workbench.runs import metrics_log
 from workbench.training.freezing import freezer
 
@@ -97,7 +97,7 @@ def test_the_last_rows_are_read_from_the_end(tmp_path: Path, steps: int) -> None
 
 
 def test_names_of_files_are_those_that_a_run_writes() -> None:
-    assert (run_folder.SAMPLES, run_folder.LAYERS) == (answer_samples.FILE, freezer.FILE)
+    assert (run_folder.SAMPLES, run_folder.LAYERS) == (generation.FILE, freezer.FILE)
     assert {run_folder.SAMPLES, run_folder.LAYERS} < set(metrics_log.STEPPED)
 
 

@@ -19,7 +19,7 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.packing import PADDED
 from workbench.data.row_order import RowOrder
 from workbench.distillation.class_distillation import examples
-from workbench.evaluation import dynamics
+from workbench.evaluation import training_dynamics
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed.row_shares import share_rows
 from workbench.training.row_losses import Visits
@@ -109,6 +109,6 @@ def test_dynamics_of_a_row_are_those_of_all_its_draws(pictures: LabelledSet, tmp
     rows = balanced(pictures, config())
     number = np.asarray([29, 29 + 30, 3, 29 + 60], dtype=np.int32)
     one = np.ones(4, dtype=np.float32)
-    dynamics.write(tmp_path, Visits(np.arange(4, dtype=np.int32), number, one, one, one), rows)
-    found = pd.read_parquet(tmp_path / dynamics.FILE)
+    training_dynamics.write(tmp_path, Visits(np.arange(4, dtype=np.int32), number, one, one, one), rows)
+    found = pd.read_parquet(tmp_path / training_dynamics.FILE)
     assert dict(zip(found["row"], found["visits"], strict=True)) == {pictures.place(3): 1, pictures.place(29): 3}

@@ -13,7 +13,7 @@ from workbench.config import RunConfig
 from workbench.data.images.picture_sources import read_rows
 from workbench.data.labelled import labelled_data
 from workbench.data.starter import FOLDER
-from workbench.evaluation.features import features, probe
+from workbench.evaluation.frozen_features import backbone_features, probe
 from workbench.models import classifier, row_readers
 
 PICTURES = "starter/sign_digits.zip"
@@ -48,7 +48,7 @@ def test_pretraining_tells_hands_apart_better_than_random_weights() -> None:
 
     def told(model: ViTForImageClassification) -> float:
         asked = classifier.classification_model(model.eval(), model, reader, rows.labels)
-        seen = [features(asked, each.inputs) for each in (rows.train, rows.held_out)]
+        seen = [backbone_features(asked, each.inputs) for each in (rows.train, rows.held_out)]
         labels = [[str(label) for label in each.labels] for each in (rows.train, rows.held_out)]
         return float(np.mean(probe(seen[0], labels[0], seen[1], labels[1])))
 

@@ -11,7 +11,7 @@ import pytest
 from workbench.config.sections.rewards_config import UnitTestReward
 from workbench.data.text.generated_answers import Answer
 from workbench.errors import ConfigError
-from workbench.evaluation.rewards import confinement, sandbox, unit_tests
+from workbench.evaluation.rewards import confinement, sandbox, verifiers
 from workbench.evaluation.rewards.sandbox import SandboxLimits
 
 LIMITS, SHORT = SandboxLimits(seconds=10), SandboxLimits(seconds=1)
@@ -143,15 +143,15 @@ def test_a_machine_that_keeps_nothing_in_is_refused_by_name(monkeypatch: pytest.
 
 def test_too_little_memory_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="1,048,576 bytes of memory may be too few"):
-        unit_tests.UnitTestVerifier(UnitTestReward(memory="1MiB"))  # type: ignore[arg-type]
+        verifiers.UnitTestVerifier(UnitTestReward(memory="1MiB"))  # type: ignore[arg-type]
 
 
 def test_code_in_an_answer_is_scored_by_the_tests_of_its_row() -> None:
     code = "Here it is:\n```python\ndef f(x):\n    return x + 1\n```\nDone."
     row = {"tests": ["assert f(1) == 2", "assert f(1) == 3"]}
     answers = [Answer("p", code, row=row), Answer("p", "I do not know.", row=row)]
-    assert unit_tests.UnitTestVerifier(UnitTestReward(score="share"))(answers) == [0.5, 0.0]
-    assert unit_tests.UnitTestVerifier(UnitTestReward())([Answer("p", code, row={"tests": "assert f(1) == 2"})]) == [1]
+    assert verifiers.UnitTestVerifier(UnitTestReward(score="share"))(answers) == [0.5, 0.0]
+    assert verifiers.UnitTestVerifier(UnitTestReward())([Answer("p", code, row={"tests": "assert f(1) == 2"})]) == [1]
 
 
 def test_the_filter_is_short_enough_for_the_kernel() -> None:

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 from workbench.config.sections.rewards_config import JsonReward, NumberReward, PatternReward
 from workbench.data.text.generated_answers import Answer
 from workbench.errors import ConfigError, DataError
-from workbench.evaluation.rewards.verifiers import (
-    JsonVerifier,
-    NumberVerifier,
-    PatternVerifier,
-    fenced,
-    number_in,
-)
+from workbench.evaluation.rewards.verifiers import JsonVerifier, NumberVerifier, PatternVerifier, fenced, number_in
 
 
 @pytest.mark.parametrize(

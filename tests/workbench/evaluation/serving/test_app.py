@@ -13,7 +13,7 @@ import torch
 from starlette.testclient import TestClient
 
 from workbench.evaluation.serving.app import Server, ServerLimits
-from workbench.evaluation.serving.requests import _NEUTRAL
+from workbench.evaluation.serving.openai_format import _NEUTRAL
 from workbench.models import exported
 from workbench.runs import run_directory
 

@@ -1,13 +1,16 @@
-"""Rows of an engine are, token by token, what each is alone, whatever runs beside them."""
+"""Passes hold every token once, in sizes that were found to change nothing."""
 
 from __future__ import annotations
 
 import copy
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,14 +20,48 @@ from workbench.adapters.banks import bank
 from workbench.adapters.multi_adapter import BARE
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError
-from workbench.evaluation.serving.adapter_routes import OWN, BankRoutes, SingleRoutes
-from workbench.evaluation.serving.engine import Engine
-from workbench.evaluation.serving.passes import Chunk
+from workbench.evaluation.serving.engine import OWN, BankRoutes, Chunk, Engine, Sharing, SingleRoutes, laid_out
 from workbench.models import backbones, exported, output_heads, packed_attention
 from workbench.models.cached_rows import RowCache
 from workbench.runs import run_directory
 
+SIZES = st.sets(st.sampled_from([1, 2, 4, 8, 16, 32]), max_size=5).map(lambda passes: (*sorted(passes), 64))
+CHUNKS = st.lists(
+    st.builds(
+        lambda read, tokens, *rest: Chunk(RowCache(read), list(range(1, tokens + 1)), *rest),
+        st.integers(0, 5),
+        st.integers(1, 64),
+        st.sampled_from("abc"),
+        st.booleans(),
+        st.booleans(),
+    ),
+    max_size=9,
+)
 PROMPTS = [[5, 9, 30, 7], [11] * 3, [3, 60, 5, 61, 8, 9], [40, 41], [17, 3, 3, 9, 250]]
+
+
+@given(CHUNKS, SIZES, st.sampled_from(["all", "member", "none"]))
+def test_every_token_is_once_in_a_pass_of_a_known_size(
+    chunks: list[Chunk], sizes: tuple[int, ...], sharing: Sharing
+) -> None:
+    seen = []
+    for laid in laid_out(chunks, sizes, sharing=sharing):
+        assert len(laid.ids) == len(laid.positions) == sum(rows.many for rows in laid.rows)
+        assert len(laid.ids) in sizes and {rows.many for rows in laid.rows[:-1]} <= set(sizes)
+        members = [rows.member for rows in laid.rows for _ in range(rows.many)]
+        found = {id(chunk.cache): chunk for chunk in chunks}
+        for part in laid.parts:
+            chunk = found[id(part.cache)]
+            assert laid.ids[part.where] == list(chunk.ids)
+            assert laid.positions[part.where] == list(range(chunk.cache.length, chunk.cache.length + len(chunk.ids)))
+            assert set(members[part.where]) == {chunk.member}
+            seen.append(chunk)
+        pairs = [(part.where, found[id(part.cache)]) for part in laid.parts]
+        wanted = [range(where.start if each.scored else where.stop - each.ends, where.stop) for where, each in pairs]
+        assert laid.wanted == list(chain.from_iterable(wanted)) and len(laid.chunks) == sum(map(bool, wanted))
+        assert sharing == "all" or len({found[id(part.cache)].member for part in laid.parts}) == 1
+        assert sharing != "none" or len(laid.parts) == 1
+    assert sorted(map(id, seen)) == sorted(map(id, chunks))
 
 
 def _engine(runs: list[Path], stories: str, weights: str) -> Engine:

@@ -13,7 +13,7 @@ import workbench
 from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
 from tests.workbench.training.distributed.test_layouts import METHODS, curve, require_same, weights, write_recipe
-from workbench.evaluation import dynamics
+from workbench.evaluation import training_dynamics
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +84,7 @@ def test_a_run_of_one_process_goes_on_in_two(pair: Path) -> None:
 
 
 def test_each_row_is_recorded_once(pair: Path) -> None:
-    found, wanted = (pd.read_parquet(pair / name / dynamics.FILE) for name in ("lora in two", "lora alone"))
+    found, wanted = (pd.read_parquet(pair / name / training_dynamics.FILE) for name in ("lora in two", "lora alone"))
     pd.testing.assert_frame_equal(found, wanted, rtol=1e-4)
 
 

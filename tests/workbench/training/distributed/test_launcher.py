@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from tests import forked
 from workbench.config.yaml_text import dump_yaml
-from workbench.evaluation import result_store
+from workbench.evaluation import forward_passes
 
 STEPS = 30
 GONE = 30.0
@@ -216,5 +216,5 @@ def test_a_polite_stop_while_processes_score_together_keeps_what_is_scored(recip
     heard, said = launcher.communicate(timeout=60)
     assert launcher.returncode == 3, heard + said
     assert "what is scored so far is kept" in heard + said and "Traceback" not in heard + said
-    assert (tmp_path / "run" / result_store.FILE).exists()
+    assert (tmp_path / "run" / forward_passes.FILE).exists()
     assert not (tmp_path / "run" / "before.json").exists()

@@ -1,0 +1,257 @@
+"""Two models on the same rows: paired tests of a score, win rates of answers, and a judge program.
+
+Legend: S rows or prompts that both have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.data.rows import excerpt
+from workbench.data.text import generated_answers
+from workbench.data.text.generated_answers import Answer
+from workbench.errors import ConfigError
+from workbench.evaluation import metrics, prediction_table
+from workbench.runs import units
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = npt.NDArray[np.float64]
+CONTENT = ("row", "prompt", "text", "rejected", "image", "reference", "label")
+"""Columns of a table of predictions that identify a row: its place and its content."""
+VERDICTS = {"1": 1, "2": 2, "0": 0}
+"""The first answer is better, the second one, neither."""
+
+
+@dataclass(frozen=True)
+class PairedScore:
+    """A score of two models over the rows that both have."""
+
+    name: str
+    rows: int
+    first: float
+    second: float
+    """Means of the score over the rows."""
+    interval: tuple[float, float] | None
+    """Student's 95 % interval of second - first; None where no row differs."""
+    p: float | None
+    """Probability of a difference of this size or more where there is none; None where no row differs."""
+
+    @property
+    def difference(self) -> float:
+        """second - first."""
+        return self.second - self.first
+
+
+def compare(first: pd.DataFrame, second: pd.DataFrame) -> list[PairedScore]:
+    """Scores of two tables of predictions (`predictions.parquet`) over the rows that are in both.
+
+    For scores of 0 and 1, p is that of McNemar's exact test (1947), else that of Student's paired t-test.
+    """
+    ours, theirs = _by_row(first), _by_row(second)
+    same = ours.index.intersection(theirs.index)
+    if len(same) < 2:
+        return []
+    names = [name for name in ours if name in theirs]
+    return [paired(name, ours.loc[same, name].to_numpy(), theirs.loc[same, name].to_numpy()) for name in names]
+
+
+def mean_difference_interval(difference_S: Floats) -> tuple[float, float] | None:
+    """Student's 95 % interval of a mean difference; None below two rows, or where all differences are equal."""
+    count = len(difference_S)
+    error = float(difference_S.std(ddof=1)) / count**0.5 if count > 1 else 0.0
+    return t_test(float(difference_S.mean()) if count else 0.0, error, count)[0]
+
+
+def t_test(difference: float, error: float, count: int) -> tuple[tuple[float, float] | None, float | None]:
+    """Student's 95 % interval of a difference over `count` rows with this standard error, and p; None without error."""
+    if count < 2 or error == 0:  # as where no answer changed, which says nothing of other rows
+        return None, None
+    from scipy import stats  # 0.5 s, and most pages compare nothing
+
+    bound = float(stats.t.ppf(0.975, count - 1)) * error
+    return (difference - bound, difference + bound), float(2 * stats.t.sf(abs(difference) / error, count - 1))
+
+
+def paired(name: str, first_S: Floats, second_S: Floats) -> PairedScore:
+    """A score `name` of two models over rows that both have; p as `compare` says."""
+    difference_S, p = second_S - first_S, None
+    bounds = mean_difference_interval(difference_S)
+    if bounds is not None:
+        from scipy import stats
+
+        if np.isin(first_S, (0, 1)).all() and np.isin(difference_S, (-1, 0, 1)).all():
+            gained, lost = int((difference_S > 0).sum()), int((difference_S < 0).sum())
+            p = float(stats.binomtest(gained, gained + lost).pvalue)
+        else:
+            p = float(stats.ttest_1samp(difference_S, 0).pvalue)
+    return PairedScore(name, len(first_S), float(first_S.mean()), float(second_S.mean()), bounds, p)
+
+
+def _by_row(table: pd.DataFrame) -> pd.DataFrame:
+    """Scores of a table, indexed by the identity of each row; rows that occur twice are left out."""
+    import pandas as pd  # 0.2 s, which a first step need not wait for
+
+    if "row" not in table:
+        return pd.DataFrame()
+    keys = [[_plain(cell) for cell in table[name]] for name in CONTENT if name in table]
+    scores = pd.DataFrame(_row_scores(table))
+    scores.index = pd.Index(list(zip(*keys, strict=True)), tupleize_cols=False)
+    return scores[~scores.index.duplicated(keep=False)]
+
+
+def _row_scores(table: pd.DataFrame) -> dict[str, Floats]:
+    """Scores of each row (N,), by their names in scores.json."""
+    if "f1_after" in table:
+        return {"f1": _floats(table["f1_after"]), "rouge_l": _floats(table["rouge_l_after"])}
+    if "reward_after" in table:
+        return {"reward": _floats(table["reward_after"])}
+    if "margin" in table:
+        return {"accuracy": _floats(table["margin"] > 0), "margin": _floats(table["margin"])}
+    if "right" in table:
+        return {"accuracy": _floats(table["right"])}
+    if "label" not in table or "predicted" not in table:
+        return {}
+    if not prediction_table.class_names(table):
+        return {"absolute_error": _floats((table["predicted"] - table["label"]).abs())}
+    return {"accuracy": _floats(prediction_table.ranked(table).right_N)}
+
+
+def _floats(column: npt.ArrayLike) -> Floats:
+    return np.asarray(column, dtype=np.float64)
+
+
+def _plain(cell: object) -> object:
+    """A cell as a value that can be compared; the order of several classes does not matter."""
+    return tuple(sorted(map(str, cell))) if isinstance(cell, (list, tuple, np.ndarray)) else cell
+
+
+def wins_by_reward(own_S: Sequence[float], other_S: Sequence[float]) -> Floats:
+    """1 where the own answer has the higher reward, 0 where it has the lower one, 0.5 where they are equal; (S,)."""
+    return np.asarray((1 + np.sign(np.asarray(own_S) - np.asarray(other_S))) / 2, dtype=np.float64)
+
+
+def wins_by_verdict(own_first_S: Sequence[int], other_first_S: Sequence[int]) -> Floats:
+    """Mean of two verdicts on each pair of answers (S,), so that the order of the answers cancels out.
+
+    Args:
+        own_first_S: With the own answer first: 1 where the first is better, 2 where the second is, 0 for neither.
+        other_first_S: The same with the other model's answer first.
+    """
+    points = np.asarray([0.5, 1.0, 0.0])
+    return np.asarray((points[np.asarray(own_first_S)] + 1 - points[np.asarray(other_first_S)]) / 2, dtype=np.float64)
+
+
+def order_agreement(own_first_S: Sequence[int], other_first_S: Sequence[int]) -> float:
+    """Share of prompts whose verdict stays the same when the order changes; 0 for a judge that decides by position."""
+    swapped = np.asarray([0, 2, 1])[np.asarray(other_first_S)]
+    return float((np.asarray(own_first_S) == swapped).mean())
+
+
+def win_rate_interval(win_S: Floats) -> tuple[float, float]:
+    """95 % interval of the mean of wins (1), losses (0) and ties between them.
+
+    Wilson's where there are wins and losses alone, or where all prompts end alike; else Student's of the mean over
+    prompts, clipped to 0 and 1.
+    """
+    shares = mean_difference_interval(win_S)
+    if np.isin(win_S, (0, 1)).all() or shares is None:
+        wilson = metrics.accuracy_interval(float(win_S.sum()), len(win_S))
+        return wilson.low, wilson.high
+    return max(0.0, shares[0]), min(1.0, shares[1])
+
+
+def win_rate_scores(win_S: Floats, own: Sequence[str], other: Sequence[str]) -> dict[str, float]:
+    """Scores by name: the win rate with its 95 % interval, where a tie counts half, and what may explain it.
+
+    `longer` is how often the longer of two answers wins, over answers that differ in length (words): far above one half
+    means that length is rewarded. `words` and `repetition` are means over the own answers and over the other's.
+    """
+    low, high = win_rate_interval(win_S)
+    score_by_name = {
+        "win_rate": float(win_S.mean()),
+        "win_rate_low": low,
+        "win_rate_high": high,
+        "ties": float((win_S == 0.5).mean()),
+    }
+    longer_S = np.asarray([len(a.split()) - len(b.split()) for a, b in zip(own, other, strict=True)])
+    if (unlike_S := longer_S != 0).any():
+        score_by_name["longer"] = float(np.where(longer_S > 0, win_S, 1 - win_S)[unlike_S].mean())
+    score_by_name |= generated_answers.answer_lengths(own)
+    score_by_name |= {f"{name}_other": value for name, value in generated_answers.answer_lengths(other).items()}
+    return units.rounded(score_by_name)
+
+
+def judge_verdicts(command: str, pairs: Sequence[tuple[Answer, Answer]], *, timeout: float) -> list[int]:
+    """Verdicts of a user's program on pairs of answers: 1, 2 or 0, as in VERDICTS.
+
+    It reads lines `{"prompt": ..., "messages": [...], "first": ..., "second": ..., "row": {...}}` from its standard
+    input, and writes a line `1`, `2` or `0` for each.
+
+    Args:
+        command: Program and arguments; no shell reads it.
+        timeout: Seconds for all pairs.
+
+    Raises:
+        ConfigError: It cannot be started, fails, takes too long, or writes something else.
+    """
+    lines = []
+    for first, second in pairs:
+        asked = {"prompt": first.prompt, "messages": list(first.messages), "row": dict(first.row)}
+        lines.append(json.dumps({**asked, "first": first.text, "second": second.text}, default=str) + "\n")
+    output = _run_judge(command, "".join(lines), timeout)
+    judgements = [line.strip() for line in output.split("\n") if line.strip()]
+    if len(judgements) != len(pairs):
+        raise _judge_error(
+            command, f"wrote {len(judgements)} lines for {len(pairs)} pairs. Let it write 1, 2 or 0 for each line"
+        )
+    for number, verdict in enumerate(judgements):
+        if verdict not in VERDICTS:
+            raise _judge_error(
+                command, f"wrote {excerpt(verdict)} in line {number + 1}. Let it write 1, 2 or 0 (neither)"
+            )
+    return [VERDICTS[verdict] for verdict in judgements]
+
+
+def _run_judge(command: str, text: str, timeout: float) -> str:
+    try:
+        process = subprocess.Popen(
+            shlex.split(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+    except (OSError, ValueError, IndexError) as error:
+        raise _judge_error(command, f"cannot be started ({error}). Name a program and its arguments") from None
+    with process:  # closes its pipes, however it ends
+        try:
+            out, errors = process.communicate(text, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise _judge_error(
+                command, f"took more than {timeout:g} s. Make it faster, or raise --judge-timeout"
+            ) from None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        last = (errors.strip().splitlines() or ["it wrote no reason"])[-1]
+        raise _judge_error(command, f"ended with status {process.returncode}: {last}. Correct it")
+    return out
+
+
+def _judge_error(command: str, problem: str) -> ConfigError:
+    return ConfigError(f"--judge {command!r} {problem}.")
