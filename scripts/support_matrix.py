@@ -1,7 +1,7 @@
 """Write the page of what works with what from the results of the contract tests.
 
-pytest -m "cube or not (slow or fuzz)" tests/adapters/test_contract.py --junitxml cells.xml
-pytest -m "cube or slow or not slow" tests/recipes/test_every_recipe.py --junitxml recipes.xml
+pytest -m "nightly or not slow" tests/adapters/test_contract.py --junitxml cells.xml
+pytest -m "nightly or slow or not slow" tests/recipes/test_every_recipe.py --junitxml recipes.xml
 pytest -m slow tests/workbench/training/distributed/test_layouts.py --junitxml layouts.xml
 python scripts/support_matrix.py cells.xml recipes.xml layouts.xml --out adapters/SUPPORT.md
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib.util
 import json
@@ -9,9 +10,10 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -91,10 +93,12 @@ T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where `-m` names one mark that few files have, the others are not imported, which takes ten seconds."""
+    """Where `-m` names one line alone, files without tests of it are not imported, which takes ten seconds."""
     mark = config.option.markexpr
-    rare = mark in ("fuzz", "slow", "timed") and collection_path.name.startswith("test_")
-    return True if rare and f"mark.{mark}" not in collection_path.read_text() else None
+    if mark not in ("slow", "nightly") or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_text()
+    return None if f"mark.{mark}" in text or "matrix" in text else True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -113,19 +117,63 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow and timed tests, the whole cube and 10,000 damaged files take minutes: each runs only where `-m` names it.
+    """A plain `pytest` runs neither slow nor nightly tests: each runs only where `-m` names it.
 
-    A cell of the cube that is slow, too, runs with the cube.
+    What is both is nightly.
     """
     known = list(items)
-    keep_few(config, known)
-    needs = ((item, next(filter(item.get_closest_marker, ("fuzz", "cube", "timed", "slow")), "")) for item in known)
-    items[:] = [item for item, mark in needs if mark in config.option.markexpr]
+    take_exceptions(config, known)
+    of_line = ((item, next(filter(item.get_closest_marker, ("nightly", "slow")), "")) for item in known)
+    items[:] = [item for item, mark in of_line if mark in config.option.markexpr]
     # The longest files first: one at the end would leave other cores idle.
     longest = "distributed" if config.option.markexpr == "slow" else "training"
     items.sort(key=lambda item: longest not in item.path.parts)
+    config.stash[ONE_ALONE] = any(map(_is_alone, items))
     asked = set(items)
     config.hook.pytest_deselected(items=[item for item in known if item not in asked])
+
+
+ONE_ALONE = pytest.StashKey[bool]()
+"""Of a session: whether one of its tests runs alone."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test that uses the fixture `alone` while no other worker runs one."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
+    if not run or not item.config.stash.get(ONE_ALONE, False):
+        return (yield)
+    with in_turn(Path(gettempdir()) / f"tests-{run}", alone=_is_alone(item)):
+        return (yield)
+
+
+def _is_alone(item: pytest.Item) -> bool:
+    return "alone" in getattr(item, "fixturenames", ())
+
+
+@contextmanager
+def in_turn(room: Path, *, alone: bool) -> Iterator[None]:
+    """Hold a room that many share or one has alone; who waits to be alone lets nobody else in.
+
+    Args:
+        room: The beginning of the names of two files, which all processes lock.
+    """
+    way = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    with Path(f"{room}.door").open("w") as door, Path(f"{room}.room").open("w") as inside:
+        fcntl.flock(door, way)
+        fcntl.flock(inside, way)
+        if not alone:
+            fcntl.flock(door, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:  # of every process that was forked inside, too
+            fcntl.flock(inside, fcntl.LOCK_UN)
+            fcntl.flock(door, fcntl.LOCK_UN)
+
+
+@pytest.fixture
+def alone() -> None:
+    """No other worker runs a test meanwhile: this one ends by the clock."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -142,23 +190,25 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         gc.freeze()
 
 
-def keep_few(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Move cells of tests with the mark `few` to the cube: all but those that it names.
+def take_exceptions(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take the mark off the cells that `nightly(but=...)` names: a list of ids, or `each value once`.
 
-    Where it names none, those stay that together have each value of each parameter: of p and q values, as many as
-    the larger of both.
+    The latter are few cells that together have each value of each parameter: of p and q values, as many as the larger
+    of both.
     """
     tests: dict[str, list[Any]] = {}
     for item in items:
-        if item.get_closest_marker("few") and not item.get_closest_marker("cube"):
+        marks = list(item.iter_markers("nightly"))
+        if marks and all("but" in mark.kwargs for mark in marks):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, cells in tests.items():
-        few = cells[0].get_closest_marker("few").args
-        kept = [cell for cell in cells if cell.callspec.id in few] if few else every_value(cells)
-        if len(kept) < len(few) and not any("::" in word for word in config.args):
-            raise pytest.UsageError(f"{name} has {[cell.callspec.id for cell in cells]}, not all of {few}")
-        for cell in set(cells) - set(kept):
-            cell.add_marker("cube")
+        but = cells[0].get_closest_marker("nightly").kwargs["but"]
+        once = but == "each value once"
+        kept = every_value(cells) if once else [cell for cell in cells if cell.callspec.id in but]
+        if not once and len(kept) < len(but) and not any("::" in word for word in config.args):
+            raise pytest.UsageError(f"{name} has {[cell.callspec.id for cell in cells]}, not all of {but}")
+        for cell in kept:
+            cell.own_markers = [mark for mark in cell.own_markers if mark.name != "nightly"]
 
 
 def every_value(cells: list[Any]) -> list[Any]:

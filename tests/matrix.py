@@ -80,7 +80,7 @@ WITH_DISK = "WORKBENCH_TEST_NVME" in os.environ
 
 # Lines
 
-NIGHTLY = pytest.mark.cube
+NIGHTLY = pytest.mark.nightly
 Cell = tuple[Any, ...]
 
 

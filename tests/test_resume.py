@@ -41,7 +41,7 @@ save: {{every: 2, keep: 2, ship: best}}
 """
 
 
-@pytest.mark.few("text")
+@pytest.mark.nightly(but=["text"])
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "kills", "total"), [(RECIPE, KILLS, STEPS), (PICTURES, 6, 24)], ids=["text", "pictures"]

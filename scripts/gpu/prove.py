@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("tests/gpu", "tests/workbench/training/optim/test_optimizer_states.py")
-"""Where tests with the mark gpu are."""
+PAGED = "tests/workbench/training/optim/test_optimizer_states.py::test_paged_states_go_on_to_the_same_bits"
+TESTS = ("tests/gpu", PAGED)
+"""Tests that need an accelerator."""
 SHARE = 0.55
 """Share of the time of a call of both parts that the tests get."""
 GRACE = 15
@@ -41,12 +42,12 @@ def main() -> None:
 
 
 def _tests(names: Sequence[str], out: Path, seconds: float, *, rehearse: str) -> int:
-    """Tests marked gpu; a rehearsal runs on the CPU those that mean something there, of their cases few or all."""
+    """Tests of an accelerator; a rehearsal runs on the CPU those that mean something there, with few or all cases."""
     environment = {**os.environ, "WORKBENCH_GPU_RESULTS": str((out / "tests.jsonl").resolve())}
     if rehearse:
         environment |= {"WORKBENCH_REHEARSAL": rehearse, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     paths = [str(ROOT / "tests" / "gpu" / name) for name in names] or [str(ROOT / path) for path in TESTS]
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-p", "no:timeout"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:timeout"]
     # Another torch than the pinned one may warn of what this one does not: no test fails for it.
     command += ["-W", "default", "-n0" if rehearse else "-n8"]
     return _run([*command, *paths], out / "tests.log", seconds, environment)

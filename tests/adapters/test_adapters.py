@@ -58,7 +58,7 @@ def test_every_method_is_said_in_its_own_section() -> None:
         assert section.model_validate({"method": name}).method == name
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @METHOD
 def test_the_identity_at_the_start_and_a_gradient_for_every_trainable_tensor(
     family: PreTrainedModel, method: str

@@ -52,7 +52,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make nightly cells only where they are asked for: making thousands takes every worker seconds."""
     if metafunc.function.__name__ in CELLS:
         names, cells = CELLS[metafunc.function.__name__]
-        whole = "cube" in metafunc.config.option.markexpr
+        whole = "nightly" in metafunc.config.option.markexpr
         metafunc.parametrize(names, [cell for cell in cells() if whole or not cell.marks])
 
 

@@ -33,7 +33,7 @@ def test_all_linear_means_convolutions_where_blocks_have_no_linear_layers(name: 
     assert not any(layer is stem for layer in chosen.values())
 
 
-@pytest.mark.few("CLIP", "ConvNext", "Dinov2", "EfficientNet", "ResNet", "Swin")
+@pytest.mark.nightly(but=["CLIP", "ConvNext", "Dinov2", "EfficientNet", "ResNet", "Swin"])
 @pytest.mark.parametrize("name", sorted(VISION))
 def test_all_layers_are_those_of_the_blocks_and_what_reads_the_pixels(name: str) -> None:
     model = tiny_vision(name)
@@ -52,7 +52,7 @@ def test_all_layers_are_those_of_the_blocks_and_what_reads_the_pixels(name: str)
     assert not any(path.startswith(head) for path in paths for head in anatomy.fresh_heads(model))
 
 
-@pytest.mark.few("Bit", "FocalNet", "Hiera", "PvtV2", "Segformer")
+@pytest.mark.nightly(but=["Bit", "FocalNet", "Hiera", "PvtV2", "Segformer"])
 @pytest.mark.parametrize("name", sorted(OTHERS.keys() - {"SwiftFormer"}))
 def test_lora_changes_every_family(name: str) -> None:
     model = tiny_vision(name)
@@ -83,7 +83,7 @@ def test_roles_and_names_that_are_not_there_are_refused_with_a_cure() -> None:
     assert resolve(tiny_vision("ResNet"), "convolutions") == resolve(tiny_vision("ResNet"), "all-linear")
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("method", ["lora", "rslora", "dora"])
 @pytest.mark.parametrize("name", [*CONVOLUTIONAL, "ViT"])
 def test_merged_convolutions_give_the_same(name: str, method: str) -> None:
@@ -146,7 +146,7 @@ def test_models_of_timm_have_blocks_and_a_head(name: str, tmp_path: Path) -> Non
         assert torch.equal(again(pixel_values=images).logits, wanted)
 
 
-@pytest.mark.few("CLIP", "ConvNext", "Dinov2", "EfficientNet", "ResNet", "Swin")
+@pytest.mark.nightly(but=["CLIP", "ConvNext", "Dinov2", "EfficientNet", "ResNet", "Swin"])
 @pytest.mark.parametrize("name", sorted(VISION))
 def test_fused_layers_and_recomputed_activations_change_nothing(name: str) -> None:
     model = tiny_vision(name)

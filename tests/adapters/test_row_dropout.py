@@ -75,7 +75,7 @@ def test_a_row_computes_the_same_alone_and_among_others(dropping: nn.Module) -> 
     assert not torch.allclose(dropping(input_ids=ids_BL).logits, together, atol=1e-3)
 
 
-@pytest.mark.few("adalora", "boft", "houlsby", "lora", "miss", "pissa", "randlora", "vera")
+@pytest.mark.nightly(but=["adalora", "boft", "houlsby", "lora", "miss", "pissa", "randlora", "vera"])
 def test_each_step_and_seed_drops_something_else(dropping: nn.Module) -> None:
     ids_BL = torch.arange(3, 27).view(4, 6)
     found = []

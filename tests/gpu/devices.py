@@ -14,11 +14,10 @@ REHEARSAL = "WORKBENCH_REHEARSAL" in os.environ
 FEW = os.environ.get("WORKBENCH_REHEARSAL") == "few"
 """Whether it does so without `--whole`: a cover of the cases."""
 HERE = torch.cuda.is_available()
-needs_device = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not (HERE or REHEARSAL), reason="no accelerator here (scripts/gpu/prove.sh --rehearse)"),
-]
-"""Marks of every file in this folder."""
+needs_device = pytest.mark.skipif(
+    not (HERE or REHEARSAL), reason="no accelerator here (scripts/gpu/prove.sh --rehearse)"
+)
+"""Mark of every file in this folder."""
 DEVICE = backbones.device()
 
 

@@ -18,7 +18,7 @@ from workbench.config import ModelConfig
 from workbench.models import backbones
 from workbench.training.master_weights import MasterWeights
 
-pytestmark = [*needs_device, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")]
+pytestmark = [needs_device, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")]
 
 FORMATS = {"bfloat16": 0.03, "nf4": 0.03, "int8": 0.05}
 """Formats of weights, with the share of the first loss by which losses may differ: they are computed in bfloat16."""

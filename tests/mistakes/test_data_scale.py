@@ -63,7 +63,7 @@ STARTS_PROCESSES = ("a malformed row", "a row without loss", "rows that are cut 
         pytest.param(
             *case,
             id=name,
-            marks=pytest.mark.cube if name in STARTS_PROCESSES else (),
+            marks=pytest.mark.nightly if name in STARTS_PROCESSES else (),
         )
         for name, case in CASES.items()
     ],

@@ -262,7 +262,7 @@ def test_verbs_refuse_alike(
     assert_refused(case._replace(command=f"{verb} {words}"), folder, monkeypatch, capsys)
 
 
-@pytest.mark.few("config: several")
+@pytest.mark.nightly(but=["config: several"])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["config: several", "data: not UTF-8"])
 def test_the_same_from_a_shell(name: str, folder: Path) -> None:

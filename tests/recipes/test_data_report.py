@@ -312,7 +312,7 @@ SHIPPED = [
 ]
 
 
-@pytest.mark.few("sft/quickstart", "distill/peers", "crossval/pictures")
+@pytest.mark.nightly(but=["sft/quickstart", "distill/peers", "crossval/pictures"])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_recipes_whose_model_is_shipped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _finish(monkeypatch, "data", name, "data.limit=20", "--perplexity", "off")

@@ -62,7 +62,7 @@ def test_a_recipe_of_own_rows_checks_and_reads_almost_all_of_them_whole(tmp_path
     assert "# `workbench lr" in out.read_text() and "the fastest that fits" in out.read_text()
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_what_does_not_fit_is_told_and_nothing_is_written(tmp_path: Path, stories: str) -> None:
     file = lines(tmp_path / "rows.jsonl", *({"question": f"{n}?", "answer": "Yes."} for n in range(40)))
     with pytest.raises(ConfigError, match="does not fit"):

@@ -103,7 +103,7 @@ CASES = {
 }
 
 
-@pytest.mark.few("classify", "embed, pairs")
+@pytest.mark.nightly(but=["classify", "embed, pairs"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_each_of_several_sets_has_the_scores_that_it_has_alone(
     case: tuple[str, str, list[str]], folder: Path, bert: str, tmp_path: Path
@@ -115,7 +115,7 @@ def test_each_of_several_sets_has_the_scores_that_it_has_alone(
     assert_each_scores_as_alone(run, both(folder, kind))
 
 
-@pytest.mark.few("prefer-judged")
+@pytest.mark.nightly(but=["prefer-judged"])
 @pytest.mark.parametrize(("recipe", "kind"), [("prefer", "judged"), ("prefer", "single"), ("reward", "judged")])
 def test_each_set_of_judged_answers_has_the_scores_that_it_has_alone(
     recipe: str, kind: str, folder: Path, short_stories: str, tmp_path: Path
@@ -165,7 +165,7 @@ def crossed(folder: Path, bert: str, tmp_path_factory: pytest.TempPathFactory) -
     return workbench.run("crossval/quickstart", known, out=tmp_path_factory.mktemp("crossed") / "run", quiet=True)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_an_ensemble_is_scored_on_each_test_set(crossed: Path, folder: Path) -> None:
     assert_each_scores_as_alone(crossed, both(folder, "weather"))
     found = read_scores(crossed)
@@ -210,7 +210,7 @@ def test_held_out_sets_are_followed_through_a_run_and_a_stop(
     assert "Held-out rows: a 5, b 19." in notes
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_hidden_words_of_each_set_are_scored(folder: Path, tmp_path: Path) -> None:
     encoder = save_tiny(tmp_path / "bert", "Bert", "MaskedLM", MINILM)
     known = [*words(folder, "weather", "data.test", "data.held_out"), f"model.id={encoder}", "data.columns={}"]
@@ -226,7 +226,7 @@ def test_hidden_words_of_each_set_are_scored(folder: Path, tmp_path: Path) -> No
 TAUGHT = {"a live teacher": "teacher: {id: backbone}", "peers": "peers: 2", "a student's own": ON_POLICY}
 
 
-@pytest.mark.few("a live teacher")
+@pytest.mark.nightly(but=["a live teacher"])
 @pytest.mark.parametrize("taught", TAUGHT.values(), ids=TAUGHT)
 def test_students_are_scored_on_each_set(taught: str, folder: Path, short_stories: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"

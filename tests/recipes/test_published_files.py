@@ -83,14 +83,16 @@ def beside_its_data(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return Path(shutil.copy(PUBLISHED[request.param], tmp_path))
 
 
-@pytest.mark.few(
-    "axolotl/archived-tiny-llama-pretrain",
-    "axolotl/gemma2-reward-model",
-    "axolotl/llama-2-lisa",
-    "axolotl/llama-3-qlora-1b-kto",
-    "llamafactory/extras-galore-llama3_full_sft",
-    "llamafactory/train_lora-qwen3_lora_dpo",
-    "llamafactory/train_qlora-qwen3_lora_sft_otfq",
+@pytest.mark.nightly(
+    but=[
+        "axolotl/archived-tiny-llama-pretrain",
+        "axolotl/gemma2-reward-model",
+        "axolotl/llama-2-lisa",
+        "axolotl/llama-3-qlora-1b-kto",
+        "llamafactory/extras-galore-llama3_full_sft",
+        "llamafactory/train_lora-qwen3_lora_dpo",
+        "llamafactory/train_qlora-qwen3_lora_sft_otfq",
+    ]
 )
 @pytest.mark.parametrize("beside_its_data", sorted({*PUBLISHED} - {*REFUSED}), indirect=True)
 def test_a_published_file_checks_and_says_what_is_left(

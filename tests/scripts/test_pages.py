@@ -43,8 +43,8 @@ def _write_what_a_reader_has(folder: Path) -> None:
     (folder / "scripts").symlink_to(ROOT / "scripts")
 
 
-@pytest.mark.few(
-    "recipes/tasks/prefer.md", "recipes/tasks/reward.md", "recipes/verbs/init.md", "scripts/tutorials/distil.md"
+@pytest.mark.nightly(
+    but=["recipes/tasks/prefer.md", "recipes/tasks/reward.md", "recipes/verbs/init.md", "scripts/tutorials/distil.md"]
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=IDS)

@@ -67,8 +67,8 @@ def rehearsed(tmp_path: Path) -> Callable[..., Path]:
     "names",
     [
         pytest.param(("methods", "branches", "memory"), marks=pytest.mark.slow, id="one process"),
-        pytest.param(("runs",), marks=pytest.mark.cube, id="runs"),
-        pytest.param(("layouts",), marks=pytest.mark.cube, id="several"),
+        pytest.param(("runs",), marks=pytest.mark.nightly, id="runs"),
+        pytest.param(("layouts",), marks=pytest.mark.nightly, id="several"),
     ],
 )
 def test_tests_are_rehearsed(names: tuple[str, ...], rehearsed: Callable[..., Path]) -> None:
@@ -78,7 +78,7 @@ def test_tests_are_rehearsed(names: tuple[str, ...], rehearsed: Callable[..., Pa
     assert all(each["reason"] for each in results if each["outcome"] == "skipped")
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_the_benchmark_is_rehearsed(rehearsed: Callable[..., Path]) -> None:
     out = rehearsed("bench", "8b-nf4-ragged")
     _, *found = [json.loads(line) for line in (out / "gpu.jsonl").read_text().splitlines()]

@@ -77,12 +77,14 @@ def routed(made: Bank, rows: Tensor, counts: Sequence[int] = SHARES) -> Any:
     return made.route(shares, length=rows.shape[1])
 
 
-@pytest.mark.few(
-    "CausalLM-Llama",
-    "CausalLM-GPT2",
-    "CausalLM-Falcon",
-    "SequenceClassification-Bert",
-    "SequenceClassification-DebertaV2",
+@pytest.mark.nightly(
+    but=[
+        "CausalLM-Llama",
+        "CausalLM-GPT2",
+        "CausalLM-Falcon",
+        "SequenceClassification-Bert",
+        "SequenceClassification-DebertaV2",
+    ]
 )
 @pytest.mark.parametrize(("head", "name"), MODELS)
 def test_each_member_is_what_it_is_alone(head: str, name: str) -> None:
@@ -163,7 +165,7 @@ def require_alone(
     assert trainable(made.model).keys() == {key for member in made.members for key in made.parameters_of(member)}
 
 
-@pytest.mark.few("nf4", "bfloat16")
+@pytest.mark.nightly(but=["nf4", "bfloat16"])
 @pytest.mark.parametrize("weights", ["nf4", "fp4", "int8", "bfloat16"])
 def test_over_every_kind_of_stored_weight(weights: str, stories: str) -> None:
     """Against PEFT's own layers in training, which compute in float32 over these weights as well."""
@@ -190,7 +192,7 @@ def gradients(named: dict[str, nn.Parameter]) -> Tensor:
     return torch.cat([each.grad.flatten() for _, each in sorted(named.items()) if each.grad is not None])
 
 
-@pytest.mark.few("CausalLM-GPT2", "SequenceClassification-Bert")
+@pytest.mark.nightly(but=["CausalLM-GPT2", "SequenceClassification-Bert"])
 @pytest.mark.parametrize(("head", "name"), MODELS[:2] + MODELS[-4:-2])
 def test_saved_as_plain_adapters_and_loaded_back(head: str, name: str, tmp_path: Path) -> None:
     base = double(head, name)

@@ -50,7 +50,7 @@ def method(name: str, **settings: Any) -> Any:
     return METHODS[name].model_validate({"method": name, **SMALL.get(name, {}), **settings})
 
 
-@pytest.mark.few("CausalLM-Llama", "SequenceClassification-Bert")
+@pytest.mark.nightly(but=["CausalLM-Llama", "SequenceClassification-Bert"])
 @pytest.mark.parametrize(
     ("head", "name"), [("CausalLM", "Llama"), ("CausalLM", "GPT2"), ("SequenceClassification", "Bert")]
 )
@@ -60,7 +60,7 @@ def test_each_of_many_methods_is_what_it_is_alone(head: str, name: str) -> None:
     require_alone(double(head, name), [method(each) for each in names], [1, 2] * 4 + [1] * (len(names) - 8))
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["Llama", "Bert"])
 @pytest.mark.parametrize("name", bank_methods.OWN_LAYERS)
 def test_every_method_beside_lora(name: str, family: str) -> None:
@@ -105,7 +105,7 @@ def test_noise_of_each_row_is_what_it_is_alone() -> None:
             assert not torch.allclose(model(input_ids=rows[start : start + share]).logits, own)
 
 
-@pytest.mark.few("nf4")
+@pytest.mark.nightly(but=["nf4"])
 @pytest.mark.parametrize("weights", ["nf4", "int8", "bfloat16"])
 def test_over_every_kind_of_stored_weight(weights: str, stories: str) -> None:
     config = ModelConfig.model_validate({"id": stories, "weights": weights, "compute": "float32"})

@@ -45,7 +45,7 @@ def draw(rows: slice) -> RowDraw:
     return RowDraw(seed=1, step=2, rows=torch.arange(5)[rows].numpy())
 
 
-@pytest.mark.few("ConvNext-0.25", "ViT-0.25", "ResNet-0.0")
+@pytest.mark.nightly(but=["ConvNext-0.25", "ViT-0.25", "ResNet-0.0"])
 @pytest.mark.parametrize(("name", "dropout"), [*((name, 0.25) for name in FAMILIES), ("ViT", 0.0), ("ResNet", 0.0)])
 def test_each_member_is_what_it_is_alone(name: str, dropout: float, tmp_path: Path) -> None:
     model = double(name)

@@ -48,7 +48,7 @@ def packed(kind: str, weight: Tensor, compute: torch.dtype, *, nested: bool = Tr
     return layer.train()
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("kind", "nested"), [("nf4", True), ("nf4", False), ("fp4", True), ("fp4", False)])
@@ -66,7 +66,7 @@ def test_four_bits(kind: str, nested: bool, shape: tuple[int, int], dtype: torch
     assert torch.equal(eye.grad[:rows], found[:rows])
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("used", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)

@@ -87,7 +87,7 @@ def _after_words(base: PreTrainedModel) -> Tensor:
     return found
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @EACH
 def test_a_row_is_the_same_alone_and_padded_on_the_right(family: PreTrainedModel, config: Method) -> None:
     model = attach(family, config)
@@ -101,7 +101,7 @@ def test_a_row_is_the_same_alone_and_padded_on_the_right(family: PreTrainedModel
     torch.testing.assert_close(head.project(together)[1, :3], masked[1, -7:-4], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @EACH
 def test_the_first_virtual_token_is_seen_and_sees_no_text(family: PreTrainedModel, config: Method) -> None:
     model = attach(family, config)

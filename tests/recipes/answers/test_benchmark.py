@@ -110,7 +110,9 @@ def test_the_interval_is_students_of_the_paired_differences() -> None:
 @pytest.mark.parametrize(
     "asked,reason",
     [
-        pytest.param(Benchmark(("no_such_task",)), "knows no such task", marks=pytest.mark.cube),  # reads 10,000 files
+        pytest.param(
+            Benchmark(("no_such_task",)), "knows no such task", marks=pytest.mark.nightly
+        ),  # reads 10,000 files
         (Benchmark(("none.yaml",)), "no such file"),
         (Benchmark(("a.yaml",), limit=0), "--limit must be at least 1"),
         (Benchmark(("a.yaml",), shots=-1), "--shots at least 0"),

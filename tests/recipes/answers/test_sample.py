@@ -129,7 +129,7 @@ def test_answers_depend_on_nothing_but_run_prompt_seed_and_numbers(trained: Path
     assert [row["messages"] for row in other] != [row["messages"] for row in two]
 
 
-@pytest.mark.few("writing a line-5", "scoring-0")
+@pytest.mark.nightly(but=["writing a line-5", "scoring-0"])
 @pytest.mark.parametrize(("stopped", "again"), [("sampling", 4), ("scoring", 0), ("writing a line", 5)])
 def test_a_command_that_was_stopped_goes_on_equally(
     trained: Path, asked: Path, monkeypatch: pytest.MonkeyPatch, stopped: str, again: int

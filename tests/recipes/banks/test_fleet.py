@@ -89,7 +89,7 @@ def with_members(sections: dict[str, Any], **members: dict[str, Any]) -> dict[st
     return {**sections["fleet"], "members": sections["fleet"]["members"] | members}
 
 
-@pytest.mark.parametrize("name", [pytest.param("alice", marks=pytest.mark.cube), "dave"])  # who waited
+@pytest.mark.parametrize("name", [pytest.param("alice", marks=pytest.mark.nightly), "dave"])  # who waited
 def test_members_equal_runs_of_their_own(name: str, fleet: Path, tmp_path: Path) -> None:
     own = fleet / "members" / name
     alone = workbench.run(own / "config.yaml", out=tmp_path / "alone", quiet=True)
@@ -237,7 +237,7 @@ def test_check_says_whose_rows_are_wrong(sections: dict[str, Any], tmp_path: Pat
     assert any("4 members, 2 at a time" in note for note in found.notes)
 
 
-@pytest.mark.few("dora")
+@pytest.mark.nightly(but=["dora"])
 @pytest.mark.slow
 @pytest.mark.parametrize("own", [{}, {"adapter.method": "dora"}], ids=["lora", "dora"])
 def test_classifiers_of_different_classes_equal_runs_of_their_own(own: dict[str, Any], tmp_path: Path) -> None:

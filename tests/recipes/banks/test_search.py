@@ -153,7 +153,7 @@ def test_who_leaves_does_not_change_who_stays(searched: Path, sections: dict[str
 
 @pytest.mark.parametrize(
     "step",
-    [1, pytest.param(3, marks=pytest.mark.slow), *(pytest.param(late, marks=pytest.mark.cube) for late in (2, 6))],
+    [1, pytest.param(3, marks=pytest.mark.slow), *(pytest.param(late, marks=pytest.mark.nightly) for late in (2, 6))],
 )
 def test_stopped_in_any_wave_and_resumed_it_ends_with_the_same_bits(
     step: int, searched: Path, sections: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -261,7 +261,7 @@ def test_check_says_what_will_happen_and_refuses_too_many_rungs(sections: dict[s
     assert "one after another: a bank holds no eva: its start comes from the training rows" in first
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_the_shipped_search_trains(tmp_path: Path) -> None:
     """With few trials, on few rows."""
     text = (recipes.CONFIGS / "search" / "quickstart.yaml").read_text()

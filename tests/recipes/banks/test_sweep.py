@@ -186,7 +186,7 @@ def test_a_member_that_explodes_is_a_finding(sections: dict[str, Any], tmp_path:
     assert {row["status"] for row in table(tmp_path / "all")["members"]} == {"failed"}
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_classifiers_with_their_own_heads_equal_runs_of_their_own(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "bert", "Bert", "SequenceClassification", MINILM)
     for name, rows_ in (("train", 40), ("held_out", 12)):
@@ -217,7 +217,7 @@ def test_classifiers_with_their_own_heads_equal_runs_of_their_own(tmp_path: Path
     assert "nats per row" in (path / "report.html").read_text()
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 @pytest.mark.usefixtures("drawn")
 def test_the_shipped_sweep_trains(tmp_path: Path) -> None:
     """With one of its learning rates, on few rows."""

@@ -111,7 +111,7 @@ def test_without_a_share_of_the_teacher_it_is_plain_training(
     assert read_losses(taught) == pytest.approx(read_losses(plain), rel=1e-6)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_a_teacher_on_the_students_backbone_teaches_what_a_copy_would(
     short_stories: str, rows: Path, tmp_path: Path
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_teacher_on_the_students_backbone_teaches_what_a_copy_would(
     assert found["shared"] == pytest.approx(found["copied"], rel=1e-6)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_several_adapters_teach_together(
     short_stories: str, rows: Path, teachers: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -136,7 +136,7 @@ def test_several_adapters_teach_together(
     assert min(each) / 2 < read_scores(run)["teacher"]["loss"] < sum(each) / 2
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_a_full_cache_teaches_what_the_live_teacher_does(
     short_stories: str, rows: Path, teachers: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -163,7 +163,7 @@ def test_a_cache_is_made_by_a_verb_of_its_own_and_needs_no_teacher_afterwards(
     _run(_config(short_stories, rows, distill={"cache": cache}), tmp_path / "run")
 
 
-@pytest.mark.few("schedules")
+@pytest.mark.nightly(but=["schedules"])
 @pytest.mark.parametrize(
     "distill",
     [
@@ -207,7 +207,7 @@ def test_micro_batches_change_nothing(
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_peers_without_each_other_learn_as_if_alone(short_stories: str, rows: Path, tmp_path: Path) -> None:
     """At alpha 0 the loss is the mean of runs of their own, but for the clipping of gradients, which is off here."""
     train = {"steps": 4, "learning_rate": 5e-3, "max_grad_norm": 1e6}
@@ -254,7 +254,7 @@ def test_check_shows_a_student_that_is_still_to_be_made(
     assert not list(tmp_path.glob("*/student"))
 
 
-@pytest.mark.few("distill/quickstart")
+@pytest.mark.nightly(but=["distill/quickstart"])
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
     "name",

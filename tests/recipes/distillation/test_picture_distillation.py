@@ -119,7 +119,7 @@ def test_one_teacher_says_what_it_predicts(train: Callable[..., Path], taught: P
     np.testing.assert_array_equal(read_losses(plain), read_losses(train("plain", "classify")))
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_the_adapters_of_folds_teach_together(train: Callable[..., Path], folds: Path, home: Path) -> None:
     together = train("ensemble", "distill", "distill.alpha=1", teacher=folds)
     apart = train("out_of_fold", "distill", "distill.alpha=1", "distill.teacher.out_of_fold=true", teacher=folds)
@@ -139,12 +139,12 @@ def test_the_adapters_of_folds_teach_together(train: Callable[..., Path], folds:
     assert loss < classification_scores.loss(model.labels, said(apart)["train"], rows.targets_NC)
 
 
-@pytest.mark.few("hidden_mse-ViT")
+@pytest.mark.nightly(but=["hidden_mse-ViT"])
 @pytest.mark.parametrize(
     ("what", "backbone"),
     [
         *((what, "ViT") for what in WHATS),
-        *(pytest.param(what, "Dinov2", marks=() if what == "attention" else pytest.mark.cube) for what in WHATS),
+        *(pytest.param(what, "Dinov2", marks=() if what == "attention" else pytest.mark.nightly) for what in WHATS),
     ],
 )
 def test_layers_are_learnt_in_any_micro_batches(
@@ -219,7 +219,7 @@ def test_a_teacher_sees_pictures_in_its_own_colours(train: Callable[..., Path], 
     assert first["other", True] > first["other", False] + 1e-2
 
 
-@pytest.mark.few("Dinov2")
+@pytest.mark.nightly(but=["Dinov2"])
 @pytest.mark.parametrize("family", ["Dinov2", "CLIP"])
 def test_a_student_of_its_teachers_first_layer(family: str, train: Callable[..., Path], recipe: Recipe) -> None:
     teacher = train(f"taught-{family}", "classify", backbone=family)

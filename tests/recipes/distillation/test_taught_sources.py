@@ -127,7 +127,7 @@ def _with_passes(config: RunConfig, passes: float) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_a_student_of_classes_draws_what_a_plain_run_draws_and_hears_the_teacher_about_each_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

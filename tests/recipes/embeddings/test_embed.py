@@ -179,7 +179,7 @@ def test_a_merged_model_embeds_alike(taught: Path, tmp_path: Path) -> None:
     assert (tmp_path / "merged" / "modules.json").exists()
 
 
-@pytest.mark.few("peft")
+@pytest.mark.nightly(but=["peft"])
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["peft", "onnx"])
 def test_an_exported_model_embeds_alike(taught: Path, to: str, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_plan_counts_small_micro_batches(taught: Path) -> None:
     assert twice.dry_run.peak < once.dry_run.peak
 
 
-@pytest.mark.few("last")
+@pytest.mark.nightly(but=["last"])
 @pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 def test_sentence_transformers_embeds_alike(
@@ -239,7 +239,7 @@ def test_sentence_transformers_embeds_alike(
             np.testing.assert_allclose(theirs.encode(texts, prompt_name=prompt), ours, atol=1e-5)
 
 
-@pytest.mark.few("ia3", "full")
+@pytest.mark.nightly(but=["ia3", "full"])
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "layernorm", "ia3", "houlsby", "last-layers"])
 def test_methods_and_causal_backbones(train: Train, short_stories: str, method: str) -> None:

@@ -108,7 +108,7 @@ def test_each_source_holds_out_its_share_and_has_scores_of_its_own(taught: Path,
     assert not texts[0] & texts[1]
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_a_stopped_run_goes_on_to_the_same_bits_and_micro_batches_do_not_matter(
     config: Config, taught: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +169,7 @@ def test_a_text_of_two_sources_stays_on_one_side_and_a_row_of_two_in_the_first(c
     assert train.cleaning is not None and len(train.cleaning.places) == 6
 
 
-@pytest.mark.few("labelled")
+@pytest.mark.nightly(but=["labelled"])
 @pytest.mark.parametrize("form", ["scored", "labelled"])
 def test_scores_and_classes_of_several_sources_are_learnt(config: Config, tmp_path: Path, form: str) -> None:
     sources = {}

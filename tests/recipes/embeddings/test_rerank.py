@@ -223,7 +223,7 @@ def test_sentence_transformers_scores_alike(taught: Path, train: Train, short_st
         assert theirs.tokenizer.model_max_length <= run_directory.read_config(run).data.max_tokens
 
 
-@pytest.mark.few("full", "houlsby")
+@pytest.mark.nightly(but=["full", "houlsby"])
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "ia3", "houlsby", "last-layers"])
 def test_methods_and_causal_backbones(train: Train, short_stories: str, method: str) -> None:

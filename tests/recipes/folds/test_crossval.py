@@ -68,7 +68,7 @@ def plain(train: Run) -> Path:
     return train("plain", "folds.seeds=2", "folds.refit=true")
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_rows_of_several_sources_are_folded_as_those_of_one_file(
     home: Path, plain: Path, train: Run, words: list[str]
 ) -> None:
@@ -165,7 +165,7 @@ def test_the_adapter_on_all_rows_is_one_that_can_be_merged(plain: Path, tmp_path
     assert isinstance(gap, Gap) and gap.same == 1.0 and gap.kl is not None and gap.kl < 1e-6
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_adapters_trained_one_after_another_are_those_of_the_bank(train: Run, plain: Path) -> None:
     apart = train("apart", "folds.seeds=2", "folds.together=false")
     found, known = (pd.read_parquet(run / "out_of_fold.parquet").filter(like="p_") for run in (apart, plain))
@@ -179,7 +179,7 @@ def test_adapters_trained_one_after_another_are_those_of_the_bank(train: Run, pl
     np.testing.assert_allclose(one[columns], other.loc[one.index, columns], atol=5e-3)
 
 
-@pytest.mark.few("ia3")
+@pytest.mark.nightly(but=["ia3"])
 @pytest.mark.parametrize("method", ["ia3", "houlsby", "last-layers"])
 def test_methods_beside_lora_train_in_a_bank_or_one_after_another(train: Run, method: str) -> None:
     words = (f"adapter={{method: {method}}}", "train.steps=2")
@@ -202,7 +202,7 @@ def _pair(row: dict[str, Any]) -> dict[str, Any]:
     return {**texts, "winner": {"sun": "a", "rain": "b", "snow": "tie"}[row["label"]]}
 
 
-@pytest.mark.few("number-_number-tta={views: [drop_words]}")
+@pytest.mark.nightly(but=["number-_number-tta={views: [drop_words]}"])
 @pytest.mark.parametrize(
     ("kind", "made", "more"),
     [
@@ -228,7 +228,7 @@ def test_every_kind_of_label(
     assert all(np.isfinite(value) for value in json.loads((run / "scores.json").read_text())["test"].values())
 
 
-@pytest.mark.few("number-_number")
+@pytest.mark.nightly(but=["number-_number"])
 @pytest.mark.parametrize(("kind", "made"), [("one", dict), ("several", _several), ("number", _number)])
 def test_neighbours_correct_what_the_run_says_and_what_it_predicts(
     kind: str, made: Callable[[dict[str, Any]], dict[str, Any]], train: Run, home: Path, tmp_path: Path
@@ -308,7 +308,7 @@ STAGES = (
 
 
 @pytest.mark.slow
-@pytest.mark.few("every second")
+@pytest.mark.nightly(but=["every second"])
 @pytest.mark.parametrize("deadly", [STAGES[::2], STAGES], ids=["every second", "every one"])
 def test_a_combination_killed_in_its_stages_ends_with_the_same_result(
     train: Run,

@@ -143,7 +143,7 @@ def test_check_shows_rows_classes_and_cuts(taught: Path, bert: str) -> None:
     assert place.endswith("row 1") and text.startswith("[CLS] one day") and "number" not in text and label in WORDS
 
 
-@pytest.mark.few("bert")
+@pytest.mark.nightly(but=["bert"])
 @pytest.mark.parametrize("backbone", ["bert", "stories", "minilm"])
 def test_lora_merges_into_a_stock_classifier(
     train: Train, bert: str, stories: str, backbone: str, tmp_path: Path
@@ -163,7 +163,7 @@ def test_lora_merges_into_a_stock_classifier(
             assert answer["score"] == pytest.approx(row[f"p_{answer['label']}"], abs=1e-4)
 
 
-@pytest.mark.few("bert")
+@pytest.mark.nightly(but=["bert"])
 @pytest.mark.slow
 @pytest.mark.parametrize("backbone", ["bert", "stories"])
 def test_an_exported_classifier_says_what_the_run_says(

@@ -68,7 +68,7 @@ def taught(train: Train) -> Path:
     return train("taught")
 
 
-@pytest.mark.few("texts")
+@pytest.mark.nightly(but=["texts"])
 def test_each_source_has_scores_of_its_own_and_the_whole_is_their_mean_by_rows(taught: Path) -> None:
     data = json.loads((taught / "manifest.json").read_text())["data"]
     assert data["train"]["sources"] == {"diary": 27, "radio": 9}
@@ -87,7 +87,7 @@ def test_each_source_has_scores_of_its_own_and_the_whole_is_their_mean_by_rows(t
     assert "Accuracy, radio" in page and "held-out loss, diary" in page
 
 
-@pytest.mark.few("texts")
+@pytest.mark.nightly(but=["texts"])
 def test_rows_are_drawn_as_the_mixture_says(train: Train) -> None:
     """Two whole passes of 36 draws: the 27 rows of one and 3 times the 9 rows of the other have as many each."""
     visits = pd.read_parquet(train("drawn", "train.steps=12", "evaluate.every=null") / "dynamics.parquet")
@@ -97,7 +97,7 @@ def test_rows_are_drawn_as_the_mixture_says(train: Train) -> None:
     assert all(np.ptp(each) <= 1 for each in times)
 
 
-@pytest.mark.few("texts")
+@pytest.mark.nightly(but=["texts"])
 def test_a_stopped_run_goes_on_to_the_same_bits_and_micro_batches_do_not_matter(
     train: Train, taught: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_micro_batches_do_not_matter(
     assert read_losses(parts) == pytest.approx(read_losses(whole), rel=1e-4)
 
 
-@pytest.mark.few("texts")
+@pytest.mark.nightly(but=["texts"])
 def test_a_learned_mixture_is_the_same_after_a_stop(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["data.mix.by=learned", "data.mix.every=2", "data.sources.radio.passes=4"]
     whole = train("learned", *words)
@@ -131,7 +131,7 @@ def test_a_learned_mixture_is_the_same_after_a_stop(train: Train, monkeypatch: p
     assert np.isfinite(np.asarray(wanted)).all()
 
 
-@pytest.mark.few("pictures")
+@pytest.mark.nightly(but=["pictures"])
 def test_a_cross_validation_deals_the_rows_of_all_sources_into_folds(train: Train) -> None:
     words = ["recipe=crossval", "data.sources.radio.weight=1", "data.held_out=0.05", "folds.k=2", "train.steps=2"]
     run = train("folds", *words, "evaluate.every=null", "duplicates.on_duplicate=ignore")
@@ -142,7 +142,7 @@ def test_a_cross_validation_deals_the_rows_of_all_sources_into_folds(train: Trai
     assert len(pd.read_parquet(run / "out_of_fold.parquet")) == 48
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_check_tells_draws_and_a_member_of_a_sweep_trains_as_it_would_alone(tmp_path: Path) -> None:
     for name, rows in zip(NAMES, (weather(36), weather(48)[36:]), strict=True):
         write_lines(tmp_path / f"{name}.jsonl", rows)

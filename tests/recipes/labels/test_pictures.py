@@ -84,7 +84,7 @@ def test_pictures_are_learnt_scored_and_predicted(learnt: Path, drawings: Path, 
     assert (found["predicted"] == [Path(name).parent.name for name in found["image"]]).mean() > 0.8
 
 
-@pytest.mark.few("onnx")
+@pytest.mark.nightly(but=["onnx"])
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["peft", "onnx"])
 def test_an_exported_model_names_the_same_classes(learnt: Path, to: str, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def augmented(train: Train) -> Path:
     return train("augmented", *ALL_CHANGES)
 
 
-@pytest.mark.few("words0")
+@pytest.mark.nightly(but=["words0"])
 @pytest.mark.parametrize("words", [["batch.tokens_per_device=64"], ["batch.tokens_per_device=160", "image.workers=2"]])
 def test_the_curve_is_the_same_for_any_micro_batch_and_number_of_workers(
     train: Train, augmented: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -148,7 +148,7 @@ def test_the_curve_is_the_same_for_any_micro_batch_and_number_of_workers(
     np.testing.assert_allclose(read_losses(again), read_losses(augmented), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_randaugment_draws_the_same_for_any_micro_batch(train: Train) -> None:
     words = [*(word for word in ALL_CHANGES if "trivialaugment" not in word), "image.augment.randaugment=2"]
     whole, parts = train("whole", *words), train("parts", *words, "batch.tokens_per_device=64")
@@ -211,7 +211,7 @@ def unequal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_draws_of_a_rare_class_are_the_same_in_any_micro_batch_and_after_a_stop(
     train: Train, unequal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +267,7 @@ def test_steps_equal_those_of_peft_with_a_plain_loop(train: Train, vit: str, tmp
     np.testing.assert_allclose(read_losses(run), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_folds_views_and_pseudo_labels_read_pictures(train: Train, drawings: Path, tmp_path: Path) -> None:
     more = draw(tmp_path / "more", 30, seed=2)
     words = ["folds.k=3", "tta.views=[flip,shifts]", f"pseudo_label.unlabelled={more}", "train.epochs=5"]
@@ -283,7 +283,7 @@ def test_folds_views_and_pseudo_labels_read_pictures(train: Train, drawings: Pat
     np.testing.assert_allclose(said.filter(like="p_"), known.filter(like="p_"), atol=1e-5)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_a_bank_of_folds_computes_what_each_fold_computes_alone(train: Train) -> None:
     words = ["folds.k=2", "adapter.targets=all-layers", *ALL_CHANGES]
     together = train("together", *words, recipe="crossval")
@@ -293,7 +293,7 @@ def test_a_bank_of_folds_computes_what_each_fold_computes_alone(train: Train) ->
         np.testing.assert_allclose(read_losses(together / name), read_losses(apart / name), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_members_whose_pictures_have_grown_differently_train_in_one_bank(train: Train, tmp_path: Path) -> None:
     """Folds of 22 and of 23 rows: two and three steps in an epoch."""
     grows = "image.augment.curriculum.resolution={start: 0.25, steps: null}"

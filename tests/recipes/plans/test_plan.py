@@ -92,7 +92,7 @@ def compare(ledgers: list[MemoryLedger], tmp_path: Path) -> Callable[..., tuple[
             )
         ),
         *(
-            pytest.param(words, marks=pytest.mark.cube)
+            pytest.param(words, marks=pytest.mark.nightly)
             for words in (
                 ["model.weights=int8"],
                 ["model.weights=nf4"],
@@ -120,7 +120,7 @@ def test_a_plan_predicts_the_peak(
     assert sum(planned.dry_run.at_peak.values()) <= planned.dry_run.peak
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 @pytest.mark.parametrize("weights", ["bfloat16", "nf4"])
 def test_a_plan_predicts_what_each_way_to_keep_activations_holds(
     weights: str, compare: Callable[..., tuple[Plan, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -182,7 +182,7 @@ def test_a_backbone_that_grows_is_planned_at_its_largest_and_with_its_mean_work(
     assert 0 < 3 * saved[0] == pytest.approx(saved[1]) and saved[1] < 0.375 * whole.flops_per_token
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_the_rows_that_a_sampler_looks_at_are_counted() -> None:
     """One forward pass more for each row of the pool; none where each row's own loss is enough."""
 
@@ -199,7 +199,7 @@ def test_the_rows_that_a_sampler_looks_at_are_counted() -> None:
     assert four - two == pytest.approx(two - plain)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_what_is_not_done_in_every_step_counts_as_often_as_it_is(compare: Callable[..., tuple[Plan, int]]) -> None:
     """Memory is that of the step that takes most; SAM is a second pass, whether or not a sampler looks before."""
@@ -239,14 +239,14 @@ def test_of_a_student_and_a_teacher_beside_it(compare: Callable[..., tuple[Plan,
     assert planned.dry_run.at_peak["teacher"] > planned.dry_run.at_peak["weights"]
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_of_packed_rows_that_a_teacher_reads(compare: Callable[..., tuple[Plan, int]], stories: str) -> None:
     words = [f"distill.teacher.id={stories}", "data.held_out=0.2", "batch.packing=true", *FEW]
     planned, measured = compare("distill/quickstart", *words)
     assert planned.dry_run.peak == pytest.approx(measured, rel=0.01)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_of_a_teacher_on_the_backbone_of_its_student(
     compare: Callable[..., tuple[Plan, int]], stories: str, tmp_path: Path
 ) -> None:
@@ -260,7 +260,7 @@ def test_of_a_teacher_on_the_backbone_of_its_student(
 
 
 @pytest.mark.slow
-@pytest.mark.few("lora")
+@pytest.mark.nightly(but=["lora"])
 @pytest.mark.parametrize("method", ["lora", "dora", "ia3", "houlsby"])
 def test_of_a_bank(compare: Callable[..., tuple[Plan, int]], short_stories: str, method: str) -> None:
     chosen = [f"adapter={{method: {method}}}", "folds.k=2", "train.steps=3"]

@@ -19,16 +19,18 @@ REFUSED = ("distill/ensemble", "distill/peers")
 """What a plan does not know."""
 MARKS = {
     "crossval/combo": pytest.mark.slow,
-    "reinforce/quickstart": pytest.mark.cube,
+    "reinforce/quickstart": pytest.mark.nightly,
     **dict.fromkeys(
         ("crossval/quickstart", "crossval/pictures", "prefer/quickstart", "rerank/quickstart", "reward/quickstart"),
-        pytest.mark.cube,
+        pytest.mark.nightly,
     ),
     **dict.fromkeys(
         ("classify/quickstart", "embed/quickstart", "fleet/quickstart", "search/quickstart", "sweep/quickstart"),
-        pytest.mark.cube,
+        pytest.mark.nightly,
     ),
-    **dict.fromkeys(("budget/1-day-gpu", "budget/1-hour-cpu", "sft/chat", "sft/full", "sft/qlora"), pytest.mark.cube),
+    **dict.fromkeys(
+        ("budget/1-day-gpu", "budget/1-hour-cpu", "sft/chat", "sft/full", "sft/qlora"), pytest.mark.nightly
+    ),
 }
 """Those that take more than ten seconds, or are planned as others: a sweep is a bank, combo folds, vision classes."""
 

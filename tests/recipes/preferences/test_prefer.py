@@ -178,7 +178,7 @@ def words(recipe: Path, name: str) -> list[str]:
     return [each.format(single=recipe.parent / "single.jsonl") for each in VARIANTS[name]]
 
 
-@pytest.mark.few("desensitised", "kto")
+@pytest.mark.nightly(but=["desensitised", "kto"])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_micro_batches_change_nothing(recipe: Path, tmp_path: Path, name: str) -> None:
@@ -191,7 +191,7 @@ def test_micro_batches_change_nothing(recipe: Path, tmp_path: Path, name: str) -
     assert whole[2] != pytest.approx(whole[0], abs=1e-3)
 
 
-@pytest.mark.few("kto")
+@pytest.mark.nightly(but=["kto"])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dropout", "kto"])
 def test_a_resumed_run_has_the_same_bits(
@@ -280,7 +280,7 @@ def test_kto_takes_one_answer_a_step(recipe: Path, tmp_path: Path) -> None:
     assert losses(found)[0] == pytest.approx(0.5, abs=1e-5)
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["nf4", "int8"])
 @pytest.mark.parametrize("loss", ["dpo", "kto"])
@@ -341,7 +341,7 @@ def test_a_sweep_measures_its_best_by_one_section_before_and_after(recipe: Path,
     assert scores(found)["before"]["loss"] == pytest.approx((1 / (2 * 0.5)) ** 2, rel=1e-5)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_the_shipped_recipe_trains(tmp_path: Path) -> None:
     text = (CONFIGS / "prefer" / "quickstart.yaml").read_text()
     assert text.startswith("# workbench run prefer/quickstart")

@@ -89,7 +89,7 @@ def dpo(own: list[float], known: list[float]) -> float:
     return sum(each) / len(each)
 
 
-@pytest.mark.few("run")
+@pytest.mark.nightly(but=["run"])
 @pytest.mark.parametrize("kind", ["run", "model"])
 def test_a_reference_beside_another_start(
     kind: str, train: Train, first: Path, other: Path, changed_model: Path, short_stories: str

@@ -207,7 +207,7 @@ def test_same_curve_for_any_micro_batch(train: Train) -> None:
     assert read_losses(plain)[0] < read_losses(whole)[0], "a margin is asked for"
 
 
-@pytest.mark.few("nf4")
+@pytest.mark.nightly(but=["nf4"])
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["nf4", "int8"])
 def test_quantised_weights_are_learnt_over(train: Train, weights: str) -> None:

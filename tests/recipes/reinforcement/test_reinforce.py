@@ -125,7 +125,7 @@ def test_log_probabilities_are_those_of_the_model_and_of_the_backbone(trained: P
     assert (found.reference_ST[~found.mask_ST] == 0).all()
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_prompts_of_several_sources_are_drawn_by_their_weights_also_after_a_stop(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +160,7 @@ def test_the_same_run_twice_has_the_same_bits(trained: Path, recipe: Path, tmp_p
     assert [line["reward[mean]"] for line in metrics(again)] == [line["reward[mean]"] for line in metrics(trained)]
 
 
-@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.cube), 3])
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.nightly), 3])
 def test_goes_on_after_a_stop_with_the_same_bits(trained: Path, recipe: Path, tmp_path: Path, step: int) -> None:
     """Between two rollouts, and between two updates on one."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
@@ -170,7 +170,7 @@ def test_goes_on_after_a_stop_with_the_same_bits(trained: Path, recipe: Path, tm
     assert without_clocks(tmp_path / "run") == without_clocks(trained)
 
 
-@pytest.mark.parametrize("tokens", [60, pytest.param(1000, marks=pytest.mark.cube)])
+@pytest.mark.parametrize("tokens", [60, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_micro_batches_do_not_matter(trained: Path, recipe: Path, tmp_path: Path, tokens: int) -> None:
     found = metrics(run(recipe, tmp_path / "run", f"batch.tokens_per_device={tokens}"))
     for mine, theirs in zip(found, metrics(trained), strict=True):
@@ -179,7 +179,7 @@ def test_micro_batches_do_not_matter(trained: Path, recipe: Path, tmp_path: Path
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
 
 
-@pytest.mark.few("dapo", "online_dpo")
+@pytest.mark.nightly(but=["dapo", "online_dpo"])
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dr_grpo", "dapo", "rloo", "reinforce++", "online_dpo"])
 def test_every_method_learns(recipe: Path, tmp_path: Path, method: str) -> None:
@@ -205,7 +205,7 @@ def test_rewards_rise(recipe: Path, tmp_path: Path) -> None:
     assert np.mean(found[-5:]) > 1.3 * np.mean(found[:3])
 
 
-@pytest.mark.few("lora")
+@pytest.mark.nightly(but=["lora"])
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_warms_up_by_sft_first(recipe: Path, tmp_path: Path, method: str) -> None:
@@ -224,7 +224,7 @@ def test_warms_up_by_sft_first(recipe: Path, tmp_path: Path, method: str) -> Non
         assert found[0]["update[kl]"] == pytest.approx(0, abs=1e-6) and found[3]["update[kl]"] > 0
 
 
-@pytest.mark.few("hangs", "not a number")
+@pytest.mark.nightly(but=["hangs", "not a number"])
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fails", "message"),
@@ -308,7 +308,7 @@ workbench.run(recipe, words, out=Path(out), resume=moment == "resume", quiet=Tru
 """
 
 
-@pytest.mark.few("reward-2", "update-3")
+@pytest.mark.nightly(but=["reward-2", "update-3"])
 @pytest.mark.slow
 @pytest.mark.parametrize(("moment", "saved"), [("rollout", 2), ("reward", 2), ("update", 3)])
 def test_killed_it_goes_on_with_the_same_bits(

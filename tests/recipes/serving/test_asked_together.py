@@ -27,7 +27,7 @@ distributed: {layout}
 """
 
 
-@pytest.mark.few("{engine: fsdp2, zero: 3}")
+@pytest.mark.nightly(but=["{engine: fsdp2, zero: 3}"])
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["{}", "{engine: fsdp2, zero: 3}"])
 def test_both_evaluate_and_go_on(layout: str, tmp_path: Path, short_stories: str, questions: Path) -> None:

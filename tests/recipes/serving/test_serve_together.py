@@ -87,14 +87,14 @@ def told(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
 
 
-@pytest.mark.few(*FEW)
+@pytest.mark.nightly(but=FEW)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_scores_are_those_of_one_process(folder: Path, recipe: str) -> None:
     found, wanted = (json.loads((folder / which / f"{recipe}.json").read_text()) for which in ("two", "one"))
     assert found == pytest.approx(wanted, abs=2e-6) and wanted
 
 
-@pytest.mark.few(*FEW)
+@pytest.mark.nightly(but=FEW)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_file_has_the_rows_of_one_process_in_their_order(folder: Path, recipe: str) -> None:
     found, wanted = (pd.read_parquet(folder / which / f"{recipe}.parquet") for which in ("two", "one"))

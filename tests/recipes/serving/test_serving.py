@@ -42,7 +42,7 @@ def test_a_run_with_new_tokens_has_an_engine_of_its_own_beside_the_bank(
     assert own.stop != first.stop
 
 
-@pytest.mark.few("ia3", "full")
+@pytest.mark.nightly(but=["ia3", "full"])
 @pytest.mark.parametrize("method", ["dora", "ia3", "houlsby", "last-layers", "full"])
 def test_any_adapter_without_virtual_tokens_answers(method: str, tmp_path: Path, stories: str, serve: Serve) -> None:
     models = serve(save_runs(tmp_path, stories, [{"method": method}]))

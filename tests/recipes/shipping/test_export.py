@@ -68,7 +68,7 @@ def _from_gguf(adapter: Path, base: Any) -> Any:
     return model
 
 
-@pytest.mark.few("ollama", "vllm")
+@pytest.mark.nightly(but=["ollama", "vllm"])
 @pytest.mark.parametrize("to", ADAPTERS)
 def test_an_adapter_of_each_target_computes_what_the_run_does(
     to: str, save_run: SaveRun, short_stories: str, tmp_path: Path
@@ -108,7 +108,7 @@ def test_an_adapter_in_gguf_goes_with_the_template_of_its_base(
     assert _kl(wanted, _logits(model, ids)) < 1e-9
 
 
-@pytest.mark.few("gguf", "merged")
+@pytest.mark.nightly(but=["gguf", "merged"])
 @pytest.mark.parametrize("to", ["merged", "gguf", "ollama", "vllm", "sglang"])
 def test_one_whole_model_of_each_target_computes_what_the_run_does(to: str, trained: Path, tmp_path: Path) -> None:
     ids, wanted = _of_run(trained)
@@ -134,7 +134,7 @@ def test_a_fully_trained_run_is_a_whole_model_without_being_asked(save_run: Save
         export(run, to="peft", out=tmp_path / "peft")
 
 
-@pytest.mark.few("peft")
+@pytest.mark.nightly(but=["peft"])
 @pytest.mark.parametrize("to", ["peft", "ollama", "vllm", "sglang"])
 def test_a_normalised_adapter_computes_what_the_run_does(
     to: str, save_run: SaveRun, short_stories: str, tmp_path: Path
@@ -155,7 +155,7 @@ def test_a_normalised_adapter_computes_what_the_run_does(
     assert _kl(wanted, _logits(model, ids)) < 1e-9
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("method", ["dora", "ia3"])
 @pytest.mark.parametrize("to", ["ollama", "vllm", "sglang"])
 def test_what_a_target_does_not_read_is_refused_and_can_be_merged(

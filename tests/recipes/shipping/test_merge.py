@@ -53,7 +53,7 @@ def _assert_close(computed: Tensor, wanted: Tensor, *, error: float) -> None:
     assert float((computed - wanted).abs().max() / spread) < error
 
 
-@pytest.mark.few("rslora", "full")
+@pytest.mark.nightly(but=["rslora", "full"])
 @pytest.mark.parametrize("method", ["lora", "rslora", "dora", "full"])
 def test_float32_run_as_stock_peft_and_as_merged_model(
     save_run: SaveRun, method: str, short_stories: str, tmp_path: Path
@@ -75,7 +75,7 @@ def test_float32_run_as_stock_peft_and_as_merged_model(
     assert found.sentence == f"{said} written in float32."
 
 
-@pytest.mark.few("dora-float32", "full-bfloat16")
+@pytest.mark.nightly(but=["dora-float32", "full-bfloat16"])
 @pytest.mark.parametrize(
     ("method", "compute"), [("lora", "float32"), ("dora", "float32"), ("lora", "bfloat16"), ("full", "bfloat16")]
 )
@@ -97,7 +97,7 @@ def test_bfloat16_storage_as_stock_peft_and_as_merged_model(
     assert found.agreement.top1 > 0.9 and 0 <= found.agreement.kl < 1e-2
 
 
-@pytest.mark.few("stories")
+@pytest.mark.nightly(but=["stories"])
 @pytest.mark.parametrize("model", [{}, STARTER], ids=["stories", "starter"])
 def test_added_tokens_as_stock_peft_and_as_merged_model(
     save_run: SaveRun, short_stories: str, model: dict[str, Any], tmp_path: Path
@@ -120,7 +120,7 @@ def test_added_tokens_as_stock_peft_and_as_merged_model(
     assert len(rows) == len(old) + 2 and torch.equal(rows[: len(old)], old)
 
 
-@pytest.mark.few("nf4")
+@pytest.mark.nightly(but=["nf4"])
 @pytest.mark.parametrize("weights", ["nf4", "int8"])
 def test_a_quantised_backbone_is_dequantised_and_the_agreement_is_right(
     save_run: SaveRun, weights: str, short_stories: str, tmp_path: Path

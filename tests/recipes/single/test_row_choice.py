@@ -56,7 +56,7 @@ def aimed(folder: Path, questions: Path) -> list[str]:
     return ["data.select.by=gradient", f"data.select.target={folder}/target.jsonl", "data.select.warm_up=0.2"]
 
 
-@pytest.mark.few("sft")
+@pytest.mark.nightly(but=["sft"])
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["sft", "classify"])
 def test_a_run_trains_on_the_rows_of_most_influence_and_goes_on_where_it_was_stopped(
@@ -89,7 +89,7 @@ def test_a_run_trains_on_the_rows_of_most_influence_and_goes_on_where_it_was_sto
     assert pd.read_parquet(again / "selection.parquet").equals(table) and len(computed) == 4 * len(table)
 
 
-@pytest.mark.few("ifd")
+@pytest.mark.nightly(but=["ifd"])
 @pytest.mark.parametrize("by", ["perplexity", "ifd"])
 def test_a_run_trains_on_the_rows_with_the_wanted_scores(train: Callable[..., Path], by: str) -> None:
     run = train(f"data.select.by={by}")

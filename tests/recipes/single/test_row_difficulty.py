@@ -55,7 +55,7 @@ def visits(run: Path) -> dict[str, int]:
     return dict(zip(table["row"], table["visits"], strict=True))
 
 
-@pytest.mark.few("self_paced")
+@pytest.mark.nightly(but=["self_paced"])
 @pytest.mark.parametrize("by", ["perplexity", "self_paced"])
 def test_a_stopped_run_goes_on_to_the_same_bits(
     train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, by: str

@@ -79,7 +79,7 @@ def test_steps_read_as_much_of_their_rows_as_the_pace_says(train: Train) -> None
     assert [each["tokens"] for each in cut[9:]] == [each["tokens"] for each in whole[9:]]
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_two_processes_train_as_one_does(train: Train, tmp_path: Path) -> None:
     curriculum = "data.curriculum.by"
     jobs = {

@@ -162,7 +162,7 @@ def test_every_weight_trains(train: Train) -> None:
     assert stock.generate(input_ids=asked, max_new_tokens=4)[0, 0] == stock.config.decoder_start_token_id
 
 
-@pytest.mark.few("nf4")
+@pytest.mark.nightly(but=["nf4"])
 @pytest.mark.parametrize("weights", ["bfloat16", "int8", "nf4"])
 def test_other_weight_formats_train_alike(train: Train, reference: Path, weights: str) -> None:
     run = train(weights, f"model.weights={weights}", "model.compute=float32")
@@ -170,7 +170,7 @@ def test_other_weight_formats_train_alike(train: Train, reference: Path, weights
     assert read_losses(run) != pytest.approx(read_losses(reference), rel=1e-6)
 
 
-@pytest.mark.few("attention")
+@pytest.mark.nightly(but=["attention"])
 @pytest.mark.parametrize("targets", ["attention", "mlp"])
 def test_roles_are_found_in_both_stacks(train: Train, targets: str) -> None:
     run = train(targets, f"adapter.targets={targets}", "train.steps=1")

@@ -132,14 +132,14 @@ def test_a_bank_that_was_stopped_ends_with_the_same_result(
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_a_bank_equals_its_adapters_alone_with_a_frozen_half(home: Path, plain: Path) -> None:
     apart = _crossval(home, "apart", HALF % "memory", "folds.together=false")
     for found, wanted in zip(_outputs(apart), _outputs(plain), strict=True):
         np.testing.assert_allclose(found, wanted, atol=2e-3)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_a_bank_ships_what_its_adapters_alone_ship(home: Path) -> None:
     """Not the values that the optimizer tries out, but those that it evaluates."""
     words = ["optimizer={name: schedule_free}", "schedule={name: constant, warmup: 0}", "train.steps=6"]
@@ -193,7 +193,7 @@ def test_the_recipe_gives_the_same_curve_kept_or_not(short_stories: str, questio
     assert scores[0]["after"]["loss"] < scores[0]["before"]["loss"]
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_quantised_weights_learn_over_a_frozen_half(short_stories: str, questions: Path, tmp_path: Path) -> None:
     kept, computed = (
         _sft(short_stories, questions, tmp_path / cache, HALF % cache, "model.weights=nf4")

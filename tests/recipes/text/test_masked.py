@@ -77,7 +77,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(train: Train, taught: Path, monk
     assert read_losses(train("broken", resume=True)) == read_losses(taught)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_a_lora_run_merges_into_a_stock_model(train: Train, tmp_path: Path) -> None:
     run = train("lora", "adapter={method: lora, rank: 4}", "train.steps=3")
     assert read_losses(run)[-1] < read_losses(run)[0]

@@ -20,7 +20,7 @@ SHORT = ["train.steps=3", "data.limit=24", "batch.size=4", "evaluate.answers=2",
 SHORT += ["evaluate.every=2", "save.every=2"]
 
 
-@pytest.mark.few("mlm/quickstart", "sft/quickstart")
+@pytest.mark.nightly(but=["mlm/quickstart", "sft/quickstart"])
 @pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
     "name",
@@ -58,7 +58,7 @@ def test_recorded_losses(tmp_path: Path) -> None:
 RECORDED = [5.24097, 6.02138, 4.93366, 7.08929]
 
 
-@pytest.mark.few("oasst-stories", "gsm8k-stories")
+@pytest.mark.nightly(but=["oasst-stories", "gsm8k-stories"])
 @pytest.mark.parametrize("model", ["starter", str(FILES / "stories260k")], ids=["starter", "stories"])
 @pytest.mark.parametrize("data", ["gsm8k", "oasst"])
 def test_gsm8k_and_multi_turn_conversations(model: str, data: str, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_gsm8k_and_multi_turn_conversations(model: str, data: str, tmp_path: Pat
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_quantised_training_ends_within_five_percent_of_bfloat16(tmp_path: Path) -> None:
     overrides = ["train.steps=30", "batch.size=4", "data.limit=160", "evaluate.answers=0", "evaluate.every=null"]
     overrides += ["data.max_tokens=192"]

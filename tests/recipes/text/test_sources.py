@@ -88,7 +88,7 @@ def test_a_stopped_run_in_small_micro_batches_goes_on_to_the_same_losses(
     assert small == pytest.approx([line["loss"] for line in read_metrics(taught)], rel=1e-5)
 
 
-@pytest.mark.few("reward")
+@pytest.mark.nightly(but=["reward"])
 @pytest.mark.parametrize("recipe", ["prefer", "reward"])
 def test_pairs_of_several_sources_are_drawn_by_their_weights_also_after_a_stop(
     recipe: str, tmp_path: Path, stories: str, monkeypatch: pytest.MonkeyPatch

@@ -141,7 +141,9 @@ def test_members_on_two_devices_are_those_of_one(tmp_path: Path, short_stories: 
     ("words", "message"),
     [
         (["--devices", "2", "folds.k=3", "distributed.zero=3"], "correction reads rows by a backbone that is whole"),
-        pytest.param(["--devices", "2", "budget.time=100s", "train.steps=null"], "budget.time", marks=pytest.mark.cube),
+        pytest.param(
+            ["--devices", "2", "budget.time=100s", "train.steps=null"], "budget.time", marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_what_cannot_be_spread_is_refused(folds: Path, tmp_path: Path, words: list[str], message: str) -> None:

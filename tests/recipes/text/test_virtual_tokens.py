@@ -36,7 +36,7 @@ def words(method: str, short_stories: str, questions: Path) -> list[str]:
     ]
 
 
-@pytest.mark.few("prefix", "p-tuning")
+@pytest.mark.nightly(but=["prefix", "p-tuning"])
 @pytest.mark.parametrize("method", sorted(RATES))
 def test_they_learn_and_what_was_saved_is_served(
     method: str, short_stories: str, questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -58,7 +58,7 @@ def test_they_learn_and_what_was_saved_is_served(
     assert run_directory.read_config(run).adapter.method == method
 
 
-@pytest.mark.few("prompt")
+@pytest.mark.nightly(but=["prompt"])
 @pytest.mark.parametrize("method", ["prompt", "prefix"])
 def test_the_curve_does_not_depend_on_micro_batches(
     method: str, short_stories: str, questions: Path, tmp_path: Path
@@ -89,7 +89,7 @@ def test_prefixes_of_an_encoder_take_no_positions(method: str, tmp_path: Path) -
     check(load("classify/quickstart", [*given, "data.held_out=0.2"]))
 
 
-@pytest.mark.few("p-tuning-v2")
+@pytest.mark.nightly(but=["p-tuning-v2"])
 @pytest.mark.parametrize("method", ["prefix", "p-tuning-v2"])
 def test_prefixes_of_an_encoder_decoder_learn_the_same_when_activations_are_recomputed(
     method: str, encoder_decoder: str, questions: Path, tmp_path: Path
@@ -102,7 +102,7 @@ def test_prefixes_of_an_encoder_decoder_learn_the_same_when_activations_are_reco
     assert serve.evaluate(plain, [])["loss"] == pytest.approx(scores["after"]["loss"], abs=1e-5)
 
 
-@pytest.mark.few("prefix")
+@pytest.mark.nightly(but=["prefix"])
 @pytest.mark.parametrize("method", ["prefix", "p-tuning-v2"])
 def test_prefixes_of_an_encoder_learn_the_same_when_activations_are_recomputed(method: str, tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "bert", "Bert", "SequenceClassification", MINILM)

@@ -41,7 +41,7 @@ def _hot(labels: Labels, p: Floats, chance: np.random.Generator) -> OneHot:
     return np.eye(p.shape[1], dtype=np.float32)[drawn]
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("labels", [ONE, SEVERAL, NUMBER])
 @pytest.mark.parametrize("rows", [20, 200])
 def test_noise_is_refused(labels: Labels, rows: int) -> None:
@@ -56,7 +56,7 @@ def test_noise_is_refused(labels: Labels, rows: int) -> None:
     assert _accepted(labels, draw) <= MOST
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("wrong", [0.005, 0.02, 0.2])
 @pytest.mark.parametrize("rows", [40, 100, 300])
 def test_confidence_that_is_no_gain_is_refused(wrong: float, rows: int) -> None:

@@ -141,7 +141,7 @@ def test_rows_are_compared_in_pieces() -> None:
         np.testing.assert_array_equal(one.row_NK[0], whole.row_NK[row])
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @KINDS
 @ASKS
 def test_noisy_predictions_of_like_rows_gain_by_each_other(labels: Labels, ask: Ask) -> None:
@@ -178,7 +178,7 @@ def test_planted_copies_gain_by_each_other_unless_known_to_be_copies() -> None:
     assert not judged(ONE, values, after, targets, groups_N=once).accepted
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @KINDS
 @ASKS
 def test_neighbours_of_no_meaning_are_refused(labels: Labels, ask: Ask) -> None:

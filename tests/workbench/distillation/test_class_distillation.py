@@ -226,7 +226,7 @@ def test_a_run_reads_rows_in_its_own_tokens_and_template(ask: Any, taught: Path)
     assert said.extra_NC is None and said.test_NC is None
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_several_runs_say_the_mean_of_their_probabilities(ask: Any, train: Train) -> None:
     teachers = [train(f"one-of-{steps}", train={"steps": steps}) for steps in (3, 6)]
     said, _ = ask(teachers)
@@ -273,7 +273,7 @@ def test_out_of_fold_rows_are_said_by_those_who_did_not_see_them(ask: Any, folds
     np.testing.assert_allclose(special.softmax(said.test_NC, axis=1), whole, atol=1e-6)
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_a_cross_validation_corrects_by_neighbours_what_it_says(ask: Any, train: Train, home: Path) -> None:
     own: dict[str, Any] = {
         "folds": {"k": 2},

@@ -32,7 +32,7 @@ def _seen(model: Any) -> Tensor:
     return logits
 
 
-@pytest.mark.few("CLIP-kept1-2", "Dinov2-kept3-2", "ResNet-kept9-2", "Swin-kept10-2")
+@pytest.mark.nightly(but=["CLIP-kept1-2", "Dinov2-kept3-2", "ResNet-kept9-2", "Swin-kept10-2"])
 @pytest.mark.parametrize(
     ("name", "kept", "left"),
     [

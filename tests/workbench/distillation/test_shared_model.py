@@ -34,7 +34,7 @@ def test_the_bare_backbone_under_an_adapter_teaches_it(method: str, batch: Micro
     assert not torch.allclose(log_probs(student.model.eval(), batch), bare, atol=1e-3)
 
 
-@pytest.mark.few("houlsby", "lora", "prefix", "linear-probe")
+@pytest.mark.nightly(but=["houlsby", "lora", "prefix", "linear-probe"])
 @pytest.mark.parametrize("method", sorted(SWITCHED))
 def test_an_adapter_beside_the_students_is_what_it_is_alone(
     method: str, saved: Callable[..., TeacherSource], batch: MicroBatch

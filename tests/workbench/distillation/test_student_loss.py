@@ -57,7 +57,7 @@ def _peak(student: Student, loss: Loss, batch: MicroBatch) -> int:
     return live.peak
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("factor", ["ARRAYS", "CPU_ARRAYS"])
 @pytest.mark.parametrize("divergence", ["forward_kl", "reverse_kl", "jsd"])
 def test_a_teacher_on_the_same_backbone_takes_no_more_memory_than_labels_alone(

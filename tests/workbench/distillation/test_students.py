@@ -125,7 +125,7 @@ def _of(head: str) -> str:
     return "mlm" if head == "MaskedLM" else "sft"
 
 
-@pytest.mark.few("Bart", "Bert", "Gemma3Text", "Mixtral")
+@pytest.mark.nightly(but=["Bart", "Bert", "Gemma3Text", "Mixtral"])
 def test_a_student_is_the_original_without_the_other_layers(family: tuple[Path, str], tmp_path: Path) -> None:
     folder, head = family
     original = _stock(folder, head)
@@ -137,7 +137,7 @@ def test_a_student_is_the_original_without_the_other_layers(family: tuple[Path, 
         assert float((_outputs(student) - _outputs(original)).abs().max()) > 1e-2
 
 
-@pytest.mark.few("GPT2", "T5", "Roberta")
+@pytest.mark.nightly(but=["GPT2", "T5", "Roberta"])
 def test_a_student_with_all_layers_is_the_original(family: tuple[Path, str], tmp_path: Path) -> None:
     folder, head = family
     wanted = _outputs(_stock(folder, head))
@@ -145,7 +145,7 @@ def test_a_student_with_all_layers_is_the_original(family: tuple[Path, str], tmp
     assert torch.equal(_outputs(_stock(_made(tmp_path / "student", config), head)), wanted)
 
 
-@pytest.mark.few("Llama", "T5", "Roberta", "Mixtral")
+@pytest.mark.nightly(but=["Llama", "T5", "Roberta", "Mixtral"])
 def test_what_check_writes_describes_the_student(family: tuple[Path, str], tmp_path: Path) -> None:
     folder, head = family
     config = _config(str(folder), of=_of(head), layers="last-3")
@@ -379,7 +379,7 @@ def taught(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return workbench.run("classify/quickstart", settings, out=folder / "run", quiet=True)
 
 
-@pytest.mark.few("lora")
+@pytest.mark.nightly(but=["lora"])
 def test_a_classifier_starts_with_its_teachers_head(taught: Path, tmp_path: Path) -> None:
     config, source = _config("teacher", of="classify", teacher=str(taught)), _source(taught)
     student = _stock(_made(tmp_path / "student", config, source), "SequenceClassification")

@@ -64,7 +64,7 @@ def _steps(student: Student, teacher: LiveTeacher, batch: MicroBatch, config: Di
     return [each.detach() for each in student.trained().values()]
 
 
-@pytest.mark.few("lora-adapter")
+@pytest.mark.nightly(but=["lora-adapter"])
 @pytest.mark.parametrize(
     ("method", "kind"),
     [("lora", "adapter"), ("linear-probe", "adapter"), ("linear-probe", BACKBONE), ("prompt", "adapter")],
@@ -87,7 +87,7 @@ def test_a_shared_teacher_teaches_what_a_second_copy_does(
     assert any(not torch.allclose(a, c, atol=1e-3) for a, c in zip(found, labels, strict=True))
 
 
-@pytest.mark.few("True")
+@pytest.mark.nightly(but=["True"])
 @pytest.mark.parametrize("alone", [True, False])
 def test_several_are_the_mean_of_their_probabilities(
     alone: bool, saved: Callable[..., TeacherSource], batch: MicroBatch

@@ -243,7 +243,7 @@ def _ends_equal(config: RunConfig, folder: Path, scored_rows: Counter[str], *, a
     assert scored_rows == wanted, "something was scored twice"
 
 
-@pytest.mark.few("Scoring what was saved")
+@pytest.mark.nightly(but=["Scoring what was saved"])
 @pytest.mark.parametrize("after", ["Scoring the backbone", "Scoring what was saved"])
 def test_text(after: str, text: RunConfig, tmp_path: Path, scored_rows: Counter[str]) -> None:
     _ends_equal(text, tmp_path, scored_rows, after=after)
@@ -254,7 +254,7 @@ def test_classes(classes: Sections, tmp_path: Path, scored_rows: Counter[str]) -
     _ends_equal(config, tmp_path, scored_rows, after="Scoring what was saved")
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_folds(classes: Sections, tmp_path: Path, scored_rows: Counter[str]) -> None:
     config = RunConfig.model_validate({**classes, "recipe": "crossval", "folds": {"k": 2}})
     _ends_equal(config, tmp_path, scored_rows, after="Asking what was saved")

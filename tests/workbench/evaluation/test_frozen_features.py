@@ -194,7 +194,7 @@ def test_known_rows_need_no_backbone_and_new_ones_are_added(cache: Path, monkeyp
     assert torch.equal(state, torch.get_rng_state()), "no random number is drawn"
 
 
-@pytest.mark.few("changed")
+@pytest.mark.nightly(but=["changed"])
 @pytest.mark.parametrize("damage", ["cut", "changed", "index gone"])
 def test_what_is_damaged_is_computed_again(cache: Path, damage: str) -> None:
     model, reader, rows = texts()

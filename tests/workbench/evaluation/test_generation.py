@@ -81,7 +81,7 @@ def greedy(model: nn.Module, head: Head, prompt: list[int]) -> list[int]:
     return ids[len(prompt) :]
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("config", METHODS, ids=lambda config: config.method)
 def test_a_padded_batch_writes_what_training_would(family: PreTrainedModel, config: Method) -> None:
     model: Any = adapters.attach(family, config, seed=0).eval()
@@ -243,7 +243,7 @@ def _require_same_adapter(one: Path, other: Path) -> None:
     assert all(tensors[0][name].equal(tensors[1][name]) for name in tensors[0])
 
 
-@pytest.mark.few("plain", "averaged")
+@pytest.mark.nightly(but=["plain", "averaged"])
 @pytest.mark.parametrize("name", CELLS)
 def test_the_training_is_bit_identical_without_them(name: str, run: Callable[..., Path]) -> None:
     with_, without = run(*VARIANTS[name]), run(*VARIANTS[name], "evaluate.samples=0", name="without")
@@ -327,7 +327,7 @@ class Asking(Silent):
         return self._stop is not None and self._now >= self._stop
 
 
-@pytest.mark.few("plain", "frozen prefix")
+@pytest.mark.nightly(but=["plain", "frozen prefix"])
 @pytest.mark.parametrize("name", CELLS)
 def test_an_evaluation_that_is_asked_for_changes_nothing_else(name: str, run: Callable[..., Path]) -> None:
     plateau = () if name == "schedule-free" else ("schedule={name: plateau, patience: 1}",)
@@ -359,7 +359,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.few("reinforce/quickstart")
+@pytest.mark.nightly(but=["reinforce/quickstart"])
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_other_recipes_answer_too(name: str, tmp_path: Path) -> None:

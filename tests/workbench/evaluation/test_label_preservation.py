@@ -54,7 +54,7 @@ def texts(rows: list[str], *, seed: int = 0, **augment: Any) -> AugmentedTexts:
     return AugmentedTexts(tuple((each,) for each in rows), places, config, seed, encoder)
 
 
-@pytest.mark.few("crossval")
+@pytest.mark.nightly(but=["crossval"])
 @pytest.mark.parametrize("recipe", ["classify", "crossval"])
 def test_destroyed_texts_are_told_and_harmless_marks_are_not(ask: Ask, recipe: str) -> None:
     folds = {"recipe": recipe, "folds": {"k": 2}, "duplicates": {"on_duplicate": "ignore"}}

@@ -108,7 +108,7 @@ def _quantised(weights: str, compute: torch.dtype, **options: object) -> nn.Modu
     return adapted.to(compute).train()
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"lora_dropout": 0.5}])
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weights", quantisation.FORMATS)

@@ -28,20 +28,22 @@ def load(folder: str, **settings: Any) -> PreTrainedModel:
     return backbones.load(config, None, task=CLASSES).model
 
 
-@pytest.mark.few(
-    "Beit",
-    "DeiTWithTeacher",
-    "HGNetV2",
-    "MobileNetV1",
-    "Pvt",
-    "SwiftFormer",
-    "Swinv2",
-    "CLIP",
-    "ConvNext",
-    "Dinov2",
-    "EfficientNet",
-    "ResNet",
-    "Swin",
+@pytest.mark.nightly(
+    but=[
+        "Beit",
+        "DeiTWithTeacher",
+        "HGNetV2",
+        "MobileNetV1",
+        "Pvt",
+        "SwiftFormer",
+        "Swinv2",
+        "CLIP",
+        "ConvNext",
+        "Dinov2",
+        "EfficientNet",
+        "ResNet",
+        "Swin",
+    ]
 )
 @pytest.mark.parametrize("name", sorted({**VISION, **OTHERS}))
 def test_every_family_loads_with_a_fresh_seeded_head(name: str, tmp_path: Path) -> None:

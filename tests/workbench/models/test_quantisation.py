@@ -55,7 +55,7 @@ def cosine(one: Tensor, other: Tensor) -> float:
     return float(torch.cosine_similarity(one, other, dim=0))
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("compute", ["auto", "float32"])
 @pytest.mark.parametrize("weights", FORMATS)
 def test_every_format_is_close_and_learns_the_same(stories: str, weights: str, compute: Any) -> None:
@@ -166,7 +166,7 @@ def test_beside_4_bits_a_half_precision_checkpoint_stays_as_it_is(compute: Liter
     assert str(embedding(IDS).dtype) == f"torch.{compute}"
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "Phi"])
 @pytest.mark.parametrize("weights", ["nf4", "fp4"])
 def test_layers_that_wait_are_packed_to_the_same_bits(tmp_path: Path, name: str, weights: str) -> None:

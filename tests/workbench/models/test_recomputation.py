@@ -32,7 +32,7 @@ def _gradients(model: nn.Module) -> list[Tensor]:
     return [each.grad.clone() for each in model.parameters() if each.grad is not None]
 
 
-@pytest.mark.few("Llama-lora")
+@pytest.mark.nightly(but=["Llama-lora"])
 @pytest.mark.parametrize("method", ["lora", "dora", "houlsby", "full"])
 @pytest.mark.parametrize("kind", ["Llama", "Gemma3Text", "GPT2", "Bert", "T5", "Mixtral"])
 def test_gradients_are_equal_to_the_last_bit_with_dropout(kind: str, method: str) -> None:

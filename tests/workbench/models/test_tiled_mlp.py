@@ -57,7 +57,7 @@ def _assert_alike(found: dict[str, Tensor], wanted: dict[str, Tensor], *, off: f
         torch.testing.assert_close(found[name], each, rtol=off, atol=off * float(each.abs().max()))
 
 
-@pytest.mark.few("llama-kept", "llama-recomputed", "gpt2-recomputed")
+@pytest.mark.nightly(but=["llama-kept", "llama-recomputed", "gpt2-recomputed"])
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("family", ["gemma", "gpt2", "granite", "llama", "mistral", "qwen3"])
 def test_loss_and_gradients_are_those_of_whole_rows(family: str, again: bool) -> None:

@@ -179,7 +179,7 @@ def test_the_roofline_has_rates_of_this_machine() -> None:
     assert 1e8 < found.flops < 1e15 and 1e8 < found.bandwidth < 1e13
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_a_bank_is_timed_with_all_its_members(monkeypatch: pytest.MonkeyPatch, stories: str) -> None:
     built: list[int] = []
 

@@ -35,7 +35,7 @@ def step(backbone: Backbone, method: Method) -> tuple[int, int]:
     return live.peak, operations.count
 
 
-@pytest.mark.few("Dinov2-lora", "EfficientNet-full", "ResNet-lora", "Swin-full")
+@pytest.mark.nightly(but=["Dinov2-lora", "EfficientNet-full", "ResNet-lora", "Swin-full"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.method)
 @pytest.mark.parametrize("name", ["ConvNext", "Dinov2", "EfficientNet", "ResNet", "Swin", "ViT"])
 def test_a_step_without_values_takes_what_a_real_one_takes(name: str, method: Method, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_convolution_takes_two_operations_for_each_weight_and_place() -> None:
     assert operations.count == 2 * layer.weight.numel() * 2 * 8 * 8
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("name", ["ConvNext", "EfficientNet", "MobileNetV2", "ResNet", "Swin", "ViT"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.method)
 def test_sizes_are_known_from_the_configuration_alone(name: str, method: Method, tmp_path: Path) -> None:

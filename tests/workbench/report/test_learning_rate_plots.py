@@ -87,7 +87,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(tmp_pa
     assert there.read_bytes() == b"mine" and list(tmp_path.iterdir()) == [there]
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("steps", [1, 7, 30_000])
 @pytest.mark.parametrize(
     "schedule",

@@ -61,7 +61,7 @@ RATES: list[dict[str, Any]] = [
 """One at which the average has the lower held-out loss, and one at which the last values have."""
 
 
-@pytest.mark.few("ema")
+@pytest.mark.nightly(but=["ema"])
 @pytest.mark.parametrize("average", AVERAGES, ids=lambda average: str(average["method"]))
 def test_the_better_of_average_and_last_values_ships(average: dict[str, Any], tmp_path: Path) -> None:
     better = set()
@@ -118,7 +118,7 @@ OPTIMIZERS: list[dict[str, Any]] = [
 OF_MATRICES: list[dict[str, Any]] = [{"name": "galore", "rank": 4, "rank_every": 3}, {"name": "apollo", "rank": 4}]
 
 
-@pytest.mark.few("method=ema-decay=0.8", "sam=0.05-sam_every=3", "name=muon", "policy=badam-every=3")
+@pytest.mark.nightly(but=["method=ema-decay=0.8", "sam=0.05-sam_every=3", "name=muon", "policy=badam-every=3"])
 @pytest.mark.parametrize(
     "sections",
     [{"average": each} for each in AVERAGES]
@@ -149,7 +149,7 @@ def test_the_rate_falls_where_the_held_out_loss_stalls_and_goes_on_falling_after
     assert_same_bits(interrupted(model, config, tmp_path / "broken", after=6), whole)
 
 
-@pytest.mark.few("lisa-soap", "gradual-adamw8bit")
+@pytest.mark.nightly(but=["lisa-soap", "gradual-adamw8bit"])
 @pytest.mark.parametrize("name", ["lamb", "soap", "lion", "adamw8bit"])
 @pytest.mark.parametrize("policy", ["lisa", "gradual"])
 def test_optimizers_that_count_in_groups_go_on_where_layers_freeze_and_thaw(

@@ -31,7 +31,7 @@ METHODS: list[dict[str, Any]] = [
 CONFIGS = [section(seed=seed, steps=3 + seed, size=4 + seed, adapter=each) for seed, each in enumerate(METHODS)]
 
 
-@pytest.mark.few("llama")
+@pytest.mark.nightly(but=["llama"])
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_each_member_learns_what_it_learns_alone(kind: str, tmp_path: Path) -> None:
     """In several micro-batches, of padded and of packed rows; members end one after the other."""

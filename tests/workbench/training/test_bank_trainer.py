@@ -153,7 +153,7 @@ def test_bank_over_quantised_weights(
     assert_same(found, wanted, losses=losses, adapters=adapters)
 
 
-@pytest.mark.few("bert")
+@pytest.mark.nightly(but=["bert"])
 @pytest.mark.parametrize("kind", ["llama", "bert"])
 def test_packed_rows_of_members_drop_what_padded_ones_do(kind: str, tmp_path: Path) -> None:
     dropped = [
@@ -218,7 +218,7 @@ def _scarce(calls: list[int], outputs: tuple[Predict, Objective]) -> tuple[Predi
     return cramped, objective
 
 
-@pytest.mark.few("llama-True", "bert-False")
+@pytest.mark.nightly(but=["llama-True", "bert-False"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", ["llama", "bert"])
 def test_activations_that_are_computed_again_change_nothing(kind: str, packed: bool, tmp_path: Path) -> None:

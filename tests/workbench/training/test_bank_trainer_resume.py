@@ -132,7 +132,7 @@ def test_killed_before_every_write(whole: tuple[Trained, Path], tmp_path: Path) 
     assert steps == [0] * 7 + [2] * 4 + [3] * 3 + [4]
 
 
-@pytest.mark.few("0", "3")
+@pytest.mark.nightly(but=["0", "3"])
 @pytest.mark.parametrize("again", range(6))
 def test_killed_again_while_it_resumes(again: int, whole: tuple[Trained, Path], tmp_path: Path) -> None:
     folder = tmp_path / "run"

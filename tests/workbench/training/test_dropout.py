@@ -41,7 +41,7 @@ def curve(short_stories: str, questions: Path, tmp_path: Path) -> Callable[..., 
     return run
 
 
-@pytest.mark.few("lora")
+@pytest.mark.nightly(but=["lora"])
 @pytest.mark.parametrize(
     "adapter",
     [
@@ -103,7 +103,7 @@ def test_the_members_of_a_bank_drop_what_they_drop_alone(tmp_path: Path) -> None
             torch.testing.assert_close(found.tensors[number][name], tensor, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.few("neftune")
+@pytest.mark.nightly(but=["neftune"])
 @pytest.mark.parametrize("noise", [{"neftune": 20.0}, {"stochastic_depth": 0.5}], ids=["neftune", "depth"])
 def test_the_members_of_a_bank_have_the_noise_that_they_have_alone(tmp_path: Path, noise: dict[str, float]) -> None:
     regularise = {"regularise": RegulariseConfig.model_validate(noise)}
@@ -120,7 +120,7 @@ def test_the_members_of_a_bank_have_the_noise_that_they_have_alone(tmp_path: Pat
     assert bare.losses[0] != pytest.approx(found.losses[0], rel=1e-3), "what was installed before is gone"
 
 
-@pytest.mark.few("stochastic_depth=0.4")
+@pytest.mark.nightly(but=["stochastic_depth=0.4"])
 @pytest.mark.parametrize("noise", ["neftune=5", "stochastic_depth=0.4"])
 def test_noise_of_the_forward_pass_is_the_same_in_any_micro_batches(
     curve: Callable[..., list[float]], noise: str

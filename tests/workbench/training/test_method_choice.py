@@ -33,7 +33,7 @@ def test_chosen_weights_are_those_of_the_run_wherever_it_stopped(tmp_path: Path)
     assert _places(small) == _places(whole) and small.losses == pytest.approx(whole.losses, rel=1e-5)
 
 
-@pytest.mark.few("compute1")
+@pytest.mark.nightly(but=["compute1"])
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
 def test_a_start_along_gradients_is_that_of_the_run_wherever_it_stopped(compute: torch.dtype, tmp_path: Path) -> None:
     """Also for what remembers where values began; only the rows that it looks at decide it."""

@@ -109,13 +109,7 @@ def is_packed(run: Path) -> bool:
     return bool(packed)
 
 
-@pytest.mark.few(
-    "plain",
-    "recomputed",
-    "a bottleneck",
-    "masked words",
-    "classes of an encoder",
-)
+@pytest.mark.nightly(but=["plain", "recomputed", "a bottleneck", "masked words", "classes of an encoder"])
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_the_curve_is_that_of_padded_rows(
     train: Callable[..., Path], way: tuple[str, ...], folder: dict[str, str]
@@ -137,7 +131,7 @@ MEMBERS: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.few("folds of an encoder", "texts of a sweep")
+@pytest.mark.nightly(but=["folds of an encoder", "texts of a sweep"])
 @pytest.mark.parametrize("way", MEMBERS.values(), ids=MEMBERS)
 def test_the_curves_of_members_are_those_of_padded_rows(
     train: Callable[..., Path], way: tuple[str, ...], folder: dict[str, str], short_stories: str
@@ -158,7 +152,7 @@ SOME = {
 }
 
 
-@pytest.mark.few("plain", "peers")
+@pytest.mark.nightly(but=["plain", "peers"])
 @pytest.mark.parametrize("way", SOME.values(), ids=SOME)
 def test_a_stopped_run_has_the_same_bits_and_may_go_on_padded(
     train: Callable[..., Path], way: tuple[str, ...], folder: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -180,7 +174,7 @@ def test_a_stopped_run_has_the_same_bits_and_may_go_on_padded(
         assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.few("plain", "means of texts")
+@pytest.mark.nightly(but=["plain", "means of texts"])
 @pytest.mark.parametrize("way", SOME.values(), ids=SOME)
 def test_micro_batches_of_packed_rows_change_nothing(
     train: Callable[..., Path], way: tuple[str, ...], folder: dict[str, str]

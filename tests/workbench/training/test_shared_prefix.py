@@ -64,7 +64,7 @@ def shared(run: Path) -> int:
     return int(json.loads((run / "manifest.json").read_text())["batch"]["shared_tokens"])
 
 
-@pytest.mark.few("plain", "recomputed", "all weights", "frozen layers", "cut rows")
+@pytest.mark.nightly(but=["plain", "recomputed", "all weights", "frozen layers", "cut rows"])
 @pytest.mark.parametrize(
     "way", [pytest.param(WAYS[name], id=name, marks=[pytest.mark.slow] if name != "plain" else []) for name in WAYS]
 )

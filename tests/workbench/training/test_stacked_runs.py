@@ -73,7 +73,7 @@ def test_three_micro_batches_give_one_curve_and_a_stock_model_says_when_it_grew(
     assert "2 of 4 blocks" in (whole / "report.html").read_text()
 
 
-@pytest.mark.few("3")
+@pytest.mark.nightly(but=["3"])
 @pytest.mark.parametrize("step", [GROWN_AT - 1, GROWN_AT, GROWN_AT + 1])
 def test_a_stop_before_at_and_after_the_stacking_changes_no_bit(
     train: Callable[..., Path], whole: Path, step: int, monkeypatch: pytest.MonkeyPatch

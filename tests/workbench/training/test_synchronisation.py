@@ -78,7 +78,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     return found
 
 
-@pytest.mark.few("lora with dropout", "full", "a bank", "a student")
+@pytest.mark.nightly(but=["lora with dropout", "full", "a bank", "a student"])
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_passes_read_nothing(

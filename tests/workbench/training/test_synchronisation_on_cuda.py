@@ -67,7 +67,7 @@ def training(config: RunConfig, folder: Path, patch: pytest.MonkeyPatch) -> Iter
             yield make(config, run).trainer(backbone, freezer, live, None), found
 
 
-@pytest.mark.few("quickstart", "packed, bfloat16")
+@pytest.mark.nightly(but=["quickstart", "packed, bfloat16"])
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_a_step_reads_once(way: list[str], short_stories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_compiled_layers_learn_the_same(train: Callable[..., Path], short_storie
     assert (_adapter(compiled) - _adapter(eager)).norm() <= 1e-2 * _adapter(eager).norm()
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_full_fine_tuning_has_the_same_curve_for_any_micro_batch(train: Callable[..., Path]) -> None:
     full = ["adapter={method: full}", "train.learning_rate=1e-3", "train.steps=8"]
     whole = train(*full, "batch.tokens_per_device=100000", name="whole")

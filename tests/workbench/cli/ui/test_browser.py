@@ -301,7 +301,7 @@ def test_runs_are_compared_over_each_other_with_the_settings_that_differ(page: A
         _until(page, "document.querySelector('.plot').ariaLabel.includes('against tokens')")
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_two_runs_and_their_backbone_answer_side_by_side(page: Any, folder: Path, trained: Path) -> None:
     for name in ("one", "other"):
         shutil.copytree(trained, folder / name)

@@ -38,7 +38,7 @@ def test_nobody_stands_on_two_sides_of_the_split() -> None:
     assert not people["train"] & people["test"] and not people["unlabelled"] & (people["train"] | people["test"])
 
 
-@pytest.mark.cube
+@pytest.mark.nightly
 def test_pretraining_tells_hands_apart_better_than_random_weights() -> None:
     data = {"format": "image", "train": f"{PICTURES}/train", "held_out": f"{PICTURES}/test", "limit": 400}
     values = {"recipe": "classify", "model": {"id": "starter/vision", "weights": "float32"}, "data": data}

@@ -188,7 +188,7 @@ def test_a_set_without_its_notes_is_written_again(
 
 
 @pytest.mark.parametrize(
-    "processes", [pytest.param(2, marks=pytest.mark.cube), pytest.param(3, marks=pytest.mark.slow)]
+    "processes", [pytest.param(2, marks=pytest.mark.nightly), pytest.param(3, marks=pytest.mark.slow)]
 )
 def test_any_number_of_processes_writes_the_same_bytes(
     questions: Path, tokenizer: PreTrainedTokenizerBase, cache: Path, monkeypatch: pytest.MonkeyPatch, processes: int

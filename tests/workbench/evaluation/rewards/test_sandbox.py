@@ -112,7 +112,7 @@ def test_code_that_does_not_compile_fails_its_tests_alone() -> None:
     assert sandbox.passed("def f(:", ["f()", "assert 1 + 1 == 2"], LIMITS) == [False, True]
 
 
-@pytest.mark.few("ignores signals", "forks for ever")
+@pytest.mark.nightly(but=["ignores signals", "forks for ever"])
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "code",

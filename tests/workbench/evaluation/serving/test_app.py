@@ -238,6 +238,6 @@ def test_damaged_requests_never_make_it_fail(client: TestClient) -> None:
     _fuzzed(client, 300)
 
 
-@pytest.mark.fuzz
+@pytest.mark.nightly
 def test_ten_thousand_damaged_requests_never_make_it_fail(client: TestClient) -> None:
     _fuzzed(client, 10_000)

@@ -15,7 +15,7 @@ from workbench.models.exporting.onnx_model import OnnxModel
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.few("Bert-SequenceClassification-logits")
+@pytest.mark.nightly(but=["Bert-SequenceClassification-logits"])
 @pytest.mark.parametrize(
     ("name", "head", "output"), [("Llama", "CausalLM", "logits"), ("Bert", "SequenceClassification", "logits")]
 )

@@ -13,7 +13,7 @@ from workbench.config.yaml_text import dump_yaml
 from workbench.recipes.load import load
 from workbench.recipes.plans.plan import plan
 
-pytestmark = pytest.mark.cube
+pytestmark = pytest.mark.nightly
 
 SHARED = "distributed={engine: fsdp2, zero: %d}"
 BF16 = ["model.weights=bfloat16", "model.compute=bfloat16"]

@@ -72,7 +72,7 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.few("in two-lora", "in two-full", "from two-full")
+@pytest.mark.nightly(but=["in two-lora", "in two-full", "from two-full"])
 @pytest.mark.parametrize("method", CELLS)
 @pytest.mark.parametrize("way", ["in two", "from two"])
 def test_blocks_in_parts_change_nothing(pair: Path, method: str, way: str) -> None:
@@ -88,7 +88,7 @@ def test_each_row_is_recorded_once(pair: Path) -> None:
     pd.testing.assert_frame_equal(found, wanted, rtol=1e-4)
 
 
-@pytest.mark.few("lora")
+@pytest.mark.nightly(but=["lora"])
 @pytest.mark.parametrize("method", CELLS)
 def test_in_parts_it_goes_on_bit_for_bit(pair: Path, method: str) -> None:
     assert curve(pair / f"{method} resumed") == curve(pair / f"{method} in two")
@@ -106,7 +106,7 @@ def four(request: pytest.FixtureRequest, pair: Path) -> Path:
     return pair
 
 
-@pytest.mark.few("full")
+@pytest.mark.nightly(but=["full"])
 @pytest.mark.parametrize("method", CELLS)
 def test_groups_share_rows(four: Path, method: str) -> None:
     require_same(four / f"{method} in four", four / f"{method} alone")

@@ -88,7 +88,7 @@ def require_same(run: Path, alone: Path, *, rel: float) -> None:
         assert found[when] == pytest.approx(wanted[when], rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.few("made", "cached", "on-policy", "classes")
+@pytest.mark.nightly(but=["made", "cached", "on-policy", "classes"])
 @pytest.mark.parametrize("name", JOBS)
 def test_two_processes_teach_as_one_does(runs: Path, name: str) -> None:
     losses = lines(runs / f"{name} alone", "loss")
@@ -103,7 +103,7 @@ def test_they_make_the_cache_that_one_makes(runs: Path) -> None:
     assert found == wanted and len(found) == 2
 
 
-@pytest.mark.few("cached")
+@pytest.mark.nightly(but=["cached"])
 @pytest.mark.parametrize("name", ["made", "cached"])
 def test_they_go_on_bit_for_bit(runs: Path, name: str) -> None:
     resumed, whole = runs / f"{name} again", runs / name

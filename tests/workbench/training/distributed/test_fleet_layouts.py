@@ -72,7 +72,7 @@ def fleet(folder: Path, kind: str) -> dict[str, Any]:
     return {"of": kind, "at_once": 2, "members": members}
 
 
-@pytest.mark.few("fleet of classify")
+@pytest.mark.nightly(but=["fleet of classify"])
 @pytest.mark.parametrize("kind", FILES)
 def test_every_member_is_that_of_one_process(runs: Path, kind: str, record_property: Records) -> None:
     record_cell(record_property, method="lora", recipe=kind.partition(" ")[0], layout=SHARED)
@@ -100,7 +100,7 @@ def test_every_member_is_that_of_one_process(runs: Path, kind: str, record_prope
         assert {**wave, "seconds": 0} == {**other, "seconds": 0, "losses": pytest.approx(other["losses"], rel=1e-5)}
 
 
-@pytest.mark.parametrize("kind", ["fleet of classify", pytest.param("search", marks=pytest.mark.cube)])
+@pytest.mark.parametrize("kind", ["fleet of classify", pytest.param("search", marks=pytest.mark.nightly)])
 def test_what_was_broken_off_goes_on_bit_for_bit(runs: Path, kind: str) -> None:
     assert curves(runs / f"{kind} again") == curves(runs / kind)
     tensors, others = weights(runs / kind), weights(runs / f"{kind} again")

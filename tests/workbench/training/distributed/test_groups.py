@@ -74,7 +74,7 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.few("full packed", "lora fsdp2")
+@pytest.mark.nightly(but=["full packed", "lora fsdp2"])
 @pytest.mark.parametrize("name", PARTS)
 def test_rows_in_parts_change_nothing(pair: Path, name: str) -> None:
     require_same(pair / f"{name} in parts", pair / f"{name} alone")
@@ -113,7 +113,7 @@ def four(request: pytest.FixtureRequest, pair: Path) -> Path:
     return pair
 
 
-@pytest.mark.few("in parts over two copies")
+@pytest.mark.nightly(but=["in parts over two copies"])
 @pytest.mark.parametrize("way", FOUR)
 def test_two_groups_of_two(four: Path, way: str) -> None:
     name, _ = FOUR[way]

@@ -102,7 +102,7 @@ def words(folder: Path, case: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.cube if case in ALIKE else pytest.mark.slow) for case in CASES]
+    "case", [pytest.param(case, marks=pytest.mark.nightly if case in ALIKE else pytest.mark.slow) for case in CASES]
 )
 def test_the_fuller_process_holds_what_was_planned(folder: Path, case: str) -> None:
     planned = plan(load(str(folder / "recipe.yaml"), words(folder, case)), devices=2)

@@ -167,7 +167,7 @@ def test_a_layout_changes_nothing(runs: Path, layout: str, method: str, budget: 
     require_same(runs / f"{method} {budget} {layout}", runs / f"{method} {budget} alone")
 
 
-@pytest.mark.few("packed-zero3", "probe-fsdp2_2")
+@pytest.mark.nightly(but=["packed-zero3", "probe-fsdp2_2"])
 @pytest.mark.parametrize("layout", CUTTING)
 @pytest.mark.parametrize("over", OVER_CUT)
 def test_whatever_is_cut(runs: Path, over: str, layout: str, record_property: Records) -> None:
@@ -176,7 +176,7 @@ def test_whatever_is_cut(runs: Path, over: str, layout: str, record_property: Re
     require_same(runs / f"{over} {layout}", runs / f"{over} alone")
 
 
-@pytest.mark.few("infobatch-ddp", "gradient-ddp", "selective-zero3")
+@pytest.mark.nightly(but=["infobatch-ddp", "gradient-ddp", "selective-zero3"])
 @pytest.mark.parametrize(("by", "layout"), [(by, name) for by, names in SAMPLED.items() for name in names])
 def test_rows_that_losses_choose_are_the_same(runs: Path, by: str, layout: str) -> None:
     require_same(runs / f"{by} {layout}", runs / f"{by} alone")
@@ -193,7 +193,7 @@ def test_it_learns(runs: Path, method: str) -> None:
     assert len(losses) == STEPS and losses[-1] < 0.95 * losses[0]
 
 
-@pytest.mark.few("zero3 to fsdp2", "fsdp2 to fsdp2", "ddp to ddp")
+@pytest.mark.nightly(but=["zero3 to fsdp2", "fsdp2 to fsdp2", "ddp to ddp"])
 @pytest.mark.parametrize("change", RESUMED)
 def test_a_run_goes_on_in_another_layout(runs: Path, change: str) -> None:
     require_same(runs / change, runs / f"full {FEW_TOKENS} alone")

@@ -61,7 +61,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-@pytest.mark.few("zero3", "fsdp2")
+@pytest.mark.nightly(but=["zero3", "fsdp2"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_process_holds_its_share_and_few_blocks(folder: Path, case: str) -> None:
     each = CASES[case][2]

@@ -46,7 +46,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
-@pytest.mark.few("elementwise", "tiles and inputs away", "inputs away")
+@pytest.mark.nightly(but=["elementwise", "tiles and inputs away", "inputs away"])
 @pytest.mark.parametrize("saving", SAVINGS)
 def test_a_saving_changes_nothing(runs: Path, saving: str) -> None:
     name = SAVINGS[saving][0]

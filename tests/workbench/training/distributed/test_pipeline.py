@@ -65,7 +65,7 @@ def test_two_stages_change_nothing(pair: Path, name: str) -> None:
     require_same(pair / name, pair / f"{name} alone")
 
 
-@pytest.mark.few("tied")
+@pytest.mark.nightly(but=["tied"])
 @pytest.mark.parametrize("name", ["lora", "tied"])
 def test_a_pipeline_goes_on_bit_for_bit(pair: Path, name: str) -> None:
     assert torch.equal(weights(pair / f"{name} resumed"), weights(pair / name))

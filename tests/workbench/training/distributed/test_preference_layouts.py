@@ -69,7 +69,7 @@ def lines(run: Path, name: str) -> list[float]:
     return [line[name] for line in told if line.get(name) is not None]
 
 
-@pytest.mark.few("dpo ddp", "kto fsdp2", "orpo zero2", "start zero3")
+@pytest.mark.nightly(but=["dpo ddp", "kto fsdp2", "orpo zero2", "start zero3"])
 @pytest.mark.parametrize("name", JOBS)
 def test_two_processes_have_the_losses_of_one(
     runs: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -78,7 +78,7 @@ def counted(block: nn.Module) -> Iterator[list[int]]:
         hook.remove()
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("name, depth", EVERY)
 def test_passes_equal_those_without_and_the_second_computes_nothing(name: str, depth: int) -> None:
     # In float32, weights as large as these make more than 1e-6 of the last bits, which depend on the padding.

@@ -94,7 +94,7 @@ def test_badam_begins_anew_in_each_block(tmp_path: Path) -> None:
     assert turns[1].count(1) == 2 * turns[3].count(1), "the first block had two turns"
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy["policy"]))
 @pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
 def test_only_what_the_plan_lets_train_changes_in_a_step(
@@ -204,7 +204,7 @@ def test_what_lisa_freezes_leaves_the_memory_and_comes_back_to_the_bit(adapter: 
     assert not (tmp_path / "evicted").exists(), "nothing is left behind"
 
 
-@pytest.mark.few("Llama-autofreeze", "Llama-egeria", "Llama-freezeout", "Bert-gradual", "Bert-lisa")
+@pytest.mark.nightly(but=["Llama-autofreeze", "Llama-egeria", "Llama-freezeout", "Bert-gradual", "Bert-lisa"])
 @pytest.mark.parametrize(
     ("family", "policy"),
     [
@@ -212,7 +212,7 @@ def test_what_lisa_freezes_leaves_the_memory_and_comes_back_to_the_bit(adapter: 
             family,
             policy,
             id=f"{family}-{policy['policy']}",
-            marks=pytest.mark.cube if family == "Bert" and policy["policy"] in ON_A_DECODER else (),
+            marks=pytest.mark.nightly if family == "Bert" and policy["policy"] in ON_A_DECODER else (),
         )
         for family in ("Llama", "Bert")
         for policy in POLICIES

@@ -112,7 +112,7 @@ def _outputs(fit: Trainer) -> list[Tensor]:
     return found
 
 
-@pytest.mark.few
+@pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize(
     "policy",
     [{"policy": "autofreeze", "every": 2}, PLASTIC, {"policy": "smartfrz", "every": 2, "threshold": 0.001}],

@@ -46,7 +46,7 @@ def assert_close(trained: Trained, wanted: Trained, *, rel: float) -> None:
             assert (trained.shipped[name] - tensor).norm() <= 1000 * rel * (1 + tensor.norm()), name
 
 
-@pytest.mark.few("Llama-lora", "GPT2-full", "Gemma3Text-full", "Bert-lora")
+@pytest.mark.nightly(but=["Llama-lora", "GPT2-full", "Gemma3Text-full", "Bert-lora"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("family", ["Llama", "GPT2", "Gemma2", "Gemma3Text", "Bert"])
 def test_kept_outputs_give_the_same_curve_over_two_epochs(family: str, method: str, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_kept_outputs_give_the_same_curve_over_two_epochs(family: str, method: s
         assert (cached.computed, cached.read, cached.passed) == (ROWS, 2 * 24 + 2 * 9, 0)
 
 
-@pytest.mark.few("dora", "bitfit")
+@pytest.mark.nightly(but=["dora", "bitfit"])
 @pytest.mark.parametrize(
     "adapter",
     [
@@ -91,7 +91,7 @@ def test_with_other_methods_and_dropout_above_the_line(adapter: dict[str, Any], 
     assert [cached.computed for cached in found.callback.prefixes] == [ROWS] and not wanted.callback.prefixes
 
 
-@pytest.mark.few("lora")
+@pytest.mark.nightly(but=["lora"])
 @pytest.mark.parametrize("method", METHODS)
 def test_with_activations_that_are_recomputed(method: str, tmp_path: Path) -> None:
     model = build("Llama")
@@ -113,7 +113,7 @@ def test_with_activations_that_are_recomputed(method: str, tmp_path: Path) -> No
     assert [cached.computed for cached in found["memory True"].callback.prefixes] == [ROWS]
 
 
-@pytest.mark.few("compute-0.0001")
+@pytest.mark.nightly(but=["compute-0.0001"])
 @pytest.mark.parametrize(("stored", "rel"), [("compute", 1e-4), ("bfloat16", 2e-2)])
 def test_over_quantised_weights(stored: str, rel: float, short_stories: str, tmp_path: Path) -> None:
     asked = ModelConfig.model_validate({"id": short_stories, "weights": "nf4", "compute": "float32"})
@@ -159,7 +159,7 @@ MOVING: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.few("freezeout", "gradual")
+@pytest.mark.nightly(but=["freezeout", "gradual"])
 @pytest.mark.parametrize("policy", MOVING, ids=lambda policy: str(policy["policy"]))
 def test_a_line_that_moves_changes_nothing_either(policy: dict[str, Any], tmp_path: Path) -> None:
     model = build("Llama")
@@ -172,7 +172,7 @@ def test_a_line_that_moves_changes_nothing_either(policy: dict[str, Any], tmp_pa
     assert not (tmp_path / "disk" / "prefix").exists(), "what no other run can use is removed"
 
 
-@pytest.mark.few("static", "freezeout")
+@pytest.mark.nightly(but=["static", "freezeout"])
 @pytest.mark.parametrize("policy", MOVING, ids=lambda policy: str(policy["policy"]))
 def test_a_resumed_run_computes_what_was_kept_to_the_same_bits(
     policy: dict[str, Any], stories_model: PreTrainedModel, tmp_path: Path

@@ -42,7 +42,7 @@ def adapter(run: Path) -> dict[str, Tensor]:
     return load_file(run / "adapter" / "adapter_model.safetensors")
 
 
-@pytest.mark.few("importance")
+@pytest.mark.nightly(but=["importance"])
 @pytest.mark.slow
 @pytest.mark.parametrize("by", SAMPLERS)
 def test_a_resumed_run_has_the_same_bits_and_micro_batches_the_same_losses(
@@ -77,7 +77,7 @@ def test_what_a_step_logs_is_the_weighted_mean_over_its_tokens(train: Callable[.
     assert visits["loss"][late].mean() > 1.05 * visits["loss"][early].mean(), "without weights it would not be"
 
 
-@pytest.mark.few("selective")
+@pytest.mark.nightly(but=["selective"])
 @pytest.mark.parametrize("by", SAMPLERS)
 def test_labelled_rows_are_sampled_too(tmp_path: Path, short_stories: str, train: Callable[..., Path], by: str) -> None:
     rows = [{"text": f"The {name} has {n} legs.", "label": name} for n in range(15) for name in ("cat", "dog")]

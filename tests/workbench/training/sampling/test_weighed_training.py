@@ -91,7 +91,7 @@ def far_from_equal(excess: Tensor) -> tuple[Tensor, str]:
     return ranked.indices[:count], f"data.sampling.keep={count / len(excess)}"
 
 
-@pytest.mark.few("tilted")
+@pytest.mark.nightly(but=["tilted"])
 @pytest.mark.parametrize("way", ["tilted", "tokens"])
 def test_a_resumed_run_has_the_same_bits_and_micro_batches_the_same_losses(
     train: Run, ways: dict[str, list[str]], way: str, monkeypatch: pytest.MonkeyPatch
