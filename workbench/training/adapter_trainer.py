@@ -1,4 +1,7 @@
-"""Training of one adapter"""
+"""Training of one adapter: order of rows, optimizer, schedule, evaluations, early stopping, checkpoints.
+
+Gradients are computed elsewhere, by `Trainer` for one adapter or by `BankTrainer` for several.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from workbench.errors import ResumeError, TrainingError
 from workbench.runs import metrics_log
 from workbench.runs.deadline import Deadline
 from workbench.runs.run_directory import Run
-from workbench.training import checkpoints, early_stopping
+from workbench.training import best_checkpoint, checkpoints, early_stopping
 from workbench.training.checkpoints import Progress
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
@@ -39,16 +42,16 @@ from workbench.training.sampling.sampler import Sampler
 
 @dataclass(frozen=True)
 class TrainableValues:
-    """The values that train, in float32 or wider, and where in the model they belong."""
+    """The values that train, in float32 or wider, and their layers."""
 
     values: Mapping[str, nn.Parameter]
     """By name in the model."""
     layers: Mapping[str, int]
-    """Layer of the backbone of each: 0 the embeddings, 1 to n the blocks, n + 1 what comes after them."""
+    """Layer of each: 0 the embeddings, 1 to n the blocks, n + 1 what comes after them."""
     blocks: int
     """Transformer blocks of the backbone, n."""
     fresh: Collection[str]
-    """Names of values that start at random, such as a classification head's."""
+    """Names of values that start at random, such as those of a classification head."""
     refresh: Callable[[], None]
     """Copies the values into the parameters that compute."""
     optimizer_step: Callable[[torch.optim.Optimizer, Mapping[str, nn.Parameter]], OptimizerStep] = LocalStep
@@ -68,7 +71,7 @@ def trained(masters: MasterWeights | Sharded, freezer: Freezer) -> TrainableValu
 
 
 PACE_STEPS = 3
-"""After so many steps the pace of a run tells roughly how many it will do."""
+"""Steps after which the pace of a run gives a rough estimate of their total number."""
 
 
 @dataclass(frozen=True)
@@ -79,20 +82,20 @@ class TrainTask:
     held_out_loss: Callable[[], float]
     config: TrainingSections
     run: Run
-    """Directory of its metrics and checkpoints, as if it trained alone."""
+    """Directory of its metrics and checkpoints, as if the adapter trained alone."""
     held_out_parts: Mapping[str, float] = field(default_factory=dict)
     """Further figures of the last call of `held_out_loss`, by their names in metrics.jsonl."""
     reference: ReferenceLosses | None = None
     """Losses that `data.sampling.by=tokens` compares with."""
     evaluation_asked: Callable[[], bool] = lambda: False
-    """Whether a person asked for an evaluation since the last step; the same in all processes."""
+    """Whether the user asked for an evaluation since the last step; the same in all processes."""
 
 
 class AdapterTrainer:
-    """An adapter that trains. Its state depends on its task and on the number of steps done, on nothing else.
+    """An adapter that trains. Its state depends only on its task and on the number of steps done.
 
     Args:
-        hooks: Further parts of training that keep a state, by the name of their file in a checkpoint.
+        hooks: Further parts of training that have a state, by the name of their file in a checkpoint.
     """
 
     def __init__(
@@ -106,11 +109,11 @@ class AdapterTrainer:
         self._refresh = trained.refresh
         self.progress = Progress()
         self._view = lru_cache(maxsize=2)(lambda **when: task.train.seen(**when, steps=self._limits.steps))
-        """The training rows as a step reads them; this one's and the next one's are kept."""
+        """The training rows as a step reads them, cached for the present and the next step."""
         self.error: TrainingError | None = None
-        """Why training failed; None while it has not."""
+        """Why training failed; None unless it has."""
         self.until = 1.0
-        """Share of the run at which training pauses; another process or bank goes on from its checkpoint."""
+        """Share of the run at which training pauses; another process or bank continues from its checkpoint."""
         groups = optimizers.groups(trainable, config, layers=trained.layers, blocks=trained.blocks, fresh=trained.fresh)
         self.optimizer = optimizers.build(groups, config)
         self.start = optimizers.starting_values(trainable, config)
@@ -129,23 +132,23 @@ class AdapterTrainer:
             task.train, checkpoints_folder=task.run.checkpoints, learning_rate=config.train.learning_rate
         )
         self._before = self._rate = 0.0
-        """Share of the run that was done before the last step, and the learning rate of this one."""
+        """Share of the run that was done before the last step, and the learning rate of the present one."""
         self._saved_step: int | None = None
 
     def missing_state_bytes(self) -> int:
-        """Bytes that the optimizer will add in its first step, where it takes one here; 0 after that."""
+        """Bytes of state that a local optimizer will allocate in its first step; 0 after that."""
         if self.optimizer.state or not isinstance(self._optimizer_step, LocalStep):
             return 0
         return optimizers.state_bytes(self.optimizer.param_groups, self.task.config)
 
     @property
     def total(self) -> int:
-        """Optimizer steps of the whole run; where tokens or wall clock may end it, the present estimate."""
+        """Optimizer steps of the whole run; an estimate where tokens or wall clock may end it."""
         step, share = self.progress.step, self.progress.share
         return round(step / share) if share else self._limits.steps or 1
 
     def passes(self) -> float | None:
-        """Mean number of times that each row is computed; None where `budget.time` alone ends the run, at its start."""
+        """Mean number of times that each row is computed; None at the start of a run that only `budget.time` ends."""
         ends, train = self._limits, self.task.train
         if ends.steps is None and ends.tokens is None:
             known = self.progress.step >= PACE_STEPS
@@ -156,7 +159,7 @@ class AdapterTrainer:
 
     @property
     def place(self) -> str:
-        """How far training is, in words."""
+        """How far training has come, in words."""
         return f"step {self.progress.step} of {self.total}"
 
     @property
@@ -166,7 +169,7 @@ class AdapterTrainer:
 
     @property
     def due(self) -> bool:
-        """Whether to save a checkpoint now: as often as `save.every` says, and at the end."""
+        """Whether a checkpoint is due: as often as `save.every` says, and at the end."""
         return self._is_due(self.task.config.save.every) or not self.live
 
     @property
@@ -176,7 +179,7 @@ class AdapterTrainer:
 
     @property
     def even_order(self) -> RowOrder:
-        """The rows of each step as far as they are known beforehand: without a sampler."""
+        """The order of rows without a sampler, which is known beforehand."""
         return self.order.evenly if isinstance(self.order, Sampler) else self.order
 
     def batch(self) -> Indices:
@@ -184,7 +187,7 @@ class AdapterTrainer:
         return self.order.rows(self.progress.step)
 
     def batch_after(self) -> tuple[Indices, int]:
-        """Rows of the step after the next, as far as they are known, and the pass over the data that it belongs to."""
+        """Rows of the step after the next, as far as they are known, and its pass over the data."""
         step = self.progress.step + 1
         return self.order.ahead(step), self.order.epoch(step)
 
@@ -201,7 +204,7 @@ class AdapterTrainer:
     def follow(self, frozen: Collection[str], rates: Sequence[float]) -> None:
         """Freeze these values from the next step on, and set each layer's factor of the learning rate.
 
-        Optimizer states of frozen values move to disk, and come back when they train again, or are dropped.
+        Optimizer states of frozen values move to disk until they train again, or are dropped.
         """
         self._rates = rates
         if frozen == self._frozen:
@@ -212,13 +215,13 @@ class AdapterTrainer:
             if name in frozen:
                 state = optimizer_states.state_tensors(self.optimizer, {name: parameter})
                 if self.optimizer.state.pop(parameter, None) and keep:
-                    # The step count of its parameter group goes on.
+                    # The step count of the parameter group continues.
                     self._evicted.put(name, {key: each for key, each in state.items() if key.startswith(f"{name}|")})
             elif name in self._evicted:
                 optimizer_states.load_state(self.optimizer, {name: parameter}, self._evicted.pop(name))
 
     def clip(self, rows: Indices) -> Tensor:
-        """Set the learning rate, and clip the gradients of `rows`; returns their norm before that, a scalar."""
+        """Set the learning rate and clip the gradients of `rows`; returns their norm before clipping, a scalar."""
         for hook in self._hooks.values():
             hook.on_gradients()
         optimizers.penalise(self.trainable, self.task.config, self.start)
@@ -227,10 +230,10 @@ class AdapterTrainer:
         return self._optimizer_step.clip(self.task.config.train.max_grad_norm)
 
     def update(self, loss: float, norm: float, rows: Indices) -> dict[str, Any] | None:
-        """Check the mean loss of `rows` and the `norm` that `clip` gave, and take the optimizer step.
+        """Check the mean loss of `rows` and the `norm` that `clip` returned, and take the optimizer step.
 
         Returns:
-            The step's line of metrics.jsonl; None where the loss exploded, for which `error` then gives the reason.
+            The step's line of metrics.jsonl; None where the loss exploded, with the reason in `error`.
         """
         before, seen = self.progress, self.seen
         tokens = int(seen.lengths[rows].sum())
@@ -255,10 +258,12 @@ class AdapterTrainer:
         }
 
     def finish_step(self, record: dict[str, Any], *, began: float) -> dict[str, Any]:
-        """After a step: evaluate where it is due or asked for, and log; returns the record with the held-out loss.
+        """After a step: evaluate where that is due or asked for, and log; returns the record with the held-out loss.
 
-        What a person asked for is marked there, and decides neither which values are best nor when training ends.
-        `began` is `time.monotonic` of the start, moved forward by the time between processes.
+        An evaluation that the user asked for is marked, and affects neither the best checkpoint nor early stopping.
+
+        Args:
+            began: `time.monotonic` of the start, moved forward by the time between processes.
         """
         self._end_in_time()
         if self._average is not None:
@@ -277,16 +282,16 @@ class AdapterTrainer:
         return record
 
     def judged(self, held_out_loss: Callable[[], float]) -> float:
-        """A held-out loss of the present values, as the optimizer wants them evaluated."""
+        """A held-out loss of the values that the optimizer evaluates, such as an average of them."""
         with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
             return held_out_loss()
 
     def save(self, *, keep: int) -> None:
         """Write the state as the newest of `keep` checkpoints, and a failure into the manifest."""
         run = self.task.run
-        # A failed member may stand where it saved before: replacing that is a moment in which there is none.
+        # A failed member may be at the step of its last checkpoint: replacing it would leave a moment without one.
         if self._saved_step != self.progress.step:
-            state = self._state()  # all processes that hold a share of it give it
+            state = self._state()  # all processes that hold a shard of it take part
             if run.ranks.first:
                 checkpoints.save(run.checkpoints, state, self.progress, keep=keep)
             self._saved_step = self.progress.step
@@ -297,37 +302,26 @@ class AdapterTrainer:
 
     @contextmanager
     def final_values(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Inside the block the parameters hold the final values: of the best or the last step, or their average."""
+        """Inside the block the parameters hold the values to ship: of the best or the last step, or their average."""
         with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
-            if sentence := self._load_final():
+            task = self.task
+            values, sentence = best_checkpoint.shipped(task.run, task.config, self.progress, self._average)
+            if values is not None:
+                self._optimizer_step.load(values)
+            if sentence is not None:
                 say(sentence)
             yield
 
-    def _load_final(self) -> str | None:
-        """Load the final values; returns a sentence on which these are, None where there is no choice."""
-        progress = self.progress
-        if self.task.config.save.ship == "best":
-            self.task.run.ranks.wait()  # until it is written
-            self._optimizer_step.load(checkpoints.read_tensors(self.task.run.best, "trainable"))
-            which = "the average at step" if progress.best_averaged else "step"
-            return f"Shipping {which} {progress.best_step}, which has the lowest held-out loss."
-        if self._average is None:
-            return None
-        if not progress.averaged:
-            return "Shipping the values of the last step: their held-out loss is not above that of their average."
-        self._optimizer_step.load(self._average.values())
-        return "Shipping the average: its held-out loss is lower than that of the last step's values."
-
     def reaches(self, step: float) -> float:
-        """The last step up to `step` that can be resumed; `step` itself where training had ended by then."""
+        """The last step up to `step` that can be resumed; `step` itself if training had ended by then."""
         path, _ = checkpoints.newest(self.task.run.checkpoints, at_most=step)
         progress = Progress() if path is None else checkpoints.read_progress(path)
         return step if self._failed_by(step) or self._is_end(progress) else progress.step
 
     def resume(self, *, at_most: float = math.inf) -> list[str]:
-        """Continue from the newest intact checkpoint of step `at_most` or before, and delete later ones.
+        """Continue from the newest intact checkpoint up to step `at_most`, and delete later ones.
 
-        A failure by step `at_most` stays one. Returns sentences for the user.
+        A failure by step `at_most` remains a failure. Returns sentences for the user.
         """
         run = self.task.run
         if not run.resumed:
@@ -356,7 +350,7 @@ class AdapterTrainer:
         return failed is not None and failed <= step
 
     def _is_due(self, every: int | float | None) -> bool:
-        """Whether something periodic is due after the last step."""
+        """Whether a periodic event is due after the last step."""
         return schedules.due(every, step=self.progress.step, before=self._before, after=self.progress.share)
 
     def _end_in_time(self) -> None:
@@ -364,7 +358,7 @@ class AdapterTrainer:
             self.progress = replace(self.progress, share=1.0)
 
     def _affords_evaluation(self) -> bool:
-        """Whether there is time to evaluate and to train on; after the last step always."""
+        """Whether there is time to evaluate and to continue training; always after the last step."""
         return self.progress.share >= 1 or self._deadline.affords("evaluation", "samples")
 
     @property
@@ -372,26 +366,25 @@ class AdapterTrainer:
         return self.task.run.deadline
 
     def _share(self, part: float, tokens: int) -> float:
-        """Share of the run that is done after this part of the step whose gradients are computed.
+        """Share of the run that is done after this part of the present step.
 
         Args:
-            tokens: In the step.
+            tokens: Number of tokens in the step.
         """
         done = self.progress
         return self._limits.share(done.share, steps=done.step + part, tokens=done.tokens + part * tokens, part=part)
 
     def _set_rate(self, share: float) -> float:
-        """Set the learning rate of a share of the run; returns it."""
-        rate = optimizers.peak_rate(self.task.config) * schedules.factor(
-            share, self.task.config.schedule, drops=self.progress.drops
-        )
+        """Set the learning rate for a share of the run; returns it."""
+        config = self.task.config
+        rate = optimizers.peak_rate(config) * schedules.factor(share, config.schedule, drops=self.progress.drops)
         for group in self.optimizer.param_groups:
             own = 1.0 if self._rates is None or group["layer"] is None else self._rates[group["layer"]]
             group["lr"] = rate * group["rate_factor"] * own
         return rate
 
     def _held_out(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Held-out loss of the present values and of their average, and its parts, by their names in metrics.jsonl."""
+        """Held-out loss of the values and of their average, and its parts, by their names in metrics.jsonl."""
         losses, average = {"held_out_loss": self.judged(self.task.held_out_loss)}, self._average
         parts = dict(self.task.held_out_parts)
         if average is not None and average.ready:
@@ -400,7 +393,7 @@ class AdapterTrainer:
         return losses, parts
 
     def _judge(self, losses: Mapping[str, float]) -> None:
-        """Let the lower one decide which values are best, and whether to go on."""
+        """Let the lowest loss decide about the best checkpoint and early stopping."""
         loss, average = min(losses.values()), self._average
         averaged, step = loss < losses["held_out_loss"], self.progress.step
         self.progress = early_stopping.evaluated(
@@ -409,8 +402,7 @@ class AdapterTrainer:
         if self.progress.best_step == step:
             with optimizer_states.evaluating(self.optimizer, refresh=self._refresh):
                 values = average.values() if average is not None and averaged else self._optimizer_step.values()
-                if self.task.run.ranks.first:
-                    checkpoints.write(self.task.run.best, {"trainable": values}, self.progress)
+                best_checkpoint.write(self.task.run, values, self.progress)
 
     def _state(self) -> checkpoints.Tensors:
         tensors: dict[str, Mapping[str, Tensor]] = {
@@ -423,7 +415,7 @@ class AdapterTrainer:
         return tensors
 
     def _read(self, path: Path) -> None:
-        """Load what `_state` gave and `save` wrote."""
+        """Load what `save` wrote."""
         saved = checkpoints.read_tensors(path, "trainable")
         if saved.keys() != self.trainable.keys():
             raise ResumeError(f"{path}: its tensors are not those of this adapter. Start a new run.")

@@ -182,7 +182,7 @@ class BankTrainer:
         every, own = trained(self.masters, self.freezer), self.bank.parameters_of(name)
         values = {key: each for key, each in every.values.items() if key in own}
         shared = replace(task, held_out_loss=partial(self.shares.reading, task.held_out_loss))
-        return AdapterTrainer(shared, replace(every, values=values), hooks=self.row_losses[name].hooks)
+        return AdapterTrainer(shared, replace(every, values=values), hooks=self.row_losses[name].observers)
 
     def _visit_records(self, tasks: Mapping[str, TrainTask]) -> dict[str, VisitRecord]:
         """Records of the losses of rows, of those members that keep them."""

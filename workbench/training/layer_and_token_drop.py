@@ -1,4 +1,18 @@
-"""Drop"""
+"""Layer dropping and token dropping: blocks that whole steps skip, and tokens that the middle blocks skip.
+
+**Layer dropping** (progressive layer dropping, Zhang & He 2020, arXiv:2010.13369, algorithm 1; LayerDrop, Fan et al.
+2020, arXiv:1909.11556). A skipped block is not computed: it returns its input, for every row of the step. A block that
+computes adds its part times 1 / (1 - chance), so that in expectation it adds what it adds in evaluation, which uses all
+blocks. With a chance of 0 nothing is scaled. A skipped block has a gradient of zero, on one device and on several.
+
+**Token dropping** (random-LTD, Yao et al. 2022, arXiv:2211.11586, section 3; for patches PatchDropout, Liu et al. 2022,
+arXiv:2208.07220). A middle block computes ceil(share * n) of a row's n tokens, and returns the others as they are.
+Tokens that compute keep their order, their rotary positions and their entries of the attention mask. Each block chooses
+anew, by a hash of seed, step, row, block and the token's place, so that padding and micro-batches change nothing. The
+first and the last blocks compute all tokens, so that every position has logits. With a share of 1 nothing changes.
+
+Legend: B rows, L padded tokens, K tokens that compute, Q queries of a mask (1 or L), H heads of a mask, D width.
+"""
 
 from __future__ import annotations
 
@@ -27,51 +41,53 @@ from workbench.training.freezing.layer_map import stack, trial_inputs
 
 
 class BlockCall(NamedTuple):
-    """A call of a block."""
+    """Inputs and outputs of a block."""
 
     before: Tensor
     """Hidden states that go in."""
     after: Tensor
     """Hidden states that come out."""
     more: tuple[Any, ...] | None
-    """The rest of the output; None where a block gives no tuple."""
+    """The rest of the output; None where a block returns no tuple."""
     arguments: tuple[Any, ...]
     named: Mapping[str, Any]
 
     @property
     def adds(self) -> bool:
-        """Whether a block gives hidden states of the shape that it gets, so that its input can stand for its output."""
+        """Whether the block only returns hidden states of its input's shape, so that its input can replace them."""
         return self.before.shape == self.after.shape and not any(isinstance(each, Tensor) for each in self.more or ())
 
 
 def like(output: Any, hidden: Tensor) -> Any:
-    """The output of a block with other hidden states in it."""
+    """The output of a block with these hidden states in their place."""
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
 
+def skipped(before: Tensor, more: tuple[Any, ...] | None) -> Any:
+    """The output of a block that is skipped."""
+    return before if more is None else (before, *more)
+
+
 def survey(backbone: PreTrainedModel, blocks: Sequence[nn.Module]) -> list[BlockCall]:
-    """The call of each block in one pass over a short row, or a picture; nothing is drawn at random."""
+    """The call of each block in one pass, in evaluation mode, over a short row or a picture."""
     calls: dict[int, BlockCall] = {}
 
-    def hook(number: int) -> Callable[..., None]:
-        def seen(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            after, more = (output[0], tuple(output[1:])) if isinstance(output, tuple) else (output, None)
-            calls[number] = BlockCall(hidden_of(arguments, named), after, more, arguments, named)
-
-        return seen
+    def seen(number: int, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        after, more = (output[0], tuple(output[1:])) if isinstance(output, tuple) else (output, None)
+        calls[number] = BlockCall(hidden_of(arguments, named), after, more, arguments, named)
 
     training = backbone.training
     backbone.eval()
     with ExitStack() as stack, torch.no_grad():
         stack.callback(backbone.train, training)
         for number, block in enumerate(blocks):
-            stack.callback(block.register_forward_hook(hook(number), with_kwargs=True).remove)
+            stack.callback(block.register_forward_hook(partial(seen, number), with_kwargs=True).remove)
         backbone(**trial_inputs(backbone))
     return [calls[number] for number in range(len(blocks))]
 
 
 class LayerDrop:
-    """Leaves out blocks of a backbone during steps.
+    """Skips blocks of a backbone during steps, as `layer_drop` says.
 
     Args:
         seed: Of the run.
@@ -83,15 +99,15 @@ class LayerDrop:
         self._backbone, self._blocks, self._config, self._seed = backbone, blocks, config, seed
         self._more: list[tuple[Any, ...] | None] = []
         self._able: list[bool] = []
-        """Whether a block adds to its input, so that it can be left out."""
+        """Whether each block adds to its input, so that it can be skipped."""
         self._factors: list[float] | None = None
-        """Factor of each block's part now, which with 0 is not computed; None outside of steps."""
+        """Factor of each block's part in this step, 0 for a skipped one; None outside of steps."""
 
     def install(self) -> None:
-        """Put this in the way of the blocks' calls; nothing where it is off.
+        """Reroute the blocks' calls through this; nothing where it is off.
 
         Raises:
-            BackboneError: No block's input could stand for its output.
+            BackboneError: No block can be skipped.
         """
         if not self._config.is_on:
             return
@@ -102,11 +118,11 @@ class LayerDrop:
 
     @contextmanager
     def during(self, step: int, share: float, masters: Iterable[nn.Parameter]) -> Iterator[None]:
-        """Inside, the blocks that step `step` (from 0) leaves out are not computed; after it they have zero gradients.
+        """Inside, the blocks that step `step` (from 0) skips are not computed; afterwards their gradients are zero.
 
         Args:
-            share: Of the run that is done.
-            masters: What trains.
+            share: Share of the run that is done.
+            masters: The values that train.
         """
         if not self._config.is_on:
             yield
@@ -127,9 +143,9 @@ class LayerDrop:
         factor = self._factors[number] if self._factors is not None and self._able[number] else 1.0
         if factor == 1:
             return own(*arguments, **named)
-        before, more = rerouting.hidden_of(arguments, named), self._more[number]
+        before = hidden_of(arguments, named)
         if not factor:
-            return before if more is None else (before, *more)
+            return skipped(before, self._more[number])
         output = own(*arguments, **named)
         after = output[0] if isinstance(output, tuple) else output
         return like(output, before + (after - before) * factor)
@@ -139,10 +155,10 @@ def surveyed(backbone: PreTrainedModel, blocks: Sequence[nn.Module], *, key: str
     """The call of each block; the backbone is called once, and one for pictures may be without weights.
 
     Args:
-        key: Setting that lets blocks be left out.
+        key: The setting that skips blocks.
 
     Raises:
-        BackboneError: No block's input could stand for its output.
+        BackboneError: No block can be skipped.
     """
     calls = survey(backbone, blocks)
     if not any(each.adds for each in calls):
@@ -154,10 +170,10 @@ def surveyed(backbone: PreTrainedModel, blocks: Sequence[nn.Module], *, key: str
 
 
 def always_computed(config: TrainingSections, backbone: PreTrainedModel) -> Iterator[str]:
-    """Yield a sentence on blocks for pictures that no setting leaves out, where one leaves out others.
+    """Yield a sentence on blocks for pictures that can never be skipped, where a setting skips others.
 
     Raises:
-        BackboneError: There are no others.
+        BackboneError: No block can be skipped.
     """
     on = {"layer_drop": config.layer_drop.is_on, "regularise.stochastic_depth": config.regularise.stochastic_depth > 0}
     keys = [key for key, is_on in on.items() if is_on] if config.reads_pictures else []
@@ -171,17 +187,17 @@ def always_computed(config: TrainingSections, backbone: PreTrainedModel) -> Iter
 
 
 _PLACE = 1 << 20
-"""Place of the first block in a hash; other noise of a step has places of its own."""
+"""Place of the first block in a hash; other noise of a step has other places."""
 _MASK, _POSITIONS, _ROTATIONS = "attention_mask", "position_ids", "position_embeddings"
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
 _SETTINGS = ("use_cache", "output_attentions", "output_router_logits", *_CACHES)
-"""Arguments of a block that do not depend on its tokens; caches are empty in training."""
+"""Arguments of a block that do not depend on tokens; caches are empty in training."""
 _KERNELS = ("flash_attention_2", "flex_attention")
-"""Attention that finds its mask by counting tokens."""
+"""Attention backends that build their mask by counting tokens."""
 
 
 class TokenDrop:
-    """Lets the middle blocks of a backbone pass tokens by during steps."""
+    """Lets the middle blocks of a backbone skip tokens during steps, as `token_drop` says."""
 
     def __init__(self, backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: TokenDropConfig) -> None:
         self._backbone, self._config = backbone, config
@@ -191,17 +207,13 @@ class TokenDrop:
         self._lengths_B: Indices | None = None
 
     def install(self) -> None:
-        """Put this in the way of the middle blocks' calls; nothing where it is off.
-
-        Raises:
-            BackboneError: As `middle` does.
-        """
+        """Reroute the middle blocks' calls through this; nothing where it is off. Raises as `middle` does."""
         for number, block in enumerate(middle(self._backbone, self._blocks, self._config)):
             rerouting.reroute(block, partial(self._forward, number, block, block.forward))
 
     @contextmanager
     def during(self, share: float) -> Iterator[None]:
-        """Inside, tokens are passed by as they are after a share of the run."""
+        """Inside, tokens are skipped as they are after a share of the run."""
         self._share = self._config.share(share)
         try:
             yield
@@ -210,7 +222,7 @@ class TokenDrop:
 
     @contextmanager
     def of(self, lengths_B: Indices | None) -> Iterator[None]:
-        """Inside, rows of so many tokens compute; of pictures all have as many as the block gets."""
+        """Inside, rows of so many tokens compute; None for pictures, whose rows have as many as the block reads."""
         self._lengths_B = lengths_B
         try:
             yield
@@ -236,10 +248,10 @@ class TokenDrop:
 
 
 def middle(backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: TokenDropConfig) -> Sequence[nn.Module]:
-    """The blocks of all that can pass tokens by; none where it is off. The backbone is called once, as by a survey.
+    """The blocks that skip tokens; none where it is off. The backbone is called once, as by `survey`.
 
     Raises:
-        BackboneError: There is none, or it reads something of which it is not known which part belongs to a token.
+        BackboneError: There is none, or one reads an argument whose parts cannot be assigned to tokens.
     """
     if not config.is_on:
         return []
@@ -249,7 +261,8 @@ def middle(backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: Token
     if (kernel := getattr(backbone.config, "_attn_implementation", "")) in _KERNELS:
         raise BackboneError(f"token_drop needs sdpa, and {kernel} counts tokens. Write model.attention=sdpa.")
     for block, call in zip(inner_blocks, survey(backbone, inner_blocks), strict=True):
-        unknown = _unknown(_bound(block, call.arguments, call.named))
+        bound = _bound(block, call.arguments, call.named)
+        unknown = [name for name in bound if name not in (rerouting.HIDDEN, _MASK, _POSITIONS, _ROTATIONS, *_SETTINGS)]
         in_rows = call.adds and call.before.ndim == 3
         if unknown or not in_rows:
             why = f"reads `{unknown[0]}`" if in_rows else "has no tokens in rows"
@@ -261,10 +274,10 @@ def middle(backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: Token
 
 
 def chosen(hash_BL: Tensor, lengths_B: Indices, *, share: float) -> Tensor:
-    """Places (B, K) of the tokens that compute, in their order; in shorter rows padding follows, to as many as needed.
+    """Places (B, K) of the tokens that compute, in their order; shorter rows are filled up with padding.
 
     Args:
-        hash_BL: An evenly spread number of each token, which decides.
+        hash_BL: A uniform random number of each token, which decides.
         lengths_B: Tokens of each row; at least one has L.
     """
     device, length = hash_BL.device, hash_BL.shape[1]
@@ -287,13 +300,8 @@ def _bound(block: nn.Module, arguments: Sequence[Any], named: Mapping[str, Any])
     return {name: each for name, each in bound.items() if each is not None}
 
 
-def _unknown(bound: Mapping[str, Any]) -> list[str]:
-    known = (rerouting.HIDDEN, _MASK, _POSITIONS, _ROTATIONS, *_SETTINGS)
-    return [name for name in bound if name not in known]
-
-
 def _thinned(name: str, value: Any, index_BK: Tensor) -> Any:
-    """An argument of a block, for the tokens that compute."""
+    """An argument of a block, restricted to the tokens that compute."""
     rows, count = index_BK.shape
     if name == rerouting.HIDDEN:
         return value.gather(1, index_BK[..., None].expand(-1, -1, value.shape[-1]))

@@ -1,4 +1,4 @@
-"""Stops a run whose loss explodes, before its checkpoints are overwritten."""
+"""Loss guard: stops a run whose loss explodes or is not finite, before its checkpoints are overwritten."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from workbench.errors import TrainingError
 from workbench.training import checkpoints
 
 RECENT, FIRST = 20, 5
-"""Steps whose median is the usual loss, and steps at the start of a run whose median is the loss of a fresh model."""
+"""Latest steps whose median is the usual loss, and first steps whose median is the loss of a fresh model."""
 
 
 def comparable(records: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Losses of the last lines of metrics.jsonl, as far back as the model had the blocks that it has in the last."""
+    """Losses of the last lines of metrics.jsonl, as far back as the model had as many blocks as in the last one."""
     same = takewhile(lambda record: record.get("blocks") == records[-1].get("blocks"), reversed(records))
     return [record["loss"] for record in same][::-1]
 
@@ -28,8 +28,8 @@ def comparable(records: Sequence[Mapping[str, Any]]) -> list[float]:
 class LossGuard:
     """Refuses a step whose loss or gradient is not finite, or whose loss exploded.
 
-    An exploded loss is above 2, three times the usual one, and 1.5 times that of the fresh model: near the end, one
-    hard row of a small batch may multiply its loss, and does no harm.
+    An exploded loss is above 2, above three times the usual one, and above 1.5 times that of the fresh model: near the
+    end of a run, one hard row may multiply the loss of a small batch without harm.
 
     Args:
         rows: The training examples, to name those of a refused batch.
@@ -48,7 +48,7 @@ class LossGuard:
             self._add(loss)
 
     def clear(self) -> None:
-        """Forget all losses: the model is another one from now on."""
+        """Forget all losses, since the model has changed."""
         self._first.clear()
         self._recent.clear()
 

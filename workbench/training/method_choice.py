@@ -1,24 +1,29 @@
-"""The choice of an adapter's method before the first step, by data: which weights train, or from where."""
+"""Data-driven initialisation: what an adapter's method decides from gradients of rows before the first step.
+
+It decides which weights train, or from which values: see `Method.choose`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from workbench.adapters.method import TrainHook
 from workbench.config import TrainingSections
 from workbench.data.batching import Indices, global_batch
 from workbench.runs.ranks import Ranks
+from workbench.training.checkpoints import Checkpointed
 from workbench.training.signal import TrainingSignal
 
 
-class MethodChoice:
-    """The choice of a method for one training: made once, the same in every process, and kept in checkpoints.
+class MethodChoice(Checkpointed):
+    """The decision of a method for one training: made once, the same in every process, and kept in checkpoints.
 
-    It depends on data, seed and backbone alone: gradients are those of single rows, without dropout, at the start.
+    It depends only on data, seed and backbone: gradients are of single rows, without dropout, before the first step.
     """
 
     def __init__(
@@ -30,13 +35,13 @@ class MethodChoice:
         assert not self._method.looks or (signal.whole is None and signal.look is None), "single rows have no loss"
 
     @property
-    def hooks(self) -> dict[str, MethodChoice]:
-        """Itself where anything is chosen, by the name of its file in a checkpoint."""
+    def hooks(self) -> dict[str, TrainHook]:
+        """Itself where anything is decided, by the name of its file in a checkpoint."""
         return {"choice": self} if self.state() else {}
 
     @property
     def rows(self) -> Indices:
-        """Training rows that are looked at: the first that a run of this seed would draw, and that carry loss."""
+        """The training rows whose gradients are read: the first of a run with this seed that carry loss."""
         train = self._signal.train
         if not (count := min(self._method.looks, len(train))):
             return np.arange(0)
@@ -45,42 +50,33 @@ class MethodChoice:
         return rows[train.supervised[rows] > 0]
 
     def make(self, rows: Indices | None = None) -> None:
-        """Look at these rows, or at all that there are to look at, and choose."""
+        """Decide from these rows; None: from `self.rows`."""
         if not self._method.looks:
             return
         looked = self.rows if rows is None else rows
         training = self._model.training
         self._model.eval()
+        batches = (self._signal.train.batch(row[None]).to(self._device) for row in looked)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed)
-            self._method.choose(self._model, self._losses(looked))
+            self._method.choose(self._model, (self._signal.loss(batch, 1.0) for batch in batches))
         self._model.train(training)
         self.load(self._ranks.agreed({name: each.cpu() for name, each in self.state().items()}))
 
     @torch.no_grad()
     def set_starts(self, *values: Mapping[str, Tensor]) -> None:
-        """Copy where parameters begin, if that was chosen, into values by the parameters' names."""
+        """Copy the starting values of parameters, if they were decided, into values by the parameters' names."""
         for name, start in self.state().items():
             for each in values:
                 if name in each:
                     each[name].copy_(start)
 
-    def _losses(self, rows: Indices) -> Iterator[Tensor]:
-        for row in rows:
-            yield self._signal.loss(self._signal.train.batch(row[None]).to(self._device), 1.0)
-
-    def on_gradients(self) -> None:
-        """Do nothing."""
-
-    def after_step(self, step: int) -> None:
-        """Do nothing."""
-
     def state(self) -> dict[str, Tensor]:
-        """The choice, for a checkpoint."""
+        """The decision, for a checkpoint."""
         return self._method.chosen(self._model)
 
     @torch.no_grad()
     def load(self, state: dict[str, Tensor]) -> None:
-        """Choose the same as before."""
+        """Restore the decision."""
         for name, own in self.state().items():
             own.copy_(state[name])

@@ -1,9 +1,9 @@
 """Progressive stacking: the first blocks train alone, and are stacked to all blocks of the backbone during the run.
 
 Block i becomes a copy of block i mod k, where k blocks trained before (Gong et al. 2019, ICML, algorithm 1; Du et al.
-2024, arXiv:2405.15319, where it is called G_stack). Embeddings, final norm and head stay as they are. The optimizer
-begins anew in all of them, and the learning rate goes on along its schedule, as in the paper's own runs. Until then the
-other blocks give what they get: they are not computed, have no gradient and no optimizer state.
+2024, arXiv:2405.15319, who call it G_stack). Embeddings, final norm and head stay as they are. The optimizer state is
+reset, and the learning rate follows its schedule, as in the paper's own runs. Until they are stacked, blocks return
+their input: they are not computed and have neither gradients nor optimizer state.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from workbench.adapters.method import TrainHook
 from workbench.config.sections.grow_config import GrowConfig
 from workbench.errors import BackboneError, ConfigError, TrainingError
 from workbench.models import first_token, rerouting
 from workbench.training import early_stopping, layer_and_token_drop
 from workbench.training.adapter_trainer import AdapterTrainer
+from workbench.training.checkpoints import Checkpointed
 
 
 class TrainedValues(Protocol):
@@ -34,7 +36,7 @@ class TrainedValues(Protocol):
         """Parameters that the model multiplies with, by the same names."""
 
 
-class ProgressiveStacking:
+class ProgressiveStacking(Checkpointed):
     """Decides how many blocks of a backbone compute and train, and stacks them."""
 
     def __init__(
@@ -51,24 +53,24 @@ class ProgressiveStacking:
         """Optimizer steps done, and blocks from then on."""
 
     @property
-    def hooks(self) -> dict[str, ProgressiveStacking]:
-        """Itself where it keeps a state, by the name of its file in a checkpoint."""
+    def hooks(self) -> dict[str, TrainHook]:
+        """Itself where it has a state, by the name of its file in a checkpoint."""
         return {"stacking": self} if self._config.is_on else {}
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Blocks that train, for metrics.jsonl; empty where these are always all."""
+        """Blocks that train, for metrics.jsonl; empty where it is off."""
         return {"blocks": self._computed} if self._config.is_on else {}
 
     def install(self) -> None:
-        """Put this in the way of the calls of blocks that are not always there; nothing where it is off.
+        """Reroute the calls of blocks that are stacked later through this; nothing where it is off.
 
         Raises:
-            BackboneError: The input of one could not stand for its output.
+            BackboneError: One of them cannot be skipped.
         """
         if not self._config.is_on:
             return
-        first_token.widen(self._backbone)  # another block is the last one first, and gives every token
+        first_token.widen(self._backbone)  # at first another block is the last one, and has to return every token
         calls = layer_and_token_drop.survey(self._backbone, self._blocks)
         first = self._depth(0, 0.0)
         if not all(each.adds for each in calls[first:]):
@@ -91,10 +93,10 @@ class ProgressiveStacking:
             self._computed = before
 
     def follow(self, member: AdapterTrainer, say: Callable[[str], None]) -> None:
-        """Before a step: stack the blocks where it is time, and let as many train as there are.
+        """Before a step: stack the blocks where it is due, and let all of them train.
 
         Raises:
-            ConfigError: The run is too short to come to its last stacking.
+            ConfigError: The run is too short to reach its last stacking.
         """
         if not self._config.is_on:
             return
@@ -115,18 +117,12 @@ class ProgressiveStacking:
         member.task.run.note(grow={"first": self._depth(0, 0.0), "stackings": written})
 
     def require_grown(self) -> None:
-        """Raise TrainingError where a run has ended before all blocks were there."""
+        """Raise TrainingError where a run ended before all blocks were stacked."""
         if self._config.is_on and self._trained != len(self._blocks):
             raise TrainingError(
                 f"The run ended with {self._trained} of {len(self._blocks)} blocks, before "
                 f"grow.at={list(self._config.at)} of it was done. Write earlier shares, or a larger budget."
             )
-
-    def on_gradients(self) -> None:
-        """Do nothing: blocks are stacked between steps."""
-
-    def after_step(self, step: int) -> None:
-        """Do nothing."""
 
     def state(self) -> dict[str, Tensor]:
         """Steps and numbers of blocks of all stackings so far, for a checkpoint."""
@@ -162,7 +158,7 @@ class ProgressiveStacking:
 
     @torch.no_grad()
     def _stack(self, before: int, after: int) -> None:
-        """Make each block from `before` on a copy of the one `before` below it."""
+        """Make each block from number `before` on a copy of the one `before` blocks below it."""
         masters = self._masters()
         for number in range(before, after):
             source, block = self._blocks[number % before], self._blocks[number]
@@ -179,8 +175,7 @@ class ProgressiveStacking:
         """The forward pass of a block, or its input."""
         if number < self._computed:
             return own(*arguments, **named)
-        before, more = rerouting.hidden_of(arguments, named), self._more[number]
-        return before if more is None else (before, *more)
+        return layer_and_token_drop.skipped(rerouting.hidden_of(arguments, named), self._more[number])
 
 
 def require(config: GrowConfig, blocks: Sequence[nn.Module]) -> None:

@@ -1,4 +1,4 @@
-"""Losses of the rows of a step, as the training computes them anyway, for whoever observes them.
+"""Losses of the rows of a step, as the training computes them anyway, for samplers and for `evaluate.dynamics`.
 
 Observers change no bit of the training. What they need to go on after a restart is in checkpoints.
 
@@ -22,17 +22,18 @@ from workbench.config import TrainingSections
 from workbench.data.batching import Indices, MicroBatch
 from workbench.losses.label_losses import LabelLosses, LabelTap
 from workbench.runs.ranks import Ranks
+from workbench.training.checkpoints import Checkpointed
 from workbench.training.optim.schedules import total_steps
 
 
 class HostCopies:
-    """Tensors on their way to the host; on a CPU they are there already."""
+    """Asynchronous copies of tensors from an accelerator to the host; on a CPU nothing is copied."""
 
     def __init__(self) -> None:
         self._sent: torch.Event | None = None
 
     def send(self, tensor: Tensor) -> Tensor:
-        """The tensor on the host, to be read after `arrive` alone."""
+        """The tensor on the host, which may be read only after `arrive`."""
         if tensor.device.type == "cpu":
             return tensor
         copy = tensor.to("cpu", non_blocking=True)
@@ -41,7 +42,7 @@ class HostCopies:
         return copy
 
     def arrive(self) -> None:
-        """Wait until all that was sent is there; nothing to wait for where the host has read something later."""
+        """Wait until everything that was sent has arrived."""
         if self._sent is not None:
             self._sent.synchronize()
             self._sent = None
@@ -49,102 +50,87 @@ class HostCopies:
 
 Floats32 = npt.NDArray[np.float32]
 MOST_VISITS = 1_000_000
-"""Draws of rows up to which `evaluate.dynamics=auto` records each; 16 bytes each in a checkpoint."""
+"""Visits of rows up to which `evaluate.dynamics=auto` records each; 16 bytes each in a checkpoint."""
 
 
 class RowLosses(NamedTuple):
-    """Rows that this process computed in an optimizer step, in no order that means anything."""
+    """Rows that this process computed in an optimizer step, in arbitrary order."""
 
     rows: Indices
     """Numbers (B,) of the examples in the training data."""
     loss_B: Floats32
-    """Mean loss of the row's labels, in nats; without its weight."""
+    """Mean loss of the row's labels, in nats, not multiplied by the row's weight."""
     probability_B: Floats32
     """Mean probability of the row's labels; exp(-loss) where it has one."""
     right_B: Floats32
-    """Share of its labels that are the likeliest."""
+    """Share of the row's labels that the model ranks first."""
     label_losses: tuple[Floats32, ...] = ()
-    """Loss of each label of each row, where somebody asked; else empty."""
+    """Loss of each label of each row, if requested; else empty."""
 
 
-class RowLossObserver(Protocol):
-    """Receives the losses of the rows of each step; what it keeps is in checkpoints."""
+class RowLossObserver(TrainHook, Protocol):
+    """Receives the losses of the rows of each step; all processes call `state` at once."""
 
     def rows_done(self, step: int, losses: RowLosses) -> None:
         """Optimizer step `step` (counted from 1) was done with these rows."""
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything that its next actions depend on, for a checkpoint; called on all processes at once."""
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from a checkpoint."""
-
 
 class RowLossWatch:
-    """Collects the losses of a step's rows from its micro-batches, and hands them to the observers by name."""
+    """Collects the losses of a step's rows from its micro-batches, and passes them to the observers."""
 
     def __init__(self, tap: LabelTap | None = None) -> None:
         self._tap = tap
         self._parts: list[tuple[Indices, Tensor, LabelLosses]] = []
         self._copies = HostCopies()
         self.observers: dict[str, RowLossObserver] = {}
-
-    @property
-    def hooks(self) -> dict[str, TrainHook]:
-        """The observers as parts of the training that keep a state."""
-        return {name: _Kept(observer) for name, observer in self.observers.items()}
+        """By the name of their file in a checkpoint."""
 
     def begin(self) -> None:
-        """A step begins, or begins again."""
+        """Start a step, or start it again."""
         self._parts = []
 
     @contextmanager
     def of(self, rows: Indices, batch: MicroBatch) -> Iterator[None]:
-        """Around the forward pass of a micro-batch; of no rows nothing is collected."""
+        """Around the forward pass of a micro-batch; collects nothing where `rows` is empty."""
         if self._tap is None or not self.observers or not len(rows):
             yield
             return
         with self._tap.listening() as parts:
             yield
         row_N = batch.row_of_label
-        # A loss over the vocabulary adds positions without a label at the end.
+        # A loss over the vocabulary appends positions without a label.
         label_losses = LabelLosses(*(torch.cat(each)[: len(row_N)] for each in zip(*parts, strict=True)))
         self.add(rows, row_N, label_losses)
 
     def add(self, rows: Indices, row_N: Tensor, losses: LabelLosses) -> None:
-        """Losses of the labels of some rows; they travel to the host while the device goes on.
+        """Add losses of the labels of some rows, which are copied to the host while the device goes on.
 
         Args:
-            row_N: The row of each label, as a place in `rows`.
+            row_N: The row of each label, as an index of `rows`.
         """
         sent = (self._copies.send(each) for each in losses)
         self._parts.append((rows, self._copies.send(row_N), LabelLosses(*sent)))
 
     def done(self, step: int) -> None:
-        """The step is done: tell the observers."""
+        """End the step: pass the losses to the observers."""
         if self._parts and self.observers:
             losses = self.collected()
             for observer in self.observers.values():
                 observer.rows_done(step, losses)
 
     def collected(self, *, labels: bool = False) -> RowLosses:
-        """The losses since `begin`, which are not told to anybody then.
+        """The losses since `begin`, which the observers do not receive then.
 
         Args:
-            labels: Whether to tell the loss of each label too.
+            labels: Whether to include the loss of each label.
         """
         self._copies.arrive()
-        part_losses = [_of_rows(*part) for part in self._parts]
-        if labels:
-            part_losses = [
-                each._replace(label_losses=_by_row(*part)) for each, part in zip(part_losses, self._parts, strict=True)
-            ]
-        self._parts = []
-        return joined(part_losses)
+        parts, self._parts = self._parts, []
+        return joined([_of_rows(*part, labels=labels) for part in parts])
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside the block nothing is collected: a second pass over the same rows."""
+        """Inside the block nothing is collected, as in a second pass over the same rows."""
         kept = list(self._parts)
         try:
             yield
@@ -162,37 +148,21 @@ def joined(parts: Sequence[RowLosses]) -> RowLosses:
     return RowLosses(rows, loss_B, probability_B, right_B, labels)
 
 
-def _by_row(rows: Indices, row_N: Tensor, losses: LabelLosses) -> tuple[Floats32, ...]:
-    """Losses of the labels of each row; labels stand in the order of their rows."""
-    ends = np.cumsum(np.bincount(row_N.numpy(), minlength=len(rows)))
-    return tuple(np.split(losses.loss_N.float().numpy(), ends[:-1]))
-
-
-def _of_rows(rows: Indices, row_N: Tensor, losses: LabelLosses) -> RowLosses:
+def _of_rows(rows: Indices, row_N: Tensor, losses: LabelLosses, *, labels: bool) -> RowLosses:
+    """Means over the labels of each row; labels are in the order of their rows."""
     at_N, loss_N = row_N.numpy(), losses.loss_N.double().numpy()
-    count_B = np.maximum(np.bincount(at_N, minlength=len(rows)), 1)
+    labels_B = np.bincount(at_N, minlength=len(rows))
+    count_B = np.maximum(labels_B, 1)
     values = (loss_N, np.exp(-loss_N), losses.right_N.double().numpy())
     loss_B, probability_B, right_B = (
         (np.bincount(at_N, each, minlength=len(rows)) / count_B).astype(np.float32) for each in values
     )
-    return RowLosses(rows, loss_B, probability_B, right_B)
-
-
-class _Kept:
-    """An observer as a hook of the training, for its checkpoints."""
-
-    def __init__(self, observer: RowLossObserver) -> None:
-        self.state, self.load = observer.state, observer.load
-
-    def on_gradients(self) -> None:
-        """Nothing: gradients stay as they are."""
-
-    def after_step(self, step: int) -> None:
-        """Nothing: the watch tells of the rows."""
+    by_row = tuple(np.split(losses.loss_N.float().numpy(), np.cumsum(labels_B)[:-1])) if labels else ()
+    return RowLosses(rows, loss_B, probability_B, right_B, by_row)
 
 
 class Visits(NamedTuple):
-    """Each time that a row was computed (V,), by step and, within a step, by row."""
+    """Every visit of a row in training (V,), by step and, within a step, by row."""
 
     step: npt.NDArray[np.int32]
     row: npt.NDArray[np.int32]
@@ -201,13 +171,13 @@ class Visits(NamedTuple):
     right: Floats32
 
 
-class VisitRecord:
-    """Remembers the losses of each row in each step that it was drawn in.
+class VisitRecord(Checkpointed):
+    """Records the losses of each row in each step that trained on it.
 
     The record is the same for any micro-batches, numbers of processes and restarts, up to the last bits of a loss.
 
     Args:
-        tells: Whether this process tells what it computes, as one of those does that compute the same rows.
+        tells: Whether this process records, as one of the processes that compute the same rows.
     """
 
     def __init__(self, ranks: Ranks, *, tells: bool = True) -> None:
@@ -216,13 +186,13 @@ class VisitRecord:
         self._new: list[Visits] = []
 
     def rows_done(self, step: int, losses: RowLosses) -> None:
-        """Remember these."""
+        """Record these."""
         steps, rows = np.full(len(losses.rows), step, dtype=np.int32), losses.rows.astype(np.int32)
         if self._tells:
             self._new.append(Visits(steps, rows, losses.loss_B, losses.probability_B, losses.right_B))
 
     def visits(self) -> Visits:
-        """All visits of all processes; each process has to ask."""
+        """All visits of all processes; each process must call it."""
         new = [each for part in self._ranks.gathered(self._new) for each in part]
         self._known, self._new = _joined([self._known, *new]), []
         return self._known
@@ -232,18 +202,18 @@ class VisitRecord:
         return {name: torch.from_numpy(each) for name, each in self.visits()._asdict().items()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from these visits."""
+        """Go on from a checkpoint."""
         self._known, self._new = Visits(**{name: tensor.numpy() for name, tensor in state.items()}), []
 
 
-def record(config: TrainingSections, draws: int, ranks: Ranks) -> VisitRecord | None:
-    """The record that `evaluate.dynamics` asks for; None where it records nothing.
+def record(config: TrainingSections, rows: int, ranks: Ranks) -> VisitRecord | None:
+    """The record that `evaluate.dynamics` asks for; None where it asks for none.
 
     Args:
-        draws: Rows in one pass over the data.
+        rows: Number of rows in one pass over the data.
     """
     wanted = config.evaluate.dynamics
-    steps = total_steps(config, draws)
+    steps = total_steps(config, rows)
     few = steps is not None and steps * config.batch.size <= MOST_VISITS and config.distributed.sequence == 1
     first = ranks.rank % config.distributed.tensor == 0
     return VisitRecord(ranks, tells=first) if wanted is True or (wanted == "auto" and few) else None

@@ -1,4 +1,10 @@
-"""Noise"""
+"""Noise of a step: dropout of rows, layers and tokens, and mixout; a function of seed, step and row.
+
+It never depends on micro-batches. Mixout (Lee et al. 2020, arXiv:1909.11299) sets some values to where they started:
+with w a value, u its start and p the rate, a step computes with u + (w - u) k / (1 - p), where k is 0 with chance p and
+else 1 for each value: as in equation 2 of the paper, its expectation over k is w. The gradient of w is that of what
+computed, times k / (1 - p). With p = 0, or while w = u, every value computes as it is.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +29,11 @@ from workbench.training.signal import Units
 
 
 class Mixout:
-    """The starts of the values that train, and their part in each step.
+    """Mixes values with their starts during steps.
 
     Args:
-        values: In float32 or wider, by name, as they begin.
-        rate: p; 0 holds nothing and does nothing.
+        values: The values that train, in float32 or wider, by name, as they start.
+        rate: p; with 0 this keeps and does nothing.
         seed: Of the run.
     """
 
@@ -38,9 +44,9 @@ class Mixout:
 
     @contextmanager
     def mixed(self, step: int, *, refresh: Callable[[], None]) -> Iterator[None]:
-        """Inside the block values compute mixed with their start; after it they, and their gradients, are their own.
+        """Inside the block values are mixed with their starts; afterwards they and their gradients are their own.
 
-        Which ones depends on seed, step and name alone. Frozen values stay. They come back to the same bits, whatever
+        The choice depends only on seed, step and name. Frozen values stay. Values return to the same bits, whatever
         happens in the block.
 
         Args:
@@ -52,7 +58,7 @@ class Mixout:
             yield
             return
         kept = {name: each.detach().clone() for name, each in moved.items()}
-        goes = {name: self._goes(name, each, step) for name, each in moved.items()}
+        goes = {name: self._kept(name, each, step) for name, each in moved.items()}
         try:
             with torch.no_grad():
                 for name, each in moved.items():
@@ -69,8 +75,8 @@ class Mixout:
                     each.copy_(kept[name])
             refresh()
 
-    def _goes(self, name: str, value: Tensor, step: int) -> Tensor:
-        """Whether each element goes its way in a step, bool: k."""
+    def _kept(self, name: str, value: Tensor, step: int) -> Tensor:
+        """k of each element in a step, bool."""
         number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
         seed = np.random.SeedSequence([self._seed, step, number]).generate_state(1, np.uint64)[0]
         generator = torch.Generator(value.device).manual_seed(int(seed >> np.uint64(1)))
@@ -78,7 +84,7 @@ class Mixout:
 
 
 class StepNoise:
-    """Makes the noise of the steps of a run.
+    """The noise of the steps of a run.
 
     Args:
         packed: Whether the rows of a micro-batch lie in one sequence.
@@ -103,10 +109,10 @@ class StepNoise:
         self.stacking = ProgressiveStacking(freezer.backbone, freezer.blocks, config.grow, masters)
 
     def install(self) -> None:
-        """Make the backbone draw; it has to be in training mode."""
+        """Install the noise in the backbone, which has to be in training mode."""
         freezer = self._freezer
         forward_noise.install(freezer.backbone, freezer.blocks, self._config.regularise)
-        for block in freezer.blocks:  # of an earlier training
+        for block in freezer.blocks:  # as an earlier training left them
             rerouting.restore(block)
         self.layer_drop.install()
         self.token_drop.install()
@@ -128,9 +134,9 @@ class StepNoise:
         """Around the forward and the backward pass of a micro-batch of the examples `indices`."""
         seed = self._config.seed
         first = RowDraw(seed, step, *batch.numbered(indices, seen.lengths), self._packed)
-        # The backbone's own dropout, which knows no rows.
+        # For the backbone's own dropout, which does not know rows.
         backbones = int(np.random.SeedSequence([seed, step, int(indices[0])]).generate_state(1)[0])
-        # On a CPU the generator alone: torch.manual_seed also writes down the whole call stack, for devices not begun.
+        # On a CPU only the generator: torch.manual_seed also records the whole call stack, for devices not yet in use.
         (torch.default_generator.manual_seed if self._device.type == "cpu" else torch.manual_seed)(backbones)
         draws = [first._replace(copy=number) for number in range(self._passes)]
         with drawing(draws, self._device), self.token_drop.of(first.lengths):

@@ -1,7 +1,7 @@
-"""Threads of torch on a CPU: as many as the arrays of a training are worth, and in a resumed run as at its start.
+"""Number of torch's threads on a CPU: as many as the arrays of a training are worth, and the same in a resumed run.
 
-How many share a product decides how its sums are rounded. So the choice depends on the rows, the backbone and the cores
-alone, and on no measurement, which would come out otherwise beside other work.
+The number of threads in a product decides how its sums are rounded. So it depends only on the rows, the backbone and
+the cores, not on a measurement, which other work on the machine would change.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from workbench.runs.run_directory import Run
 from workbench.training.adapter_trainer import AdapterTrainer
 
 ASKED = "OMP_NUM_THREADS"
-"""Environment variable by which a user says how many; it is obeyed."""
+"""Environment variable with which a user sets the number; it is obeyed."""
 
 WORTH = 2**16
-"""Numbers that a layer reads of one adapter's rows, for each thread that shares them. With fewer, threads wait for each
-other as long as they work.
+"""Numbers that a layer reads of one adapter's rows, for each thread. With fewer, threads wait for each other as long as
+they work.
 
 Microseconds with one thread and with two, the least of thousands, on an AMD EPYC with bfloat16 units. Of 1,638 tokens
 at width 160 (2**18 numbers): a product with a square weight 389 and 297, with rank 16 56 and 44, SiLU 142 and 75. Of 80
@@ -31,7 +31,7 @@ tokens at width 160, as a member of a bank has them, with rank 16: 16 and 19 (7 
 
 
 def worth(tokens: float, width: int, *, most: int) -> int:
-    """Threads for layers that read so many tokens of this width at once: 1 to `most`."""
+    """Number of threads for layers that read `tokens` of this width at once: 1 to `most`."""
     return max(1, min(most, int(tokens * width) // WORTH))
 
 
@@ -44,12 +44,12 @@ def tokens_at_once(members: Collection[AdapterTrainer], budget: int) -> float:
 
 @contextmanager
 def chosen(members: Collection[AdapterTrainer], budget: int, backbone: PreTrainedModel) -> Iterator[None]:
-    """Inside, torch computes with the threads that the rows of adapters which train together are worth, on a CPU.
+    """Inside, torch uses as many threads as the rows of these adapters, which train together, are worth, on a CPU.
 
-    At most with those that it has already; with these where the user asks for a number.
+    It never uses more than before, and exactly as many where the user asks for a number.
 
     Args:
-        budget: Tokens of a micro-batch at most.
+        budget: Most tokens in a micro-batch.
     """
     before = torch.get_num_threads()
     if backbone.device.type != "cpu" or ASKED in os.environ:
@@ -65,9 +65,9 @@ def chosen(members: Collection[AdapterTrainer], budget: int, backbone: PreTraine
 
 @contextmanager
 def as_begun(run: Run) -> Iterator[None]:
-    """Inside, a resumed run has the threads that it began with, unless the user asks for others; a new one notes them.
+    """Inside, a resumed run has the threads that it began with, unless the user asks for others; a new run notes them.
 
-    Noted is the most that a training may choose, so that each of a search, also one that is new, chooses as before.
+    It notes the thread limit, so that every member of a search, including late ones, chooses the same number.
     """
     before, asked = torch.get_num_threads(), os.environ.get(ASKED)
     known = run.manifest.get("threads")

@@ -322,7 +322,9 @@ class Trainer:
 
     def _hooks(self) -> dict[str, TrainHook]:
         """Training hooks by the name of their file in a checkpoint."""
-        hooks: dict[str, TrainHook] = self.row_losses.hooks | self.step_noise.stacking.hooks | self.exchange.hooks
+        hooks: dict[str, TrainHook] = (
+            dict(self.row_losses.observers) | self.step_noise.stacking.hooks | self.exchange.hooks
+        )
         hooks |= observers.of(self.freezer, self.masters.named(), self._observed_batch)
         hooks |= {"noise": self.noise} if self.config.optimizer.noise_scale else {}
         return hooks | self.sharpness.hooks | self.choice.hooks | dict(self.signal.keeps)

@@ -21,6 +21,7 @@ from workbench.data.batching import Row, collate
 from workbench.errors import Stopped
 from workbench.losses.label_losses import LabelLosses, LabelTap
 from workbench.runs.ranks import ALONE
+from workbench.training.checkpoints import Checkpointed
 from workbench.training.row_losses import RowLosses, RowLossWatch, VisitRecord, record
 
 RECIPE = """
@@ -99,7 +100,7 @@ def test_labels_find_their_rows() -> None:
     assert batch.row_of_label.bincount().tolist() == [each.supervised.sum() for each in rows]
 
 
-class Seen:
+class Seen(Checkpointed):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
