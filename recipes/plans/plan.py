@@ -31,13 +31,11 @@ from workbench.losses.chunked import chunk_positions, planned_for
 from workbench.models import backbones, classifier, embedder, last_block, output_heads
 from workbench.models.backbones import Loader
 from workbench.models.exported import ExportedModel
-from workbench.planning import scaling_law, stage_training, step_time
+from workbench.planning import stage_training, step_time
 from workbench.planning.dry_run import dry_run, largest_rows
 from workbench.planning.dry_trainings import SingleTraining, Training, UnitTraining
-from workbench.planning.fake_loading import BlueprintLoader
-from workbench.planning.fake_quantised import packed_bytes
-from workbench.planning.fake_tensors import fake_tensors
-from workbench.planning.plan import WORKSPACES, Plan
+from workbench.planning.fake_tensors import BlueprintLoader, fake_tensors, packed_bytes
+from workbench.planning.plan import WORKSPACES, Plan, scaling_advice
 from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import Timed
 from workbench.recipes.plans import (
@@ -239,7 +237,7 @@ def _of_scaling(config: RunConfig, parts: DryRunParts, devices: int) -> Iterator
         steps = schedules.total_steps(config, parts.training.rows) or parts.training.steps
         tokens = steps * parts.work.tokens * devices / config.distributed.tensor
         flops = parts.dry_run.flops_per_token * config.distributed.tensor * tokens
-        yield scaling_law.advice(operations=flops, parameters=parts.size.total, tokens=tokens)
+        yield scaling_advice(operations=flops, parameters=parts.size.total, tokens=tokens)
 
 
 def longest_row(config: RunConfig, *, memory: int | None = None, elsewhere: bool = False) -> LongestRow:

@@ -13,11 +13,11 @@ from transformers import PretrainedConfig
 from workbench.config import RunConfig
 from workbench.models import backbones
 from workbench.models.backbones import Backbone, Loader
-from workbench.planning import block_time, step_time
-from workbench.planning.block_time import Measured, Small, Subject
+from workbench.planning import step_time
 from workbench.planning.dry_run import DryRun
 from workbench.planning.dry_trainings import Training
-from workbench.planning.fake_loading import BlueprintLoader
+from workbench.planning.fake_tensors import BlueprintLoader
+from workbench.planning.step_time import Measured, Small, Subject
 from workbench.runs import files, run_directory
 from workbench.runs.run_directory import Run
 
@@ -29,8 +29,8 @@ def measure(config: RunConfig, backbone: Backbone, fit: Training, dry: DryRun, m
     """Times small models of the kind of `backbone`, when it is asked to."""
     hub = backbones.hub_config(config.model)
     subject = Subject(
-        depth=block_time.depth(hub),
-        narrower=block_time.narrowing(hub, parts=config.distributed.tensor),
+        depth=step_time.depth(hub),
+        narrower=step_time.narrowing(hub, parts=config.distributed.tensor),
         parameters=sum(each.numel() for each in backbone.model.parameters()),
         trainable=sum(each.numel() for each in fit.masters),
         flops=dry.flops_per_token * dry.padded_tokens,
@@ -40,7 +40,7 @@ def measure(config: RunConfig, backbone: Backbone, fit: Training, dry: DryRun, m
     build = partial(_small_training, config, hub, make)  # a distilled student's folder is gone by then
 
     def timed(clock: Callable[[], float], seconds: float) -> Measured:
-        return block_time.measure(build, subject, clock=clock, seconds=seconds)
+        return step_time.measure(build, subject, clock=clock, seconds=seconds)
 
     return timed
 
@@ -48,7 +48,7 @@ def measure(config: RunConfig, backbone: Backbone, fit: Training, dry: DryRun, m
 @contextmanager
 def _small_training(config: RunConfig, hub: PretrainedConfig, make: MakeTraining, small: Small) -> Iterator[Training]:
     with tempfile.TemporaryDirectory() as folder:
-        model = block_time.smaller(config.model, hub, small, Path(folder) / "model")
+        model = step_time.smaller(config.model, hub, small, Path(folder) / "model")
         own = config.model_copy(update={"model": model, "trackers": ()})
         with planned_run(own, Path(folder)) as run:
             yield make(own, run, BlueprintLoader())

@@ -12,8 +12,7 @@ from workbench.config.expansions.member_runs import Trial
 from workbench.config.model_heads import ModelHead
 from workbench.models.backbones import Loader
 from workbench.planning.dry_trainings import BankTraining
-from workbench.planning.members_that_fit import MOST, MembersThatFit, that_fit
-from workbench.planning.plan import Plan
+from workbench.planning.plan import MOST, MembersThatFit, Plan, that_fit
 from workbench.planning.step_time import Timed
 from workbench.recipes.banks import fleet_training
 from workbench.recipes.banks.fleet_bank import FleetMember, Single, prepared

@@ -18,8 +18,8 @@ from workbench.models.backbones import Backbone
 from workbench.planning.dry_run import OPTIMIZER, DryRun
 from workbench.planning.dry_trainings import Training
 from workbench.planning.model_contents import contents
+from workbench.planning.sharded_memory import Contents
 from workbench.planning.step_time import StepWork
-from workbench.planning.zero_memory import Contents
 from workbench.recipes.plans import plan_blocks
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer

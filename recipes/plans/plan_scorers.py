@@ -16,8 +16,7 @@ from workbench.models.backbones import Loader
 from workbench.planning import step_time
 from workbench.planning.dry_run import dry_run
 from workbench.planning.dry_trainings import SingleTraining
-from workbench.planning.fake_loading import BlueprintLoader
-from workbench.planning.fake_tensors import fake_tensors
+from workbench.planning.fake_tensors import BlueprintLoader, fake_tensors
 from workbench.recipes.plans import plan_parts
 from workbench.recipes.plans.plan_parts import DryRunParts
 from workbench.recipes.single.single_run import SingleRun

@@ -12,9 +12,8 @@ from typing import Protocol
 from workbench.config import RunConfig
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.models import last_block
-from workbench.planning.block_time import Measured
 from workbench.planning.plan import Plan
-from workbench.planning.step_time import Measure, StepWork
+from workbench.planning.step_time import Measure, Measured, StepWork
 from workbench.training.distributed import pipeline_stage
 
 NOTE = "The time in which hidden states travel between stages (distributed.pipeline) is not counted."

@@ -23,7 +23,7 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.models.backbones import Backbone
 from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
-from workbench.planning.flop_counter import Operations
+from workbench.planning.counters import Operations
 from workbench.planning.step_time import StepWork
 from workbench.recipes.preferences import prefer, preference_reference
 from workbench.recipes.preferences.prefer import PreferenceRun

@@ -112,7 +112,7 @@ def cost(config: RunConfig, *, tokens: int, flops: float) -> str:
         tokens: In all training rows.
         flops: Of a step of the training.
     """
-    from workbench.planning.fake_quantised import packed_bytes  # with what quantises
+    from workbench.planning.fake_tensors import packed_bytes  # with what quantises
 
     model = named(of_tokens(config), config).source.model
     blueprint = backbones.blueprint(model, vocabulary=0, task=TEXT, trainable=False)

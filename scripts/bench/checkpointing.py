@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from workbench.config.sections.basic_sections import Checkpointing
-from workbench.planning.live_bytes import LiveBytes
+from workbench.planning.counters import LiveBytes
 from workbench.recipes.load import load
 from workbench.training import activation_checkpointing
 from workbench.training.trainer import Trainer

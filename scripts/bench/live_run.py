@@ -18,7 +18,7 @@ from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.distillation.student_loss import TeacherLogits
 from workbench.distillation.teachers import LiveTeacher
-from workbench.planning.live_bytes import LiveBytes
+from workbench.planning.counters import LiveBytes
 
 
 def main(recipe: str, out: Path, *overrides: str) -> None:

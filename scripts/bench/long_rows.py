@@ -27,8 +27,8 @@ from workbench.config import RunConfig
 from workbench.data import starter
 from workbench.models import backbones, output_heads
 from workbench.models.exported import ExportedModel
+from workbench.planning.counters import MemoryLedger
 from workbench.planning.dry_run import hold
-from workbench.planning.memory_ledger import MemoryLedger
 from workbench.recipes.load import load
 from workbench.recipes.plans import longest_rows, plan_blocks, plan_parts, plan_texts
 from workbench.recipes.plans import plan as planning

@@ -3,7 +3,7 @@
     python scripts/bench/planner.py --encoder FOLDER [--json planner.json] [--only WORD ...]
 
 Every configuration is planned, and then trained for some steps while each storage of torch counts from where it is
-made to where it is freed (workbench/planning/live_bytes.py); the weights count too, as stored. --encoder is a
+made to where it is freed (workbench/planning/counters.py); the weights count too, as stored. --encoder is a
 sentence encoder such as all-MiniLM-L6-v2.
 """
 
@@ -25,8 +25,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PreTrainedModel
 
 import workbench
+from workbench.planning.counters import MemoryLedger
 from workbench.planning.dry_run import hold
-from workbench.planning.memory_ledger import MemoryLedger
 from workbench.recipes.load import load
 from workbench.recipes.plans.plan import plan
 from workbench.training.bank_trainer import BankTrainer

@@ -31,8 +31,8 @@ import numpy as np
 import workbench
 from workbench.config.sections.basic_sections import Checkpointing
 from workbench.data.batching import Indices
+from workbench.planning.counters import MemoryLedger
 from workbench.planning.dry_run import hold
-from workbench.planning.memory_ledger import MemoryLedger
 from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice, choose
 from workbench.planning.step_time import timed

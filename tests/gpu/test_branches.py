@@ -22,7 +22,7 @@ from workbench.losses.chunked import CHUNK_ELEMENTS, MEMORY_SHARE, _chunk_elemen
 from workbench.losses.next_token import next_token
 from workbench.losses.token_log_probs import token_log_probs
 from workbench.models import backbones, liger_kernels, packed_attention, short_row_attention
-from workbench.planning import roofline
+from workbench.planning import step_time
 from workbench.recipes import doctor
 from workbench.runs.run_directory import hardware
 from workbench.training import capacity, packing, step_metrics
@@ -158,7 +158,7 @@ def test_rows_come_from_pinned_memory() -> None:
 
 
 def test_other_branches() -> None:
-    roofline.synchronize(DEVICE)
+    step_time.synchronize(DEVICE)
     assert hardware()["device"] == DEVICE.type
     assert any(fact.subject == "cuda:0" for fact in doctor.accelerator()) == HERE
     layer = type("Layer", (InInputPrecision, torch.nn.Linear), {})(4, 4).to(DEVICE)

@@ -16,15 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from workbench.adapters import anatomy
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.data.packing import PADDED, RowLayout
 from workbench.models import weight_storage
+from workbench.planning.counters import ACTIVATIONS, ELSEWHERE, MemoryLedger, Operations
 from workbench.planning.dry_trainings import Lengths, Model, Sequences, Training
-from workbench.planning.flop_counter import Operations
-from workbench.planning.memory_ledger import ACTIVATIONS, ELSEWHERE, MemoryLedger
 from workbench.training.distributed.sharding import Sharded
 
 LOOKED = 256
@@ -75,7 +73,9 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         hold(ledger, fit, others=others)
         ledger.hold(fit.starts, MASTERS)
         with ledger.making(OPTIMIZER, OPTIMIZER):
-            averages = _averages(fit)
+            averages = [
+                torch.empty_like(each) for values, copies in fit.averaged for each in values for _ in range(copies)
+            ]
         peaks = _Peaks(ledger)
         _tell_gradients(fit, ledger, homes, peaks.gradient)
         _tell_recomputing(fit, peaks.recomputing)
@@ -94,7 +94,11 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
                     continue
                 count, activations = 0.0, 0
                 for kind, part in fit.kinds.items():
-                    (_give_gradients if trial.later else _drop_gradients)(fit, ledger, homes)
+                    if trial.later:
+                        _give_gradients(fit, ledger, homes)
+                    else:
+                        for master in fit.masters:
+                            master.grad = None
                     with Operations() as operations, peaks.seen():
                         fit.backward(trial.rows, step=kind)
                     count += part * operations.count
@@ -109,8 +113,13 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         fit.model.eval()
         with torch.no_grad():
             fit.masters.reading(held_out_loss) if isinstance(fit.masters, Sharded) else held_out_loss()
-        evaluation = ledger.peak + max(_swapped(values, copies) for values, copies in fit.averaged)
+        # An evaluation of an average takes beside it the values that train, whose place it takes.
+        swapped = max(min(copies, 1) * sum(each.nbytes for each in values) for values, copies in fit.averaged)
+        evaluation = ledger.peak + swapped
         del averages
+    # The order of the model, each adapter's after the module that it belongs to.
+    places = chain.from_iterable((place, f"adapter of {place}") for place in _modules(fit))
+    order = {place: number for number, place in enumerate(places)}
     return DryRun(
         at_peak=peaks.highest,
         evaluation=evaluation,
@@ -119,17 +128,8 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
         flops_per_token=flops / tokens,
         at_gradients=peaks.at_gradients,
         at_recomputing=peaks.at_recomputing,
-        modules={place: peaks.modules[place] for place in sorted(peaks.modules, key=_order(fit))},
+        modules=dict(sorted(peaks.modules.items(), key=lambda each: order.get(each[0], len(order)))),
     )
-
-
-def _averages(fit: Training) -> list[Tensor]:
-    return [torch.empty_like(value) for values, copies in fit.averaged for value in values for _ in range(copies)]
-
-
-def _swapped(values: Iterable[Tensor], copies: int) -> int:
-    """Bytes that an evaluation of an average takes beside it: the values that train, whose place it takes."""
-    return min(copies, 1) * sum(value.nbytes for value in values)
 
 
 class _Peaks:
@@ -210,32 +210,21 @@ class MicroBatchTrial(NamedTuple):
 
 def _costs(fit: Training) -> Costs:
     """Bounds from above."""
-    config: Any = _config(fit)
-    arrays, gradients = 8 * torch.float32.itemsize, sum(master.nbytes for master in fit.masters)
-    # What computes attention's scores itself, or compares them, holds as much as it wants for each pair.
-    pair = math.inf if config._attn_implementation == "eager" or fit.compares else _pair(fit)
-    outputs = 0 if anatomy.reads_pictures(fit.freezer.backbone) else config.vocab_size
-    passes = 2 if fit.config.regularise.r_drop else 1
-    return Costs(arrays * (outputs + fit.width) * passes, pair, gradients)
-
-
-def _config(fit: Training) -> PretrainedConfig:
-    """The configuration of the blocks that predict."""
-    backbone = fit.freezer.backbone
-    if anatomy.reads_pictures(backbone):
-        return anatomy.body_config(backbone.config)
-    return backbone.config.get_text_config(decoder=True)
-
-
-def _pair(fit: Training) -> float:
-    """Bytes of each pair of tokens of a row: of masks, and on CPUs of the weights that attention keeps."""
-    masks = 4.0 * torch.float32.itemsize
-    if fit.freezer.backbone.device.type != "cpu":
-        return masks
-    config: Any = _config(fit)
-    head_counts = getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", None) or 0
-    heads: int = head_counts if isinstance(head_counts, int) else max(head_counts)  # of the stage that has most
-    return masks + heads * (2 * len(fit.freezer.blocks) + 3 * torch.float32.itemsize)
+    backbone, float32 = fit.freezer.backbone, torch.float32.itemsize
+    pictures = anatomy.reads_pictures(backbone)
+    # The configuration of the blocks that predict.
+    body: Any = anatomy.body_config(backbone.config) if pictures else backbone.config.get_text_config(decoder=True)
+    if body._attn_implementation == "eager" or fit.compares:
+        pair = math.inf  # what computes attention's scores itself, or compares them, holds as much as it wants
+    else:
+        pair = 4.0 * float32  # masks, and on CPUs the weights that attention keeps
+        if backbone.device.type == "cpu":
+            counts = getattr(body, "num_attention_heads", None) or getattr(body, "num_heads", None) or 0
+            heads: int = counts if isinstance(counts, int) else max(counts)  # of the stage that has most
+            pair += heads * (2 * len(fit.freezer.blocks) + 3 * float32)
+    outputs, passes = 0 if pictures else body.vocab_size, 2 if fit.config.regularise.r_drop else 1
+    gradients = sum(master.nbytes for master in fit.masters)
+    return Costs(8 * float32 * (outputs + fit.width) * passes, pair, gradients)
 
 
 def _modules(fit: Model) -> dict[str, nn.Module]:
@@ -245,12 +234,6 @@ def _modules(fit: Model) -> dict[str, nn.Module]:
     blocks = {f"block {number}": backbone.get_submodule(path) for number, path in enumerate(paths, start=1)}
     pictures = anatomy.reads_pictures(backbone)
     return {"embeddings": anatomy.picture_stem(backbone) if pictures else backbone.get_input_embeddings(), **blocks}
-
-
-def _order(fit: Model) -> Callable[[str], int]:
-    """Order of places in the model, each adapter's after the module that it belongs to."""
-    places = list(chain.from_iterable((place, f"adapter of {place}") for place in _modules(fit)))
-    return lambda place: places.index(place) if place in places else len(places)
 
 
 def _homes(fit: Model) -> dict[str, str]:
@@ -295,7 +278,7 @@ def _trials(
     """The micro-batches that may take most, likeliest first: most tokens with padding, pairs, supervised tokens.
 
     Args:
-        positions: Supervised tokens beyond which more take no more.
+        positions: Token count above which peak memory no longer grows with supervised tokens.
     """
     longest = int(train.lengths.max())
     measures: list[Callable[[MicroBatchTrial], Any]] = [
@@ -306,14 +289,12 @@ def _trials(
     ]
     trials: dict[int, MicroBatchTrial] = {}
     for parts in ([each[0] for each in epoch], [rows for each in epoch for rows in each[1:]]):
-        every = [_trial(train, rows, arrangement, later=bool(trials)) for rows in parts]
+        every = []
+        for rows in parts:
+            tokens, pairs = (count(_sequences(train, rows)) for count in (arrangement.tokens, arrangement.pairs))
+            every.append(MicroBatchTrial(rows, bool(trials), tokens, pairs, float(train.supervised[rows].sum())))
         trials |= {id(most): most for most in (max(every, key=measure) for measure in measures if every)}
     return sorted(trials.values(), key=lambda trial: (trial.padded, trial.later), reverse=True)
-
-
-def _trial(train: Lengths, rows: Indices, arrangement: RowLayout, *, later: bool) -> MicroBatchTrial:
-    tokens, pairs = (count(_sequences(train, rows)) for count in (arrangement.tokens, arrangement.pairs))
-    return MicroBatchTrial(rows, later, tokens, pairs, float(train.supervised[rows].sum()))
 
 
 def _sequences(train: Lengths, rows: Indices) -> Indices:
@@ -351,11 +332,6 @@ def _give_gradients(fit: Model, ledger: MemoryLedger, homes: Mapping[str, str]) 
         if parameter.requires_grad and masters[name].grad is None:
             with ledger.making(GRADIENTS, homes[name]):
                 masters[name].grad = torch.zeros_like(masters[name])
-
-
-def _drop_gradients(fit: Model, *_: object) -> None:
-    for master in fit.masters:
-        master.grad = None
 
 
 def _tell_recomputing(fit: Model, began: Callable[[], None]) -> None:

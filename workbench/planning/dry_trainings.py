@@ -1,4 +1,7 @@
-"""Trainings as a dry run sees them: of one model, or of a bank, the rows of all its members numbered through."""
+"""Trainings as a dry run sees them: of one model, or of a bank, the rows of all its members numbered through.
+
+A few steps stand for all of a run: one of each kind of work, by what happens in it, and how many are of this kind.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ from workbench.config import TrainingSections
 from workbench.data.batching import Indices, Weights
 from workbench.data.packing import OwnerRows, RowLayout
 from workbench.models import backbones
-from workbench.planning import step_kinds
 from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.distributed.sharding import Sharded
@@ -30,6 +32,8 @@ from workbench.training.trainer import Trainer
 
 LOOKED = 16
 """Steps whose micro-batches are counted."""
+LOOKED_AT = 2048
+"""Steps of a run whose work is looked at."""
 
 
 class Model(Protocol):
@@ -135,7 +139,7 @@ class SingleTraining:
         self.train: Lengths = fit.train
         self.compares = fit.signal.auxiliary is not None
         self.rows, self.steps, self.arrangement = len(fit.train), fit.member.total, fit.arrangement
-        self.kinds: Mapping[int, float] = step_kinds.kinds(fit.config, steps=self.steps, blocks=len(fit.freezer.blocks))
+        self.kinds: Mapping[int, float] = step_kinds(fit.config, steps=self.steps, blocks=len(fit.freezer.blocks))
         order = fit.member.order
         self._looks = isinstance(order, PoolSampler | Weighing) and order.looks
 
@@ -166,21 +170,18 @@ class SingleTraining:
             yield list(self.arrangement.cut(rows, self.train.lengths, tokens=self._fit.tokens))
 
     def backward(self, rows: Indices, *, step: int) -> None:
-        self._look(rows)
+        if self._looks:
+            # The forward passes in which a sampler looks at rows, so many for each of `rows`.
+            batch = self.arrangement.batch(self._fit.train, rows, epoch=0).to(self._fit.device)
+            for _ in range(self.config.data.sampling.looks):
+                with torch.no_grad():
+                    self._fit.forward(batch, 1.0)
         self._fit.clock.share = step / self.steps
         self._fit.gradients(rows, step=step)
 
     def update(self, rows: Indices) -> None:
         self._fit.member.clip(rows)
         self._fit.member.update(1.0, 1.0, rows)
-
-    def _look(self, rows: Indices) -> None:
-        """The forward passes in which a sampler looks at rows, so many for each of `rows`."""
-        if self._looks:
-            batch = self.arrangement.batch(self._fit.train, rows, epoch=0).to(self._fit.device)
-            for _ in range(self.config.data.sampling.looks):
-                with torch.no_grad():
-                    self._fit.forward(batch, 1.0)
 
 
 def _averaged(members: Sequence[AdapterTrainer]) -> list[Averaged]:
@@ -272,7 +273,8 @@ class BankTraining:
     def micro_batches(self) -> Iterator[list[Indices]]:
         first = self._members[0]
         for step in first.even_order.typical_steps[: first.total]:
-            rows = np.concatenate(list(self._batches(step)))
+            own = [each.even_order.rows(step) for each in self._members]
+            rows = np.concatenate([start + each for start, each in zip(self._starts, own, strict=True)])
             yield list(self.arrangement.cut(rows, self.train.lengths, tokens=self._fit.tokens))
 
     def backward(self, rows: Indices, *, step: int) -> None:
@@ -285,6 +287,47 @@ class BankTraining:
             member.clip(member.batch())
             member.update(1.0, 1.0, member.batch())
 
-    def _batches(self, step: int) -> Iterator[Indices]:
-        for start, member in zip(self._starts, self._members, strict=True):
-            yield start + member.even_order.rows(step)
+
+def step_kinds(config: TrainingSections, *, steps: int, blocks: int) -> dict[int, float]:
+    """A step (from 0) of each kind, and the share of steps that it stands for; the shares add up to 1.
+
+    Steps differ by whether SAM, the estimate of noise and Sophia's of curvature are due, and by the share of the
+    blocks' work that they do. Of the steps in which the same is due, the one with the most work and the one with the
+    least stand for all, with shares that make their mean right; so the largest is among them, and what grows evenly
+    with the work is exact.
+
+    Args:
+        steps: Of the run.
+        blocks: Of the backbone.
+    """
+    optimizer = config.optimizer
+    looks = optimizer.looks_every if optimizer.name == "sophia" else 1
+    every = (optimizer.sam_every, optimizer.noise_scale or 1, looks)
+    looked = list(range(max(1, steps)))
+    if steps > LOOKED_AT:  # so many that are sampled from them; the first is there
+        sampled = np.random.default_rng(0).choice(steps, LOOKED_AT, replace=False)
+        looked = sorted({0, *sampled.tolist()})
+    due = [tuple(step % each == 0 for each in every) for step in looked]
+    drop, tokens, grow = config.layer_drop, config.token_drop, config.grow
+
+    def work(step: int) -> float:
+        """Share of the blocks' work that a step does."""
+        if tokens.is_on:
+            return tokens.work(step / steps, blocks=blocks)
+        if grow.is_on and blocks:
+            return grow.depth(step, step / steps, blocks=blocks) / blocks
+        if not drop.is_on or not blocks:
+            return 1.0
+        return 1 - float(np.mean(drop.left_out(step, step / steps, blocks=blocks, seed=config.seed)))
+
+    share_by_step: dict[int, float] = {}
+    for kind in dict.fromkeys(due):
+        own = [step for step, each in zip(looked, due, strict=True) if each == kind]
+        of_each = np.array([work(step) for step in own])
+        least, most = int(of_each.argmin()), int(of_each.argmax())
+        share, spread = len(own) / len(looked), float(of_each[most] - of_each[least])
+        upper = float(of_each.mean() - of_each[least]) / spread if spread else 1.0
+        share_by_step[own[most]] = share * upper
+        if spread:
+            share_by_step[own[least]] = share * (1 - upper)
+    return share_by_step

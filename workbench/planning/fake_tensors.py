@@ -1,18 +1,30 @@
-"""Tensors with shape, precision and device but without values: computing with them takes no memory."""
+"""Tensors with shape, precision and device but without values: computing with them takes no memory.
+
+Layers are alike and torch takes long to infer the result of each operation, so that results are remembered.
+
+Layers of bitsandbytes get fake weights, or those of a small model that is timed, packed as they are after loading.
+8-bit layers keep the columns of their inputs that hold outliers in half precision. Which these are depends on weights
+and rows, so that every column is taken for one: what is counted is the most that may be.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode, unset_fake_temporarily
+from transformers import PreTrainedTokenizerBase
 
-from workbench.planning.dispatch_mode import DispatchMode
-from workbench.planning.recall import Recall
+from workbench.config import ModelConfig
+from workbench.config.model_heads import TEXT, ModelHead
+from workbench.models import backbones
+from workbench.models.backbones import Backbone
+from workbench.planning.counters import DispatchMode
 
 
 @contextmanager
@@ -22,17 +34,13 @@ def fake_tensors() -> Iterator[None]:
     What is computed from real ones alone, such as the masks and positions of a real batch, is real, so that decisions
     that depend on it are those of a run. A value that is read from a fake tensor is 1.
     """
-    with warnings.catch_warnings(), _mode() as mode, _RealApart(mode):
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake.fake_tensor_converter = _Forgetful()
+    fake.cache_enabled = False  # what `Recall` knows is not asked for again, and keys to it take as long to make
+    with warnings.catch_warnings(), fake as mode, _RealApart(mode):
         # Copying a module asks where its values lie, to find out whether some share memory.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         yield
-
-
-def _mode() -> FakeTensorMode:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    mode.fake_tensor_converter = _Forgetful()
-    mode.cache_enabled = False  # what `Recall` knows is not asked for again, and keys to it take as long to make
-    return mode
 
 
 class _Forgetful(FakeTensorConverter):
@@ -133,3 +141,280 @@ _SCALAR = torch.ops.aten._local_scalar_dense.default
 _READ = (_SCALAR, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
 """Operations that read values."""
 _ONE: dict[torch.dtype, bool | int] = {torch.bool: True, torch.int64: 1, torch.int32: 1, torch.uint8: 1}
+
+
+_Like = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, torch.device]
+"""All that is to be known of a fake tensor: shape, strides, its first element in the storage, dtype and device."""
+Infer = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
+"""From an operation with its arguments to its result."""
+
+
+class _Given(NamedTuple):
+    """Result of an operation for such arguments."""
+
+    outputs: tuple[_Like, ...]
+    viewed: bool
+    """Whether they share the storage of the first argument."""
+    several: type | None
+    """Type of the container of several tensors; None for a single tensor."""
+    nothing: bool = False
+    """Whether it changes the values of its arguments and gives nothing; without outputs, others give the first."""
+
+
+class Recall:
+    """Operations that give fake tensors: each result is inferred once for the same kinds of arguments."""
+
+    def __init__(self, mode: FakeTensorMode, infer: Infer) -> None:
+        self._mode, self._infer = mode, infer
+        self._known: dict[Hashable, _Given | None] = {}
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+        """Attributes of a fake tensor on each device, copied at once because torch takes long to set each."""
+
+    def __call__(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Result of `func`; real tensors among its arguments are always computed with."""
+        imagines = torch._C._get_dispatch_mode(_FAKE) is not None  # or what it makes is real for a while
+        kinds: list[Hashable] = [func, imagines, torch.get_default_dtype()]
+        if not (_describe(args, kinds) and _describe((*kwargs, *kwargs.values()), kinds)):
+            return self._infer(func, args, kwargs)
+        key, first = tuple(kinds), args[0] if args else None
+        if (given := self._known.get(key)) is not None:
+            return self._made(given, first)
+        address = _address(first)
+        result = self._infer(func, args, kwargs)
+        if key not in self._known:
+            changed = isinstance(first, FakeTensor) and (_described(first), _address(first)) != (kinds[3], address)
+            self._known[key] = None if changed else _given(result, args, kwargs)
+        return result
+
+    def _made(self, given: _Given, first: Any) -> Any:
+        if not given.outputs:
+            return None if given.nothing else first
+        made = [self._tensor(like, first if given.viewed else None) for like in given.outputs]
+        return made[0] if given.several is None else given.several(made)
+
+    def _tensor(self, like: _Like, viewed: FakeTensor | None) -> FakeTensor:
+        shape, stride, offset, dtype, device = like
+        with torch._C._DisableTorchDispatch():
+            if viewed is None:
+                inner = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
+            else:
+                inner = torch.empty(0, dtype=dtype, device=_META)
+                inner.set_(viewed.untyped_storage(), offset, shape, stride)
+        attributes = self._attributes.get(device)
+        if attributes is None:
+            made = FakeTensor(self._mode, inner, device)
+            self._attributes[device] = dict(vars(made))
+            return made
+        made = Tensor._make_subclass(FakeTensor, inner, False, dispatch_device=True, device_for_backend_keys=device)
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)  # copying a module asks where values lie
+        vars(made).update(attributes)
+        return made
+
+
+_META = torch.device("meta")
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+
+
+def _described(tensor: FakeTensor) -> _Like:
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype, tensor.fake_device
+
+
+def _describe(values: Sequence[Any], kinds: list[Hashable]) -> bool:
+    """Append what decides about results; False where that cannot be said, as real values are among it."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            if value.layout is not torch.strided or value.is_complex():
+                return False
+            kinds.append(_described(value))
+        elif isinstance(value, Tensor):
+            return False
+        elif isinstance(value, (list, tuple)):
+            kinds.append(len(value))
+            if not _describe(value, kinds):
+                return False
+        else:
+            kinds.append((type(value), value))  # 1 and 1.0 are equal, and give other precisions
+    return True
+
+
+def _given(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Given | None:
+    """None for what is not alike each time, or not put together as simply."""
+    first = args[0] if args else None
+    if result is first or (result is None and isinstance(first, (list, tuple))):  # steps of optimizers, over lists
+        return _Given((), viewed=False, several=None, nothing=result is None)
+    several = type(result) if type(result) in (list, tuple) else None
+    outputs = [result] if several is None else list(result)
+    if not outputs or not all(isinstance(each, FakeTensor) for each in outputs):
+        return None
+    theirs = {_address(each) for each in outputs}
+    viewed = theirs == {_address(first)}
+    if not viewed and (len(theirs) < len(outputs) or theirs & set(_addresses((*args, *kwargs.values())))):
+        return None
+    likes = tuple(map(_described, outputs))
+    if any(dtype.is_complex or (offset and not viewed) for _, _, offset, dtype, _ in likes):
+        return None
+    return _Given(likes, viewed, several)
+
+
+def _address(value: Any) -> int | None:
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
+def _addresses(values: Sequence[Any]) -> list[int | None]:
+    """Addresses of the storages of tensors in nested lists."""
+    addresses = []
+    for value in values:
+        addresses += _addresses(value) if isinstance(value, (list, tuple)) else [_address(value)]
+    return [each for each in addresses if each is not None]
+
+
+FILLED = 2**24
+"""Elements of a tensor that get values; the rest of a larger one stays as the system gives it, and takes no memory."""
+BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}
+"""Bytes of a packed weight's element."""
+
+
+def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:
+    """Give the quantised layers of a model packed weights."""
+    from bitsandbytes.functional import quantize_4bit  # a second to import, and most plans need none of it
+    from bitsandbytes.nn import modules
+
+    with real_tensors():
+        quantize_4bit(torch.zeros(64, 64), compress_statistics=True)  # makes tables that later runs use too
+    for module in model.modules():
+        if isinstance(module, modules.Linear4bit):
+            shape, device = (module.out_features, module.in_features), module.weight.device
+            whole = torch.zeros(*shape, dtype=compute, device=device)
+            packed, state = quantize_4bit(whole, compress_statistics=True, quant_type=weights)
+            if isinstance(packed, FakeTensor):
+                module.weight = Params4bit.of(packed, state)
+            else:
+                module.weight = modules.Params4bit(packed, quant_state=state, quant_type=weights, bnb_quantized=True)
+            module.support_avx512bf16_for_cpu = False
+        elif isinstance(module, modules.Linear8bitLt):
+            shape, device = (module.out_features, module.in_features), module.weight.device
+            packed = torch.zeros(*shape, dtype=torch.int8, device=device)
+            scales = torch.ones(shape[0], dtype=torch.float32, device=device)
+            if isinstance(packed, FakeTensor):
+                module.weight = Int8Params.of(packed, scales)
+            else:
+                module.weight = modules.Int8Params(
+                    packed, requires_grad=False, has_fp16_weights=False, CB=packed, SCB=scales
+                )
+
+
+def packed_bytes(model: nn.Module, weights: str) -> int:
+    """Bytes of a blueprint's weights once its quantised layers are packed, their scales left out."""
+    whole = sum(each.nbytes for each in model.parameters())
+    if weights not in BYTES:
+        return whole
+    from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
+
+    layers = [each.weight for each in model.modules() if isinstance(each, (Linear4bit, Linear8bitLt))]
+    return whole - sum(each.nbytes - round(each.numel() * BYTES[weights]) for each in layers)
+
+
+def _with_outliers(rows: Tensor, threshold: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (N, I) in 8 bits, their scales, and the columns that hold outliers: all."""
+    packed, scales, _ = torch.ops.bitsandbytes.int8_vectorwise_quant.default(rows)
+    return packed, scales, torch.empty(rows.shape[-1], dtype=torch.int64, device=rows.device)
+
+
+def _mixed_product(rows: Tensor, packed: Tensor, weight_OI: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    """The product (N, O) of rows with a packed weight, and a copy of the columns that hold outliers."""
+    return rows.new_empty(*packed.shape[:-1], len(weight_OI)), torch.empty_like(rows)
+
+
+INSTEAD["bitsandbytes.int8_vectorwise_quant.default"] = _with_outliers
+INSTEAD["bitsandbytes.int8_mixed_scaled_mm.default"] = _mixed_product
+
+
+class Params4bit(FakeTensor):
+    """A packed weight, of the name by which PEFT knows bitsandbytes' and unpacks them, as for the norms of DoRA."""
+
+    quant_state: Any
+
+    @classmethod
+    def of(cls, packed: Tensor, state: Any) -> nn.Parameter:
+        """The fake values with how they are packed."""
+        weight = nn.Parameter(packed, requires_grad=False)
+        weight.__class__ = cls  # type: ignore[assignment]
+        weight.quant_state = state  # type: ignore[attr-defined]
+        return weight
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        return self.of(self.detach().clone(), self.quant_state)
+
+
+class Int8Params(FakeTensor):
+    """A packed weight that stays one where a module moves or copies its parameters, as PEFT does for some methods."""
+
+    CB: Tensor | None
+    SCB: Tensor | None
+
+    @classmethod
+    def of(cls, packed: Tensor, scales: Tensor | None) -> nn.Parameter:
+        """The fake values with the scales of their outputs; None: the layer holds both already."""
+        weight = nn.Parameter(packed, requires_grad=False)
+        weight.__class__ = cls  # type: ignore[assignment]
+        weight.CB, weight.SCB = (None if scales is None else weight), scales  # type: ignore[attr-defined]
+        return weight
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Elsewhere, or in another precision, in which it is no packed weight."""
+        moved: Tensor = super().to(*args, **kwargs)
+        return moved if moved is self or moved.dtype != self.dtype else self.of(moved, self.SCB)
+
+    def detach(self) -> Tensor:
+        """The same values."""
+        return self.of(super().detach(), self.SCB)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        return self.of(super().detach().clone(), self.SCB)
+
+
+class BlueprintLoader:
+    """In place of `backbones.load`: inside `fake_tensors` backbones are fake, outside they have random values."""
+
+    def __init__(self) -> None:
+        self.loaded: list[Backbone] = []
+
+    def __call__(
+        self,
+        config: ModelConfig,
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        task: ModelHead = TEXT,
+        trainable: bool = False,
+        waiting: bool = False,
+    ) -> Backbone:
+        vocabulary = 0 if tokenizer is None else len(tokenizer)
+        with real_tensors():
+            backbone = backbones.blueprint(config, vocabulary=vocabulary, task=task, trainable=trainable)
+        settle(backbone.model, backbone)
+        self.loaded.append(backbone)
+        return backbone
+
+
+def settle(model: nn.Module, blueprint: Backbone) -> None:
+    """Turn a blueprint, `model` if it is with an adapter, into the backbone that `backbones.load` gives.
+
+    Inside `fake_tensors` it is fake, outside it is real, with random values.
+    """
+    to_fake(model, backbones.device())
+    if not any(isinstance(each, FakeTensor) for each in model.parameters()):
+        materialise(model)
+    if blueprint.weights in backbones.QUANTISED:
+        pack(model, blueprint.weights, blueprint.compute)
+
+
+def materialise(model: nn.Module) -> None:
+    """Give the tensors of a model small random numbers, larger ones at their beginning."""
+    numbers = torch.randn(2**16) / 32
+    with torch.no_grad():
+        for tensor in chain(model.parameters(), model.buffers()):
+            if tensor.is_floating_point():
+                flat = tensor.detach().reshape(-1)[:FILLED]
+                flat.copy_(numbers.to(tensor).repeat(-(-len(flat) // len(numbers)))[: len(flat)])
+            elif tensor.dtype == torch.int64:
+                tensor.zero_()

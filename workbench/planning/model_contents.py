@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from workbench.models import weight_storage
 from workbench.planning.dry_trainings import Model
-from workbench.planning.zero_memory import Contents
+from workbench.planning.sharded_memory import Contents
 from workbench.training.distributed.sharding import blocks_apart
 
 

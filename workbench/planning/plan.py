@@ -1,22 +1,100 @@
-"""Memory and time of a run on each device, memory outside of them, and whether both suffice."""
+"""Memory and time of a run on each device, memory outside of them, and whether both suffice.
+
+And how many members of a bank fit, and what a scaling law would advise.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from workbench.config.sections.basic_sections import Checkpointing
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.models.adapter_sizes import AdapterSize
-from workbench.planning import fsdp_memory, zero_memory
+from workbench.planning import sharded_memory
+from workbench.planning.counters import ACTIVATIONS
 from workbench.planning.dry_run import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, DryRun
-from workbench.planning.members_that_fit import MembersThatFit
-from workbench.planning.memory_ledger import ACTIVATIONS
+from workbench.planning.sharded_memory import Contents, HeldBytes, Moment
 from workbench.planning.step_time import StepWork, Timed
-from workbench.planning.zero_memory import Contents, HeldBytes, Moment
+from workbench.runs import units
 
 WORKSPACES = 2 * 2**25
 """Bytes of an accelerator that cuBLAS works in: 32 MiB (Hopper's) for each of the threads of both passes."""
+LAW_TOKENS = 20.0
+"""Tokens for each parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3)."""
+LAW_OPERATIONS = 6.0
+"""Floating-point operations for each parameter and token (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
+_ALWAYS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
+"""Kinds of memory that the JSON names even where they are 0."""
+MOST = 16
+"""Members of a dry run at most: it takes time for each, and between two that are known bytes grow by the member."""
+
+
+@dataclass(frozen=True)
+class MembersThatFit:
+    """Members of a bank that a memory holds."""
+
+    count: int
+    """As many as fit; 0: not even one."""
+    each: float
+    """Bytes that one more takes, between the two dry runs with most."""
+    known: Mapping[int, int]
+    """Bytes by dry runs with so many members."""
+    memory: int
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    """Seconds of a step with so many members."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Everything, for a program."""
+        return {
+            "fit": self.count,
+            "bytes_each": round(self.each),
+            "bytes_by_dry_run": dict(self.known),
+            "seconds_per_step": dict(self.seconds),
+        }
+
+    @property
+    def sentence(self) -> str:
+        """All of it in words."""
+        dry_runs = ", ".join(f"{units.size(size)} with {many}" for many, size in sorted(self.known.items()))
+        steps = ", ".join(f"{seconds:.3g} s with {many}" for many, seconds in sorted(self.seconds.items()))
+        return (
+            f"{self.count:,} adapters like these fit at a time into {units.size(self.memory)}, by "
+            f"{units.size(self.each)} each (dry runs: {dry_runs}){steps and f'; a step takes {steps}'}."
+        )
+
+
+def that_fit(needed: Callable[[int], int], *, few: int, memory: int) -> MembersThatFit:
+    """The most members whose bank takes no more than `memory` bytes.
+
+    Bytes of members that are alike grow about evenly: with one and with `few` it is found how much. So many are the
+    answer as a dry run says fit where one more does not; beyond MOST members no dry run is made.
+
+    Args:
+        few: More than one.
+        needed: Bytes of a training of so many members, by a dry run.
+    """
+    known = {many: needed(many) for many in (few, 1)}
+    while True:
+        fitting = max((many for many, size in known.items() if size <= memory), default=0)
+        above = min((many for many, size in known.items() if size > memory), default=None)
+        # Members that take the whole memory, counted from the dry run that is nearest.
+        nearest = min(known, key=lambda many: abs(known[many] - memory))
+        guess = max(nearest + math.floor((memory - known[nearest]) / _each(known)), fitting + 1)
+        if above is None and MOST in known:
+            return MembersThatFit(guess - 1 if guess == MOST + 1 else guess, _each(known), known, memory)
+        if above == fitting + 1:
+            return MembersThatFit(fitting, _each(known), known, memory)
+        tried = min(guess, MOST if above is None else above - 1)
+        known[tried] = needed(tried)
+
+
+def _each(known: Mapping[int, int]) -> float:
+    less, more = sorted(known)[-2:]
+    return max(1.0, (known[more] - known[less]) / (more - less))
 
 
 @dataclass(frozen=True)
@@ -82,26 +160,25 @@ class Plan:
     def held(self, moment: Moment) -> HeldBytes:
         """Bytes of the model's state at a moment of a step."""
         passes, how = self.dry_run.micro_batches, self.distributed
-        states = fsdp_memory.states if how.engine == "fsdp2" else zero_memory.states
-        return states(self.contents, how, devices=self.devices, moment=moment, passes=passes)
+        return sharded_memory.states(self.contents, how, devices=self.devices, moment=moment, passes=passes)
 
     @property
     def at_peak(self) -> dict[str, int]:
         """Bytes alive on a device at the peak of training, by what they are for."""
         if self.distributed.zero == 0:
             held = self.held("last gradients").device
-            waiting = {name: size for name, size in held.items() if name == zero_memory.WAITING}
+            waiting = {name: size for name, size in held.items() if name == sharded_memory.WAITING}
             peak_bytes = self.dry_run.at_peak | waiting  # gradients travel when activations are gone
-            if peak_bytes[ACTIVATIONS] >= (travels := held.get(zero_memory.BUCKETS, 0)):
+            if peak_bytes[ACTIVATIONS] >= (travels := held.get(sharded_memory.BUCKETS, 0)):
                 return peak_bytes
-            return {**peak_bytes, ACTIVATIONS: 0, GRADIENTS: held[GRADIENTS], zero_memory.BUCKETS: travels}
+            return {**peak_bytes, ACTIVATIONS: 0, GRADIENTS: held[GRADIENTS], sharded_memory.BUCKETS: travels}
         return max((held.device for held in self.timeline.values()), key=lambda sizes: sum(sizes.values()))
 
     @property
     def evaluation(self) -> int:
         """The most that is alive on a device while the held-out loss is computed."""
         if self.distributed.zero == 0:
-            return self.dry_run.evaluation + self.held("forward").device.get(zero_memory.WAITING, 0)
+            return self.dry_run.evaluation + self.held("forward").device.get(sharded_memory.WAITING, 0)
         standing = sum(self.dry_run.at_peak.get(name, 0) for name in (WEIGHTS, MASTERS, OPTIMIZER))
         return self.dry_run.evaluation - standing + sum(self.held("forward").device.values())
 
@@ -113,12 +190,12 @@ class Plan:
     @property
     def host(self) -> int:
         """Bytes of the host's memory that one device's share takes."""
-        return self.offloaded + max(sum(self.held(moment).host.values()) for moment in zero_memory.MOMENTS)
+        return self.offloaded + max(sum(self.held(moment).host.values()) for moment in sharded_memory.MOMENTS)
 
     @property
     def disk(self) -> int:
         """Bytes of files that one device's share takes."""
-        return max(sum(self.held(moment).disk.values()) for moment in zero_memory.MOMENTS)
+        return max(sum(self.held(moment).disk.values()) for moment in sharded_memory.MOMENTS)
 
     @property
     def needed(self) -> int:
@@ -140,13 +217,13 @@ class Plan:
     @property
     def timeline(self) -> dict[Moment, HeldBytes]:
         """Bytes by purpose in each part of a step, activations at their most."""
-        held_by_moment = {moment: self.held(moment) for moment in zero_memory.MOMENTS}
+        held_by_moment = {moment: self.held(moment) for moment in sharded_memory.MOMENTS}
         most = self.dry_run.at_peak.get(ACTIVATIONS, 0)
         # The loss computes the gradient of a head in the forward pass, unless DeepSpeed has cut its weights.
         how = self.distributed
         cut = how.zero == 3 and how.engine == "deepspeed"
         held_by_moment["forward"].device[ACTIVATIONS] = most - (4 * self.contents.head if cut else 0)
-        left = zero_memory.left_at_first_bucket(self.contents, how)
+        left = sharded_memory.left_at_first_bucket(self.contents, how)
         # FSDP2 fetches the next block while one is recomputed.
         recomputed = self.dry_run.at_recomputing if how.engine == "fsdp2" else 0
         backward = max(round(self.dry_run.at_gradients * left), recomputed)
@@ -208,5 +285,17 @@ class Plan:
         return [f"The peak is in {where}; {left}.", *self.notes]
 
 
-_ALWAYS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
-"""Kinds of memory that the JSON names even where they are 0."""
+def compute_optimal(operations: float) -> tuple[float, float]:
+    """Parameters N and tokens D = 20 N with 6 N D operations."""
+    parameters = math.sqrt(operations / (LAW_OPERATIONS * LAW_TOKENS))
+    return parameters, LAW_TOKENS * parameters
+
+
+def scaling_advice(*, operations: float, parameters: int, tokens: float) -> str:
+    """A sentence on a run that trains all weights, which says what the law is about."""
+    fewer, more = compute_optimal(operations)
+    return (
+        f"Scaling law of pretraining, which fine-tuning does not follow (Hoffmann et al. 2022): {operations:.1e} "
+        f"operations train a model from scratch best that has {units.count(fewer)} parameters, on "
+        f"{units.count(more)} tokens; this run has {units.count(parameters)}, and {units.count(tokens)} tokens."
+    )

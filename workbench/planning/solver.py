@@ -28,8 +28,8 @@ from workbench.config.checks.long_row_checks import untiled_layout
 from workbench.config.sections.basic_sections import Checkpointing
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
-from workbench.planning import traffic
-from workbench.planning.memory_ledger import ACTIVATIONS
+from workbench.planning import sharded_memory
+from workbench.planning.counters import ACTIVATIONS
 from workbench.planning.plan import Candidate, Plan
 from workbench.planning.step_time import Timed
 from workbench.runs import units
@@ -72,24 +72,18 @@ def choose(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverCho
     Raises:
         WorkbenchError: the run would be refused, whatever the memory.
     """
-    steady = _Steady(make_plan)
+    first: list[Plan] = []
+
+    def steady(config: RunConfig) -> Plan:
+        """Plans always with the memory of the first time: earlier dry runs are no part of a run."""
+        plan = make_plan(config)
+        first.append(plan)
+        return replace(plan, process=first[0].process, memory=first[0].memory)
+
     choice = _best(config, steady, timing)
     if choice.plan.fits:
         return choice
     return replace(choice, cure=_cure(config, choice, steady, timing))
-
-
-class _Steady:
-    """Plans always with the memory of the first time: earlier dry runs are no part of a run."""
-
-    def __init__(self, make_plan: PlanMaker) -> None:
-        self._make_plan = make_plan
-        self._first: Plan | None = None
-
-    def __call__(self, config: RunConfig) -> Plan:
-        plan = self._make_plan(config)
-        self._first = self._first or plan
-        return replace(plan, process=self._first.process, memory=self._first.memory)
 
 
 class _Way(NamedTuple):
@@ -120,23 +114,17 @@ def _best(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverChoi
 
 
 def _chosen(way: _Way, tried: list[_Way]) -> SolverChoice:
-    candidates = tuple(_candidate(each.plan) for each in tried)
-    return SolverChoice(way.config, replace(way.plan, tried=candidates))
-
-
-def _candidate(plan: Plan) -> Candidate:
-    words = [plan.weights, *_in_words(plan.checkpointing)]
-    words += ["inputs of blocks to cpu"] if plan.offloaded else []
-    if plan.distributed.zero != 0:
-        words.append(f"zero={plan.distributed.zero}")
-    words += [f"{plan.offload}"] if plan.offload != "none" else []
-    return Candidate(", ".join(words), plan.tokens_per_device, plan.needed, plan.fits, plan.seconds or 0.0)
-
-
-def _in_words(checkpointing: Checkpointing) -> list[str]:
-    if checkpointing is False:
-        return []
-    return ["checkpointing" if checkpointing is True else f"checkpointing={checkpointing}"]
+    candidates = []
+    for plan in (each.plan for each in tried):
+        words = [plan.weights]
+        if plan.checkpointing is not False:
+            words.append("checkpointing" if plan.checkpointing is True else f"checkpointing={plan.checkpointing}")
+        words += ["inputs of blocks to cpu"] if plan.offloaded else []
+        words += [f"zero={plan.distributed.zero}"] if plan.distributed.zero != 0 else []
+        words += [plan.offload] if plan.offload != "none" else []
+        way_in_words = ", ".join(words)
+        candidates.append(Candidate(way_in_words, plan.tokens_per_device, plan.needed, plan.fits, plan.seconds or 0.0))
+    return SolverChoice(way.config, replace(way.plan, tried=tuple(candidates)))
 
 
 class _Solver:
@@ -162,20 +150,23 @@ class _Solver:
                 if isinstance(config.train.mlp_tile, int) and any(untiled_layout(laid_out)):
                     continue
                 candidates.append(self._largest(laid_out))
-                if (
-                    len(candidates) == 1
-                    and candidates[0].plan.fits
-                    and candidates[0].confirmed
-                    and self._is_largest(candidates[0])
-                ):
+                only, first = candidates[0], self._first
+                largest = only.plan.tokens_per_device == first.tokens_per_device
+                if len(candidates) == 1 and only.plan.fits and only.confirmed and largest:
                     return candidates
         return candidates
 
     def _savings(self) -> Iterator[tuple[Checkpointing, bool | str]]:
-        """Yield how activations are kept, and whether inputs of blocks wait on the host."""
-        wanted, again = self._config.train.offload_activations, self._checkpointing()
-        yield from ((each, wanted) for each in again)
-        if wanted == "auto" and again[-1] is True and self._first.device != "cpu":
+        """Yield how activations are kept, those that keep most first, and whether inputs of blocks wait on the host."""
+        offload, wanted = self._config.train.offload_activations, self._config.train.checkpointing
+        if wanted != "auto":
+            ways: list[Checkpointing] = [wanted]
+        elif not self._first.recomputable:
+            ways = [False]
+        else:
+            ways = [False, *(("elementwise", *SHARES) if self._first.by_block else ()), True]
+        yield from ((each, offload) for each in ways)
+        if offload == "auto" and ways[-1] is True and self._first.device != "cpu":
             yield True, True
 
     def confirmed(self, way: _Way) -> _Way:
@@ -184,7 +175,8 @@ class _Solver:
         high = self._plan(way.config, self._config.batch.tokens_per_device)
         tokens, fitting = way.plan.tokens_per_device, [low]
         for _ in range(PROBES):
-            if not _is_worth_it(low, high, tokens):
+            more = tokens >= WORTH * low.tokens_per_device
+            if not more or (_between(low, high, tokens).seconds or 0.0) >= (low.seconds or 0.0):
                 break
             plan = self._plan(way.config, tokens, tried=True)
             if plan.fits:
@@ -201,19 +193,6 @@ class _Solver:
         wanted = self._config.train.checkpointing
         config = _with(self._config, "train", checkpointing=wanted != "auto" and wanted)
         return self._dry_plan(config, self._config.batch.tokens_per_device)
-
-    def _checkpointing(self) -> list[Checkpointing]:
-        """Ways to keep activations that the configuration allows, those that keep most first."""
-        wanted = self._config.train.checkpointing
-        if wanted != "auto":
-            return [wanted]
-        if not self._first.recomputable:
-            return [False]
-        parts: list[Checkpointing] = ["elementwise", *SHARES] if self._first.by_block else []
-        return [False, *parts, True]
-
-    def _is_largest(self, way: _Way) -> bool:
-        return way.plan.tokens_per_device == self._first.tokens_per_device
 
     def _largest(self, config: RunConfig) -> _Way:
         """With the most tokens in a forward pass that fit, or the fewest that there can be."""
@@ -240,9 +219,11 @@ class _Solver:
         between = self._config.train.checkpointing == "auto" and config.train.checkpointing in SHARES and not tried
         dry_plan = self._between_blocks(config, tokens) if between else self._dry_plan(config, tokens)
         plan = replace(dry_plan, distributed=config.distributed)
-        rates = traffic.CPU if plan.device == "cpu" else traffic.ACCELERATOR
+        rates = sharded_memory.CPU if plan.device == "cpu" else sharded_memory.ACCELERATOR
         passes, computing = plan.dry_run.micro_batches, plan.seconds or 0.0
-        waits = traffic.seconds(plan.contents, plan.distributed, rates, devices=plan.devices, passes=passes)
+        waits = sharded_memory.waiting_seconds(
+            plan.contents, plan.distributed, rates, devices=plan.devices, passes=passes
+        )
         return replace(plan, seconds=computing + waits)
 
     def _between_blocks(self, config: RunConfig, tokens: int | str) -> Plan:
@@ -290,28 +271,18 @@ def _fitting(low: Plan, high: Plan, *, most: float = 1.0) -> int:
     return low.tokens_per_device + int(share * (high.tokens_per_device - low.tokens_per_device))
 
 
-def _is_worth_it(low: Plan, high: Plan, tokens: int) -> bool:
-    """Whether so many tokens are more than those of `low`, and would be faster."""
-    more = tokens >= WORTH * low.tokens_per_device
-    return more and (_between(low, high, tokens).seconds or 0.0) < (low.seconds or 0.0)
-
-
 def _between(least: Plan, most: Plan, tokens: int) -> Plan:
     """Plan between two dry runs: bytes grow evenly with the tokens of a forward pass, seconds with passes."""
     share = (tokens - least.tokens_per_device) / (most.tokens_per_device - least.tokens_per_device)
     low, high = least.dry_run, most.dry_run
     at_peak = {**high.at_peak, ACTIVATIONS: _mix(low.at_peak[ACTIVATIONS], high.at_peak[ACTIVATIONS], share)}
-    fewer = _fewer(least.tokens_per_device, tokens) / _fewer(least.tokens_per_device, most.tokens_per_device)
+    saved, all_saved = (1 / least.tokens_per_device - 1 / more for more in (tokens, most.tokens_per_device))
+    fewer = saved / all_saved  # passes a token that are saved, as a share of the most
     passes = _mix(low.micro_batches, high.micro_batches, fewer)
     dry_run = replace(high, at_peak=at_peak, micro_batches=max(1, passes), padded_tokens=tokens)
     seconds = (1 - fewer) * (least.seconds or 0.0) + fewer * (most.seconds or 0.0)
     waiting = _mix(least.offloaded, most.offloaded, share)
     return replace(most, tokens_per_device=tokens, dry_run=dry_run, seconds=seconds, offloaded=waiting)
-
-
-def _fewer(tokens: int, more: int) -> float:
-    """So many passes a token are saved."""
-    return 1 / tokens - 1 / more
 
 
 def _mix(low: int, high: int, share: float) -> int:
@@ -348,7 +319,10 @@ def _layouts(config: RunConfig, first: Plan) -> Iterator[DistributedConfig]:
         orders += [{"zero": 3, "offload_optimizer": "nvme", "offload_parameters": "nvme"}]
     written = {name: getattr(given, name) for name in given.model_fields_set - {"zero"}}
     for order in orders:
-        if any(name in written and written[name] != order.get(name, "none") for name in _PLACES):
+        if any(
+            name in written and written[name] != order.get(name, "none")
+            for name in ("offload_optimizer", "offload_parameters")
+        ):
             continue
         try:
             layout = DistributedConfig.model_validate({**written, **order})
@@ -356,9 +330,6 @@ def _layouts(config: RunConfig, first: Plan) -> Iterator[DistributedConfig]:
         except (ValidationError, ConfigError):
             continue
         yield layout
-
-
-_PLACES = ("offload_optimizer", "offload_parameters")
 
 
 def _with(config: RunConfig, section: str, **values: object) -> RunConfig:

@@ -20,10 +20,9 @@ from tests.conftest import MINILM, save_tiny
 from tests.run_files import write_lines
 from workbench.errors import ConfigError
 from workbench.models import last_block
+from workbench.planning.counters import MemoryLedger
 from workbench.planning.dry_run import hold
-from workbench.planning.members_that_fit import that_fit
-from workbench.planning.memory_ledger import MemoryLedger
-from workbench.planning.plan import Plan
+from workbench.planning.plan import Plan, that_fit
 from workbench.recipes.load import load
 from workbench.recipes.plans import plan_fleet
 from workbench.recipes.plans.plan import plan

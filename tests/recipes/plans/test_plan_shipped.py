@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import MINILM, save_tiny
 from workbench import recipes
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.planning import block_time
+from workbench.planning import step_time
 from workbench.recipes.load import load
 from workbench.recipes.plans.plan import solve
 
@@ -39,7 +39,7 @@ MARKS = {
 def test_every_shipped_recipe_is_planned_or_refused_with_a_sentence(
     name: str, stories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_time, "PASSES", (1, 1))
+    monkeypatch.setattr(step_time, "PASSES", (1, 1))
     whole = name.startswith(("crossval", "classify", "vision", "embed", "rerank", "prefer", "reward"))
     words = [] if whole else ["data.limit=100", "data.max_tokens=64"]
     words += ["folds.k=2"] if name.startswith("crossval") else []

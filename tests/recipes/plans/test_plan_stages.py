@@ -12,11 +12,9 @@ from tests.workbench.planning.test_solver import COUNT, DryRuns
 from workbench.config import RunConfig
 from workbench.models import backbones
 from workbench.planning import step_time
-from workbench.planning.block_time import Measured
 from workbench.planning.plan import Plan
-from workbench.planning.roofline import Roofline
-from workbench.planning.step_time import StepWork
-from workbench.planning.zero_memory import Contents
+from workbench.planning.sharded_memory import Contents
+from workbench.planning.step_time import Measured, Roofline, StepWork
 from workbench.recipes.load import load
 from workbench.recipes.plans import plan_stages
 from workbench.recipes.plans.plan import plan

@@ -17,7 +17,7 @@ from workbench.distillation import student_loss, teacher_sources
 from workbench.distillation.student_loss import TeacherLogits, distillation_loss, mixed
 from workbench.losses.next_token import NO_LABEL
 from workbench.models import fused_lora
-from workbench.planning.live_bytes import LiveBytes
+from workbench.planning.counters import LiveBytes
 from workbench.recipes.text.sft import next_token_loss
 from workbench.training.signal import Loss
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workbench.losses import chunked, next_token
 from workbench.losses.divergences import forward_kl, log_probs
-from workbench.planning.live_bytes import LiveBytes
+from workbench.planning.counters import LiveBytes
 
 N, D, V = 10, 8, 13
 

@@ -19,7 +19,7 @@ from workbench.losses.divergences import (
     scaled,
     top_k_and_rest,
 )
-from workbench.planning.live_bytes import LiveBytes
+from workbench.planning.counters import LiveBytes
 
 BETA, SKEW, T = 0.3, 0.1, 1.7
 

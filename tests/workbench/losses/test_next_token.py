@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from workbench.losses import next_token, token_scores
 from workbench.losses.label_losses import LabelTap, token_losses
 from workbench.losses.next_token import CrossEntropy
-from workbench.planning.live_bytes import LiveBytes
+from workbench.planning.counters import LiveBytes
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 3, 100])

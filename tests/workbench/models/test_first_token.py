@@ -11,7 +11,7 @@ from tests.conftest import MINILM, tiny
 from workbench.data.batching import MicroBatch
 from workbench.data.packing import PACKED
 from workbench.models import first_token, packed_attention
-from workbench.planning.flop_counter import Operations
+from workbench.planning.counters import Operations
 
 ENCODERS = ("Bert", "Roberta", "Electra", "DebertaV2", "MPNet")
 WIDE = ("DistilBert", "ModernBert", "Albert")

@@ -17,7 +17,7 @@ from tests.adapters import contract
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.models import fused_lora
 from workbench.models.recomputation import recomputing_elementwise
-from workbench.planning.live_bytes import LiveBytes
+from workbench.planning.counters import LiveBytes
 from workbench.training import activation_checkpointing
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from workbench.config.sections.basic_sections import ModelConfig
 from workbench.losses import few_parts
 from workbench.models import backbones, fused_lora, tiled_mlp
 from workbench.models.tiled_mlp import Tiled, Tiling
-from workbench.planning.live_bytes import LiveBytes
+from workbench.planning.counters import LiveBytes
 from workbench.training.activation_checkpointing import keep
 
 LENGTH = 23

@@ -19,10 +19,8 @@ from transformers import LlamaConfig
 from workbench.config import ModelConfig
 from workbench.data.packing import PADDED
 from workbench.models import backbones
-from workbench.planning import block_time, step_time
-from workbench.planning.block_time import Measured, Small, Subject, smaller
-from workbench.planning.roofline import Roofline, roofline
-from workbench.planning.step_time import StepWork
+from workbench.planning import step_time
+from workbench.planning.step_time import Measured, Roofline, Small, StepWork, Subject, roofline, smaller
 from workbench.recipes.load import load
 from workbench.recipes.plans.plan import plan
 
@@ -33,12 +31,12 @@ REST, BLOCK, NEW_SHAPE = 1e-3, 2e-3, 0.5
 
 @pytest.mark.parametrize("adapter", ["{method: lora}", pytest.param("{method: full}", marks=pytest.mark.slow)])
 def test_operations_of_small_models_add_up_to_those_of_the_whole(adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_time, "PASSES", (1, 1))
+    monkeypatch.setattr(step_time, "PASSES", (1, 1))
     config = load("sft/quickstart", [*SHORT, f"adapter={adapter}"])
     whole = _measured(plan(config).work)
-    monkeypatch.setattr(block_time, "WHOLE", 0)
+    monkeypatch.setattr(step_time, "WHOLE", 0)
     assert _measured(plan(config).work).flops == pytest.approx(whole.flops, rel=1e-6)
-    monkeypatch.setattr(block_time, "WIDTH", 128)
+    monkeypatch.setattr(step_time, "WIDTH", 128)
     assert _measured(plan(config).work).flops == pytest.approx(whole.flops, rel=0.2), (
         "narrower, too, but for LoRA's thin products"
     )
@@ -102,7 +100,7 @@ def _training(machine: Machine, small: Small) -> Iterator[Any]:
 def test_what_each_new_shape_takes_is_counted_once_however_deep_the_model_is(rest: float) -> None:
     machine, depth = Machine(rest), 8
     subject = Subject(depth, 1, 10**12, 1, 1e30, torch.float32, packed=False)
-    found = block_time.measure(lambda small: _training(machine, small), subject, clock=machine, seconds=60.0)
+    found = step_time.measure(lambda small: _training(machine, small), subject, clock=machine, seconds=60.0)
     tokens = 820  # of a micro-batch, about
     assert found.token == pytest.approx(rest + depth * BLOCK + NEW_SHAPE / tokens, rel=0.01)
 
@@ -111,19 +109,19 @@ def test_what_each_new_shape_takes_is_counted_once_however_deep_the_model_is(res
 def test_timing_ends_in_time_after_as_many_passes_as_fit(seconds: float) -> None:
     machine = Machine()
     with _training(machine, Small(1)) as one, _training(machine, Small(2)) as two:
-        timed = [block_time._Timed(each, torch.device("cpu"), machine) for each in (one, two)]
+        timed = [step_time._Timed(each, torch.device("cpu"), machine) for each in (one, two)]
         began = machine.now
-        samples = block_time._samples(timed, 1e30, machine, seconds)
+        samples = step_time._samples(timed, 1e30, machine, seconds)
     taken = machine.now - began
     assert len(samples[0]) == len(samples[1]) >= 3
     assert taken <= seconds or len(samples[0]) == 3
-    assert taken >= seconds * (1 - 1.5 / len(samples[0])) or len(samples[0]) == block_time.PASSES[1]
+    assert taken >= seconds * (1 - 1.5 / len(samples[0])) or len(samples[0]) == step_time.PASSES[1]
 
 
 def test_whole_models_are_timed_where_that_is_soon_done_and_deep_ones_otherwise() -> None:
     def depths(**changed: float) -> tuple[int, ...]:
         known = {"depth": 12, "narrower": 1, "parameters": 10**8, "flops": 1e12} | changed
-        return block_time._depths(Subject(trainable=1, dtype=torch.float32, packed=False, **known), 1e12)  # type: ignore[arg-type]
+        return step_time._depths(Subject(trainable=1, dtype=torch.float32, packed=False, **known), 1e12)  # type: ignore[arg-type]
 
     assert depths() == (12,)
     assert depths(flops=2e12) == (3, 6) and depths(flops=1e15) == (1, 2)
@@ -134,13 +132,13 @@ def test_whole_models_are_timed_where_that_is_soon_done_and_deep_ones_otherwise(
 
 def test_a_narrower_backbone_can_be_cut_too() -> None:
     hub = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8)
-    assert [block_time.narrowing(hub, parts=parts) for parts in (1, 2, 4, 8)] == [4, 4, 2, 1]
+    assert [step_time.narrowing(hub, parts=parts) for parts in (1, 2, 4, 8)] == [4, 4, 2, 1]
     hub.num_hidden_layers = 1
-    assert block_time.narrowing(hub) == 1, "of a single block nothing can be told apart"
+    assert step_time.narrowing(hub) == 1, "of a single block nothing can be told apart"
 
 
 def test_few_samples_are_even() -> None:
-    found = [block_time._spread(number) for number in range(7)]
+    found = [step_time._spread(number) for number in range(7)]
     assert found[:3] == [0.5, 0.25, 0.75] and sorted(found) == [each / 8 for each in range(1, 8)]
 
 
@@ -187,7 +185,7 @@ def test_a_bank_is_timed_with_all_its_members(monkeypatch: pytest.MonkeyPatch, s
         with build(Small(2)) as training:
             built.extend([sum(each.numel() for each in training.masters), len(training.freezer.blocks)])
 
-    monkeypatch.setattr(block_time, "measure", measure)
+    monkeypatch.setattr(step_time, "measure", measure)
     words = [f"model.id={stories}", "data.limit=200", "data.max_tokens=32"]
     for folds in (2, 4):
         work = plan(load("crossval/quickstart", [*words, f"folds.k={folds}"])).work

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.planning.dispatch_mode import DispatchMode
+from workbench.planning.counters import DispatchMode
 
 
 class Names(DispatchMode):

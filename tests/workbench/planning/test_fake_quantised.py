@@ -8,8 +8,7 @@ import pytest
 import torch
 from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
 
-from workbench.planning import fake_quantised
-from workbench.planning.fake_tensors import fake_tensors, to_fake
+from workbench.planning.fake_tensors import fake_tensors, pack, to_fake
 
 
 @pytest.mark.parametrize("weights", ["int8", "nf4"])
@@ -17,7 +16,7 @@ def test_the_layers_of_a_model_that_is_timed_have_weights_that_compute(weights: 
     layer = (
         Linear8bitLt(64, 8, bias=False, has_fp16_weights=False) if weights == "int8" else Linear4bit(64, 8, bias=False)
     )
-    fake_quantised.pack(layer, weights, torch.bfloat16)
+    pack(layer, weights, torch.bfloat16)
     for each in (layer, copy.deepcopy(layer), layer.to(torch.device("cpu"))):
         assert not each(torch.ones(2, 64, dtype=torch.bfloat16)).any()  # all are zeros
         assert each.weight.dtype == {"int8": torch.int8, "nf4": torch.uint8}[weights]
@@ -29,7 +28,7 @@ def test_an_8_bit_layer_that_is_moved_and_copied_still_computes() -> None:
         layer = Linear8bitLt(16, 8, bias=False, has_fp16_weights=False)
     with fake_tensors():
         to_fake(layer, torch.device("cpu"))
-        fake_quantised.pack(layer, "int8", torch.bfloat16)
+        pack(layer, "int8", torch.bfloat16)
         storage = layer.weight.untyped_storage()
         moved = layer.to(torch.device("cpu"))
         for each in (moved.weight, moved.weight.CB):

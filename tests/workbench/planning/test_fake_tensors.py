@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.conftest import FAMILIES, tiny
+from workbench.planning.counters import LiveBytes
 from workbench.planning.fake_tensors import fake_tensors, real_tensors, to_fake
-from workbench.planning.live_bytes import LiveBytes
 
 CPU = torch.device("cpu")
 ModelT = TypeVar("ModelT", bound=nn.Module)

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.conftest import tiny
-from workbench.planning.flop_counter import Operations
+from workbench.planning.counters import Operations
 
 
 def test_a_forward_pass_takes_two_operations_for_each_weight_and_token() -> None:

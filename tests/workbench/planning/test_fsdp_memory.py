@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from workbench.config.sections.distributed_config import DistributedConfig
-from workbench.planning import fsdp_memory
-from workbench.planning.zero_memory import GATHERED, GRADIENTS, MASTERS, MOMENTS, OPTIMIZER, Contents
+from workbench.planning import sharded_memory
+from workbench.planning.sharded_memory import GATHERED, GRADIENTS, MASTERS, MOMENTS, OPTIMIZER, Contents
 
 MODEL = Contents(trained=(4096,) * 6, element=4, blocks=((4 * 8192, 8192), (4 * 8192, 8192)))
 """Two blocks of two parameters each, and two outside of them."""
@@ -17,7 +17,7 @@ MODEL = Contents(trained=(4096,) * 6, element=4, blocks=((4 * 8192, 8192), (4 * 
 
 def held(zero: int, devices: int = 4, moment: Any = "forward", **settings: Any) -> dict[str, int]:
     how = DistributedConfig.model_validate({"engine": "fsdp2", "zero": zero, **settings})
-    return fsdp_memory.states(MODEL, how, devices=devices, moment=moment, passes=2).device
+    return sharded_memory.states(MODEL, how, devices=devices, moment=moment, passes=2).device
 
 
 def test_shares_of_all_devices_are_the_whole() -> None:
@@ -44,5 +44,7 @@ def test_copies_hold_what_fewer_devices_would(moment: str) -> None:
 def test_gradients_of_whole_adapters_wait_where_a_step_has_several_passes() -> None:
     bank = replace(MODEL, apart=True)
     how = DistributedConfig.model_validate({"engine": "fsdp2", "zero": 3})
-    one, two = (fsdp_memory.states(bank, how, devices=2, moment="forward", passes=passes).device for passes in (1, 2))
+    one, two = (
+        sharded_memory.states(bank, how, devices=2, moment="forward", passes=passes).device for passes in (1, 2)
+    )
     assert GRADIENTS not in one and two == {**one, GRADIENTS: 4 * 6 * 4096}

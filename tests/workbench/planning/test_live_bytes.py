@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.conftest import tiny
-from workbench.planning.live_bytes import LiveBytes
+from workbench.planning.counters import LiveBytes
 
 
 def test_a_storage_counts_once_until_its_last_tensor_is_gone() -> None:

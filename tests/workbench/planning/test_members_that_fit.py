@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from workbench.planning.members_that_fit import MOST, that_fit
+from workbench.planning.plan import MOST, that_fit
 
 BYTES: dict[str, Callable[[int], int]] = {
     "even": lambda many: 1000 + 70 * many,

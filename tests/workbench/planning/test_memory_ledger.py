@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from workbench.planning.memory_ledger import MemoryLedger
+from workbench.planning.counters import MemoryLedger
 
 
 def test_every_byte_is_for_something_and_the_peak_is_theirs() -> None:

@@ -15,12 +15,10 @@ from workbench.adapters import Full, Lora, Method
 from workbench.config import ModelConfig, model_heads
 from workbench.models import adapter_sizes, backbones
 from workbench.models.backbones import Backbone
-from workbench.planning import block_time
-from workbench.planning.block_time import Small
-from workbench.planning.fake_loading import BlueprintLoader
-from workbench.planning.fake_tensors import fake_tensors
-from workbench.planning.flop_counter import Operations
-from workbench.planning.live_bytes import LiveBytes
+from workbench.planning import step_time
+from workbench.planning.counters import LiveBytes, Operations
+from workbench.planning.fake_tensors import BlueprintLoader, fake_tensors
+from workbench.planning.step_time import Small
 
 CLASSES = model_heads.classes(["a", "b", "c"], seed=1)
 METHODS: list[Method] = [Lora(rank=4), Full()]
@@ -74,13 +72,13 @@ def test_sizes_are_known_from_the_configuration_alone(name: str, method: Method,
 def test_backbones_of_alike_blocks_are_cut_for_timing_and_others_are_whole(name: str, tmp_path: Path) -> None:
     config = ModelConfig(id=save_vision(tmp_path / "backbone", name), weights="float32")
     hub = backbones.hub_config(config)
-    depth = block_time.depth(hub)
+    depth = step_time.depth(hub)
     assert depth == (2 if name in ("CLIP", "Dinov2", "ViT") else 1)
-    small = block_time.smaller(config, hub, Small(1), tmp_path / "small")
+    small = step_time.smaller(config, hub, Small(1), tmp_path / "small")
     whole = backbones.skeleton(config, task=CLASSES)
     cut = backbones.skeleton(small, task=CLASSES)
     assert (adapters.count(cut).total < adapters.count(whole).total) == (depth > 1)
-    assert block_time.narrowing(hub) == 1
+    assert step_time.narrowing(hub) == 1
 
 
 def test_the_list_of_methods_has_sizes_and_refusals_on_pictures(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from workbench.models.adapter_sizes import AdapterSize
 from workbench.planning import solver
 from workbench.planning.dry_run import DryRun
 from workbench.planning.plan import Plan
+from workbench.planning.sharded_memory import Contents
 from workbench.planning.solver import SolverChoice
 from workbench.planning.step_time import StepWork, Timed
-from workbench.planning.zero_memory import Contents
 
 ROWS, LENGTH, COUNT = 32, 100, 1_000_000
 FIXED = 16 * COUNT

@@ -10,7 +10,7 @@ import pytest
 from tests.workbench.planning.test_solver import FIXED, LENGTH, ROWS, DryRuns, timing
 from workbench.config import RunConfig
 from workbench.planning import solver
-from workbench.planning.memory_ledger import ACTIVATIONS
+from workbench.planning.counters import ACTIVATIONS
 from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice
 

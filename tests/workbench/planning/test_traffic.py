@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from workbench.config.sections.distributed_config import DistributedConfig
-from workbench.planning import traffic
-from workbench.planning.traffic import Rates
-from workbench.planning.zero_memory import Contents
+from workbench.planning import sharded_memory
+from workbench.planning.sharded_memory import Contents, Rates
 
 COUNT = 24_000
 CONTENTS = Contents(trained=(COUNT,), element=4)
@@ -19,7 +18,7 @@ LINK_ALONE = Rates(flops=1.0, link=1.0, host=1.0, update=1.0, disk=1.0)
 def sent(devices: int, passes: int, **settings: Any) -> float:
     """Bytes that a device sends in a step."""
     how = DistributedConfig.model_validate(settings)
-    return traffic.seconds(CONTENTS, how, LINK_ALONE, devices=devices, passes=passes)
+    return sharded_memory.waiting_seconds(CONTENTS, how, LINK_ALONE, devices=devices, passes=passes)
 
 
 def ring(devices: int, count: int, *, gathers: int, reduces: int) -> float:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from workbench.config.sections.distributed_config import DistributedConfig
-from workbench.planning import zero_memory
-from workbench.planning.zero_memory import Contents
+from workbench.planning import sharded_memory
+from workbench.planning.sharded_memory import Contents
 
 PAPER = Contents(trained=(7_500_000_000,), element=2, gradient=2)
 """7.5 B parameters, Adam, mixed precision."""
@@ -37,28 +37,30 @@ def test_the_table_of_the_paper(stage: int, gigabytes: float) -> None:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_deepspeed_holds_what_the_paper_counts_and_more(contents: Contents, stage: int) -> None:
     counted = model_states(contents, devices=8, stage=stage)
-    held = zero_memory.states(contents, on(stage), devices=8, passes=2).device
+    held = sharded_memory.states(contents, on(stage), devices=8, passes=2).device
     assert counted - contents.whole <= sum(held.values())
-    whole = zero_memory.states(contents, on(0), devices=8).device
+    whole = sharded_memory.states(contents, on(0), devices=8).device
     if stage:
-        assert held[zero_memory.OPTIMIZER] * 8 == pytest.approx(whole[zero_memory.OPTIMIZER], rel=0.01)
+        assert held[sharded_memory.OPTIMIZER] * 8 == pytest.approx(whole[sharded_memory.OPTIMIZER], rel=0.01)
 
 
 def test_shares_cover_everything_and_pad_little() -> None:
     for devices in (1, 2, 3, 7):
         for stage in (1, 2, 3):
-            covered = devices * zero_memory.shares(ADAPTER, devices=devices, stage=stage)
+            covered = devices * sharded_memory.shares(ADAPTER, devices=devices, stage=stage)
             assert 0 <= covered - ADAPTER.trainable < 2 * devices * len(ADAPTER.trained)
 
 
 def test_what_is_offloaded_leaves_the_device(tmp_path: Any) -> None:
-    whole = zero_memory.states(PAPER, on(3), devices=4)
-    cpu = zero_memory.states(PAPER, on(3, offload_optimizer="cpu", offload_parameters="cpu"), devices=4)
-    nvme = zero_memory.states(
+    whole = sharded_memory.states(PAPER, on(3), devices=4)
+    cpu = sharded_memory.states(PAPER, on(3, offload_optimizer="cpu", offload_parameters="cpu"), devices=4)
+    nvme = sharded_memory.states(
         PAPER, on(3, offload_optimizer="nvme", offload_parameters="nvme", nvme=tmp_path), devices=4
     )
-    assert not {zero_memory.MASTERS, zero_memory.OPTIMIZER, zero_memory.GRADIENTS} & cpu.device.keys()
-    for name in (zero_memory.MASTERS, zero_memory.OPTIMIZER, zero_memory.WEIGHTS):
+    assert not {sharded_memory.MASTERS, sharded_memory.OPTIMIZER, sharded_memory.GRADIENTS} & cpu.device.keys()
+    for name in (sharded_memory.MASTERS, sharded_memory.OPTIMIZER, sharded_memory.WEIGHTS):
         assert whole.device[name] == cpu.host[name] == nvme.disk[name]
-    assert sum(nvme.host.values()) < sum(cpu.host.values()) or nvme.host[zero_memory.OPTIMIZER]
-    assert cpu.device.keys() == {zero_memory.BUCKETS, zero_memory.GATHERED}, "no parameter of this model is kept whole"
+    assert sum(nvme.host.values()) < sum(cpu.host.values()) or nvme.host[sharded_memory.OPTIMIZER]
+    assert cpu.device.keys() == {sharded_memory.BUCKETS, sharded_memory.GATHERED}, (
+        "no parameter of this model is kept whole"
+    )

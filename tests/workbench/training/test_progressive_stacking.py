@@ -13,7 +13,7 @@ from tests.conftest import tiny
 from workbench.config.checks.stacking_checks import OPTIMIZERS
 from workbench.config.sections.grow_config import GrowConfig
 from workbench.errors import BackboneError, ConfigError, TrainingError
-from workbench.planning.flop_counter import Operations
+from workbench.planning.counters import Operations
 from workbench.training import progressive_stacking
 from workbench.training.checkpoints import Progress
 from workbench.training.freezing.layer_map import stack

@@ -27,8 +27,7 @@ from workbench.data.prefetch import Prefetcher
 from workbench.losses.label_losses import LabelLosses
 from workbench.models import output_heads
 from workbench.models.exported import ExportedModel
-from workbench.planning.fake_loading import BlueprintLoader
-from workbench.planning.fake_tensors import real_tensors, to_fake
+from workbench.planning.fake_tensors import BlueprintLoader, real_tensors, to_fake
 from workbench.recipes.load import load
 from workbench.recipes.plans import plan_blocks, plan_parts, plan_texts
 from workbench.runs import run_directory

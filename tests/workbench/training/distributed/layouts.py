@@ -36,8 +36,7 @@ from torch import Tensor
 
 import workbench
 from workbench.data.batching import Indices
-from workbench.planning.live_bytes import LiveBytes
-from workbench.planning.memory_ledger import MemoryLedger
+from workbench.planning.counters import LiveBytes, MemoryLedger
 from workbench.report import plots
 from workbench.runs import deadline
 from workbench.runs.process_memory import importing

@@ -1,7 +1,10 @@
-"""Bytes of a model's state on each device under ZeRO, and outside of it: arithmetic alone.
+"""Bytes of a model's state on each device, sharded or not, and how long devices wait for each other: arithmetic alone.
 
-The shares are those of Rajbhandari et al. (2020). What DeepSpeed 0.19 holds beside them is counted as its source makes
-it (runtime/zero/stage_1_and_2.py, stage3.py): padding, a second copy of float32 weights, buckets, gathered weights.
+The shards of ZeRO are those of Rajbhandari et al. (2020). What DeepSpeed 0.19 holds beside them is counted as its
+source makes it (runtime/zero/stage_1_and_2.py, stage3.py): padding, a second copy of float32 weights, buckets, gathered
+weights. What torch 2.13 holds beside the shards of FSDP2 is counted likewise (distributed/fsdp/_fully_shard): what is
+outside of blocks is whole from the first forward pass to the end of the backward pass, a block while it computes, and
+what was gathered last is kept until the next block has copied its own.
 """
 
 from __future__ import annotations
@@ -99,6 +102,9 @@ def states(
         passes: Micro-batches of a step on one device.
     """
     assert how.zero != "auto", "which stage is for the solver to say"
+    if how.engine == "fsdp2":
+        under = _under_whole_adapters if contents.apart else _fully_sharded
+        return under(contents, how, devices=devices, moment=moment, passes=passes)
     if how.zero == 0:
         return _everything(contents, how, devices=devices, moment=moment)
     if how.zero == 3:
@@ -229,3 +235,112 @@ def _weights(contents: Contents) -> list[tuple[int, float]]:
     """Elements of every parameter, and bytes of one."""
     trained = [(count, float(contents.element)) for count in contents.trained]
     return [*trained, *((count, size / count) for count, size in contents.frozen if count)]
+
+
+def _fully_sharded(
+    contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int
+) -> HeldBytes:
+    """FSDP2: a shard of everything, and whole blocks while they compute."""
+    held, sharing, place = HeldBytes(), devices // how.replicas, how.offload_parameters
+    share = sum(-(-count // sharing) for count in contents.trained)
+    held.put(place, WEIGHTS, sum(-(-size // sharing) for _, size in contents.frozen))
+    held.put("none", WEIGHTS, contents.whole)
+    held.put(place, MASTERS, 4 * share)
+    held.put(place, OPTIMIZER, contents.optimizer * share)
+    if passes > 1 or moment != "forward":
+        held.put(place, GRADIENTS, 4 * share)
+    if moment == "step":
+        return held
+    block, trained = (max((each[at] for each in contents.blocks), default=0) for at in (0, 1))
+    inside, inside_trained = (sum(each[at] for each in contents.blocks) for at in (0, 1))
+    outside = contents.weight_bytes - contents.whole - inside
+    held.put("none", GATHERED, outside + block + (inside if how.zero == 2 else 0))
+    if moment == "backward":  # a block computes while the next comes
+        held.put("none", GATHERED, 0 if how.zero == 2 else block)
+        held.put("none", GRADIENTS, contents.element * trained)
+    if moment == "last gradients":
+        rest = contents.trainable - inside_trained
+        held.put("none", GRADIENTS, contents.element * rest)
+        held.put("none", BUCKETS, 4 * rest * (1 + 1 / sharing))
+    return held
+
+
+def _under_whole_adapters(
+    contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int
+) -> HeldBytes:
+    """FSDP2 where only frozen weights are sharded; gradients are added up when the last pass is over."""
+    held, sharing, trainable = HeldBytes(), devices // how.replicas, contents.trainable
+    held.put("none", WEIGHTS, sum(-(-size // sharing) for _, size in contents.frozen) + contents.whole)
+    held.put("none", WEIGHTS, contents.element * trainable if contents.mixed else 0)
+    held.put("none", MASTERS, 4 * trainable)
+    held.put("none", OPTIMIZER, contents.optimizer * trainable)
+    if passes > 1 or moment != "forward":
+        held.put("none", GRADIENTS, 4 * trainable)
+    if moment == "step":
+        return held
+    if moment == "last gradients":
+        held.put("none", BUCKETS, min(4 * trainable, max(how.bucket_bytes, 4 * max(contents.trained, default=0))))
+        return held
+    frozen = [size - contents.element * trained for size, trained in contents.blocks]
+    outside = sum(size for _, size in contents.frozen) - sum(frozen)
+    block = max(frozen, default=0)
+    if how.zero == 2:
+        held.put("none", GATHERED, outside + sum(frozen) + (block if moment == "forward" else 0))
+    else:
+        held.put("none", GATHERED, outside + block * (2 if moment == "backward" else 1))
+    return held
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Bytes and operations a second of a usual machine of its kind; what is measured here replaces `flops`."""
+
+    flops: float
+    link: float
+    """Bytes between devices."""
+    host: float
+    """Bytes between a device and the host's memory."""
+    update: float
+    """Bytes of the host's memory, where it takes the optimizer's step."""
+    disk: float
+
+
+ACCELERATOR = Rates(flops=1e14, link=5e10, host=1.2e10, update=2e10, disk=2e9)
+CPU = Rates(flops=1e11, link=2e9, host=1e10, update=1e10, disk=1e9)
+
+
+_SENT = {"none": 1.0, "bfloat16": 0.5, "float16": 0.5, "powersgd": 0.0, "int4": 0.125}
+"""Bytes of gradients that travel for each of float32, after a warm-up; powersgd's thin matrices are little."""
+
+
+def waiting_seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices: int, passes: int) -> float:
+    """Seconds that a step waits with so many micro-batches on each device, if nothing travels while devices compute.
+
+    Each of `replicas` copies of the weights is shared among its own devices; copies add their shares of gradients.
+    Of `tensor` devices that compute the same rows each adds its part of the gradients to those of other groups.
+    """
+    count = contents.trainable
+    gradients, trained = contents.gradient * count, contents.element * count
+    coded = gradients * _SENT[how.compression.gradients]
+    weights = contents.weight_bytes / (contents.element if how.compression.weights == "int8" else 1)
+    sharing = devices // (how.replicas * how.tensor * how.pipeline)
+    others, share = (sharing - 1) / sharing, 1 / sharing
+    if how.zero in (0, 1):
+        travels = 2.0 * coded
+    elif how.engine == "fsdp2":  # gathered for both passes at once, or for each
+        travels = passes * (coded + (1.0 if how.zero == 2 else 2.0) * weights)
+    elif how.zero == 2:
+        travels = passes * coded + trained
+    else:
+        travels = passes * (coded + 2.0 * weights)
+    between = 2.0 * (how.replicas - 1) / how.replicas * passes * gradients * share
+    wait_seconds = (others * travels + between) / rates.link
+    state = (8 + contents.optimizer) * count * share  # master, gradient and the optimizer's own
+    if how.offload_optimizer != "none":
+        wait_seconds += (passes * gradients + trained) * share / rates.host + 2 * state / rates.update
+    if how.offload_optimizer == "nvme":
+        wait_seconds += 2 * state / rates.disk
+    if how.offload_parameters != "none":
+        rate = rates.host if how.offload_parameters == "cpu" else rates.disk
+        wait_seconds += passes * 2 * contents.weight_bytes * share / rate
+    return wait_seconds
