@@ -4,7 +4,7 @@
 
 Four configurations of the shipped starter on a CPU. Each is trained without recomputing, with elementwise operations
 and with whole blocks recomputed, and with micro-batches from the largest to the longest row, while every storage of
-torch counts (planning/live_bytes.py). Three limits of memory make three cases of each configuration: enough for all
+torch counts (planning/counters.py). Three limits of memory make three cases of each configuration: enough for all
 ways, half-way between the largest and the smallest micro-batch, and less than any way without checkpointing takes. The
 solver knows the limit, and no run. Then all ways, and those that it took, are trained once more, each in a process of
 its own and step by step in turns, so that whoever else uses the machine slows all of them alike: every step's processor
