@@ -30,10 +30,10 @@ PRELOADED = (
     "workbench.cli.check_output",
     "workbench.cli.console",
     "workbench.cli.render",
-    "workbench.recipes.banks.sweep",
-    "workbench.recipes.folds.crossval",
-    "workbench.recipes.run",
-    "workbench.recipes.text.sft",
+    "workbench.recipes.over.sweep",
+    "workbench.recipes.over.crossval",
+    "workbench.recipes.verbs.run",
+    "workbench.recipes.tasks.sft.text_run",
     "workbench.report.pages",
 )
 """Modules with what they import. None of them is started by `python -m`, which would import it a second time."""

@@ -21,9 +21,9 @@ import pytest
 import workbench
 from tests.run_files import read_lines, read_scores, write_lines
 from workbench.errors import ConfigError, ResumeError, Stopped
-from workbench.recipes.answers.serve import evaluate
 from workbench.recipes.load import load
-from workbench.recipes.run import run
+from workbench.recipes.verbs.evaluate import evaluate
+from workbench.recipes.verbs.run import run
 from workbench.runs import deadline
 from workbench.training.callbacks import Callback, Silent
 

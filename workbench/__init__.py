@@ -59,7 +59,7 @@ def run(
     config = load(recipe, overrides)
 
     from workbench.cli.console import Terminal
-    from workbench.recipes.run import run as run_config
+    from workbench.recipes.verbs.run import run as run_config
     from workbench.runs.ranks import joined
     from workbench.runs.run_log import RunLog
 

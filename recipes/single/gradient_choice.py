@@ -122,12 +122,12 @@ def warm_up_config(config: RunConfig) -> RunConfig:
     plain = {"select": SelectConfig(), "sampling": SamplingConfig(), "curriculum": CurriculumConfig()}
     optimizer, classes = config.optimizer, {"sampling": "none", "weights": "none", "logit_adjustment": 0.0}
     return RunConfig(
-        recipe=config.recipe,
+        recipe=config.task.name,
         seed=config.seed,
         model=config.model,
         adapter=config.adapter,
         data=config.data.model_copy(update=plain),
-        classes=config.classes.model_copy(update=classes) if config.labelled else config.classes,
+        classes=config.classes.model_copy(update=classes) if config.task.labelled else config.classes,
         image=config.image,
         batch=config.batch,
         train=config.train.model_copy(update={"steps": None, "epochs": float(EPOCHS)}),

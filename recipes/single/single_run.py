@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from typing_extensions import Self
 
@@ -18,7 +18,7 @@ from workbench import adapters, report
 from workbench.adapters import Full, Method
 from workbench.config import RunConfig, model_heads
 from workbench.config.model_heads import ModelHead
-from workbench.data.batching import Examples, Indices, first_rows
+from workbench.data.batching import Examples, Indices, MicroBatch, first_rows
 from workbench.evaluation import GeneratedAnswer
 from workbench.evaluation.forward_passes import ModelResults, stored_results
 from workbench.evaluation.generation import AnswerSamples
@@ -347,8 +347,12 @@ class SingleRun(ABC, Generic[M, R]):
         return ()
 
     @abstractmethod
-    def save(self, live: M, folder: Path) -> None:
-        """Write the folder that the run ships."""
+    def save(self, live: M, folder: Path, *, adapter: Callable[[Path], None] | None = None) -> None:
+        """Write the folder that the run ships.
+
+        Args:
+            adapter: Writes the adapter, where it is one of a bank.
+        """
 
     @abstractmethod
     def load(self) -> M:
@@ -361,6 +365,51 @@ class SingleRun(ABC, Generic[M, R]):
     @abstractmethod
     def score(self, model: M, rows: R, scoring: ModelResults | None = None) -> Scored:
         """Scores of a model on rows; their time is measured."""
+
+    # Members of a bank are runs with one model: what it computes, and each one's rows and loss (`TaskFacts.banked`).
+
+    @property
+    def sampled_rows(self) -> Examples:
+        """The training rows as the steps of a member of a bank sample them."""
+        return self.rows["train"]
+
+    @property
+    def splits(self) -> Any:
+        """The rows as `Task.require` looks at them for a member with another adapter."""
+        raise NotImplementedError
+
+    @property
+    def fresh_head(self) -> bool:
+        """Whether the backbone gets a head that starts at random, of which each member has its own."""
+        return self.config.task.head in ("classes", "tokens")
+
+    def member_outputs(self, live: M, batch: MicroBatch) -> Tensor:
+        """Outputs for each label of a micro-batch, inside the bank's `route`: what `member_loss` takes."""
+        raise NotImplementedError
+
+    def member_loss(self, live: M) -> Callable[[Tensor, Tensor, float], Tensor]:
+        """The summed loss of a member: from its outputs, its labels and a factor."""
+        raise NotImplementedError
+
+    def packs(self, live: M) -> bool:
+        """Whether `member_outputs` finds its outputs in rows that are packed into one sequence."""
+        return True
+
+    def for_members(self) -> Self:
+        """The same run as what all members of a bank share."""
+        return self
+
+    def as_member(self, config: RunConfig, run: Run) -> Self:
+        """A member as a run of its own, with the same data."""
+        return replace(self, config=config, run=run)
+
+    def of_member(self, live: M) -> M:
+        """The model of a bank as this member has it, with its own tokenizer, labels and the like."""
+        return live
+
+    def on_held_out(self, rows: Indices) -> Self:
+        """The same run with these held-out rows alone."""
+        raise NotImplementedError
 
     @abstractmethod
     def write_predictions(self, model: M, outputs: Any, before: Mapping[str, Any]) -> None:

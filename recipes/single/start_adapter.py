@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from peft import PeftModel, set_peft_model_state_dict
 from safetensors import SafetensorError
@@ -12,7 +12,6 @@ from torch import nn
 
 from workbench.adapters import Bottleneck
 from workbench.config import RunConfig
-from workbench.config.model_heads import WRITING
 from workbench.errors import ConfigError, FileError
 from workbench.models import backbones, exported
 from workbench.runs import run_directory
@@ -25,7 +24,7 @@ METHODS = ("lora", "rslora", "lora+", "dora", "ia3", "houlsby", "pfeiffer", "par
 class Start(NamedTuple):
     """The run that training goes on from."""
 
-    section: Literal["prefer", "reinforce"]
+    section: str
     """Section of the configuration that names it."""
     run: str | None
     """None: training starts with a fresh adapter."""
@@ -34,9 +33,10 @@ class Start(NamedTuple):
 
 def wanted(config: RunConfig) -> Start:
     """The start that the section of the recipe names."""
-    if config.recipe == "reinforce":
-        return Start("reinforce", config.reinforce.start, config.reinforce.trust)
-    return Start("prefer", config.prefer.start, config.prefer.trust)
+    key = config.task.start
+    assert key is not None, "the task starts with fresh adapters"
+    section = getattr(config, key)
+    return Start(key, section.start, section.trust)
 
 
 def require(config: RunConfig) -> None:
@@ -56,7 +56,7 @@ def require(config: RunConfig) -> None:
             "folder of a merged model goes into model.id."
         )
     begun = run_directory.shipped_config(path, Trust(trusted, f"{section}.trust=true"))
-    if begun.recipe not in WRITING:
+    if not begun.task.writes_text:
         raise ConfigError(f"{key}={start}: recipe {begun.recipe} trains no model that answers. Name one of recipe sft.")
     exported.require_saved(path, begun)
     if config.adapter.method not in METHODS or begun.adapter.method not in METHODS:

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import RunConfig
-from workbench.config.model_heads import TEXT, WRITING
+from workbench.config.model_heads import TEXT
 from workbench.config.sections.distill_config import TeacherConfig
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, WorkbenchError
@@ -191,7 +191,7 @@ def _named_in_errors(wanted: Wanted) -> Iterator[None]:
 
 
 def _require_same_kind(key: str, source: TeacherSource, config: RunConfig) -> None:
-    if len(source.adapters) > 1 or (source.config is not None and source.config.recipe not in WRITING):
+    if len(source.adapters) > 1 or (source.config is not None and not source.config.task.writes_text):
         assert source.config is not None
         raise ConfigError(
             f"{key}={source.name}: its run is of recipe={source.config.recipe}, which predicts no tokens as this one "

@@ -93,11 +93,11 @@ def _ensemble(arguments: argparse.Namespace) -> Recipe:
     data = {name: config["data"][name] for name in ("columns", "max_tokens")}
     data |= {"train": str(_known_rows(run, config, arguments.out)), "held_out": config["data"]["test"]}
     shared |= {"data": data, "evaluate": {"every": None}, "save": {"every": None}}
-    soft = {"of": "classify", "alpha": arguments.alpha, "temperature": arguments.temperature}
+    soft = {"alpha": arguments.alpha, "temperature": arguments.temperature}
     recipes: dict[str, Recipe] = {LABELS: {"recipe": "classify", **shared}}
     for name, out_of_fold in (("ensemble", False), ("ensemble, out of fold", True)):
         teacher = {"id": str(run), "out_of_fold": out_of_fold}
-        recipes[name] = {"recipe": "distill", "distill": {**soft, "teacher": teacher}, **shared}
+        recipes[name] = {"recipe": "distill", "of": "classify", "distill": {**soft, "teacher": teacher}, **shared}
     found = _over_seeds(recipes, arguments)
     rows = [row.columns for row in _read(config["data"]["test"])]
     models = {"ensemble": run, "one": found["ensemble"][0]}
@@ -140,7 +140,8 @@ def _students(
             f"{layers}/{arm}": {
                 "recipe": "distill",
                 "model": {"id": "teacher"},
-                "distill": {"of": of, "teacher": {"id": str(teacher)}, "student": student, **settings},
+                "of": of,
+                "distill": {"teacher": {"id": str(teacher)}, "student": student, **settings},
                 **shared,
             }
             for arm, settings in arms.items()

@@ -158,7 +158,7 @@ ARMS: dict[str, dict[str, list[str]]] = {
         "BAdam, every 3": ["freeze={policy: badam, every: 3}"],
         "half of the weights zero": ["adapter.sparsity=0.5"],
         "half zero, dense teacher": [
-            *("recipe=distill", "distill.of={recipe}", "distill.teacher.id={dense}"),
+            *("recipe=distill", "of={recipe}", "distill.teacher.id={dense}"),
             "adapter.sparsity=0.5",
         ],
     },

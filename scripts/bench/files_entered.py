@@ -24,8 +24,8 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from workbench.errors import Stopped
-from workbench.recipes import run as runs
 from workbench.recipes.load import load
+from workbench.recipes.verbs import run
 from workbench.training.callbacks import Silent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = load(arguments.recipe, [*short, *arguments.settings])
         with suppress(Stopped):
-            runs.run(config, out=Path(folder) / "run", resume=False, callback=profile)
+            run.run(config, out=Path(folder) / "run", resume=False, callback=profile)
     for file, calls in sorted(profile.calls.items()):
         print(f"{calls:8,}  {file}")
     print(f"{len(profile.calls)} files, {sum(profile.calls.values()):,} calls, {profile.changes:,} from another file.")

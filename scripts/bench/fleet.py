@@ -82,10 +82,9 @@ def _table(used: dict[str, list[list[measuring.Usage]]]) -> str:
 
 
 def _change(arguments: argparse.Namespace) -> None:
-    from workbench.recipes import fleet
-    from workbench.recipes.banks import fleet_training
-    from workbench.recipes.banks.fleet_board import FleetBoard
     from workbench.recipes.load import load
+    from workbench.recipes.over import fleet, fleet_training
+    from workbench.recipes.over.fleet_board import FleetBoard
     from workbench.runs import run_directory
     from workbench.training.callbacks import Silent
 

@@ -78,7 +78,7 @@ def ours(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool, *, pa
     from workbench.config import RunConfig
     from workbench.errors import Stopped
     from workbench.models import output_heads, packed_attention
-    from workbench.recipes.text.sft import next_token_loss
+    from workbench.recipes.tasks.sft.text_run import next_token_loss
     from workbench.runs import run_directory
     from workbench.training.freezing import freezer as freezing
     from workbench.training.signal import TrainingSignal

@@ -19,8 +19,8 @@ from measuring import Wanted
 from workbench import recipes
 from workbench.cli.console import Terminal
 from workbench.config.yaml_text import read_yaml
-from workbench.recipes import rate_finder
 from workbench.recipes.load import load
+from workbench.recipes.verbs import rate_finder
 
 LOWEST, HIGHEST, COUNT = 5e-4, 3.2e-2, 7
 SHARED = ["evaluate.every=0.99", "evaluate.answers=0", "evaluate.probe=0", "save.every=null"]
@@ -43,7 +43,7 @@ def _compared(name: str, seed: int, folder: Path) -> list[object]:
     recipe = read_yaml(recipes.find(name))
     rates = rate_finder.rates_between(LOWEST, HIGHEST, COUNT)
     own = [*SHARED, f"seed={seed}"]
-    grid = ["recipe=sweep", f"sweep.of={recipe['recipe']}", f"sweep.over.train.learning_rate={rates}"]
+    grid = ["recipe=sweep", f"of={recipe['recipe']}", f"sweep.over.train.learning_rate={rates}"]
     runs = measuring.finish({"grid": Wanted(recipe, [*own, *grid])}, folder, jobs=1, device="cpu")
     members = json.loads((runs["grid"] / "sweep.json").read_text(encoding="utf-8"))["members"]
     done = {row["settings"]["train.learning_rate"]: row["held_out_loss"] for row in members if row["status"] == "done"}

@@ -25,13 +25,12 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from workbench.config import RunConfig
 from workbench.data import starter
-from workbench.models import backbones, output_heads
-from workbench.models.exported import ExportedModel
+from workbench.models import backbones
 from workbench.planning.counters import MemoryLedger
 from workbench.planning.dry_run import hold
 from workbench.recipes.load import load
-from workbench.recipes.plans import longest_rows, plan_blocks, plan_parts, plan_texts
-from workbench.recipes.plans import plan as planning
+from workbench.recipes.task import implementation
+from workbench.recipes.verbs.plans import longest_rows, plan, plan_blocks, plan_parts
 from workbench.training.trainer import Trainer
 
 SHAPE = _shape(2, 192, 3072, 6, 2, 8192, tied=True)
@@ -76,7 +75,7 @@ def _bytes(folder: str, lengths: list[int]) -> list[list[object]]:
         before: tuple[int, int] | None = None
         for tokens in lengths:
             config = _config(folder, tokens, words)
-            planned = sum(planning.of_row(config, tokens).dry_run.at_peak.values())
+            planned = sum(plan.of_row(config, tokens).dry_run.at_peak.values())
             with _training(config, tokens) as fit:
                 held = _held(fit)
             slope = "" if before is None else f"{(held - before[1]) / (tokens - before[0]) / 1024:.1f}"
@@ -123,12 +122,11 @@ def _seconds(folder: str, tokens: int, rounds: int) -> list[list[object]]:
 def _training(config: RunConfig, tokens: int) -> Iterator[Trainer]:
     """The training of one row, ready for its first step."""
     with tempfile.TemporaryDirectory() as folder, plan_blocks.planned_run(config, Path(folder)) as run:
-        planned = longest_rows.with_row(plan_texts.prepare(config, run), tokens)
-        backbone = backbones.load(config.model, planned.tokenizer)
-        freezer = plan_parts.attached(backbone, config, planned.data.train)
-        head = output_heads.known(backbone.model)
-        live = ExportedModel(freezer.model, head, planned.tokenizer, planned.template, [])
-        fit = planned.make(config, run).trainer(backbone, freezer, live)
+        prepared = implementation(config).dry(config, run)
+        single = longest_rows.with_row(prepared.single, tokens)
+        backbone = backbones.load(config.model, single.tokenizer)
+        freezer = plan_parts.attached(backbone, config, single.data.train)
+        fit = single.trainer(backbone, freezer, prepared.assemble(single, freezer.model, backbone))
         fit.prepare()
         freezer.follow(step=0, share=0)
         yield fit

@@ -421,7 +421,7 @@ def _process(recipe: Path, words: Sequence[str], out: Path, *, device: str) -> N
 def _inside(recipe: Path, words: Sequence[str], out: Path) -> None:
     """A run in this process, from the start: of one that was cut off, the time is not known."""
     import workbench
-    from workbench.recipes.labels import classify  # noqa: F401 - imports take longer than short runs, and count for none
+    from workbench.recipes.tasks.classify import class_run  # noqa: F401 - imports take longer than short runs, and count for none
 
     shutil.rmtree(out, ignore_errors=True)
     began = time.process_time()
@@ -532,7 +532,7 @@ class _MeasuredEnough(Exception):
 def intercepted(config: RunConfig, measure: Callable[[Any], None]) -> None:
     """Begin a run up to its training, of one adapter or of a bank, give that to `measure`, and end there."""
     from workbench.cli.console import Terminal
-    from workbench.recipes.run import main_of
+    from workbench.recipes.verbs.run import main_of
     from workbench.runs import files, run_directory
     from workbench.training.bank_trainer import BankTrainer
     from workbench.training.trainer import Trainer

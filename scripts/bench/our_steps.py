@@ -19,7 +19,7 @@ from typing import Any
 from measuring import PROCESSOR_TIMES
 
 from workbench.recipes.load import load
-from workbench.recipes.run import run
+from workbench.recipes.verbs.run import run
 
 
 class Watch:

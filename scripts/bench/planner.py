@@ -28,7 +28,7 @@ import workbench
 from workbench.planning.counters import MemoryLedger
 from workbench.planning.dry_run import hold
 from workbench.recipes.load import load
-from workbench.recipes.plans.plan import plan
+from workbench.recipes.verbs.plans.plan import plan
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.trainer import Trainer
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import measuring
 
 from workbench.recipes.load import load
-from workbench.recipes.run import run
+from workbench.recipes.verbs.run import run
 
 FORMATS = ("bfloat16", "nf4", "int8")
 SHORT = ["train.epochs=null", "evaluate={every: null, answers: 0}", "save={every: null}", "adapter.method=lora"]

@@ -111,9 +111,9 @@ def _words(kind: str, arguments: argparse.Namespace, seed: int) -> list[str]:
     own += ["evaluate.dynamics=false", "save.every=null"]
     if kind == "plain":
         return ["sft/quickstart", *own]
-    section: dict[str, Any] = {"of": "sft", "over": SPACE}
+    section: dict[str, Any] = {"over": SPACE}
     if kind == "search":
-        section = {"of": "sft", "space": SPACE, "trials": TRIALS, "rows": arguments.rows}
+        section = {"space": SPACE, "trials": TRIALS, "rows": arguments.rows}
         section |= {"eta": arguments.eta, "rungs": arguments.rungs}
     recipe = "search" if kind == "search" else "sweep"
     return ["sft/quickstart", f"recipe={recipe}", f"{recipe}={json.dumps(section)}", *own]

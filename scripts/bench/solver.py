@@ -37,7 +37,7 @@ from workbench.planning.plan import Plan
 from workbench.planning.solver import SolverChoice, choose
 from workbench.planning.step_time import timed
 from workbench.recipes.load import load
-from workbench.recipes.plans.plan import plan
+from workbench.recipes.verbs.plans.plan import plan
 from workbench.training import capacity
 from workbench.training.trainer import Trainer
 

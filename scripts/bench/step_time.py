@@ -22,7 +22,7 @@ import measuring
 
 from workbench.planning.step_time import Timed, timed
 from workbench.recipes.load import load
-from workbench.recipes.plans.plan import plan
+from workbench.recipes.verbs.plans.plan import plan
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.checkpoints import Progress
 from workbench.training.trainer import Trainer

@@ -24,7 +24,7 @@ from workbench.adapters.target_modules import about_experts
 from workbench.adapters.updates.lora import Lora
 from workbench.errors import ConfigError, Stopped
 from workbench.evaluation.perplexity import Agreement
-from workbench.recipes.shipping.merge import merge
+from workbench.recipes.verbs.merge import merge
 
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
 FAMILIES: dict[str, dict[str, Any]] = {

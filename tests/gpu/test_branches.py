@@ -23,7 +23,7 @@ from workbench.losses.next_token import next_token
 from workbench.losses.token_log_probs import token_log_probs
 from workbench.models import backbones, liger_kernels, packed_attention, short_row_attention
 from workbench.planning import step_time
-from workbench.recipes import doctor
+from workbench.recipes.verbs import doctor
 from workbench.runs.run_directory import hardware
 from workbench.training import capacity, packing, step_metrics
 from workbench.training.optim import optimizers

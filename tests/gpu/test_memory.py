@@ -11,7 +11,7 @@ import workbench
 from tests.gpu.conftest import records
 from tests.gpu.devices import FEW, HERE, REHEARSAL, needs, needs_device
 from workbench.recipes.load import load
-from workbench.recipes.plans.plan import plan
+from workbench.recipes.verbs.plans.plan import plan
 
 pytestmark = needs_device
 

@@ -17,11 +17,11 @@ LORA = "distill.teacher.id=lora "
 CACHE = "distill.cache.folder=cache distill.cache.k=8 "
 CACHED = LORA + CACHE
 BOTH = "'distill.teacher.id=[lora, other]' "
-OF_CLASSES = "distill.of=classify data.train=labelled.jsonl "
+OF_CLASSES = "of=classify data.train=labelled.jsonl "
 CLASSES = OF_CLASSES + "distill.teacher.id=classes "
 FOLDS = OF_CLASSES + "distill.teacher.id=folds "
 SERVED = "distill.teacher.url=http://127.0.0.1:9/v1 "
-MASKED = "distill.of=mlm data.train=texts.jsonl model.id=masked "
+MASKED = "of=mlm data.train=texts.jsonl model.id=masked "
 
 
 def matched(term: str, words: str = LORA) -> str:
@@ -38,7 +38,7 @@ WRITTEN = {
     "unknown section": Case("distill.studnt: unknown key", "Did you mean `student`?", "distill.studnt.layers=all"),
     "unknown key of the cache": Case("distill.cache.dir: unknown key", "Known: dtype, folder", "distill.cache.dir=c"),
     "loss": Case("distill.loss: expected 'forward_kl', 'reverse_kl'", "found 'kl'", "distill.loss=kl"),
-    "recipe of a recipe": Case("distill.of: expected 'sft', 'mlm' or 'classify'", "'crossval'", "distill.of=crossval"),
+    "recipe of a recipe": Case("of: unknown task 'crossval'", "Known: classify", "of=crossval"),
     "one bound": Case("distill.temperature: [4]", "write one number, or two: from, to", "distill.temperature=[4]"),
     "three bounds": Case("distill.alpha: [0, 1, 0]", "write one number, or two", "distill.alpha=[0,1,0]"),
     "layers misspelt": Case(
@@ -67,11 +67,11 @@ WRITTEN = {
         "distill: a cache is made at one temperature", "as one number", CACHE + "distill.temperature=[4,1]"
     ),
     "draws and another loss": Case(
-        "distill: draws", "write distill.loss=forward_kl", "distill.cache.sampled=true distill.loss=reverse_kl"
+        "distill: samples", "write distill.loss=forward_kl", "distill.cache.sampled=true distill.loss=reverse_kl"
     ),
     "universal and a cache": Case("distill: loss=universal", "leave distill.cache", CACHE + "distill.loss=universal"),
     "classes and a cache": Case("distill: of=classify", "leave distill.cache and on_policy out", CLASSES + CACHE),
-    "classes and peers": Case("distill: peers", "write distill.of=sft", OF_CLASSES + "distill.peers=2"),
+    "classes and peers": Case("distill: peers", "write of=sft", OF_CLASSES + "distill.peers=2"),
     "unlabelled text": Case("distill.unlabelled", "leave them out", "distill.unlabelled=held.jsonl"),
     "text out of fold": Case("teacher.out_of_fold", "leave them out", "distill.teacher.out_of_fold=true"),
     "masks and a cache": Case("distill: of=mlm hides other tokens", "leave cache and on_policy out", MASKED + CACHE),
@@ -90,7 +90,7 @@ WRITTEN = {
         "Leave all of distill.teacher but url and id out",
         SERVED + CACHED + "distill.teacher.weights=nf4",
     ),
-    "an address of classes": Case("teacher.url", "Write distill.of=sft", SERVED + CLASSES + CACHE),
+    "an address of classes": Case("teacher.url", "Write of=sft", SERVED + CLASSES + CACHE),
     "an address and draws": Case(
         "teacher.url", "Leave distill.cache.sampled out", SERVED + CACHED + "distill.cache.sampled=true"
     ),
@@ -125,9 +125,9 @@ FOUND = {
     "unfinished folds": Case(
         "distill.teacher.id=undecided", "--out undecided --resume", OF_CLASSES + "distill.teacher.id=undecided"
     ),
-    "folds for text": Case("distill.teacher.id=folds", "change distill.of", "distill.teacher.id=folds"),
-    "classes for text": Case("distill.teacher.id=classes", "change distill.of", "distill.teacher.id=classes"),
-    "text for masks": Case("distill.teacher.id=lora", "change distill.of", MASKED + LORA),
+    "folds for text": Case("distill.teacher.id=folds", "change `of`", "distill.teacher.id=folds"),
+    "classes for text": Case("distill.teacher.id=classes", "change `of`", "distill.teacher.id=classes"),
+    "text for masks": Case("distill.teacher.id=lora", "change `of`", MASKED + LORA),
     "an adapter and a model": Case("distill.teacher.id: full", "or such runs", "'distill.teacher.id=[lora, full]'"),
     "a model and an adapter": Case("distill.teacher.id: full", "or such runs", "'distill.teacher.id=[full, lora]'"),
     "each other": Case(

@@ -23,7 +23,7 @@ CASES = {
         f"{LABELLED} {WORDS} freeze.policy=static freeze.cache=memory", "none comes twice", "freeze.cache=off"
     ),
     "a student": Case(
-        f"{CHECK} {WORDS} recipe=distill distill.of=classify distill.teacher.id=backbone",
+        f"{CHECK} {WORDS} recipe=distill of=classify distill.teacher.id=backbone",
         "a teacher is asked about rows as they are",
         "Leave it out",
     ),

@@ -74,7 +74,7 @@ CASES = {
         f"{CHECK} recipe=classify classes.kind=several {PLACE}.by=loss", "one class a row", "function or self_paced"
     ),
     "loss in a sweep": Case(
-        f"{CHECK} recipe=sweep sweep.of=classify sweep.over={OVER} {PLACE}.by=loss",
+        f"{CHECK} recipe=sweep of=classify sweep.over={OVER} {PLACE}.by=loss",
         "a sweep has several",
         "Write by=length",
     ),

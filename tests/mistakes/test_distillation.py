@@ -19,8 +19,8 @@ from tests.mistakes.teachers import ASKING, FOUND, WRITTEN, Case, matched
 from workbench.cli.console import Terminal
 from workbench.cli.verbs import main
 from workbench.errors import Stopped
-from workbench.recipes.distillation import distill_verbs
 from workbench.recipes.load import load
+from workbench.recipes.over import distill_verbs
 from workbench.runs import run_directory
 
 RECIPE = """

@@ -117,7 +117,7 @@ def test_a_mistake_is_told(
 def test_a_package_that_is_missing_is_told(
     package: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = "workbench.recipes.shipping.export.find_spec"
+    target = "workbench.recipes.verbs.export.find_spec"
     monkeypatch.setattr(target, lambda name: None if name == package else object())
     to = "gguf --merge" if package == "gguf" else "onnx"
     case = Case(f"export one --to {to} --out x", f"needs {package}", "pip install 'peft-workbench[export]'")

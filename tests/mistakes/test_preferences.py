@@ -220,8 +220,8 @@ def test_of_settings(words: str, folder: Path) -> None:
 
 
 def test_bad_pairs_can_be_left_out_and_are_counted(folder: Path) -> None:
-    from workbench.recipes.check import check
     from workbench.recipes.load import load
+    from workbench.recipes.verbs.check import check
 
     pairs({"rejected": answer("It is 1.")})(folder)
     found = check(load("my.yaml", ["recipe=prefer", "data.train=pairs.jsonl", SKIP]))

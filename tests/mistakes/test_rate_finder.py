@@ -9,10 +9,14 @@ from tests.mistakes.cases import AssertRefused, Case, file
 LR = "lr my.yaml"
 CASES = {
     "a sweep already": Case(
-        f"{LR} recipe=sweep 'sweep.over={{seed: [0, 1]}}' evaluate.every=1", "recipe=sweep", "Write recipe=sft|mlm"
+        f"{LR} recipe=sweep 'sweep.over={{seed: [0, 1]}}' evaluate.every=1",
+        "recipe=sweep",
+        "Write recipe=classify|mlm|sft",
     ),
     "many adapters": Case("lr crossval/quickstart", "recipe=crossval", "and use its rate here"),
-    "two models": Case(f"{LR} recipe=distill distill.teacher.id=stories", "recipe=distill", "Write recipe=sft"),
+    "two models": Case(
+        f"{LR} recipe=distill distill.teacher.id=stories", "recipe=distill", "Write recipe=classify|mlm|sft"
+    ),
     "rows by their losses": Case(
         f"{LR} data.sampling.by=importance", "data.sampling.by=importance", "Write data.sampling.by=all"
     ),

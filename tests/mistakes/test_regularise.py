@@ -58,7 +58,7 @@ CASES = {
         f"{CHECK} recipe=classify data.format=image regularise.neftune=5", "pictures have none", "Leave it out"
     ),
     "members that differ": Case(
-        f"{CHECK} recipe=sweep sweep.of=sft 'sweep.over={{regularise.neftune: [1, 5]}}'",
+        f"{CHECK} recipe=sweep of=sft 'sweep.over={{regularise.neftune: [1, 5]}}'",
         "it is the same for all members",
         "Write it beside the sweep",
         SUMS,

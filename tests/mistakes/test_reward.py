@@ -70,44 +70,44 @@ CASES = {
         "data.fold.of=21 data.held_out=0.05",
     ),
     "a fold for classes": Case(
-        "data.fold is for recipe=sft|prefer|reward",
+        "data.fold is for recipe=prefer|reward|sft",
         "Leave data.fold out",
         "recipe=embed data.fold.of=5 data.held_out=0.05",
     ),
     "folds of texts": Case(
-        "sweep.folds: makes an ensemble of rewards of pairs, not with sweep.of=sft",
+        "sweep.folds: makes an ensemble of rewards of pairs, not with of=sft",
         "data.fold.number=0",
-        "recipe=sweep 'sweep={of: sft, folds: 3}' evaluate.every=1",
+        "recipe=sweep of=sft 'sweep={folds: 3}' evaluate.every=1",
     ),
     "folds of steps": Case(
         "not with reward.kind=process",
         "data.fold.number=0",
-        "recipe=sweep 'sweep={of: reward, folds: 3}' reward.kind=process evaluate.every=1",
+        "recipe=sweep of=reward 'sweep={folds: 3}' reward.kind=process evaluate.every=1",
     ),
     "folds and settings": Case(
         "sweep.folds has one member for each fold",
         "Leave one of the two out",
-        "recipe=sweep 'sweep={of: reward, folds: 3, over: {seed: [0, 1]}}' evaluate.every=1",
+        "recipe=sweep of=reward 'sweep={folds: 3, over: {seed: [0, 1]}}' evaluate.every=1",
     ),
     "folds that choose steps": Case(
         "choose by the rows that the out-of-fold score is measured on",
         "Write save.ship=last",
-        "recipe=sweep 'sweep={of: reward, folds: 3}' evaluate.every=1 save.ship=best data.held_out=0.05",
+        "recipe=sweep of=reward 'sweep={folds: 3}' evaluate.every=1 save.ship=best data.held_out=0.05",
     ),
     "folds that choose an average": Case(
         "choose by the rows that the out-of-fold score is measured on",
         "leave average out",
-        "recipe=sweep 'sweep={of: reward, folds: 3}' evaluate.every=1 average.method=ema data.held_out=0.05",
+        "recipe=sweep of=reward 'sweep={folds: 3}' evaluate.every=1 average.method=ema data.held_out=0.05",
     ),
     "a share beside folds of a sweep": Case(
         "in place of data.held_out",
         "Leave one of them out",
-        "recipe=sweep 'sweep={of: reward, folds: 3}' evaluate.every=1",
+        "recipe=sweep of=reward 'sweep={folds: 3}' evaluate.every=1",
     ),
     "a plan of a bank of rewards": Case(
-        "sweep.of=reward: `plan` knows no bank of such members",
+        "of=reward: `plan` knows no bank of such members",
         "write recipe=reward",
-        command="plan my.yaml recipe=sweep 'sweep={of: reward, over: {seed: [0, 1]}}' evaluate.every=1",
+        command="plan my.yaml recipe=sweep of=reward 'sweep={over: {seed: [0, 1]}}' evaluate.every=1",
     ),
     "negative centring": Case("reward.centre", "greater than or equal to 0", "reward.centre=-1"),
     "another format": Case("data.format=messages judges no answers", "leave it out", "data.format=messages"),
@@ -131,7 +131,9 @@ CASES = {
     "no such column": Case("data.columns", "strengh", "'data.columns={margin: strengh}'"),
     "pictures": Case("data.format=image is for recipe=classify", "recipe=reward reads text", "data.format=image"),
     "predict: no answers": Case("", "chosen", command="predict one other.jsonl --out a.csv"),
-    "generate": Case("recipe reward trains no model that writes text", "rates answers", command="generate one Hi"),
+    "generate": Case(
+        "recipe reward trains no model that writes text", "can rate every answer of a file", command="generate one Hi"
+    ),
 }
 
 

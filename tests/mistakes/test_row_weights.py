@@ -53,7 +53,7 @@ CASES = {
     "a student of tokens": Case(
         f"{CHECK} recipe=distill distill.teacher.id=backbone",
         "data.columns.weight: a divergence from a teacher counts each token once",
-        "distill.of=classify weighs rows",
+        "of=classify weighs rows",
     ),
     "the key of before": Case(
         f"{CHECK} recipe=classify classes.row_weight=w", "classes.row_weight: unknown key", "classes"
@@ -69,8 +69,8 @@ def test_the_message_says_where_and_what_to_write(case: Case, assert_refused: As
 def test_held_out_rows_need_no_weight(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from workbench.recipes.check import check
     from workbench.recipes.load import load
+    from workbench.recipes.verbs.check import check
 
     only("held.jsonl")(folder)
     found = check(load("my.yaml", ["data.held_out=held.jsonl", "data.columns={weight: w}"]))

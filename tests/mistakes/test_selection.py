@@ -65,7 +65,7 @@ CASES = {
     ),
     "gradient of hidden words": Case(
         f"{CHECK} recipe=mlm {PLACE}.by=gradient {PLACE}.rows=3 {PLACE}.target=other.jsonl",
-        "is for recipe=sft|classify, not for recipe=mlm",
+        "is for recipe=classify|sft, not for recipe=mlm",
         f"Write {RANDOM}",
         with_other,
     ),
@@ -91,8 +91,8 @@ CASES = {
         with_texts,
     ),
     "gradient in a sweep": Case(
-        f"{CHECK} recipe=sweep sweep.of=classify {PLACE}.by=gradient {PLACE}.rows=3 {PLACE}.target=other.jsonl",
-        "is for recipe=sft|classify",
+        f"{CHECK} recipe=sweep of=classify {PLACE}.by=gradient {PLACE}.rows=3 {PLACE}.target=other.jsonl",
+        "is for recipe=classify|sft",
         f"Write {RANDOM}",
     ),
     "a warm-up of nothing": Case(

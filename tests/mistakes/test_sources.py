@@ -68,7 +68,7 @@ CASES = {
         two,
     ),
     "rows without labels between": Case(
-        f"{BOTH} recipe=distill distill.of=classify distill.teacher.id=t distill.unlabelled=c.jsonl",
+        f"{BOTH} recipe=distill of=classify distill.teacher.id=t distill.unlabelled=c.jsonl",
         "distill.unlabelled: its rows would be drawn between those of data.sources",
         "Leave it out, or write data.train",
         two,
@@ -199,7 +199,7 @@ CASES = {
         two,
     ),
     "members that learn": Case(
-        f"{BOTH} {LEARNED} recipe=sweep 'sweep={{of: sft, over: {{seed: [0, 1]}}}}' evaluate.every=0.5",
+        f"{BOTH} {LEARNED} recipe=sweep of=sft 'sweep={{over: {{seed: [0, 1]}}}}' evaluate.every=0.5",
         "by=learned gives each member rows of its own",
         "data.mix.by=weight",
         two,

@@ -42,13 +42,13 @@ CASES = {
     "judged answers": Case(f"{ON} recipe=prefer", "recipe=prefer", "Write recipe=sft"),
     "folds": Case(f"{ON} recipe=crossval", "recipe=crossval", "Write recipe=classify"),
     "members that differ": Case(
-        f"{ON} recipe=sweep evaluate.every=1 sweep.of=sft 'sweep.over={{grow.at: [[0.2], [0.5]]}}'",
+        f"{ON} recipe=sweep evaluate.every=1 of=sft 'sweep.over={{grow.at: [[0.2], [0.5]]}}'",
         "grow.at",
         "Write it beside the sweep",
         SUMS,
     ),
     "members that are stopped": Case(
-        f"{ON} recipe=search evaluate.every=1 search.of=sft "
+        f"{ON} recipe=search evaluate.every=1 of=sft "
         "'search.space={train.learning_rate: {low: 1e-4, high: 1e-2, log: true}}'",
         "a search stops members early",
         "Leave it out",

@@ -43,7 +43,7 @@ CASES = {
     "judged answers": Case(f"{TOKENS} recipe=prefer", "compares them as they are", "leave token_drop out"),
     "tokens in pieces": Case(f"{TOKENS} distributed.zero=2", "token_drop was not tried", "zero=0"),
     "members that differ": Case(
-        f"{ON} recipe=sweep sweep.of=sft 'sweep.over={{layer_drop.rate: [0.1, 0.5]}}'",
+        f"{ON} recipe=sweep of=sft 'sweep.over={{layer_drop.rate: [0.1, 0.5]}}'",
         "layer_drop.rate",
         "Write it beside the sweep",
         SUMS,

@@ -45,7 +45,7 @@ CONFIGURATIONS = {
     "several": config("sedd=1 batch.size=0 model.weights=int4", "my.yaml has 3 mistakes: model.weights", "'int8'"),
     "method": config("adapter.method=loar", "adapter.method: unknown method 'loar'.", "Did you mean `lora`?"),
     "format": config("data.format=sharegtp", "data.format: expected", "'sharegpt'"),
-    "recipe": config("recipe=sftt", "recipe: expected", "'sft'"),
+    "recipe": config("recipe=sftt", "recipe: unknown recipe 'sftt'", "Did you mean `sft`"),
     "word": config("batch.size=ten", "batch.size", "expected a valid integer, found 'ten'"),
     "no steps": config("train.steps=0", "train.steps", "expected greater than 0, found 0"),
     "negative rate": config("train.learning_rate=-1", "train.learning_rate", "greater than 0"),

@@ -11,7 +11,8 @@ import json
 import sys
 from pathlib import Path
 
-from workbench.recipes.answers.serve import evaluate, predict
+from workbench.recipes.verbs.evaluate import evaluate
+from workbench.recipes.verbs.generate import predict
 from workbench.runs.ranks import joined
 
 

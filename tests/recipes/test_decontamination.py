@@ -10,8 +10,8 @@ import pytest
 
 from tests.run_files import write_lines
 from workbench.cli.verbs import main
-from workbench.recipes.check import check
 from workbench.recipes.load import load
+from workbench.recipes.verbs.check import check
 
 QUESTION = "What do you call a young cat that lives in the old barn by the river?"
 EVALUATION = [{"question": QUESTION, "answer": "A barn kitten."}, {"question": "Why is it so?", "answer": "Nobody."}]

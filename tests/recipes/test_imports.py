@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
 import workbench
 from workbench.cli.verbs import app
-from workbench.config import RunConfig
-from workbench.recipes.run import main_of
+from workbench.config import task_facts
+from workbench.recipes.task import Task
 
 UNUSED = {"sklearn", "scipy.stats", "matplotlib", "nltk", "rouge_score", "optuna", "deepspeed", "pandas", "datasets"}
 """Libraries of other recipes, of tests, of pages and of what follows training, which come when they are asked for."""
@@ -27,12 +26,13 @@ def test_training_and_plans_import_nothing_of_other_recipes_no_compiler_and_page
         import sys
         from workbench.runs.process_memory import importing
         with importing():
-            import workbench.recipes.run as run
-            [run.main_of(each) for each in ("sft", "classify", "crossval")]
+            import workbench.recipes.verbs.run
+            import workbench.recipes.over.crossval, workbench.recipes.tasks.classify.task
+            import workbench.recipes.tasks.sft.task
         from workbench.evaluation import text_overlap
         text_overlap.rouge_l("a word", "a word")
         print(*sys.modules)
-        import workbench.recipes.plans.plan
+        import workbench.recipes.verbs.plans.plan
         print(*sys.modules)
         import workbench.report.pages
         print(*sys.modules)
@@ -59,6 +59,8 @@ def test_the_version_is_one_line_of_what_is_installed() -> None:
     assert f"peft-workbench {workbench.__version__}," in told.stdout
 
 
-def test_every_recipe_has_a_function_that_carries_it_out() -> None:
-    for recipe in get_args(RunConfig.model_fields["recipe"].annotation):
-        assert main_of(recipe).__module__.startswith("workbench.recipes.")
+def test_every_task_and_every_recipe_over_tasks_is_carried_out() -> None:
+    for facts in task_facts.TASKS.values():
+        assert isinstance(import_module(facts.module).TASK, Task)
+    for over in task_facts.OVER.values():
+        assert callable(import_module(over.module).main)

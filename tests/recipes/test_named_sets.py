@@ -13,15 +13,15 @@ import pytest
 import workbench
 from tests.conftest import MINILM, save_tiny
 from tests.recipes.drawings import draw
-from tests.recipes.embeddings.test_embed import classes, pairs, scored
-from tests.recipes.labels.test_classify import weather
-from tests.recipes.preferences.test_prefer import pair, single
+from tests.recipes.tasks.classify.test_class_run import weather
+from tests.recipes.tasks.embed.test_embed_run import classes, pairs, scored
+from tests.recipes.tasks.prefer.test_preference_run import pair, single
 from tests.run_files import read_lines, read_metrics, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.errors import Stopped
-from workbench.recipes.answers.serve import evaluate
-from workbench.recipes.check import check
 from workbench.recipes.load import load
+from workbench.recipes.verbs.check import check
+from workbench.recipes.verbs.evaluate import evaluate
 from workbench.report import compare
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from workbench.cli.verbs import app
 from workbench.config.yaml_text import read_yaml
 from workbench.errors import ConfigError
-from workbench.recipes import translated
-from workbench.recipes.check import check
 from workbench.recipes.load import load
+from workbench.recipes.verbs import translated
+from workbench.recipes.verbs.check import check
 
 FILES = Path(__file__).parents[1] / "files"
 PUBLISHED = {f"{path.parent.name}/{path.stem}": path for path in sorted((FILES / "foreign").glob("*/*.y*ml"))}

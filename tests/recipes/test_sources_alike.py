@@ -14,9 +14,9 @@ import pytest
 import workbench
 from tests.run_files import write_lines
 from workbench.errors import DataError
-from workbench.recipes import opening
-from workbench.recipes.check import check
 from workbench.recipes.load import load
+from workbench.recipes.verbs import opening
+from workbench.recipes.verbs.check import check
 
 NAMES = ("sums", "tales")
 Given = Callable[..., list[str]]

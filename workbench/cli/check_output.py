@@ -16,11 +16,11 @@ from rich.text import Text
 from workbench.cli.render import OUT, table
 from workbench.config import RunConfig
 from workbench.config.freeze_config import FreezeConfig, Moment
-from workbench.recipes.check import AnyInspection
-from workbench.recipes.embeddings.embed_verbs import EmbedInspection
-from workbench.recipes.folds.crossval_verbs import CrossvalInspection
 from workbench.recipes.inspection import Inspection
-from workbench.recipes.labels.classify_verbs import ClassInspection
+from workbench.recipes.over.crossval_verbs import CrossvalInspection
+from workbench.recipes.tasks.classify.class_verbs import ClassInspection
+from workbench.recipes.tasks.embed.embed_verbs import EmbedInspection
+from workbench.recipes.verbs.check import AnyInspection
 from workbench.report import learning_rate_plots
 from workbench.runs import files, units
 from workbench.training.optim import optimizers
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from workbench.data.batching import Indices
     from workbench.data.labelled.fold_data import FoldData
     from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
-    from workbench.recipes.labels.picture_checks import PictureFindings
+    from workbench.recipes.tasks.classify.picture_checks import PictureFindings
 
 CLASSES = 12
 """Classes of a table of folds; of more, the rarest are shown."""

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from workbench.config.task_facts import over_of, task_of
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,25 +30,19 @@ if TYPE_CHECKING:
     from workbench.config.reference import NamedChoice, SettingReference
     from workbench.models.adapter_sizes import SizeTable
     from workbench.planning.plan import Plan
-    from workbench.recipes.answers.sample import SampledRows
-    from workbench.recipes.data_report import DataReport
-    from workbench.recipes.plans.longest_rows import LongestRow
-    from workbench.recipes.rate_finder import Tried
-    from workbench.recipes.shipping.combine import Combined
-    from workbench.recipes.shipping.export import Exported
-    from workbench.recipes.shipping.merge import Merged
+    from workbench.recipes.verbs.combine import Combined
+    from workbench.recipes.verbs.data_report import DataReport
+    from workbench.recipes.verbs.export import Exported
+    from workbench.recipes.verbs.merge import Merged
+    from workbench.recipes.verbs.plans.longest_rows import LongestRow
+    from workbench.recipes.verbs.rate_finder import Tried
+    from workbench.recipes.verbs.sample import SampledRows
     from workbench.report import Comparison
 
 OUT = Console(highlight=False, soft_wrap=False)
 
 FARTHEST = 8
 """Members of a search that are shown."""
-PREDICTS = {
-    "embed": ("embeddings.parquet", "embed every text of a file"),
-    "rerank": ("scores.csv", "score every pair of a query and a passage of a file"),
-    "reward": ("answers.csv", "rate every answer of a file"),
-}
-"""A name for the file that `predict` writes, and what it does, by the recipe of the run."""
 
 
 def table(
@@ -106,9 +101,10 @@ def _scored(run: Path) -> None:
 
     run_scores = score_files.without_tasks(read_json(run / "scores.json"))
     predictions = pd.read_parquet(run / "predictions.parquet")
-    recipe = shipped_values(run).get("recipe")
-    embeds, classifies = recipe in PREDICTS, "predicted" in predictions
-    first = "baseline" if classifies or recipe == "reward" else "before"
+    task = task_of(shipped_values(run))
+    rates = task is not None and task.report == "rewards"
+    embeds, classifies = rates or (task is not None and task.report == "retrieval"), "predicted" in predictions
+    first = "baseline" if classifies or rates else "before"
     names = dict.fromkeys(
         [*run_scores["after"], *(name for scored in run_scores.values() for name in scored if "[" in name)]
     )
@@ -147,16 +143,15 @@ def _next(run: Path) -> None:
     from workbench.runs.run_directory import shipped_values
 
     values = shipped_values(run)
-    recipe, section = values.get("recipe"), values.get("adapter") or {"method": "lora"}
+    section, task, over = values.get("adapter") or {"method": "lora"}, task_of(values), over_of(values)
     method = METHODS[section["method"]].model_validate(section)
-    commands = (
-        {f'workbench generate {run} "..."': "ask it something"} if recipe in ("sft", "prefer", "reinforce") else {}
-    )
-    if recipe != "mlm":
-        name, does = PREDICTS.get(str(recipe), ("answers.csv", "answer every row of a file"))
+    commands = {f'workbench generate {run} "..."': "ask it something"} if task is not None and task.writes_text else {}
+    if task is not None and task.predicts is not None:
+        name, does = task.predicts
         commands[f"workbench predict {run} FILE --out {name}"] = does
     commands[f"workbench evaluate {run} data.test=FILE"] = "score it on other rows"
-    if not method.facts.no_merge and (recipe != "crossval" or (values.get("folds") or {}).get("refit")):
+    folded = over is not None and over.folds and not (values.get("folds") or {}).get("refit")
+    if not method.facts.no_merge and not folded:
         commands[f"workbench merge {run} --out merged"] = "write a stock model"
     width = max(map(len, commands))
     for number, (command, purpose) in enumerate(commands.items()):
@@ -401,7 +396,7 @@ def data(report: DataReport) -> None:
 
 def learning_rates(tried: Tried) -> None:
     """Print a line for each rate, the suggestion with its rule and its doubts, and where table and plot are."""
-    from workbench.recipes import rate_finder
+    from workbench.recipes.verbs import rate_finder
 
     choice = tried.choice
     rows = []

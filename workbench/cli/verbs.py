@@ -64,7 +64,7 @@ def run(
     devices: Annotated[int | None, typer.Option(min=1, help="Train on so many of this machine together.")] = None,
 ) -> None:
     """Train, score and report."""
-    from workbench.recipes import opening
+    from workbench.recipes.verbs import opening
     from workbench.training.distributed import launcher
 
     if launcher.needed():  # else the launcher has printed them
@@ -77,7 +77,7 @@ def run(
     from workbench.cli import render
 
     with importing():
-        import workbench.recipes.run
+        import workbench.recipes.verbs.run
         from workbench.runs import deadline, run_log
         from workbench.runs.ranks import joined
 
@@ -96,7 +96,7 @@ def check(
     config = _loaded(recipe, overrides)
     with importing():
         from workbench.cli import check_output
-        from workbench.recipes.check import check as inspect
+        from workbench.recipes.verbs.check import check as inspect
 
     if plot is not None:
         check_output.require_new_plot(plot, config)
@@ -118,7 +118,7 @@ def data(
     config = _loaded(recipe, overrides)
     with importing():
         from workbench.cli import render
-        from workbench.recipes import data_report
+        from workbench.recipes.verbs import data_report
 
     render.data(data_report.write(config, out, name=recipe, perplexity=perplexity))
 
@@ -132,7 +132,7 @@ def features(
     """Say what the frozen backbone knows of labels. With --out, write its features of rows."""
     config = _loaded(recipe, overrides)
     with importing():
-        from workbench.recipes.features import write
+        from workbench.recipes.verbs.features import write
 
     typer.echo(write(config, out).sentence)
     if out is not None:
@@ -154,7 +154,7 @@ def lr(
     with importing():
         from workbench.cli import render
         from workbench.cli.console import Terminal
-        from workbench.recipes import rate_finder
+        from workbench.recipes.verbs import rate_finder
 
     with Terminal() as terminal:
         tried = rate_finder.find(config, out, terminal, lowest=lowest, highest=highest, count=rates, steps=steps)
@@ -176,11 +176,11 @@ def plan(
     config = _loaded(recipe, overrides)
     with importing():
         from workbench.cli import render
-        from workbench.recipes.plans import plan as planning
+        from workbench.recipes.verbs.plans import plan
 
-    choice = planning.solve(config, devices=devices or 1, memory=size, elsewhere=elsewhere)
+    choice = plan.solve(config, devices=devices or 1, memory=size, elsewhere=elsewhere)
     stored = config.model_copy(update={"model": choice.config.model})
-    longest = planning.longest_row(stored, memory=size, elsewhere=elsewhere) if longest_row else None
+    longest = plan.longest_row(stored, memory=size, elsewhere=elsewhere) if longest_row else None
     (render.plan_json if json else render.plan)(choice.plan, longest)
     choice.require()
 
@@ -190,7 +190,7 @@ def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
     """Ask a teacher about every training row, once. What it says is kept in distill.cache.folder."""
     config = _loaded(recipe, overrides)
     from workbench.cli.console import Terminal
-    from workbench.recipes.distillation.distill_verbs import cache
+    from workbench.recipes.over.distill_verbs import cache
 
     with Terminal() as terminal:
         facts = cache(config, terminal)
@@ -231,7 +231,7 @@ def evaluate(
         return
     with importing():
         from workbench.cli import render
-        from workbench.recipes.answers.serve import evaluate as evaluated
+        from workbench.recipes.verbs.evaluate import evaluate as evaluated
         from workbench.runs.ranks import joined
 
     if against is None:
@@ -239,7 +239,7 @@ def evaluate(
         if joined().first:
             render.scores(scores)
         return
-    from workbench.recipes.answers.win_rate import Contest, win_rate
+    from workbench.recipes.verbs.win_rate import Contest, win_rate
 
     contest = Contest(tuple(score or ()), judge, max_new_tokens, judge_timeout, out)
     render.scores(win_rate(run, against, overrides or (), contest, trust=trust))
@@ -259,13 +259,13 @@ def predict(
     if _launched(devices):
         return
     with importing():
-        from workbench.recipes.answers.serve import predict as answer
+        from workbench.recipes.verbs.generate import predict as answer
         from workbench.runs.ranks import joined
 
     summary = answer(run, input, overrides or (), out=out, max_new_tokens=max_new_tokens, trust=trust)
     if not joined().first:
         return
-    typer.echo(f"{summary.rows} answers in {out}")
+    typer.echo(f"{len(summary.table)} answers in {out}")
     for reason in summary.left_out[:20]:
         typer.echo(f"left out: {reason}", err=True)
     if (more := len(summary.left_out) - 20) > 0:
@@ -290,7 +290,7 @@ def _ask_tasks(
     """Print the scores of tasks before and after, or of two runs."""
     from workbench.cli import render
     from workbench.evaluation.benchmarks import Benchmark
-    from workbench.recipes.answers.benchmark import benchmark
+    from workbench.recipes.verbs.benchmark import benchmark
     from workbench.report import task_sections
 
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
@@ -309,7 +309,7 @@ def generate(
 ) -> None:
     """Stream one greedy answer."""
     with importing():
-        from workbench.recipes.answers.serve import generate as stream
+        from workbench.recipes.verbs.generate import generate as stream
 
     stream(run, prompt, max_new_tokens=max_new_tokens, trust=trust)
 
@@ -335,8 +335,8 @@ def sample(
     """Sample answers, score them, and write rows. For SFT (best, accepted) or preferences (pairs); repeat to resume."""
     with importing():
         from workbench.cli import render
-        from workbench.recipes.answers.sample import SampleSettings
-        from workbench.recipes.answers.sample import sample as write
+        from workbench.recipes.verbs.sample import SampleSettings
+        from workbench.recipes.verbs.sample import sample as write
 
     settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin)
     render.sampled(write(run, prompts, overrides or (), score, settings, out=out, trust=trust), out)
@@ -365,7 +365,7 @@ def serve(
     from workbench.evaluation.serving.app import ServerLimits
 
     with importing():
-        from workbench.recipes.serving.serving import ServeSettings, serve_runs
+        from workbench.recipes.verbs.serving import ServeSettings, serve_runs
     from workbench.runs.http_server import Address
 
     limits = ServerLimits(api_key=api_key or None, seconds=timeout, body_bytes=size, loads_adapters=load_adapters)
@@ -425,7 +425,7 @@ def merge(
     """Write a stock Hugging Face model. Its error against the unmerged one is measured."""
     with importing():
         from workbench.cli import render
-        from workbench.recipes.shipping.merge import merge as merge_run
+        from workbench.recipes.verbs.merge import merge as merge_run
 
     render.merged(merge_run(run, out=out, weights=weights, trust=trust), out)
 
@@ -444,7 +444,7 @@ def export(
     """Write a run as another program loads it. Checked against the run's own outputs, with a model card."""
     with importing():
         from workbench.cli import render
-        from workbench.recipes.shipping.export import export as export_run
+        from workbench.recipes.verbs.export import export as export_run
 
     command = shlex.join(["workbench", *sys.argv[1:]])
     exported_run = export_run(
@@ -464,7 +464,7 @@ def combine(
     """Add the adapters of several runs up to one. Its error is measured."""
     with importing():
         from workbench.cli import render
-        from workbench.recipes.shipping.combine import combine_runs
+        from workbench.recipes.verbs.combine import combine_runs
 
     render.combined(combine_runs(runs, weights=weights_of(weights), rank=rank, out=out, trust=trust), out)
 
@@ -539,7 +539,7 @@ def schema(
 def doctor() -> None:
     """Say what this machine can do, and what goes wrong on it. Versions, devices, memory, known bad combinations."""
     with importing():
-        from workbench.recipes.doctor import examine
+        from workbench.recipes.verbs.doctor import examine
 
     findings = examine()
     for finding in findings:
@@ -580,7 +580,7 @@ def init(
             raise ConfigError("--rows: which rows to learn from? Write --rows FILE, a folder, or a hub data set.")
         rows = str(typer.prompt("Rows to learn from (a file, a folder, or a hub data set)"))
     with importing():
-        from workbench.recipes.first_recipe import GOALS, Wishes, suggested, write
+        from workbench.recipes.verbs.first_recipe import GOALS, Wishes, suggested, write
 
     if goal is None:
         goal = suggested(rows)
@@ -603,7 +603,7 @@ def import_(
 ) -> None:
     """Translate a configuration file of another tool. What has no equivalent is listed."""
     from workbench.cli import render
-    from workbench.recipes import translated
+    from workbench.recipes.verbs import translated
 
     render.translation(translated.write(file, out), out)
 

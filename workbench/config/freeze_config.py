@@ -10,16 +10,6 @@ from workbench.schema import Section, Tagged
 POLICIES: dict[str, type[FreezeConfig]] = {}
 """Every `freeze.policy` and the section that configures it; `register` fills it."""
 
-UNKEPT = {
-    "mlm": "hides other tokens in each epoch, so that no row comes twice",
-    "prefer": "computes two together",
-    "reward": "computes two together",
-    "embed": "reads rows of several texts",
-    "rerank": "draws other passages for a row in each pass",
-    "reinforce": "writes new answers in each step",
-}
-"""Recipes without rows for which the outputs of frozen blocks could be kept, and why."""
-
 
 class Observation(NamedTuple):
     """Measurements over an interval of a run."""

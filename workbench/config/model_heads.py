@@ -81,8 +81,7 @@ _CLASSES: dict[str, tuple[str, tuple[tuple[Any, Any], ...]]] = {
     "hidden": ("model without a head", ((MODEL_MAPPING, AutoModel),)),
 }
 
-WRITING = ("sft", "prefer", "reinforce")
-"""Recipes whose models write answers."""
+
 TEXT, MASKED, HIDDEN = ModelHead("text"), ModelHead("masked"), ModelHead("hidden")
 
 
@@ -91,13 +90,9 @@ def classes(labels: Sequence[str], *, seed: int, problem: Problem | None = None)
     return ModelHead("classes", tuple(labels), seed, problem)
 
 
-def head_of(config: RunConfig) -> str:
-    """`ModelHead.head` of what a recipe ships."""
-    return "classes" if config.recipe in ("classify", "crossval") else of(config).head
-
-
 def of(config: RunConfig) -> ModelHead:
-    """The task that the recipe of `config` trains; recipe classify learns it from its data instead."""
-    if config.recipe in ("reward", "rerank"):
-        return classes(("reward" if config.recipe == "reward" else "score",), seed=config.seed, problem="regression")
-    return {"sft": TEXT, "prefer": TEXT, "reinforce": TEXT, "mlm": MASKED, "embed": HIDDEN}[config.recipe]
+    """The head of the task of `config`; a task of labels learns the names of its classes from its data instead."""
+    if config.task.output is not None:
+        return classes((config.task.output,), seed=config.seed, problem="regression")
+    assert config.task.head != "classes", "the rows say which classes there are"
+    return {"text": TEXT, "masked": MASKED, "hidden": HIDDEN}[config.task.head]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import model_validator
+from pydantic.fields import FieldInfo
 
 from workbench.adapters import Method
-from workbench.config import plugins
+from workbench.config import plugins, task_facts
 from workbench.config.checks import cross_checks, packing_checks, streaming_checks
-from workbench.config.expansions import fleet_expansion, search_expansion
-from workbench.config.expansions.distill_expansion import as_plain_run
-from workbench.config.expansions.sweep_expansion import trials
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.sections.run_sections import RunSections
+from workbench.config.task_facts import TaskFacts
 from workbench.config.yaml_text import override, read_yaml
 from workbench.schema import parse
 
@@ -24,31 +24,48 @@ class RunConfig(RunSections):
 
     @model_validator(mode="before")
     @classmethod
-    def _rows_of_members(cls, values: Any) -> Any:
-        return (
-            fleet_expansion.with_rows(values)
-            if isinstance(values, dict) and values.get("recipe") == "fleet"
-            else values
-        )
+    def _completed(cls, values: Any) -> Any:
+        """Values that follow from those of members, which a recipe over tasks may need."""
+        over = task_facts.OVER.get(str(values.get("recipe"))) if isinstance(values, dict) else None
+        return values if over is None or over.completed is None else over.completed(values)
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
+        if mistakes := list(_of_names(self)):
+            raise ValueError(" ".join(mistakes))
         mistakes = [*packing_checks.mistakes(self), *streaming_checks.mistakes(self)]
-        if self.recipe == "sweep" and not mistakes:
-            trials(self)  # each member is judged as the run that it is
-            return self
-        if self.recipe == "search" and not mistakes:
-            search_expansion.ends(self)
-            return self
-        if self.recipe == "fleet" and not mistakes:
-            fleet_expansion.trials(self)
-            return self
-        if self.recipe == "distill" and not mistakes:
-            as_plain_run(self)
-            return self
-        if mistakes := [*mistakes, *cross_checks.mistakes(self)]:
+        if self.over is not None and self.over.members is not None and not mistakes:
+            self.over.members(self)  # each is judged as the run that it is
+        elif mistakes := [*mistakes, *cross_checks.mistakes(self)]:
             raise ValueError(" ".join(mistakes))
         return self
+
+
+def _of_names(config: RunConfig) -> Iterator[str]:
+    if config.over is None:
+        if config.of is not None:
+            yield (
+                f"of={config.of} names the task of recipe={'|'.join(task_facts.OVER)}; recipe={config.recipe} is a "
+                "task itself. Leave of out."
+            )
+    elif reason := config.over.able(config.task):
+        yield f"recipe={config.recipe} does not take of={config.task.name}: {reason}"
+
+
+def accept(facts: TaskFacts) -> None:
+    """Give every configuration the section that a task declares for itself."""
+    if facts.section is not None and facts.name not in RunConfig.model_fields:
+        field = FieldInfo.from_annotated_attribute(facts.section, facts.section())
+        RunConfig.__pydantic_fields__[facts.name] = field
+        RunConfig.model_rebuild(force=True)
+
+
+def _task_kept(values: Mapping[str, Any], recipe: str) -> Any:
+    """The task of a file whose recipe another one replaces: one over tasks keeps it, and a task needs none named."""
+    over, before = task_facts.OVER.get(recipe), task_facts.task_of(values)
+    if over is None or before is None:
+        return None
+    return before.name if over.able(before) is None else None
 
 
 def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ()) -> RunConfig:
@@ -62,6 +79,8 @@ def load_config(recipe: str | Path, overrides: tuple[str, ...] | list[str] = ())
     given = override({}, overrides)
     if isinstance(given.get("plugins"), list):
         plugins.load(given["plugins"])
+    if "recipe" in given and "of" not in given:
+        values["of"] = _task_kept(values, str(given["recipe"]))
     for name, choice, base in (("adapter", "method", Method), ("freeze", "policy", FreezeConfig)):
         wanted, written = given.get(name), values.get(name)
         if isinstance(wanted, dict) and choice in wanted and isinstance(written, dict):

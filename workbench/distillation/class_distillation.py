@@ -112,13 +112,13 @@ def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) ->
             "distill.teacher.id=backbone: a backbone whose head starts at random knows nothing of classes. Write a run "
             "of recipe classify or crossval, or a model that has a classification head."
         )
-    recipe = None if source.config is None else source.config.recipe
-    if student.distill.teacher.out_of_fold and recipe != "crossval":
+    folds = source.config is not None and source.config.crossvalidates
+    if student.distill.teacher.out_of_fold and not folds:
         raise ConfigError(
             f"distill.teacher.out_of_fold: {source.name} is no cross-validation, so that nothing was said out of fold. "
             "Name a run of recipe crossval, or leave it out."
         )
-    teachers = [_crossval(source)] if recipe == "crossval" else _classifiers(source, student, labels)
+    teachers = [_crossval(source)] if folds else _classifiers(source, student, labels)
     for teacher in teachers:
         _require_same(teacher, labels)
     return teachers
@@ -126,7 +126,7 @@ def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) ->
 
 def require_one(source: TeacherSource) -> None:
     """Raise ConfigError where no single model teaches, whose layers a student's could be compared with."""
-    if (source.config is not None and source.config.recipe == "crossval") or len(source.adapters) > 1:
+    if (source.config is not None and source.config.crossvalidates) or len(source.adapters) > 1:
         raise ConfigError(
             f"distill.match compares the layers of one model, and {source.name} is several. Name one run of recipe "
             "classify, or leave distill.match out."
@@ -151,7 +151,7 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
     teachers = []
     for run in [folder.parent for folder in source.adapters] or [source.run]:
         config = _config(source, run)
-        if config.recipe != "classify":
+        if not config.task.labelled or config.over is not None:
             raise ConfigError(
                 f"distill.teacher.id={run}: a run of recipe {config.recipe} says nothing of classes. Write one of "
                 "recipe classify or crossval, or a model that has a classification head."

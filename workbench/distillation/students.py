@@ -106,9 +106,7 @@ def _of_backbone(config: RunConfig, model: ModelConfig) -> _Origin:
     stored = str(hub.dtype or torch.float32).removeprefix("torch.")
     precision = stored if stored in DTYPES else "float32"
     plain = model.model_copy(update={"weights": precision, "compute": precision, "new_tokens": ()})
-    task = {"sft": model_heads.TEXT, "mlm": model_heads.MASKED, "classify": ModelHead("classes", seed=config.seed)}[
-        config.distill.of
-    ]
+    task = ModelHead("classes", seed=config.seed) if config.task.labelled else model_heads.of(config)
     headed = task.head != "classes" or any(name.endswith(_WITH_CLASSES) for name in hub.architectures or ())
     tokenizer = None if config.reads_pictures else backbones.tokenizer(plain)
     return _Origin(model.id, plain, tokenizer, task, headed)
@@ -135,7 +133,7 @@ def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
     if trained is None or len(source.adapters) != 1:
         return origin
     (adapter,) = source.adapters
-    if trained.recipe in ("classify", "crossval"):
+    if trained.task.labelled:
         task = classifier.task(classifier.read_labels(adapter), seed=config.seed)
     else:
         task = model_heads.of(trained)

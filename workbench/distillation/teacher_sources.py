@@ -50,14 +50,14 @@ class TeacherSource:
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The teacher's own."""
-        if self.run is not None and self.config is not None and self.config.recipe != "crossval":
+        if self.run is not None and self.config is not None and not self.config.crossvalidates:
             return exported.load_tokenizer(self.run, self.config)
         with self.named_in_errors():
             return backbones.tokenizer(self.model)
 
     def reader(self, config: RunConfig) -> RowReader:
         """Reads labelled rows for the teacher, with the columns of `config` where no run says which."""
-        if self.run is not None and self.config is not None and self.config.recipe != "crossval":
+        if self.run is not None and self.config is not None and not self.config.crossvalidates:
             return row_readers.of_run(self.run, self.config)
         with self.named_in_errors():
             return row_readers.of_backbone(config.model_copy(update={"model": self.model}))
@@ -136,7 +136,7 @@ def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
         )
     trusted = Trust(teacher.trust, "distill.teacher.trust=true")
     config = run_directory.shipped_config(path, trusted)
-    if config.recipe == "crossval":
+    if config.crossvalidates:
         if not (path / "decision.json").exists():
             raise ConfigError(
                 f"distill.teacher.id={name}: the cross-validation has not ended. Finish it first: workbench run ... "
@@ -221,10 +221,10 @@ def require_comparable(
 
 
 def _require_same_task(name: str, source: TeacherSource, student: RunConfig) -> None:
-    if source.config is not None and source.config.recipe != student.recipe:
+    if source.config is not None and source.config.task != student.task:
         raise ConfigError(
-            f"{name}: its run is of recipe={source.config.recipe}, and the student's is distill.of={student.recipe}. "
-            "Name a teacher that was trained for the same, or change distill.of."
+            f"{name}: its run is of recipe={source.config.recipe}, and the student's is of={student.task.name}. "
+            "Name a teacher that was trained for the same, or change `of`."
         )
     theirs, mine = source.hub_config(), backbones.hub_config(student.model)
     if theirs.is_encoder_decoder != mine.is_encoder_decoder:

@@ -124,7 +124,7 @@ def of(config: RunConfig, section: str) -> RunEmbedder | None:
     if not (path / "config.yaml").is_file():
         raise ConfigError(f"{key}={path}: not a run directory (no config.yaml). Write one of a run of recipe=embed.")
     own = run_directory.shipped_config(path, Trust(trusted, f"{section}.trust=true"))
-    if own.recipe != "embed":
+    if own.task.head != "hidden":
         raise ConfigError(
             f"{key}={path}: its run is of recipe={own.recipe}, which embeds no texts. Name a run of recipe=embed, or "
             f"leave {key} out for features of the frozen backbone."

@@ -109,7 +109,7 @@ def _pictures(config: RunConfig, hub: PretrainedConfig, known: SavedFormat) -> P
 
 def _training_records(config: RunConfig, reader: PictureReader) -> Sequence[LabelledRecord]:
     """Rows that train: without held-out ones; of a cross-validation those of all folds, without what the test holds."""
-    if config.recipe != "crossval":
+    if not config.crossvalidates:
         return labelled_data.load(config, reader).train.records
     read = labelled_data.read_training(config.data, reader)
     test = {key for path in config.data.test_files.values() for key in reader.read(path).keys}

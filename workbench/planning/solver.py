@@ -37,7 +37,7 @@ from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_checks
 
 PlanMaker = Callable[[RunConfig], Plan]
-"""From a configuration to its plan: that of recipes/plans/plan.py with devices and memory given."""
+"""From a configuration to its plan: that of recipes/verbs/plans/plan.py with devices and memory given."""
 Timing = Callable[[Plan], Timed]
 """From a plan to the seconds of a step on a device."""
 
@@ -306,7 +306,7 @@ def _layouts(config: RunConfig, first: Plan) -> Iterator[DistributedConfig]:
         yield given
         return
     orders: list[dict[str, Any]] = [{"zero": 0}]
-    if config.recipe in layout_checks.SPREAD:  # the others would train one member after another
+    if config.over is not None and config.over.spread:  # the others would train one member after another
         yield DistributedConfig.model_validate({**given.model_dump(), **orders[0]})
         return
     if first.devices > 1:

@@ -23,7 +23,7 @@ class Finding:
 def verdict(record: RunRecord) -> str:
     """Outcome of the run in one sentence, from its numbers."""
     loss = record.difference("loss")
-    if record.config.get("recipe") == "fleet" and loss is not None:
+    if record.over is not None and not record.over.ships and loss is not None:
         return sweep_sections.fleet_verdict(record)
     if loss is None:
         return _unfinished(record)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workbench.config.task_facts import OverFacts, over_of, task_of
 from workbench.errors import ConfigError, FileError
 from workbench.runs import files, run_directory, score_files, units
 
@@ -58,29 +59,40 @@ class RunRecord:
     """Rows whose label is probably wrong, as in suspects.parquet."""
 
     @property
+    def over(self) -> OverFacts | None:
+        """Facts about the recipe, where it is one over tasks."""
+        return over_of(self.config)
+
+    @property
+    def _pages(self) -> str:
+        """Kind of pages; members of a sweep, search or fleet have pages of their own."""
+        task = task_of(self.config)
+        return "text" if task is None or (self.over is not None and not self.over.folds) else task.report
+
+    @property
     def crossvalidates(self) -> bool:
         """Whether the run scored every training row by a model that did not train on it."""
-        return self.config.get("recipe") == "crossval"
+        return self.over is not None and self.over.folds
 
     @property
     def classifies(self) -> bool:
         """Whether the run gave rows labels, rather than writing text."""
-        return self.crossvalidates or self.config.get("recipe") == "classify"
+        return self._pages == "classes"
 
     @property
     def embeds(self) -> bool:
         """Whether the run embedded texts."""
-        return self.config.get("recipe") in ("embed", "rerank")
+        return self._pages == "retrieval"
 
     @property
     def prefers(self) -> bool:
         """Whether the run learnt which answers are better."""
-        return self.config.get("recipe") == "prefer"
+        return self._pages == "preferences"
 
     @property
     def rewards(self) -> bool:
         """Whether the run rates answers."""
-        return self.config.get("recipe") == "reward"
+        return self._pages == "rewards"
 
     @property
     def rates_steps(self) -> bool:
@@ -90,7 +102,7 @@ class RunRecord:
     @property
     def reinforces(self) -> bool:
         """Whether the run learnt from rewards of its own answers."""
-        return self.config.get("recipe") == "reinforce"
+        return self._pages == "reinforcement"
 
     @property
     def reads_pictures(self) -> bool:
@@ -233,7 +245,7 @@ def read(folder: Path) -> RunRecord:
         config=config,
         manifest=manifest,
         metrics=merged_records(members)
-        if members and config.get("recipe") == "crossval"
+        if members and (over := over_of(config)) is not None and over.folds
         else _read(folder / "metrics.jsonl", _metrics),
         scores=score_files.without_tasks(files.read_json(folder / "scores.json")) or before,
         predictions=_table(folder / "predictions.parquet"),

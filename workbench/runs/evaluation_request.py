@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from workbench.config.task_facts import over_of
 from workbench.errors import ConfigError
 
 FILE = "evaluate.now"
 """Stands in the run directory from the request until the step has ended."""
-_ALONE = ("sft", "mlm", "prefer", "reinforce", "distill", "classify", "embed", "rerank", "reward")
-"""Recipes that train one adapter."""
 
 
 def ask(path: Path, config: Mapping[str, Any]) -> None:
@@ -33,8 +32,8 @@ def ask(path: Path, config: Mapping[str, Any]) -> None:
 
 def refusal(config: Mapping[str, Any]) -> str | None:
     """Why a run of this configuration takes no requests; None where it does."""
-    recipe, distill = config.get("recipe"), config.get("distill")
-    if recipe in _ALONE and not (isinstance(distill, Mapping) and distill.get("peers")):
+    recipe, distill, over = config.get("recipe"), config.get("distill"), over_of(config)
+    if (over is None or not over.adapters) and not (isinstance(distill, Mapping) and distill.get("peers")):
         return None
     return f"{recipe} trains several adapters, which are evaluated as evaluate.every says. Ask a run of one adapter."
 

@@ -22,6 +22,7 @@ import torch
 
 from workbench.config import RunConfig
 from workbench.config.expansions import fleet_expansion, sweep_expansion
+from workbench.config.task_facts import over_of
 from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.errors import ConfigError, ResumeError, WorkbenchError
 from workbench.runs import evaluation_request, files, metrics_log, run_log, trust
@@ -222,7 +223,8 @@ def read_config(path: Path, trusted: Trust | None = None) -> RunConfig:
 def shipped_config(path: Path, trusted: Trust | None = None) -> RunConfig:
     """As `read_config`, for the adapter that a run ships: of a sweep, the configuration of its best member."""
     given = trusted or Trust()
-    if read_config(path, given).recipe == "fleet":
+    over = read_config(path, given).over
+    if over is not None and not over.ships:
         names = sorted(each.parent.name for each in (path / "members").glob("*/config.yaml"))
         shown = f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
         hint = f"Name one of them, as {path / 'members' / names[0]} ({shown})." if names else "None has begun yet."
@@ -253,10 +255,10 @@ def _values(path: Path) -> dict[str, Any]:
 def shipped_values(path: Path) -> dict[str, Any]:
     """The values of config.yaml; of a sweep or search, those of its best member, whose adapter it ships."""
     values = _values(path)
-    if values.get("recipe") == "fleet":
+    over = over_of(values)
+    if over is not None and not over.ships:
         return values
-    table = sweep_expansion.TABLES.get(str(values.get("recipe")))
-    members = {} if table is None else files.read_json(path / table)
+    members = files.read_json(path / over.table) if over is not None and over.table is not None else {}
     return sweep_expansion.shipped_values(values, path, members)
 
 

@@ -81,7 +81,7 @@ def refusal(config: RunConfig) -> str | None:
         "train.mlp_tile": (isinstance(config.train.mlp_tile, int), "a bank's layers count the tokens of each member"),
         "train.offload_activations": (config.train.offload_activations is True, "a bank keeps the inputs of blocks"),
         "freeze.policy": (not config.freeze.fixed, "the members of a bank would freeze different layers"),
-        "data.columns.weight": (config.data.weighs and not config.labelled, "a bank weighs rows, and no tokens"),
+        "data.columns.weight": (config.data.weighs and not config.task.labelled, "a bank weighs rows, and no tokens"),
         "prefer.loss": (config.prefer.loss == "kto", "kto looks at all answers of a step before it learns from them"),
         "reward.kind": (config.reward.kind == "process", "a bank compares pairs of answers"),
         "prefer.start": (config.prefer.start is not None, "the members of a bank begin with fresh adapters"),

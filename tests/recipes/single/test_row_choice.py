@@ -17,7 +17,7 @@ from workbench.cli.console import Terminal
 from workbench.errors import Stopped
 from workbench.evaluation import perplexity
 from workbench.recipes.load import load
-from workbench.recipes.plans.plan import plan
+from workbench.recipes.verbs.plans.plan import plan
 from workbench.training import influence
 
 RECIPE = """

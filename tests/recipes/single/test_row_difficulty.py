@@ -23,10 +23,10 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import Stopped
 from workbench.evaluation import perplexity
 from workbench.models import backbones
-from workbench.recipes.check import check
 from workbench.recipes.load import load
-from workbench.recipes.plans.plan import plan
 from workbench.recipes.single import row_difficulty
+from workbench.recipes.verbs.check import check
+from workbench.recipes.verbs.plans.plan import plan
 
 RECIPE = """
 recipe: sft

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import write_questions
 from workbench.config import RunConfig
-from workbench.recipes.run import run
+from workbench.recipes.verbs.run import run
 from workbench.training.callbacks import Silent
 
 

@@ -12,10 +12,10 @@ import workbench
 from tests.run_files import read_metrics, read_scores, write_lines
 from tests.stopping import stop_after
 from workbench.errors import Stopped
-from workbench.recipes.answers.serve import evaluate
-from workbench.recipes.check import check
 from workbench.recipes.load import load
 from workbench.recipes.single.streamed_rows import local
+from workbench.recipes.verbs.check import check
+from workbench.recipes.verbs.evaluate import evaluate
 from workbench.runs.run_directory import read_config
 
 

@@ -20,8 +20,8 @@ from workbench.errors import ConfigError
 from workbench.evaluation.perplexity import Agreement
 from workbench.models.adapter_sizes import AdapterSize, SizeTable
 from workbench.recipes import shipped
-from workbench.recipes.check import check
-from workbench.recipes.shipping.merge import Merged
+from workbench.recipes.verbs.check import check
+from workbench.recipes.verbs.merge import Merged
 
 
 @pytest.fixture(autouse=True)

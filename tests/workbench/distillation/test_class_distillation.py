@@ -26,9 +26,8 @@ from workbench.distillation.class_distillation import TeacherOutputs
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.evaluation import classification_scores
 from workbench.models import classifier, row_readers
-from workbench.recipes.distillation import distill_classes
-from workbench.recipes.folds import crossval, crossval_verbs
-from workbench.recipes.labels import classify
+from workbench.recipes.over import crossval, crossval_verbs, distill_classes
+from workbench.recipes.tasks.classify import class_run
 from workbench.runs import files, run_directory
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -118,7 +117,7 @@ def train(home: Path, sections: Callable[..., dict[str, Any]]) -> Train:
     def run(name: str, recipe: str = "classify", **changed: Any) -> Path:
         config = RunConfig.model_validate({"recipe": recipe, **sections(**changed)})
         started = run_directory.start(home / name, config, resume=False)
-        (classify if recipe == "classify" else crossval).main(config, started, Quiet())
+        (class_run if recipe == "classify" else crossval).main(config, started, Quiet())
         started.close()
         return started.path
 
@@ -145,8 +144,8 @@ def distil(home: Path, sections: Callable[..., dict[str, Any]]) -> Train:
 
 def asked_config(own: dict[str, Any], teacher: Any, *, out_of_fold: bool = False, **distill: Any) -> RunConfig:
     ids = [str(each) for each in teacher] if isinstance(teacher, list) else str(teacher)
-    section = {"of": "classify", "teacher": {"id": ids, "weights": "float32", "out_of_fold": out_of_fold}, **distill}
-    return RunConfig.model_validate({"recipe": "distill", **own, "distill": section})
+    section = {"teacher": {"id": ids, "weights": "float32", "out_of_fold": out_of_fold}, **distill}
+    return RunConfig.model_validate({"recipe": "distill", "of": "classify", **own, "distill": section})
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def loss(
     progress: float = 0.0,
     **settings: Any,
 ) -> Tensor:
-    config = DistillConfig.model_validate({"of": "classify", "teacher": {"id": "x"}, **settings})
+    config = DistillConfig.model_validate({"teacher": {"id": "x"}, **settings})
     objective = soft_criterion(hard(kind, targets), kind, config, classes=targets.shape[1], progress=lambda: progress)
     return objective(student, torch.cat([weights[:, None], targets, teacher, labelled[:, None]], dim=1), SCALE)
 

@@ -18,7 +18,7 @@ from workbench.distillation.student_loss import TeacherLogits, distillation_loss
 from workbench.losses.next_token import NO_LABEL
 from workbench.models import fused_lora
 from workbench.planning.counters import LiveBytes
-from workbench.recipes.text.sft import next_token_loss
+from workbench.recipes.tasks.sft.text_run import next_token_loss
 from workbench.training.signal import Loss
 
 N, D, V, T = 6, 4, 11, 2.0

@@ -59,7 +59,8 @@ def _config(model: str, *, of: str = "sft", teacher: str = "starter", seed: int 
         "seed": seed,
         "model": {"id": model},
         "data": {"train": "rows.jsonl"},
-        "distill": {"of": of, "teacher": {"id": teacher}, "student": student},
+        "of": of,
+        "distill": {"teacher": {"id": teacher}, "student": student},
     }
     return RunConfig.model_validate(sections)
 

@@ -106,7 +106,7 @@ def test_a_model_that_a_run_trained_whole(tmp_path: Path) -> None:
 
 
 def test_the_best_of_a_sweep(tmp_path: Path) -> None:
-    over = {"of": "sft", "over": {"train.learning_rate": [1e-4, 1e-3]}}
+    over = {"over": {"train.learning_rate": [1e-4, 1e-3]}}
     run = _run(tmp_path / "run", recipe="sweep", sweep=over)
     members = [{"member": f"m{n}", "settings": {"train.learning_rate": rate}} for n, rate in enumerate((1e-4, 1e-3))]
     (tmp_path / "run" / "sweep.json").write_text(json.dumps({"best": "m1", "members": members}))

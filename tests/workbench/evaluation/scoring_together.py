@@ -16,7 +16,7 @@ import pytest
 from workbench.config import RunConfig
 from workbench.errors import Stopped
 from workbench.evaluation import forward_passes
-from workbench.recipes.run import run
+from workbench.recipes.verbs.run import run
 from workbench.runs.ranks import joined
 from workbench.training import capacity
 

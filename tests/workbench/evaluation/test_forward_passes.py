@@ -28,7 +28,7 @@ from workbench.evaluation import classification_scores, forward_passes, generati
 from workbench.evaluation.forward_passes import ResultStore, over_rows
 from workbench.models import output_heads
 from workbench.models.output_heads import Head
-from workbench.recipes.run import run
+from workbench.recipes.verbs.run import run
 from workbench.runs.ranks import Ranks
 from workbench.training import capacity
 

@@ -32,8 +32,8 @@ from workbench.evaluation import GeneratedAnswer, Likelihood, generate
 from workbench.evaluation.generation import AnswerSampler, AnswerSamples, picked
 from workbench.models import output_heads
 from workbench.models.output_heads import Head
-from workbench.recipes.run import run as run_config
-from workbench.recipes.text import sft
+from workbench.recipes.tasks.sft import text_run
+from workbench.recipes.verbs.run import run as run_config
 from workbench.runs import evaluation_request, run_directory
 from workbench.training import capacity
 from workbench.training.callbacks import Silent
@@ -261,7 +261,7 @@ def test_the_training_is_bit_identical_without_them(name: str, run: Callable[...
 def test_they_are_what_the_saved_adapter_says_of_these_rows(run: Callable[..., Path]) -> None:
     path = run("save.ship=last", "evaluate.answers=99")
     config = run_directory.read_config(path)
-    scores = sft.TextRun(config, _opened(path), Silent(), *sft.prepare(config, _opened(path)))
+    scores = text_run.TextRun(config, _opened(path), Silent(), *text_run.prepare(config, _opened(path)))
     last = {line["row"]: line["answer"] for line in _lines(path) if line["step"] == 6}
     answers = scores.sampled(scores.load())
     assert {each.place: each.answer for each in answers} == last
@@ -271,7 +271,7 @@ def test_those_of_step_0_are_what_the_backbone_says_by_itself(run: Callable[...,
     """They come after training, in front of all others, once; a prompt that trains has no part in them."""
     path = run("train.steps=2", "adapter={method: prompt, virtual_tokens: 4}")
     config = run_directory.read_config(path)
-    text = sft.TextRun(config, _opened(path), Silent(), *sft.prepare(config, _opened(path)))
+    text = text_run.TextRun(config, _opened(path), Silent(), *text_run.prepare(config, _opened(path)))
     start = text.untrained(text.backbone())
     assert start is not None
     wanted = {each.place: each.answer for each in text.sampled(start)}
@@ -294,7 +294,7 @@ def _opened(path: Path) -> run_directory.Run:
 
 def test_rows_are_drawn_by_the_seed_and_more_rows_begin_with_the_fewer(run: Callable[..., Path]) -> None:
     path = run("train.steps=1")
-    _, _, data = sft.prepare(run_directory.read_config(path), _opened(path))
+    _, _, data = text_run.prepare(run_directory.read_config(path), _opened(path))
     drawn = [evaluation.drawn_prompts(data.held_out, count, seed=0) for count in (0, 2, 5, 99)]
     assert drawn[0] == [] and drawn[1] == drawn[2][:2] and drawn[2] == drawn[3][:5]
     assert sorted(drawn[3]) == list(range(len(data.held_out)))

@@ -22,7 +22,7 @@ from workbench.models import backbones
 from workbench.planning import step_time
 from workbench.planning.step_time import Measured, Roofline, Small, StepWork, Subject, roofline, smaller
 from workbench.recipes.load import load
-from workbench.recipes.plans.plan import plan
+from workbench.recipes.verbs.plans.plan import plan
 
 SHORT = ["data.limit=60", "data.max_tokens=64", "batch.size=8", "model.weights=float32"]
 REST, BLOCK, NEW_SHAPE = 1e-3, 2e-3, 0.5

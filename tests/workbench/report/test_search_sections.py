@@ -25,7 +25,7 @@ def write(folder: Path, *, losses: list[list[float | None]] = LOSSES, **other: A
     ]
     table = {"best": "000", "shares": [0.25, 0.5, 1.0], "rows": 8, "trained": 2.0, "importances": {}, "members": rows}
     (folder / "search.json").write_text(json.dumps(table | other))
-    (folder / "config.yaml").write_text("recipe: search\nsearch: {of: sft}\n")
+    (folder / "config.yaml").write_text("recipe: search\nof: sft\n")
     (folder / "manifest.json").write_text("{}")
     return folder
 

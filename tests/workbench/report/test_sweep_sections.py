@@ -33,7 +33,7 @@ def write(folder: Path, losses: dict[Any, tuple[float | None, ...]], key: str, s
     table = {"best": best["member"], "ship": "last", "members": rows}
     (folder / "sweep.json").write_text(json.dumps(table))
     (folder / "scores.json").write_text(json.dumps(scores))
-    (folder / "config.yaml").write_text("recipe: sweep\nsweep: {of: sft}\n")
+    (folder / "config.yaml").write_text("recipe: sweep\nof: sft\n")
     (folder / "manifest.json").write_text("{}")
     return folder
 

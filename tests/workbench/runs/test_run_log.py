@@ -130,7 +130,7 @@ def test_what_ends_a_run_stands_in_its_log_and_not_in_that_of_the_next(tmp_path:
         workbench.run("sft/quickstart", [*words, f"data.train={tmp_path / 'rows.jsonl'}"], out=out, quiet=True)
     assert f"Error: {refused.value}" in (out / run_log.NAME).read_text()
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("workbench.recipes.text.sft.prepare", lambda *_, **__: 1 / 0)
+        patch.setattr("workbench.recipes.tasks.sft.text_run.prepare", lambda *_, **__: 1 / 0)
         workbench.run("sft/quickstart", words, out=out, quiet=True)
     lines = _lines(out)
     assert "thing" not in "".join(lines) and lines[-1] == "ZeroDivisionError: division by zero"

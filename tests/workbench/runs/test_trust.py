@@ -19,10 +19,10 @@ from workbench.config.sections.distill_config import TeacherConfig
 from workbench.config.yaml_text import dump_yaml, read_yaml
 from workbench.distillation import teacher_sources
 from workbench.errors import ConfigError, ResumeError
-from workbench.recipes.answers import serve
-from workbench.recipes.shipping.combine import combine_runs
-from workbench.recipes.shipping.export import export
-from workbench.recipes.shipping.merge import merge
+from workbench.recipes.verbs import evaluate, generate
+from workbench.recipes.verbs.combine import combine_runs
+from workbench.recipes.verbs.export import export
+from workbench.recipes.verbs.merge import merge
 from workbench.runs import run_directory
 from workbench.runs.trust import Trust
 
@@ -36,9 +36,9 @@ class Foreign(Method):
     method: Literal["foreign"]
 """
 READERS: dict[str, Callable[[Path, bool], Any]] = {
-    "generate": lambda run, trust: serve.generate(run, "What comes after 1?", max_new_tokens=1, trust=trust),
-    "evaluate": lambda run, trust: serve.evaluate(run, ["evaluate.answers=0"], trust=trust),
-    "predict": lambda run, trust: serve.predict(
+    "generate": lambda run, trust: generate.generate(run, "What comes after 1?", max_new_tokens=1, trust=trust),
+    "evaluate": lambda run, trust: evaluate.evaluate(run, ["evaluate.answers=0"], trust=trust),
+    "predict": lambda run, trust: generate.predict(
         run, str(run / "asked.jsonl"), out=run / "said.jsonl", max_new_tokens=1, trust=trust
     ),
     "merge": lambda run, trust: merge(run, out=run / "merged", weights="float32", trust=trust),
@@ -131,7 +131,7 @@ def test_members_of_a_sweep_bring_no_code(trained: Path, tmp_path: Path) -> None
     shutil.copytree(trained, run)
     _mark(run)
     values = read_yaml(run / "config.yaml")
-    sweep = {"of": "sft", "over": {"adapter.rank": [2, 4]}}
+    sweep = {"over": {"adapter.rank": [2, 4]}}
     _write(run, {**values, "recipe": "sweep", "sweep": sweep, "evaluate": {"every": 0.5}})
     member = {"member": "one", "settings": {"plugins": [str(run / "plugin.py")], "model.trust_remote_code": True}}
     (run / "sweep.json").write_text(json.dumps({"best": "one", "members": [member]}))

@@ -58,11 +58,11 @@ WAYS: dict[str, tuple[str, ...]] = {
     "a teacher of other tokens": ("recipe=distill", "distill={{teacher: {{id: starter}}, loss: universal}}"),
     "a teacher of own answers": (*TAUGHT, "distill.on_policy={{share: 0.5, max_new_tokens: 6}}"),
     "a teacher of hidden words": (
-        *("recipe=distill", "distill={{of: mlm, teacher: {{id: {encoder}}}}}"),
+        *("recipe=distill", "of=mlm", "distill={{teacher: {{id: {encoder}}}}}"),
         *("model.id={encoder}", "data.train={texts}", "data.max_tokens=200"),
     ),
     "a teacher of classes": (
-        *("recipe=distill", "distill={{of: classify, teacher: {{id: {classifier}}}}}", "model.id={classifier}"),
+        *("recipe=distill", "of=classify", "distill={{teacher: {{id: {classifier}}}}}", "model.id={classifier}"),
         "data.train={labelled}",
     ),
     "peers": ("recipe=distill", "distill.peers=3", "adapter.dropout=0.3"),
@@ -125,9 +125,9 @@ MEMBERS: dict[str, tuple[str, ...]] = {
     "folds of an encoder": ("model.id={classifier}", *FOLDS),
     "folds of a causal model": ("model.id={model}", *FOLDS),
     "folds one after another": ("model.id={model}", *FOLDS, "folds.together=false"),
-    "classes of a sweep": (*OF_AN_ENCODER, *SWEEP, "sweep.of=classify"),
+    "classes of a sweep": (*OF_AN_ENCODER, *SWEEP, "of=classify"),
     "texts of a sweep": ("adapter.dropout=0.3", *SWEEP),
-    "pairs of a sweep": ("data.train={pairs}", *SWEEP, "sweep.of=prefer"),
+    "pairs of a sweep": ("data.train={pairs}", *SWEEP, "of=prefer"),
 }
 
 

@@ -137,7 +137,7 @@ def test_a_student_of_some_blocks_grows_beside_its_teacher(train: Callable[..., 
 
 def test_members_of_a_sweep_grow_as_they_do_alone(train: Callable[..., Path]) -> None:
     alone = train(*WORDS, "evaluate.every=3", name="alone")
-    words = ("recipe=sweep", "sweep.of=sft", "sweep.over={train.learning_rate: [1e-3, 3e-3]}", "evaluate.every=3")
+    words = ("recipe=sweep", "of=sft", "sweep.over={train.learning_rate: [1e-3, 3e-3]}", "evaluate.every=3")
     sweep = train(*WORDS, *words, name="sweep")
     assert read_losses(sweep / "members" / "learning_rate=0.001") == read_losses(alone)
 

@@ -29,7 +29,7 @@ from workbench.models import output_heads
 from workbench.models.exported import ExportedModel
 from workbench.planning.fake_tensors import BlueprintLoader, real_tensors, to_fake
 from workbench.recipes.load import load
-from workbench.recipes.plans import plan_blocks, plan_parts, plan_texts
+from workbench.recipes.verbs.plans import plan_blocks, plan_parts, plan_texts
 from workbench.runs import run_directory
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_trainer import BankTrainer

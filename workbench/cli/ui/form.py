@@ -109,15 +109,15 @@ Part = dict[str, Any]
 Ask = Callable[[str, Sequence[str]], list[Part]]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["workbench.cli.check_output", "workbench.recipes.plans.plan"])
+_context.set_forkserver_preload(["workbench.cli.check_output", "workbench.recipes.verbs.plans.plan"])
 
 
 def inspect(recipe: str, words: Sequence[str]) -> list[Part]:
     """Show what `workbench check` does."""
     from workbench.cli import check_output
-    from workbench.recipes.check import check
     from workbench.recipes.inspection import Inspection
     from workbench.recipes.load import load
+    from workbench.recipes.verbs.check import check
 
     found, parts = check(load(recipe, words)), []
     with redirect_stdout(io.StringIO()) as printed:
@@ -133,7 +133,7 @@ def plan(recipe: str, words: Sequence[str]) -> list[Part]:
     """Show what `workbench plan` does."""
     from workbench.cli import render
     from workbench.recipes.load import load
-    from workbench.recipes.plans.plan import solve
+    from workbench.recipes.verbs.plans.plan import solve
 
     return list(_parts(render.plan_parts(solve(load(recipe, words)).plan)))
 

@@ -20,12 +20,11 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from workbench.config.task_facts import over_of, task_of
 from workbench.config.yaml_text import read_yaml
 from workbench.errors import FileError, WorkbenchError
 from workbench.runs import evaluation_request, files, run_log, score_files, trust
 
-_WRITING = ("sft", "prefer", "reinforce")
-"""Recipes whose models answer prompts."""
 RECENT = 20
 """Steps whose mean time tells how long the others will take."""
 
@@ -241,7 +240,8 @@ def _changed(path: Path) -> tuple[tuple[int, int] | None, ...]:
 def _no_samples(values: Mapping[str, Any]) -> str | None:
     """Why a run whose model writes text has no sample answers, and what to write; None for another."""
     evaluate = _part(values, "evaluate")
-    if values.get("recipe") not in _WRITING or "samples" not in evaluate:
+    task = task_of(values)
+    if task is None or not task.writes_text or over_of(values) is not None or "samples" not in evaluate:
         return None
     if evaluate["samples"] == 0:
         return "evaluate.samples=3 has the model answer three held-out prompts at each evaluation."

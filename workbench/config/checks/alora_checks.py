@@ -19,7 +19,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
 
 
 def _reasons(config: RunSections) -> Iterator[tuple[str, str]]:
-    if config.recipe != "sft":
+    if not config.task.shares_prefixes:
         yield (
             f"begins where a row asks for an answer, which recipe={config.recipe} does not tell it",
             "Write recipe=sft",

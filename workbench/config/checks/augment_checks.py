@@ -13,7 +13,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     """Contradictions to `data.augment`, one sentence for each."""
     if not config.data.augment.is_on:
         return
-    if config.recipe in ("sft", "mlm"):
+    if config.task.tokens:
         yield (
             f"{KEY} rewrites texts that are read, and recipe={config.recipe} learns to write its texts: what it puts "
             f"into them would be learnt. It is for recipe=classify|crossval. Leave {KEY} out."

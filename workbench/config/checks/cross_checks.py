@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from workbench.adapters import METHODS, Method
 from workbench.adapters.method import HALF_OR_FULL
+from workbench.config import task_facts
 from workbench.config.checks import (
     alora_checks,
     augment_checks,
     checkpointing_checks,
+    crossval_checks,
     curriculum_checks,
     curvature_checks,
-    embed_checks,
     fold_checks,
     growth_checks,
     kernel_checks,
-    labelled_checks,
     length_checks,
     long_row_checks,
     pipeline_checks,
-    prefer_checks,
     regularise_checks,
-    reinforce_checks,
-    rerank_checks,
-    reward_checks,
     sampling_checks,
     sequence_checks,
     sparsity_checks,
@@ -32,44 +29,10 @@ from workbench.config.checks import (
     tensor_checks,
     thinning_checks,
 )
-from workbench.config.freeze_config import UNKEPT
-from workbench.config.sections.basic_sections import DataConfig, ModelConfig
-from workbench.config.sections.clean_rules import ANSWER_RULES, DUPLICATE_RULES
+from workbench.config.sections.basic_sections import MARGIN, ModelConfig
+from workbench.config.sections.clean_rules import ANSWER_RULES
 from workbench.config.sections.optimizer_config import ADAMS
 from workbench.config.sections.run_sections import RunSections
-
-_ONLY_FOR = {
-    "masking": ("mlm",),
-    "prefer": ("prefer", "sweep", "search"),
-    "classes": ("classify", "crossval"),
-    "image": ("classify", "crossval"),
-    "duplicates": ("crossval",),
-    "folds": ("crossval",),
-    "pseudo_label": ("crossval",),
-    "tta": ("crossval",),
-    "correction": ("crossval",),
-    "ensemble": ("crossval",),
-    "sweep": ("sweep",),
-    "search": ("search",),
-    "fleet": ("fleet",),
-    "distill": ("distill",),
-    "embed": ("embed",),
-    "rerank": ("rerank",),
-    "reward": ("reward", "sweep"),
-    "rewards": ("reinforce",),
-    "reinforce": ("reinforce",),
-}
-"""Sections that only some recipes read."""
-_COMPARING = {
-    "prefer": "answers",
-    "reward": "answers",
-    "embed": "rows of a batch",
-    "rerank": "passages",
-    "reinforce": "rewards of answers",
-}
-"""Objects of the loss of a recipe, where it has none of single rows."""
-_TAKE_ALL_ROWS = ("crossval", "prefer", "reward", "embed", "rerank")
-"""Recipes that refuse every choice of rows, each in words of its own."""
 
 
 def mistakes(config: RunSections) -> Iterator[str]:
@@ -83,7 +46,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
         schedule=config.schedule, freeze=config.freeze, batch=config.batch.size, method=config.adapter.method
     )
     yield from config.schedule.misfits(
-        recipe=config.recipe,
+        folds=config.crossvalidates,
         evaluates=config.evaluate.every is not None,
         timed=config.budget.timed,
         patience=config.evaluate.patience,
@@ -108,14 +71,10 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from sparsity_checks.mistakes(config)
     yield from growth_checks.mistakes(config)
     yield from curvature_checks.mistakes(config)
-    yield from prefer_checks.mistakes(config)
     yield from fold_checks.mistakes(config)
-    yield from _of_recipe(config)
-    yield from labelled_checks.mistakes(config)
-    yield from embed_checks.mistakes(config) if config.recipe == "embed" else ()
-    yield from rerank_checks.mistakes(config) if config.recipe == "rerank" else ()
-    yield from reward_checks.mistakes(config) if config.recipe == "reward" else ()
-    yield from reinforce_checks.mistakes(config) if config.recipe == "reinforce" else ()
+    yield from _of_task(config)
+    yield from _of_rows(config)
+    yield from crossval_checks.mistakes(config) if config.crossvalidates else ()
 
 
 def unable(model: ModelConfig, adapter: Method) -> str | None:
@@ -156,11 +115,6 @@ def _of_budgets(config: RunSections) -> Iterator[str]:
         yield (
             f"adapter.method={method} plans over a known number of steps, and budget ends a run earlier. "
             "Leave budget out and write train.steps, or take adapter.method=lora."
-        )
-    if budget.timed and config.recipe == "crossval":
-        yield (
-            "recipe=crossval has stages whose time is not known beforehand, so budget.time, energy and money cannot "
-            "end it. Write train.steps or budget.tokens, which limit each of its adapters."
         )
 
 
@@ -203,10 +157,10 @@ def _of_kept_outputs(config: RunSections) -> Iterator[str]:
             f"freeze.cache={freeze.cache} keeps what frozen blocks give, and freeze.policy={freeze.policy} freezes "
             f"adapters of adapter.method={config.adapter.method}, which draw numbers each time. Write freeze.cache=off."
         )
-    if config.recipe in UNKEPT:
+    if config.task.uncached:
         yield (
             f"freeze.cache={freeze.cache} keeps what frozen blocks give for single rows, and recipe={config.recipe} "
-            f"{UNKEPT[config.recipe]}. Write freeze.cache=off."
+            f"{config.task.uncached}. Write freeze.cache=off."
         )
 
 
@@ -215,42 +169,25 @@ def _of_sources(config: RunSections) -> Iterator[str]:
     data = config.data
     if not data.sources:
         return
-    if config.recipe == "crossval":
-        yield from _of_one_set(data)
-    if data.mix.by == "learned" and config.recipe in _COMPARING:
+    if data.mix.by == "learned" and config.task.compares:
         yield (
             f"data.mix.by=learned compares sources by losses of single rows, and recipe={config.recipe} compares "
-            f"{_COMPARING[config.recipe]}. Write data.mix.by=size or weight."
+            f"{config.task.compares}. Write data.mix.by=size or weight."
         )
     if data.mix.batches == "one_source":
         yield from _of_one_source_batches(config)
     if data.curriculum.by != "none":
         yield "data.curriculum orders the rows of one source; data.sources mixes several. Leave one of them out."
-    if config.classes.sampling not in ("auto", "none") and config.recipe != "crossval":
+    if config.classes.sampling not in ("auto", "none") and not config.crossvalidates:
         yield (
             f"classes.sampling={config.classes.sampling} draws rows by their class, and data.sources by their source. "
             "Leave classes.sampling out; classes.weights=balanced weighs rare classes in the loss."
         )
 
 
-def _of_one_set(data: DataConfig) -> Iterator[str]:
-    """Where the sources of a cross-validation would not be one set of rows."""
-    uneven = [
-        f"data.sources.{name}.{key}"
-        for name, source in data.sources.items()
-        for key in ("weight", "passes")
-        if source.differs(key)
-    ]
-    if uneven := [*uneven, *(["data.mix"] if data.differs("mix") else [])]:
-        yield (
-            f"{', '.join(uneven)}: recipe=crossval deals the rows of all sources into folds as one set, and draws each "
-            "as often as any other. Leave it out; data.columns={weight: NAME} says how much single rows count."
-        )
-
-
 def _of_one_source_batches(config: RunSections) -> Iterator[str]:
     """Where a batch of one source has no sense, or not the counts that are asked for."""
-    if config.recipe not in ("embed", "crossval"):  # which has a sentence of its own
+    if not config.task.one_source_batches and not config.crossvalidates:  # which has a sentence of its own
         yield (
             "data.mix.batches=one_source is for recipe=embed, whose loss compares the rows of a batch; "
             f"recipe={config.recipe} has losses of single rows. Leave it out."
@@ -270,12 +207,12 @@ def _of_evaluation_sets(config: RunSections) -> Iterator[str]:
     for key, files in {"held_out": data.held_out, "test": data.test, "sources": shares}.items():
         if not isinstance(files, dict):
             continue
-        if config.recipe == "embed" and (sizes := {str(size) for size in config.embed.sizes} & files.keys()):
+        if config.task.head == "hidden" and (sizes := {str(size) for size in config.embed.sizes} & files.keys()):
             yield (
                 f"data.{key}.{min(sizes)}: scores of a set and of embeddings of embed.sizes would have one name. "
                 "Give the set another one."
             )
-        rewards = {"mean", *(each.name for each in config.rewards)} if config.recipe == "reinforce" else set()
+        rewards = {"mean", *(each.name for each in config.rewards)} if config.task.generates_rows else set()
         if same := rewards & files.keys():
             kind = "source" if key == "sources" else "set"
             yield (
@@ -288,15 +225,10 @@ def _of_averages(config: RunSections) -> Iterator[str]:
     average = config.average.method
     if average == "none":
         return
-    if config.evaluate.every is None and config.recipe != "crossval":
+    if config.evaluate.every is None and not config.crossvalidates:
         yield (
             f"average.method={average} ships the average where its held-out loss is the lower one, and "
             "evaluate.every=null measures none. Write evaluate.every=0.25, or leave average out."
-        )
-    if config.recipe == "crossval":
-        yield (
-            f"average.method={average} would choose by the rows that the out-of-fold score is measured on. "
-            "Leave average out."
         )
     if config.optimizer.name == "schedule_free" or config.optimizer.lookahead is not None:
         yield f"average.method={average} beside an optimizer that averages already. Leave one of them out."
@@ -307,23 +239,47 @@ def _of_averages(config: RunSections) -> Iterator[str]:
         )
 
 
-def _of_recipe(config: RunSections) -> Iterator[str]:
-    for name, recipes in _ONLY_FOR.items():
-        if config.recipe not in recipes and config.differs(name):
+def _of_task(config: RunSections) -> Iterator[str]:
+    """Sections that other tasks and recipes read, and what the task's own facts refuse."""
+    task, own = config.task, {*config.task.sections, *(config.over.sections if config.over else ())}
+    readers: dict[str, list[str]] = {}
+    for recipe, sections in task_facts.sections():
+        for name in sections:
+            readers.setdefault(name, []).append(recipe)
+    for facts in task_facts.TASKS.values():
+        if facts.section is not None:
+            readers[facts.name] = [facts.name]
+    for name, recipes in readers.items():
+        if name not in own and name != task.name and config.differs(name):
             yield f"{name} is for recipe={'|'.join(recipes)}; recipe={config.recipe} has none. Leave {name} out."
-    if config.recipe == "mlm" and (config.model.chat_template is not None or config.data.loss_on != "assistant"):
-        yield "recipe=mlm reads text as it is: leave model.chat_template and data.loss_on out."
+    if config.reads_pictures and not task.pictures:
+        able = task_facts.names(lambda each: each.pictures)
+        yield f"data.format=image is for recipe={able}|crossval; recipe={config.recipe} reads text. Leave it out."
+    if any(MARGIN in each.columns for each in config.data.training_files.values()) and not task.margins:
+        able = task_facts.names(lambda each: each.margins)
+        yield f"data.columns.margin is for recipe={able}; recipe={config.recipe} compares no answers. Leave it out."
+    for key, sentence in task.refuses.items():
+        if given(config, key):
+            yield sentence.format(key=key, recipe=f"recipe={config.recipe}")
+    if config.distributed.sharded and task.sharded:
+        yield f"distributed: recipe={config.recipe} {task.sharded}"
+    yield from task.check(config) if task.check is not None else ()
+
+
+def given(config: RunSections, key: str) -> bool:
+    """Whether a setting, or any of a section's, is not its default."""
+    *sections, last = key.split(".")
+    section = functools.reduce(getattr, sections, config)
+    return section.differs(last)
+
+
+def _of_rows(config: RunSections) -> Iterator[str]:
+    """Rows that the task or its recipe cannot choose, compare or judge."""
     answers = [rule for rule in config.data.clean if rule in ANSWER_RULES]
-    if config.recipe in ("mlm", "classify", "crossval", "embed", "rerank") and answers and not config.reads_pictures:
+    if answers and not config.task.answers and not config.reads_pictures:
         yield (
             f"data.clean={', '.join(answers)} judges answers to prompts, and recipe={config.recipe} reads texts "
             "without any. Leave it out of data.clean."
-        )
-    repeats = [rule for rule in config.data.clean if rule in DUPLICATE_RULES]
-    if config.recipe == "crossval" and repeats and not config.reads_pictures:
-        yield (
-            f"data.clean={', '.join(repeats)}: recipe=crossval looks for duplicates itself, and knows their labels. "
-            "Write duplicates.on_duplicate=keep_one instead."
         )
     trained = {own.train for own in config.data.training_files.values()}
     if trained & set(config.data.held_out_files.values()):
@@ -336,35 +292,27 @@ def _of_recipe(config: RunSections) -> Iterator[str]:
             f"data.select.target={target} is scored too: rows that were chosen by it make its scores too good. "
             "Name other rows of its kind."
         )
-    if config.recipe == "crossval" and config.data.select.by != "all":
-        yield "recipe=crossval scores every row that it is given. Leave data.select out, and choose rows beforehand."
-    if config.data.select.by_backbone and config.recipe not in _TAKE_ALL_ROWS:
+    if config.data.select.by_backbone and not config.task.own_choice and not config.crossvalidates:
         yield from _of_choosing_backbones(config)
-    if config.data.drop_suspects and config.recipe != "crossval":
+    if config.data.drop_suspects and not config.crossvalidates:
         yield (
             f"data.drop_suspects needs predictions out of fold, and recipe={config.recipe} makes none. "
             "Write recipe=crossval, or leave it out."
         )
-    if config.evaluate.dynamics is True and config.recipe not in ("sft", "mlm", "classify", "crossval"):
+    if config.evaluate.dynamics is True and not config.task.records_losses:
+        able = task_facts.names(lambda each: each.records_losses)
         yield (
-            f"evaluate.dynamics is for recipe=sft|mlm|classify|crossval; recipe={config.recipe} records no losses of "
-            "rows. Leave it out."
-        )
-    compared = config.data.test is not None or config.data.decontaminate.against
-    if config.recipe == "crossval" and config.data.decontaminate.action != "off" and not compared:
-        yield (
-            "data.decontaminate has nothing to compare: recipe crossval holds no rows out, and names no data.test. "
-            "Name evaluation files in data.decontaminate.against."
+            f"evaluate.dynamics is for recipe={able}|crossval; recipe={config.recipe} records no losses of rows. "
+            "Leave it out."
         )
 
 
 def _of_choosing_backbones(config: RunSections) -> Iterator[str]:
     """Where the backbone cannot choose rows before it trains."""
     by, distributed, at_random = config.data.select.by, config.distributed, config.data.select.random_instead
-    if config.recipe not in (recipes := config.data.select.recipes):
-        yield (
-            f"data.select.by={by} is for recipe={'|'.join(recipes)}, not for recipe={config.recipe}. Write {at_random}."
-        )
+    if by not in config.task.chooses:
+        able = task_facts.names(lambda each: by in each.chooses)
+        yield f"data.select.by={by} is for recipe={able}, not for recipe={config.recipe}. Write {at_random}."
         return
     if config.data.sources:
         yield f"data.select.by={by} chooses from one source; data.sources mixes several. Leave one of them out."

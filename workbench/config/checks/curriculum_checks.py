@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workbench.config import task_facts
 from workbench.config.sections.run_sections import RunSections
 
 KEY = "data.curriculum"
@@ -35,17 +36,12 @@ def mistakes(config: RunSections) -> Iterator[str]:
 def _of_asking_backbones(config: RunSections) -> Iterator[str]:
     """Where no backbone can say before the training how hard a row is."""
     by = config.data.curriculum.by
-    if by == "perplexity" and config.recipe != "sft":
+    if by not in config.task.difficulties or config.over is not None:
+        able = next(task for task in task_facts.TASKS.values() if by in task.difficulties)
+        others = [*(() if config.over else config.task.difficulties), "length", "column"]
         yield (
-            f"{KEY}.by=perplexity asks the backbone about answers before it trains, which is for recipe=sft, not for "
-            f"recipe={config.recipe}. Write {KEY}.by=length, column or function"
-            f"{', or loss' if config.recipe == 'classify' else ''}."
-        )
-    if by == "loss" and config.recipe != "classify":
-        yield (
-            f"{KEY}.by=loss asks a linear probe about the classes of rows, which is for recipe=classify, not for "
-            f"recipe={config.recipe}. Write {KEY}.by={'perplexity' if config.recipe == 'sft' else 'length'}, column or "
-            "function."
+            f"{KEY}.by={by} {able.difficulties[by]}, which is for recipe={able.name}, not for recipe={config.recipe}. "
+            f"Write {KEY}.by={', '.join(others)} or function."
         )
     if by == "loss" and config.classes.kind != "one":
         yield (

@@ -6,15 +6,12 @@ from collections.abc import Iterator
 
 from workbench.config.sections.run_sections import RunSections
 
-_DRAWS = ("sft", "mlm", "sweep", "search")
-"""Recipes whose loss can draw tokens; a member of a sweep or search is checked as a run of its own recipe."""
-
 
 def mistakes(config: RunSections) -> Iterator[str]:
     """Contradictions between sophia and the rest of a run, one sentence for each."""
     if config.optimizer.name != "sophia":
         return
-    if config.recipe not in _DRAWS:
+    if not config.task.tokens:
         yield (
             f"optimizer.name=sophia draws tokens from what the model predicts, and recipe={config.recipe} has other "
             "labels. Write optimizer.name=adamw."

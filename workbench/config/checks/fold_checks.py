@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workbench.config.sections.run_sections import RunSections
-
-_RECIPES = ("sft", "prefer", "reward")
-"""Recipes whose held-out rows may be a fold."""
+from workbench.config.task_facts import names
 
 
 def mistakes(config: RunSections) -> Iterator[str]:
@@ -17,10 +15,9 @@ def mistakes(config: RunSections) -> Iterator[str]:
         if fold.number:
             yield "data.fold.number is one of data.fold.of folds, which is not given. Write data.fold.of=5 as well."
         return
-    if config.recipe not in _RECIPES:
-        own = {"crossval": "folds.k says how many there are", "sweep": "sweep.folds makes members of all folds"}
-        why = own.get(config.recipe, f"recipe={config.recipe} does not read it")
-        yield f"data.fold is for recipe={'|'.join(_RECIPES)}: {why}. Leave data.fold out."
+    if not config.task.folds or config.over is not None:
+        why = "folds.k says how many there are" if config.crossvalidates else f"recipe={config.recipe} does not read it"
+        yield f"data.fold is for recipe={names(lambda task: task.folds)}: {why}. Leave data.fold out."
     if fold.number >= fold.of:
         yield f"data.fold.number={fold.number} is none of {fold.of} folds, which are numbered from 0 to {fold.of - 1}."
     if data.differs("held_out"):

@@ -25,5 +25,5 @@ def mistakes(config: RunSections) -> Iterator[str]:
         yield "batch.growth and data.curriculum both say which rows a step takes. Leave one of them out."
     if config.data.mix.by == "learned":
         yield "batch.growth and data.mix.by=learned both say which rows a step takes. Leave one of them out."
-    if config.recipe in ("sweep", "search"):
+    if config.over is not None and config.over.table is not None:
         yield f"batch.growth differs from run to run, and recipe={config.recipe} compares runs. Leave it out."

@@ -13,7 +13,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     """Contradictions to `data.length_warm_up`, one sentence for each."""
     if config.data.length_warm_up.start is None:
         return
-    if config.recipe not in ("sft", "sweep", "search", "distill"):  # whose own messages say it of the last three
+    if not config.task.shares_prefixes:
         yield (
             f"{KEY} cuts texts that a model learns to write, which is for recipe=sft, not for recipe={config.recipe}. "
             f"Leave {KEY} out."

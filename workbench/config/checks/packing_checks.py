@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workbench.config.sections.run_sections import RunSections, TrainingSections
-
-ABLE = ("sft", "mlm", "prefer", "classify", "crossval", "reward", "embed", "distill")
-"""Recipes that can pack rows."""
-OF_MEMBERS = ("sweep", "search", "fleet")
-"""Recipes whose members are runs of other recipes, each of which is checked by itself."""
+from workbench.config.task_facts import names
 
 
 def mistakes(config: RunSections) -> Iterator[str]:
@@ -26,8 +22,9 @@ def mistakes(config: RunSections) -> Iterator[str]:
 
 def unsharable(config: TrainingSections) -> Iterator[tuple[str, str]]:
     """Yield each reason for which what rows begin with cannot be computed once for them, and what to write instead."""
-    if config.recipe != "sft":
-        yield f"is for recipe=sft, and recipe={config.recipe} computes each row by itself", ""
+    if not config.task.shares_prefixes or config.over is not None:
+        able = names(lambda task: task.shares_prefixes)
+        yield f"is for recipe={able}, and recipe={config.recipe} computes each row by itself", ""
         return
     if config.batch.packing is False:
         yield "lays rows one after another, and batch.packing=false forbids it", "batch.packing=auto"
@@ -56,8 +53,8 @@ def unpackable(config: TrainingSections) -> Iterator[tuple[str, str]]:
 
     A sentence about `batch.packing=true` ends with the reason.
     """
-    if config.recipe not in ABLE + OF_MEMBERS:
-        yield f"is for recipe={'|'.join(ABLE)}, and recipe={config.recipe} trains on padded rows", ""
+    if not config.task.packs:
+        yield f"is for recipe={names(lambda task: task.packs)}, and recipe={config.recipe} trains on padded rows", ""
     if config.reads_pictures:
         yield "packs rows of text, and pictures have no padding", ""
     if reason := config.adapter.facts.no_packing:
@@ -78,7 +75,7 @@ def unpackable(config: TrainingSections) -> Iterator[tuple[str, str]]:
         yield "does not go with regularise.r_drop, which lays padded rows twice", "leave that out"
     if config.token_drop.is_on:
         yield "does not go with token_drop, which drops tokens of padded rows", "leave that out"
-    if config.grow.is_on and config.recipe == "classify":
+    if config.grow.is_on and config.task.head == "classes":
         yield (
             "does not go with grow, for which another block is the last one before the head at first",
             "leave that out",

@@ -15,7 +15,7 @@ OPTIMIZERS = ("adamw", "sgd", "lion")
 def untried(config: RunSections) -> Iterator[tuple[str, str]]:
     """Yield settings, and what to write instead of each."""
     adapter = config.adapter
-    if config.recipe != "sft":
+    if not config.task.parted or config.over is not None:
         yield f"recipe={config.recipe}", "recipe=sft"
     if config.distributed.pipeline > 1 and adapter.method not in METHODS:
         yield f"adapter.method={adapter.method} ({', '.join(METHODS)} were)", "adapter.method=lora"

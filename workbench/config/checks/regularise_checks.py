@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from workbench.config import task_facts
 from workbench.config.sections.run_sections import RunSections
 
 
 def mistakes(config: RunSections) -> Iterator[str]:
     """Contradictions to section `regularise`, one sentence for each."""
     section = config.regularise
-    yield from section.misfits(recipe=config.recipe, pictures=config.reads_pictures, cache=config.freeze.cache)
+    yield from section.misfits(pictures=config.reads_pictures, cache=config.freeze.cache)
+    if config.task.labelled:
+        for key in ("label_smoothing", "z_loss"):
+            if getattr(section, key):
+                tokens = task_facts.names(lambda task: task.tokens)
+                yield f"regularise.{key} is for recipe={tokens}, not for {config.recipe}. See classes.smoothing."
     for key in ("sam", "noise_scale") if section.mixout else ():
         if getattr(config.optimizer, key):
             yield (

@@ -54,8 +54,7 @@ def _of_drawing(config: RunSections) -> Iterator[str]:
 
 def _of_tokens(config: RunSections) -> Iterator[str]:
     """Where tokens cannot be compared with a reference."""
-    if config.recipe != "sft":
-        why = {"mlm": "hides other tokens in each epoch"}.get(config.recipe, "learns labels of whole rows")
+    if why := config.task.token_sampling:
         yield f"data.sampling.by=tokens is for recipe=sft; recipe={config.recipe} {why}. Write data.sampling.by=tilted."
     if config.distributed.sharded:
         yield (

@@ -19,7 +19,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
 def _of_models(config: RunSections) -> Iterator[tuple[str, str]]:
     """Yield a reason, and what to write instead of its cause."""
     method = config.adapter.method
-    if config.recipe != "sft":
+    if not config.task.parted or config.over is not None:
         yield f"is for long rows of recipe=sft; recipe={config.recipe} reads a row's first or last token", "recipe=sft"
     if config.model.attention not in ("auto", "sdpa"):
         yield f"needs sdpa, and model.attention={config.model.attention} is another kernel", "model.attention=sdpa"

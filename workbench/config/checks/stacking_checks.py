@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from workbench.adapters import Full
 from workbench.config.sections.run_sections import RunSections
 
-RECIPES = ("sft", "mlm", "classify", "distill")
-"""Recipes of one training of one model, of which nothing is compared with what it was before."""
 OPTIMIZERS = ("adamw", "adamw8bit", "paged_adamw", "paged_adamw8bit", "adafactor", "sgd", "muon")
 """Optimizers that begin anew where their state is dropped."""
 
@@ -41,9 +39,9 @@ def _of_blocks(config: RunSections) -> Iterator[tuple[str, str]]:
         )
     elif config.adapter.sparsity is not None:
         yield "would copy weights onto others that adapter.sparsity keeps at zero", "Leave adapter.sparsity out"
-    if config.recipe not in RECIPES:
+    if not config.task.grows or config.over is not None:
         why = f"changes one model during its training, which was not tried with recipe={config.recipe}"
-        yield why, f"Write recipe={'classify' if config.recipe == 'crossval' else 'sft'}"
+        yield why, f"Write recipe={config.task.name if config.task.grows else 'sft'}"
     if config.freeze.policy != "none":
         why = f"and freeze.policy={config.freeze.policy} both say which blocks train"
         yield why, "Write freeze.policy=none"

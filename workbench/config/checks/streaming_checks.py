@@ -18,7 +18,7 @@ def mistakes(config: RunSections) -> Iterator[str]:
     endless = [name for name, own in data.training_files.items() if own.limit is None]
     if data.sources and endless:
         yield f"data.streaming reads a part of each source. Write data.sources.{endless[0]}.limit=ROWS."
-    elif endless and config.recipe == "crossval":
+    elif endless and config.crossvalidates:
         yield "data.streaming reads a part of the rows, and recipe=crossval folds all of them. Write data.limit=ROWS."
     elif endless and data.select.by != "all":
         yield "data.select chooses among more rows than the run draws. Write data.limit=ROWS, how many are streamed."

@@ -32,8 +32,8 @@ def _of_both(config: RunSections) -> Iterator[tuple[str, str]]:
             f"changes from step to step what frozen blocks give, and freeze.cache={config.freeze.cache} keeps it",
             "Write freeze.cache=off",
         )
-    if config.recipe in ("prefer", "reinforce"):
-        why = f"changes log-probabilities by chance, and recipe={config.recipe} compares them as they are"
+    if config.task.likelihoods:
+        why = f"changes log-probabilities by chance, and recipe={config.recipe} {config.task.likelihoods}"
         yield why, "Write recipe=sft"
     if config.train.compile:
         yield "changes how blocks are called, and train.compile has compiled their calls", "Write train.compile=false"

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from workbench.config import task_facts
 from workbench.config.checks import (
     curriculum_checks,
     length_checks,
@@ -23,13 +24,15 @@ Run = TypeVar("Run", bound=RunSections)
 
 
 def as_plain_run(config: Run) -> Run:
-    """The run of recipe `distill.of` that a distillation is, but for what teaches it.
+    """The run of its task that a distillation is, but for what teaches it.
 
     Raises:
         Mistakes: all that is wrong with it as such a run, and a teacher that is missing.
     """
     section = config.distill
     mistakes = []
+    if reason := section.misfit(config.task):
+        mistakes.append(("distill", reason))
     if section.teacher.id is None and section.peers is None and section.cache.folder is None:
         what = "name a teacher. Write a run directory, a folder or a hub id of a model, or `backbone`."
         mistakes.append(("distill.teacher.id", what))
@@ -37,7 +40,7 @@ def as_plain_run(config: Run) -> Run:
         mistakes.append(("model.id", "`teacher` asks for the weights of distill.teacher.id, which is not there."))
     if config.model.id == TEACHER and section.teacher.url is not None:
         mistakes.append(("model.id", "`teacher` asks for weights, and a server tells none. Name a model."))
-    values = {**config.model_dump(mode="json"), "recipe": section.of, "distill": {}}
+    values = {**config.model_dump(mode="json"), **config.as_task(), "distill": {}}
     values["batch"]["shared_prefix"] = False  # what a teacher reads shares nothing
     if section.match or section.on_policy.share:
         what = "distill.match looks into blocks that would not run"
@@ -62,9 +65,9 @@ def as_plain_run(config: Run) -> Run:
         values["data"]["select"] = {}  # which is judged
     if config.data.sampling.by != "all":
         mistakes.append(("data.sampling", "a distillation measures no losses of rows. Leave it out."))
-    if config.data.weighs and section.of != "classify":
+    if config.data.weighs and config.task.tokens:
         why = "a divergence from a teacher counts each token once"
-        mistakes.append(("data.columns.weight", f"{why}. Leave it out; distill.of=classify weighs rows."))
+        mistakes.append(("data.columns.weight", f"{why}. Leave it out; of=classify weighs rows."))
     if config.data.mix.by == "learned":
         why = "compares sources by losses of rows, and a distillation measures none"
         mistakes.append(("data.mix.by=learned", f"{why}. Write data.mix.by=size or weight."))
@@ -96,11 +99,11 @@ def makes_student(config: RunSections) -> bool:
 
 def shipped_values(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The values of config.yaml in the run directory `folder`, as those of the run whose adapter it ships."""
-    shipped = dict(values)
-    if values.get("recipe") != "distill":
+    shipped, over = dict(values), task_facts.OVER.get(str(values.get("recipe")))
+    if over is None or over.adapters:
         return shipped
     section = shipped.pop("distill", None) or {}
-    shipped["recipe"] = section.get("of", "sft")
+    shipped |= {"recipe": values.get("of") or over.of, "of": None}
     student = StudentConfig.model_validate(section.get("student") or {})
     if shipped["model"]["id"] == TEACHER or student != StudentConfig():
         shipped["model"] = {**shipped["model"], "id": str((folder / STUDENT).resolve()), "revision": None}

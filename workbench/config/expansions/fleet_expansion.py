@@ -40,7 +40,7 @@ def with_rows(values: dict[str, Any]) -> dict[str, Any]:
     Where no member has any, a place of theirs stands for it: the mistake is a member's, and its own check tells it.
     """
     fleet, data = values.get("fleet"), values.get("data", {})
-    if values.get("recipe") != "fleet" or not isinstance(data, Mapping) or data.get("train") or data.get("sources"):
+    if not isinstance(data, Mapping) or data.get("train") or data.get("sources"):
         return values
     members = of_folder(fleet.get("members")) if isinstance(fleet, Mapping) else None
     each = map(_nested, members.values()) if isinstance(members, Mapping) else ()
@@ -56,7 +56,7 @@ def trials(config: Run) -> list[Trial[Run]]:
         Mistakes: all that is wrong with any of them, by member.
     """
     member_runs.require([*_misfits(config), *_foreign(config)])
-    base = {**config.model_dump(mode="json"), "recipe": config.fleet.of, "fleet": {}}
+    base = {**config.model_dump(mode="json"), **config.as_task(), "fleet": {}}
     members, mistakes = list[Trial[Run]](), list[tuple[str, str]]()
     for number, (name, settings) in enumerate(config.fleet.members.items()):
         values = _over(base, _nested(settings))
@@ -78,7 +78,7 @@ def plain(name: str) -> str:
 
 def grown(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Whether two configurations, as dictionaries, are those of a fleet and of the same with further members."""
-    if not old.get("recipe") == new.get("recipe") == "fleet":
+    if old.get("recipe") != new.get("recipe") or not (old.get("fleet") or {}).get("members"):
         return False
     before, after = old["fleet"], new["fleet"]
     known = len(before["members"])

@@ -69,7 +69,7 @@ def shared(config: Run) -> Run:
 def _base(config: RunSections) -> dict[str, Any]:
     """Values that all members have; the clock is the search's own."""
     values = config.model_dump(mode="json")
-    return {**values, "recipe": config.search.of, "search": {}, "budget": {"tokens": config.budget.tokens}}
+    return {**values, **config.as_task(), "search": {}, "budget": {"tokens": config.budget.tokens}}
 
 
 def _misfits(config: RunSections) -> list[tuple[str, str]]:

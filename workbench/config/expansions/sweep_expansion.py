@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workbench.config import task_facts
 from workbench.config.checks import curriculum_checks, length_checks
 from workbench.config.expansions import distill_expansion, member_keys, member_runs
 from workbench.config.expansions.member_runs import Run, Trial
@@ -15,8 +16,6 @@ from workbench.config.sections.run_sections import RunSections
 
 MOST = 1000
 """Members of a sweep."""
-TABLES = {"sweep": "sweep.json", "search": "search.json"}
-"""Recipes that ship the best of several members, and the file of a run directory that says which that is."""
 
 
 def trials(config: Run) -> list[Trial[Run]]:
@@ -29,13 +28,13 @@ def trials(config: Run) -> list[Trial[Run]]:
     member_runs.require(_of_folds(config) if folds else _misfits(config))
     if folds:
         held_out = [{"data.fold.of": folds, "data.fold.number": number} for number in range(folds)]
-        base = {**config.model_dump(mode="json"), "recipe": config.sweep.of, "sweep": {}}
+        base = {**config.model_dump(mode="json"), **config.as_task(), "sweep": {}}
         return member_runs.trials(config, base, [f"fold={n}" for n in range(folds)], held_out, section="sweep.folds")
     combinations = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
     names = [member_runs.folder_name(settings) for settings in combinations]
     if len(set(names)) < len(names):
         names = [f"{number:03}-{name}" for number, name in enumerate(names)]
-    base = {**config.model_dump(mode="json"), "recipe": config.sweep.of, "sweep": {}}
+    base = {**config.model_dump(mode="json"), **config.as_task(), "sweep": {}}
     members = member_runs.trials(config, base, names, combinations, section="sweep.over")
     member_runs.require([(f"sweep.over.{key}", _TWICE) for key in over if _repeats(key, over[key], members)])
     return members
@@ -52,15 +51,15 @@ def shipped_values(values: Mapping[str, Any], folder: Path, members: Mapping[str
     Of a sweep or search that is its best member with its own seed, which decides the held-out rows.
 
     Args:
-        members: Its table, which TABLES names.
+        members: Its table, which `OverFacts.table` names.
     """
-    recipe = values.get("recipe")
-    if recipe not in TABLES:
+    over = task_facts.OVER.get(str(values.get("recipe")))
+    if over is None or over.table is None:
         return distill_expansion.shipped_values(values, folder)
     best = [each["settings"] for each in members.get("members", ()) if each["member"] == members["best"]]
     settings = {key: value for each in best for key, value in each.items() if key != "seed"}
-    base = {**values, "recipe": values.get(recipe, {}).get("of", "sft"), recipe: {}}
-    if recipe == "search":  # whose clock is not that of a member
+    base = {**values, "recipe": values.get("of") or over.of, "of": None, **{name: {} for name in over.sections}}
+    if over.own_clock:
         base["budget"] = {"tokens": (values.get("budget") or {}).get("tokens")}
     return member_runs.written(base, settings)
 
@@ -68,8 +67,8 @@ def shipped_values(values: Mapping[str, Any], folder: Path, members: Mapping[str
 def _of_folds(config: RunSections) -> list[tuple[str, str]]:
     """Mistakes of a sweep over folds that are known before any member is looked at."""
     mistakes = []
-    if config.sweep.of != "reward" or config.reward.kind != "outcome":
-        what = "reward.kind=process" if config.sweep.of == "reward" else f"sweep.of={config.sweep.of}"
+    if config.task.output is None or not config.task.folds or config.reward.kind != "outcome":
+        what = "reward.kind=process" if config.reward.kind != "outcome" else f"of={config.task.name}"
         apart = "data.fold.of=5 data.fold.number=0, and so on, run one fold each"
         mistakes.append(("sweep.folds", f"makes an ensemble of rewards of pairs, not with {what}; there {apart}."))
     if config.sweep.over:
@@ -103,11 +102,11 @@ def misfits(config: RunSections, recipe: str) -> Iterator[tuple[str, str]]:
         yield "evaluate.every", f"{recipe} compares held-out losses. Write evaluate.every=0.25."
     if config.data.select.by_backbone:
         select = config.data.select
-        recipes = "|".join(select.recipes)
+        recipes = task_facts.names(lambda task: select.by in task.chooses)
         yield "data.select", f"by={select.by} is for recipe={recipes}. Write {select.random_instead}."
     if config.data.sampling.by != "all":
         yield "data.sampling", f"members of {recipe} train on the same rows. Leave it out."
-    if config.grow.is_on and config.recipe == "search":
+    if config.grow.is_on and config.over is not None and config.over.own_clock:
         yield "grow", f"{recipe} stops members early, and grow needs the whole run. Leave it out."
     if config.data.mix.by == "learned":
         yield "data.mix", "by=learned gives each member rows of its own. Write data.mix.by=weight."

@@ -12,10 +12,10 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     field_validator,
-    model_validator,
 )
 
 from workbench.config.sections.server_address import ServerAddress
+from workbench.config.task_facts import TaskFacts
 from workbench.schema import Section, Unit
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -137,8 +137,6 @@ class OnPolicyConfig(Section):
 class DistillConfig(Section):
     """A student that learns from a teacher, beside or in place of labels."""
 
-    of: Literal["sft", "mlm", "classify"] = "sft"
-    """The recipe by which the student is trained and scored."""
     teacher: TeacherConfig = TeacherConfig()
     student: StudentConfig = StudentConfig()
     loss: Divergence = "forward_kl"
@@ -156,7 +154,7 @@ class DistillConfig(Section):
     cache: CacheConfig = CacheConfig()
     on_policy: OnPolicyConfig = OnPolicyConfig()
     unlabelled: str | None = Field(default=None, min_length=1)
-    """Recipe classify: a file of rows without labels, for which the student learns the teacher's outputs alone."""
+    """Of labelled rows: a file of rows without labels, for which the student learns the teacher's outputs alone."""
     peers: Annotated[Annotated[int, Field(ge=2)] | None, Unit("adapters")] = None
     """Adapters in one bank that teach each other instead of a teacher; the best is shipped (Zhang et al. 2018)."""
 
@@ -167,31 +165,9 @@ class DistillConfig(Section):
             raise ValueError(f"{list(value)}: write one number, or two: from, to over the run.")
         return value
 
-    @model_validator(mode="after")
-    def _consistent(self) -> DistillConfig:
-        if reason := self._misfit():
-            raise ValueError(reason)
-        return self
-
-    def _served_misfit(self) -> str | None:
-        """Reason against a teacher that a server answers for."""
-        teacher = self.teacher
-        if not isinstance(teacher.id, str) or teacher.id == BACKBONE:
-            return "teacher.url: write the name of one model there as distill.teacher.id."
-        if teacher.model_fields_set - {"id", "url"}:
-            return "teacher.url: the teacher is loaded elsewhere. Leave all of distill.teacher but url and id out."
-        if self.of != "sft":
-            return "teacher.url: a server tells what follows in a text. Write distill.of=sft, or leave the url out."
-        if self.cache.folder is None:
-            return "teacher.url: the server is asked once, before training. Write distill.cache.folder=FOLDER."
-        if self.cache.sampled:
-            return "teacher.url: a server tells the likeliest tokens, and draws none. Leave distill.cache.sampled out."
-        if self.temperature != 1:
-            return "teacher.url: a server tells probabilities at temperature 1. Leave distill.temperature out."
-        return None
-
-    def _misfit(self) -> str | None:
-        if self.teacher.url is not None and (reason := self._served_misfit()):
+    def misfit(self, task: TaskFacts) -> str | None:
+        """Reason why values do not go together, or not with what the student learns; None where they do."""
+        if self.teacher.url is not None and (reason := self._served_misfit(task)):
             return reason
         cached, has_teacher = self.cache.folder is not None, self.teacher.id is not None
         if self.peers is not None and has_teacher:
@@ -205,20 +181,37 @@ class DistillConfig(Section):
         if cached and isinstance(self.temperature, tuple):
             return "a cache is made at one temperature: write distill.temperature as one number."
         if self.cache.sampled and self.loss != "forward_kl":
-            return "draws estimate forward_kl without bias, and no other divergence: write distill.loss=forward_kl."
+            return "samples estimate forward_kl without bias, and no other divergence: write distill.loss=forward_kl."
         if self.loss == "universal" and (cached or self.match or self.on_policy.share or self.peers):
             return "loss=universal compares live models: leave distill.cache, match, on_policy and peers out."
-        if self.of == "classify" and (cached or self.on_policy.share or self.loss == "universal"):
+        if not task.tokens and (cached or self.on_policy.share or self.loss == "universal"):
             return (
-                "of=classify asks the teacher once for each row and keeps that in the run: leave distill.cache and "
+                f"of={task.name} asks the teacher once for each row and keeps that in the run: leave distill.cache and "
                 "on_policy out, and write another loss than universal."
             )
-        if self.of == "classify" and self.peers:
-            return "peers compare what they say of tokens: leave distill.peers out, or write distill.of=sft."
-        if self.of != "classify" and (self.unlabelled or self.teacher.out_of_fold):
-            return "distill.unlabelled and teacher.out_of_fold are for distill.of=classify: leave them out."
-        if self.of == "mlm" and (cached or self.on_policy.share or self.loss == "universal"):
-            return "of=mlm hides other tokens in each epoch: leave cache and on_policy out, and loss=universal."
+        if not task.tokens and self.peers:
+            return "peers compare what they say of tokens: leave distill.peers out, or write of=sft."
+        if task.tokens and (self.unlabelled or self.teacher.out_of_fold):
+            return "distill.unlabelled and teacher.out_of_fold are for of=classify: leave them out."
+        if task.head == "masked" and (cached or self.on_policy.share or self.loss == "universal"):
+            return f"of={task.name} {task.uncached}: leave cache and on_policy out, and loss=universal."
+        return None
+
+    def _served_misfit(self, task: TaskFacts) -> str | None:
+        """Reason against a teacher that a server answers for."""
+        teacher = self.teacher
+        if not isinstance(teacher.id, str) or teacher.id == BACKBONE:
+            return "teacher.url: write the name of one model there as distill.teacher.id."
+        if teacher.model_fields_set - {"id", "url"}:
+            return "teacher.url: the teacher is loaded elsewhere. Leave all of distill.teacher but url and id out."
+        if not task.writes_text:
+            return "teacher.url: a server tells what follows in a text. Write of=sft, or leave the url out."
+        if self.cache.folder is None:
+            return "teacher.url: the server is asked once, before training. Write distill.cache.folder=FOLDER."
+        if self.cache.sampled:
+            return "teacher.url: a server tells the likeliest tokens, and draws none. Leave distill.cache.sampled out."
+        if self.temperature != 1:
+            return "teacher.url: a server tells probabilities at temperature 1. Leave distill.temperature out."
         return None
 
 

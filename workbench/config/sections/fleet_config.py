@@ -15,8 +15,6 @@ from workbench.schema import Section, Unit
 class FleetConfig(Section):
     """Runs of different users that share a backbone and a process, and nothing else."""
 
-    of: Literal["sft", "mlm", "classify"] = "sft"
-    """The recipe that every member runs."""
     members: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Settings of each member by its name, over those of the recipe: {alice: {data.train: a.jsonl, adapter.rank: 8}}.
 

@@ -50,7 +50,7 @@ class RegulariseConfig(Section):
         if self.r_drop:
             yield f"regularise.r_drop: two passes over each row, and {self.r_drop:g} times what they differ by."
 
-    def misfits(self, *, recipe: str, pictures: bool, cache: str) -> Iterator[str]:
+    def misfits(self, *, pictures: bool, cache: str) -> Iterator[str]:
         """Contradictions with the rest of a run, one sentence for each.
 
         Args:
@@ -64,7 +64,3 @@ class RegulariseConfig(Section):
             )
         if self.neftune is not None and pictures:
             yield "regularise.neftune is noise on the embeddings of words, and pictures have none. Leave it out."
-        if recipe in ("classify", "crossval"):
-            for key in ("label_smoothing", "z_loss"):
-                if getattr(self, key):
-                    yield f"regularise.{key} is for recipe=sft|mlm|sweep, not for {recipe}. See classes.smoothing."

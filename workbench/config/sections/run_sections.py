@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, SerializeAsAny, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from workbench.adapters import Lora, Method
 from workbench.config import (
     freeze_policies,  # noqa: F401 - makes freeze.policy known
     plugins,
+    task_facts,
 )
 from workbench.config.freeze_config import FreezeConfig
 from workbench.config.sections.average_config import AverageConfig
@@ -47,31 +50,48 @@ from workbench.config.sections.search_config import SearchConfig
 from workbench.config.sections.sweep_config import SweepConfig
 from workbench.config.sections.token_drop_config import TokenDropConfig
 from workbench.config.sections.tta_config import TtaConfig
-from workbench.schema import Section
+from workbench.config.task_facts import OverFacts, TaskFacts
+from workbench.schema import Section, did_you_mean
 
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio", "swanlab"]
 """Services of metrics."""
 
 
+S = TypeVar("S", bound=Section)
+
+
+class _Names:
+    """Known names as the values of a field in the JSON schema, which is made when every task has registered."""
+
+    def __init__(self, *, over: bool) -> None:
+        self._over = over
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        names = [*task_facts.TASKS, *(task_facts.OVER if self._over else ())]
+        schema = handler(core_schema)
+        return {**schema, "enum": names} if self._over else {**schema, "anyOf": [{"enum": names}, {"type": "null"}]}
+
+
+def _known(recipe: str) -> str:
+    known = [*task_facts.TASKS, *task_facts.OVER]
+    if recipe not in known:
+        raise ValueError(f"unknown recipe {recipe!r}." + did_you_mean(recipe, known))
+    return recipe
+
+
+def _known_task(of: str | None) -> str | None:
+    if of is not None and of not in task_facts.TASKS:
+        raise ValueError(f"unknown task {of!r}." + did_you_mean(of, list(task_facts.TASKS)))
+    return of
+
+
 class CommonSections(Section):
     """Sections that every part of a run reads: its recipe, model, adapter and rows."""
 
-    recipe: Literal[
-        "sft",
-        "mlm",
-        "prefer",
-        "classify",
-        "crossval",
-        "sweep",
-        "search",
-        "fleet",
-        "distill",
-        "embed",
-        "rerank",
-        "reward",
-        "reinforce",
-    ]
-    """Which file of `recipes/` runs this."""
+    recipe: Annotated[str, AfterValidator(_known), _Names(over=True)]
+    """What is done: a task that one adapter learns, or a recipe over a task, which `of` names."""
+    of: Annotated[str | None, AfterValidator(_known_task), _Names(over=False)] = None
+    """The task of a recipe over tasks (folds, sweeps, searches, fleets, students); null: the recipe's usual one."""
     plugins: tuple[Path, ...] = ()
     """Python files of yours, run first, that add adapter methods. Only files you trust."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -84,6 +104,30 @@ class CommonSections(Section):
     prefer: PreferConfig = PreferConfig()
     classes: ClassesConfig = ClassesConfig()
     image: ImageConfig = ImageConfig()
+
+    @property
+    def over(self) -> OverFacts | None:
+        """Facts about the recipe, where it is one over tasks."""
+        return task_facts.OVER.get(self.recipe)
+
+    @property
+    def task(self) -> TaskFacts:
+        """Facts about what is learnt."""
+        over = self.over
+        return task_facts.TASKS[self.recipe if over is None else self.of or over.of]
+
+    @property
+    def crossvalidates(self) -> bool:
+        """Whether every training row is held out once."""
+        return self.over is not None and self.over.folds
+
+    def as_task(self) -> dict[str, Any]:
+        """Values of `recipe` and `of` with which one member is a run of its own."""
+        return {"recipe": self.task.name, "of": None}
+
+    def section(self, kind: type[S]) -> S:
+        """The section that a task declares in its own file."""
+        return next(value for _, value in self if isinstance(value, kind))
 
     @property
     def reads_pictures(self) -> bool:
@@ -169,22 +213,11 @@ class RunSections(TrainingSections, TaskSections):
     """The sections of a run, each valid by itself; `RunConfig` adds that they go together."""
 
     @property
-    def labelled(self) -> bool:
-        """Whether the run, or each member of several, learns the labels of rows rather than tokens."""
-        named = {
-            "sweep": self.sweep.of,
-            "search": self.search.of,
-            "fleet": self.fleet.of,
-            "distill": self.distill.of,
-        }
-        return named.get(self.recipe, self.recipe) in ("classify", "crossval")
-
-    @property
     def steps_on_rows(self) -> int:
         """Optimizer steps one after another on the same rows."""
-        return self.reinforce.updates if self.recipe == "reinforce" else 1
+        return self.task.steps_on_rows(self)
 
     @property
     def rows_of_draw(self) -> int:
         """Rows that the model reads for each example that a step draws."""
-        return self.reinforce.answers if self.recipe == "reinforce" and not self.reinforce.pairs else 1
+        return self.task.rows_of_draw(self)

@@ -53,10 +53,11 @@ class ScheduleConfig(ConsistentSection):
         """Factor by which `plateau` multiplies a rate."""
         return 0.5 if self.drop is None else self.drop
 
-    def misfits(self, *, recipe: str, evaluates: bool, timed: bool, patience: int | None) -> Iterator[str]:
+    def misfits(self, *, folds: bool, evaluates: bool, timed: bool, patience: int | None) -> Iterator[str]:
         """Contradictions with the rest of a run, one sentence for each.
 
         Args:
+            folds: Whether the held-out rows are folds.
             evaluates: Whether held-out losses are measured while it trains.
             timed: Whether a clock ends it.
             patience: `evaluate.patience`.
@@ -73,7 +74,7 @@ class ScheduleConfig(ConsistentSection):
                 "schedule.name=plateau counts evaluations, and a budget of time leaves them out where it is short. "
                 "Write schedule.name=linear, which ends with the budget, or train.steps and no budget."
             )
-        if recipe == "crossval":
+        if folds:
             yield (
                 "schedule.name=plateau would follow the rows that the out-of-fold score is measured on. "
                 "Write schedule.name=linear."

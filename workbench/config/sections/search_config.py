@@ -58,8 +58,6 @@ Choices = Annotated[tuple[Any, ...], Field(min_length=1)]
 class SearchConfig(Section):
     """A search for the best settings by halving."""
 
-    of: Literal["sft", "mlm", "prefer", "classify"] = "sft"
-    """The recipe that every member runs."""
     space: dict[str, Range | Choices] = Field(default_factory=dict)
     """Keys of a run, each with a list of values or with a range: {low: 1.0e-4, high: 1.0e-2, log: true}."""
     trials: Annotated[int, Field(ge=2, le=1000), Unit("settings")] = 32

@@ -42,11 +42,6 @@ class SelectConfig(ConsistentSection):
         return self.by in ("perplexity", "ifd", "gradient")
 
     @property
-    def recipes(self) -> tuple[str, ...]:
-        """Recipes in which the backbone can choose so."""
-        return ("sft", "classify") if self.by == "gradient" else ("sft",)
-
-    @property
     def by_target(self) -> bool:
         """Whether rows are chosen by their likeness to those of `target`."""
         return self.by in ("importance", "gradient")

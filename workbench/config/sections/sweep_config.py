@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -13,8 +13,6 @@ from workbench.schema import Section, Unit
 class SweepConfig(Section):
     """Runs of all combinations of some settings."""
 
-    of: Literal["sft", "mlm", "prefer", "reward", "classify"] = "sft"
-    """The recipe that every member runs."""
     over: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """Keys of a run, each with the values it takes: {train.learning_rate: [1.0e-4, 1.0e-3], seed: [0, 1]}.
 
@@ -23,7 +21,7 @@ class SweepConfig(Section):
     """
 
     folds: Annotated[Annotated[int, Field(ge=2, le=50)] | None, Unit("folds")] = None
-    """With of=reward, in place of `over`: so many members, each of which holds out another fold of the pairs
+    """With `of: reward`, in place of `over`: so many members, each of which holds out another fold of the pairs
     (`data.fold`): an ensemble whose disagreement tells how sure a reward is, and that scores every row out of fold."""
     together: bool = True
     """In one bank, where the method can be; false trains one member after another."""

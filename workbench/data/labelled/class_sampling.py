@@ -140,7 +140,7 @@ def balances(config: RunConfig) -> bool:
     deals the rows of all sources as one set.
     """
     classes, data = config.classes, config.data
-    mixed = bool(data.sources) and config.recipe != "crossval"
+    mixed = bool(data.sources) and not config.crossvalidates
     ordered = data.curriculum.by != "none" or data.sampling.draws or mixed
     chosen = classes.weights != "none" or classes.logit_adjustment > 0 or ordered
     return classes.sampling == "auto" and classes.kind == "one" and not chosen

@@ -89,7 +89,7 @@ def row_encoder(
     Raises:
         BackboneError: The tokenizer or the template does not allow it.
     """
-    if config.recipe == "mlm":
+    if config.task.head == "masked":
         return MlmEncoder(tokenizer, share=config.masking.share, seed=config.seed)
     return conversation_encoder(hub, tokenizer, template=template)
 

@@ -108,7 +108,7 @@ def spread(reward_MS: Floats) -> Floats:
 def _load_rater(run: Path, wanted: ModelReward) -> Rater:
     """The reward model of a run."""
     config = run_directory.shipped_config(run, Trust(wanted.trust, "trust: true beside the run in rewards"))
-    if config.recipe != "reward":
+    if not config.task.margins or config.task.output is None:
         raise ConfigError(
             f"rewards, model: {run} is a run of recipe {config.recipe}, which tells no reward. Name a run of recipe "
             "reward: workbench run reward/quickstart data.train=pairs.jsonl"

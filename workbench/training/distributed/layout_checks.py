@@ -10,19 +10,11 @@ import torch
 from workbench.adapters import Full
 from workbench.adapters.method import Method
 from workbench.config import RunConfig
-from workbench.config.expansions import fleet_expansion, search_expansion, sweep_expansion
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_settings
 
-RECIPES = ("sft", "mlm", "prefer", "classify", "embed", "rerank", "reward", "distill")
-SPREAD = ("crossval", "sweep")
-"""Recipes of many trainings, which are dealt to devices where these do not share each of them."""
-SHARED = ("fleet", "search")
-"""Recipes of many trainings that several devices train only where they share the backbone."""
-MEMBERS = {"sweep": sweep_expansion.trials, "fleet": fleet_expansion.trials, "search": search_expansion.ends}
-"""The trainings of recipes whose members differ in settings; of a search those at the ends of its space."""
 OVER_CUT = ("lora", "rslora", "lora+")
 """Methods that start without reading the weights below them, which are packed once they are cut."""
 OPTIMIZERS = ("adamw", "sgd", "lion")
@@ -70,21 +62,22 @@ def _are(devices: int) -> str:
 
 
 def _together(config: RunConfig) -> Iterator[str]:
-    if config.recipe in SHARED and not config.distributed.sharded:
+    over = config.over
+    if over is not None and over.shared and not config.distributed.sharded:
         yield (
             f"recipe {config.recipe} trains on one device, or over a backbone that devices share. Leave --devices out, "
             "or write distributed={engine: fsdp2, zero: 3}."
         )
-    elif config.recipe not in RECIPES + SPREAD + SHARED:
+    elif not config.task.devices:
         yield f"recipe {config.recipe} trains on one device. Leave --devices out."
-    if config.recipe == "distill" and config.distributed.sharded:
+    if over is not None and not over.adapters and config.distributed.sharded:
         yield (
-            "recipe distill gives every device all of the student, on whose weights a teacher may stand, and ZeRO cuts "
-            "them. Leave section distributed out, or leave --devices out."
+            f"recipe {over.name} gives every device all of the student, on whose weights a teacher may stand, and ZeRO "
+            "cuts them. Leave section distributed out, or leave --devices out."
         )
     if config.optimizer.noise_scale:
         yield "optimizer.noise_scale compares gradients of one device. Leave it out, or leave --devices out."
-    if config.budget.timed and config.recipe in SPREAD + SHARED:
+    if config.budget.timed and over is not None and over.adapters:
         yield (
             f"budget.time ends the trainings of recipe {config.recipe} on one device only. Write train.steps or "
             "budget.tokens, or leave --devices out."
@@ -102,7 +95,7 @@ def _compressed(config: RunConfig, ranks: Ranks) -> Iterator[str]:
             yield f"distributed: {key} of ZeRO++ needs DeepSpeed's kernels, built for accelerators alone. {cure}."
     if not section.is_on:
         return
-    if config.recipe in SPREAD + SHARED:
+    if config.over is not None and config.over.adapters:
         yield (
             f"distributed.compression is of one training that devices share, and recipe {config.recipe} has many. "
             "Leave it out."
@@ -148,12 +141,12 @@ def _low_rank(config: RunConfig) -> Iterator[str]:
 
 def _sharded_members(config: RunConfig) -> Iterator[str]:
     """Refuse what keeps a run, or a member of several, from being trained in shares."""
-    if config.recipe not in MEMBERS:
+    if config.over is None or config.over.members is None:
         yield from _sharded(config)
         return
-    if config.recipe == "sweep" and config.sweep.folds is not None:
+    if config.sweep.folds is not None:
         yield "sweep.folds scores each member over a whole backbone. Leave section distributed out."
-    yield from dict.fromkeys(chain.from_iterable(_sharded(each.config) for each in MEMBERS[config.recipe](config)))
+    yield from dict.fromkeys(chain.from_iterable(map(_sharded, config.over.members(config))))
 
 
 def _sharded(config: RunConfig) -> Iterator[str]:
@@ -181,7 +174,7 @@ def _sharded(config: RunConfig) -> Iterator[str]:
         yield "average needs all weights in one place, and ZeRO cuts them. Write average.method=none, or zero=0."
     whole = not layout_settings.cuts_weights(section)
     cure = "zero=2" if section.engine == "deepspeed" else "engine=deepspeed, zero=2"
-    if not whole and config.recipe == "crossval" and config.correction.is_on:
+    if not whole and config.crossvalidates and config.correction.is_on:
         yield (
             "correction reads rows by a backbone that is whole in each process, and ZeRO cuts it. Leave section "
             "correction out, or section distributed."

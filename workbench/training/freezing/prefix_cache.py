@@ -29,7 +29,6 @@ from workbench.adapters import Full, anatomy
 from workbench.adapters.banks.bank_layers import Routed
 from workbench.adapters.banks.bank_members import MemberParts
 from workbench.config import TrainingSections
-from workbench.config.freeze_config import UNKEPT
 from workbench.config.sections.picture_augment_config import AugmentConfig
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.data.text.tokenized import cache_folder
@@ -523,7 +522,7 @@ class PrefixCacheManager:
 
 def of_recipe(config: TrainingSections) -> str | None:
     """Why outputs of frozen blocks cannot be kept for rows of this recipe; None where they can."""
-    return f"recipe={config.recipe} {UNKEPT[config.recipe]}" if config.recipe in UNKEPT else None
+    return f"recipe={config.recipe} {config.task.uncached}" if config.task.uncached else None
 
 
 def _drawing(config: TrainingSections) -> str | None:

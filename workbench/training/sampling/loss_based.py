@@ -227,7 +227,7 @@ class ImportanceSampling(PoolSampler):
 
     def _norms(self, losses: RowLosses) -> Floats:
         """Bounds (M,) of the gradients of rows, up to a common factor; never 0, so that each row can be drawn."""
-        if self.config.recipe in ("classify", "crossval") and self.config.classes.kind == "number":
+        if self.config.task.labelled and self.config.classes.kind == "number":
             error_M = np.sqrt(losses.loss_B.astype(np.float64))
         else:
             error_M = 1 - losses.probability_B.astype(np.float64)

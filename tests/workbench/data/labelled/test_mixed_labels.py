@@ -19,7 +19,7 @@ from workbench.data.labelled.class_sampling import MixedLabelledRows, sampled_ro
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.errors import ConfigError, DataError
 from workbench.models import row_readers
-from workbench.recipes.labels import classify
+from workbench.recipes.tasks.classify import class_run
 
 SIZES = {"news": 30, "mail": 12, "web": 7}
 
@@ -140,7 +140,7 @@ def test_passes_and_a_source_without_rows_are_refused(folder: Path, stories: str
     config, splits = loaded(folder, stories, sources={"web": {"passes": 1, "weight": 9}})
     assert isinstance(sampled_rows(splits.train, config), MixedLabelledRows)
     with pytest.raises(ConfigError, match=r"data\.sources\.web\.passes=1"):
-        classify.prepare(config)
+        class_run.prepare(config)
     with pytest.raises(DataError, match=r"data\.sources\.web: no row of it is left"):
         sampled_rows(splits.train.subset(splits.train.source_N < 2), config)
 

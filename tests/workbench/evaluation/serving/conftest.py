@@ -18,8 +18,8 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.evaluation.serving.app import Server, ServerLimits
 from workbench.evaluation.serving.served_models import ServedModel, TextModel
 from workbench.models import backbones, exported
-from workbench.recipes.serving import serving
-from workbench.recipes.serving.serving import ServeSettings
+from workbench.recipes.verbs import serving
+from workbench.recipes.verbs.serving import ServeSettings
 from workbench.runs import run_directory
 from workbench.runs.http_server import Address
 

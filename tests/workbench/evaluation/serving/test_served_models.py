@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from tests.workbench.evaluation.serving.conftest import SETTINGS, save_runs
 from workbench.evaluation.serving.app import Server, ServerLimits
 from workbench.evaluation.serving.served_models import AdapterLoader, TextModel
-from workbench.recipes.serving import serving
+from workbench.recipes.verbs import serving
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 

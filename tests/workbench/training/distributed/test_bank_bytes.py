@@ -11,13 +11,13 @@ from tests.conftest import cells
 from tests.workbench.training.distributed import layouts
 from workbench.config.yaml_text import dump_yaml
 from workbench.recipes.load import load
-from workbench.recipes.plans.plan import plan
+from workbench.recipes.verbs.plans.plan import plan
 
 pytestmark = pytest.mark.nightly
 
 SHARED = "distributed={engine: fsdp2, zero: %d}"
 BF16 = ["model.weights=bfloat16", "model.compute=bfloat16"]
-SWEEP = ["recipe=sweep", "sweep={of: sft, over: {seed: [0, 1]}}"]
+SWEEP = ["recipe=sweep", "of=sft", "sweep={over: {seed: [0, 1]}}"]
 FLEET = ["recipe=fleet", "fleet={members: {ada: {data.train: {rows}}, bob: {data.train: {rows}, adapter.rank: 8}}}"]
 CASES: dict[str, list[str]] = {
     "fsdp2": [SHARED % 3, *SWEEP],

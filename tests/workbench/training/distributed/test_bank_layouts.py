@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 4
 FOLDS = ["folds.k=2", "recipe=crossval", "data.test={}/test.jsonl"]
-SWEEP = ["recipe=sweep", "sweep={of: classify, over: {adapter.rank: [2, 4]}}", "data.held_out=0.2"]
+SWEEP = ["recipe=sweep", "of=classify", "sweep={over: {adapter.rank: [2, 4]}}", "data.held_out=0.2"]
 SHARED = "distributed={engine: fsdp2, zero: %d}"
 ALONE = {
     "folds": FOLDS,

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 STEPS = 4
 CACHED = ["distill.cache.k=16", "distill.temperature=2"]
 CLASSES = [
-    *["distill.of=classify", "model.id={}/bert", "model.weights=float32", "data.train={}/animals.jsonl"],
+    *["of=classify", "model.id={}/bert", "model.weights=float32", "data.train={}/animals.jsonl"],
     *["data.held_out=0.2", "distill.teacher={id: '{}/animals', weights: float32}"],
 ]
 MATCHED = "distill.match=[{what: hidden_cosine}]"

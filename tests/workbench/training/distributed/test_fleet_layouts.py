@@ -26,7 +26,7 @@ OWN: dict[str, dict[str, Any]] = {
     "cleo": {"adapter.rank": 2, "adapter.targets": "attention", "batch.size": 3, "data.held_out": 0.3},
 }
 FILES = {"fleet of sft": "fleet.json", "fleet of classify": "fleet.json", "search": "search.json"}
-SEARCH = {"of": "classify", "trials": 4, "eta": 2, "rungs": 1, "rows": 5}
+SEARCH = {"trials": 4, "eta": 2, "rungs": 1, "rows": 5}
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +49,12 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     }
     (folder / "recipe.yaml").write_text(dump_yaml(recipe))
     words = {
-        f"fleet of {kind}": ["recipe=fleet", f"fleet={json.dumps(fleet(folder, kind))}"] for kind in ("sft", "classify")
+        f"fleet of {kind}": ["recipe=fleet", f"of={kind}", f"fleet={json.dumps(fleet(folder, kind))}"]
+        for kind in ("sft", "classify")
     }
     rates = {"train.learning_rate": [1e-3, 2e-3, 5e-3, 1e-2]}
     rows = [f"data.train={folder / 'classify-cleo.jsonl'}", "train.steps=4"]
-    words["search"] = ["recipe=search", f"search={json.dumps({**SEARCH, 'space': rates})}", *rows]
+    words["search"] = ["recipe=search", "of=classify", f"search={json.dumps({**SEARCH, 'space': rates})}", *rows]
     asked = {cell["kind"] for cell in cells(request, "test_every_member_is_that_of_one_process")}
     again = {cell["kind"] for cell in cells(request, "test_what_was_broken_off_goes_on_bit_for_bit")}
     for kind in asked:
@@ -69,7 +70,7 @@ def fleet(folder: Path, kind: str) -> dict[str, Any]:
         name: {"data.train": str(folder / f"{kind}-{name}.jsonl"), "train.steps": STEPS[name], **settings}
         for name, settings in OWN.items()
     }
-    return {"of": kind, "at_once": 2, "members": members}
+    return {"at_once": 2, "members": members}
 
 
 @pytest.mark.nightly(but=["fleet of classify"])

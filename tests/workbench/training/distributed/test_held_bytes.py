@@ -14,7 +14,7 @@ from tests.workbench.training.distributed import layouts
 from workbench.config.yaml_text import dump_yaml
 from workbench.data import starter
 from workbench.recipes.load import load
-from workbench.recipes.plans.plan import plan
+from workbench.recipes.verbs.plans.plan import plan
 
 BLOCKS = 4
 """Of the starter's six."""

@@ -8,7 +8,7 @@ import pytest
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
-from workbench.recipes.plans.plan import plan
+from workbench.recipes.verbs.plans.plan import plan
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import layout_checks
 

@@ -22,7 +22,7 @@ from workbench.config import RunConfig
 from workbench.errors import Stopped
 from workbench.losses.drawn_labels import LabelDraws
 from workbench.models import output_heads
-from workbench.recipes.text.sft import next_token_loss
+from workbench.recipes.tasks.sft.text_run import next_token_loss
 from workbench.runs import run_directory
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.cached_prefix import CachedPrefix

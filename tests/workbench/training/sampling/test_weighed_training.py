@@ -23,8 +23,8 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation import teachers
 from workbench.errors import ResumeError, Stopped
-from workbench.recipes.check import check
 from workbench.recipes.load import load
+from workbench.recipes.verbs.check import check
 from workbench.training.sampling import loss_based
 
 RECIPE = """
@@ -180,7 +180,7 @@ def test_weights_of_rows_and_the_choice_of_tokens_go_together(
 
 
 def test_check_says_what_happens_and_a_plan_counts_it(train: Run, ways: dict[str, list[str]], tmp_path: Path) -> None:
-    from workbench.recipes.plans.plan import plan
+    from workbench.recipes.verbs.plans.plan import plan
 
     notes = check(load(tmp_path / "recipe.yaml", ways["tokens"])).notes
     assert any("it reads the training rows once, before the first step" in note for note in notes)

@@ -1,1 +1,0 @@
-"""`evaluate`, `predict`, `generate` and `sample`: answers of a finished run."""

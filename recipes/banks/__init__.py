@@ -1,1 +1,0 @@
-"""Trainings of many adapters in one bank: sweeps, searches, and the members of fleets."""

@@ -1,1 +1,0 @@
-"""Runs whose student learns from a teacher."""

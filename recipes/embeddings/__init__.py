@@ -1,1 +1,0 @@
-"""Runs of sentence embeddings and rerankers, and their verbs."""

@@ -1,1 +1,0 @@
-"""Cross-validation and its verbs."""

@@ -1,1 +1,0 @@
-"""Runs that classify texts and pictures, and their verbs."""

@@ -1,0 +1,141 @@
+"""`check`, `evaluate` and `predict` of recipe crossval; the verbs' own files hand over to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from workbench.adapters.banks import bank
+from workbench.config import RunConfig
+from workbench.crossval import prediction, suspects
+from workbench.crossval.fold_adapters import FoldContext, fold_adapters
+from workbench.data.labelled import labelled_data
+from workbench.data.labelled.fold_data import FoldData
+from workbench.errors import ConfigError
+from workbench.evaluation import classification_scores, frozen_features, run_embedder
+from workbench.evaluation.forward_passes import ModelResults
+from workbench.evaluation.serving.served_models import ServedModel
+from workbench.models import classifier
+from workbench.recipes.over.crossval import prepare
+from workbench.recipes.task import Predictions, Turn
+from workbench.recipes.tasks.classify import picture_checks, served_classes
+from workbench.recipes.tasks.classify.class_verbs import chosen_examples, notes
+from workbench.recipes.tasks.classify.picture_checks import PictureFindings
+from workbench.recipes.tasks.classify.task import ClassTask
+from workbench.training.optim.schedules import total_steps
+
+
+@dataclass(frozen=True)
+class CrossvalInspection:
+    """Findings of `check`, for a run that is not refused."""
+
+    config: RunConfig
+    data: FoldData
+    examples: list[tuple[str, str, str]]
+    """Place, what the model reads, and the label of some rows."""
+    targets: list[str]
+    """Modules that get an adapter; empty for full fine-tuning."""
+    steps: int | None
+    """Optimizer steps of each adapter; None where a budget alone ends its training."""
+    members: int
+    """Adapters that train together."""
+    notes: list[str]
+    pictures: PictureFindings | None = None
+    """None where rows are texts."""
+    blocks: int | None = None
+    """Transformer blocks of the backbone, where layers freeze."""
+    probe: str = ""
+    """Scores of the frozen backbone alone, in a sentence."""
+
+
+def inspect(config: RunConfig) -> CrossvalInspection:
+    """Everything that `run` does before it trains."""
+    reader, data, _, targets, about_stages = prepare(config)
+    task = classifier.task(data.labels, seed=config.seed)
+    look = partial(frozen_features.of_folds, config, reader, data.rows, data.folds.fold_RN[0])
+    members = fold_adapters(data.folds, seeds=config.folds.seeds)
+    rows = max(int(each.split.train_N.sum()) for each in members)
+    pictures = picture_checks.inspect(config, reader, data.rows, data.labels)
+    return CrossvalInspection(
+        config=config,
+        data=data,
+        examples=chosen_examples(data.rows, reader),
+        targets=targets,
+        steps=total_steps(config, rows),
+        members=len(members),
+        notes=[
+            *_sources(data.rows.rows_by_source),
+            *notes(data.rows, data.labels, config, pictures),
+            *about_stages,
+            *([suspects.sentence(data.folds, seeds=config.folds.seeds)] if config.data.drop_suspects else ()),
+        ],
+        pictures=pictures,
+        probe=frozen_features.in_check(config, task, data.rows.lengths, look),
+    )
+
+
+def _sources(counts: Mapping[str, int]) -> Iterator[str]:
+    """Yield a sentence on the sources of the rows, where there are several."""
+    if counts:
+        yield f"Rows of {', '.join(f'{name} {count:,}' for name, count in counts.items())}: one set, dealt into folds."
+
+
+def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) -> dict[str, float]:
+    """Scores of the ensemble on data.test."""
+    if config.data.test is None:
+        raise ConfigError(
+            "evaluate scores the ensemble of a cross-validation on other rows: name them, data.test=FILE. "
+            f"Out-of-fold scores stand in {run}/scores.json."
+        )
+    context = _context(run, config, scoring)
+    sets = labelled_data.read_each(config.data.test_files, context.reader)
+    rows = labelled_data.encode_each(sets, context.reader, context.labels)
+    return classification_scores.value_scores_of(context.labels, prediction.decided(run, context, rows), rows)
+
+
+def predict(
+    run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None
+) -> tuple[pd.DataFrame, Sequence[str]]:
+    """The ensemble's predictions for every row of a file, whose labels are ignored, and rows left out."""
+    context = _context(run, config, scoring)
+    rows = labelled_data.encode(context.reader.read(source, labelled=False), context.reader, context.labels)
+    values_NC = prediction.decided(run, context, rows)
+    return classification_scores.predictions_table(
+        context.labels, rows, values_NC, context.reader, labelled=False
+    ), rows.skipped
+
+
+def _context(run: Path, config: RunConfig, scoring: ModelResults | None) -> FoldContext:
+    return replace(prediction.fold_context(run, config), scored=None if scoring is None else scoring.store)
+
+
+class FoldTask(ClassTask):
+    """Labels of rows, each of which is out of fold once; what is shipped is decided by their scores."""
+
+    def inspect(self, config: RunConfig) -> CrossvalInspection:  # type: ignore[override]
+        return inspect(config)
+
+    def evaluate(self, run: Path, config: RunConfig, turn: Turn) -> dict[str, float]:
+        return evaluate(run, config, turn.scoring)
+
+    def predict(self, run: Path, source: str, config: RunConfig, turn: Turn) -> Predictions:
+        return Predictions(*predict(run, source, config, turn.scoring))
+
+    def serve(self, run: Path, config: RunConfig, name: str, created: int, *, queue: int) -> ServedModel:
+        served_classes.require_texts(run, config)
+        context = replace(prediction.fold_context(run, config), banks={})
+        if bank.refusal(config.adapter) is None:
+            context.saved(prediction.adapter_folders(run))
+        decided = partial(prediction.decided, run, context)
+        return served_classes.served(config, name, created, context.reader, context.labels, decided, queue=queue)
+
+    def files(self, config: RunConfig) -> Mapping[str, Mapping[str, str]]:
+        embedders = run_embedder.files(config)
+        return {"embedder": embedders} if embedders else {}
+
+
+TASK = FoldTask()

@@ -1,0 +1,294 @@
+"""Distillation: a student learns from what a teacher says of the rows, and from its layers, as well as from labels."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from workbench import evaluation
+from workbench.adapters import Full
+from workbench.config import RunConfig, model_heads
+from workbench.config.expansions import distill_expansion
+from workbench.config.sections.distill_config import STUDENT, TEACHER
+from workbench.data import mixture, named_sets
+from workbench.data.batching import Examples
+from workbench.data.held_out_split import Splits
+from workbench.data.text import tokenized
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.token_masking import MlmEncoder
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.distillation import (
+    on_policy,
+    served_teacher,
+    student_loss,
+    students,
+    teacher_cache,
+    teacher_sources,
+    teachers,
+)
+from workbench.distillation.feature_matching import FeatureMatching
+from workbench.distillation.student_loss import Teacher, distillation_loss
+from workbench.distillation.teacher_cache import CachedTeacher
+from workbench.distillation.teacher_sources import TeacherSource
+from workbench.distillation.token_alignment import Alignment, UniversalTeacher
+from workbench.errors import BackboneError, ConfigError
+from workbench.models import backbones
+from workbench.models.backbones import Backbone, Loader
+from workbench.models.exported import ExportedModel
+from workbench.recipes.over import distill_classes, distill_peers
+from workbench.recipes.single.single_run import Supervise
+from workbench.recipes.task import MembersAtOnce
+from workbench.recipes.tasks.sft import text_run
+from workbench.runs.ranks import ALONE
+from workbench.runs.run_directory import Run
+from workbench.training import packing
+from workbench.training.callbacks import Callback
+from workbench.training.signal import TrainingSignal
+
+Scores = dict[str, Any]
+
+
+def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce) -> Scores:
+    """Train a student as `config` says; returns scores before and after, and the teacher's, as in scores.json."""
+    base = distill_expansion.student_config(config, run.home)
+    source = find_teacher(config)
+    if not run.resumed:
+        shutil.rmtree(run.path / STUDENT, ignore_errors=True)  # of a run that failed here under another configuration
+    students.make(config, source, run.home / STUDENT, weights=False, ranks=run.ranks)
+    if base.task.labelled:
+        assert source is not None, "peers and caches are for tokens"
+        scores = distill_classes.main(config, base, source, run, callback)
+    else:
+        scores = _text(config, base, source, run, callback)
+    if isinstance(base.adapter, Full):
+        shutil.rmtree(run.path / STUDENT, ignore_errors=True)  # what was trained stands in adapter/, whole
+    return scores
+
+
+def find_teacher(config: RunConfig) -> TeacherSource | None:
+    """Where the teacher comes from; None where a server or adapters teach, or a cache says who taught."""
+    section = config.distill
+    if section.teacher.id is None or section.teacher.url is not None:
+        return None
+    source = teacher_sources.find(section.teacher, config.model)
+    try:
+        source.hub_config()
+    except BackboneError:
+        # It may be gone once it has said all that is to be learnt from it.
+        folder = section.cache.folder
+        if config.model.id == TEACHER or folder is None or teacher_cache.made_by(folder) != source.name:
+            raise
+        return None
+    return source
+
+
+def require_teachable(
+    config: RunConfig,
+    base: RunConfig,
+    source: TeacherSource | None,
+    tokenizer: PreTrainedTokenizerBase,
+    template: ChatEncoder | MlmEncoder,
+    data: Splits[TokenizedSet],
+) -> None:
+    """Refuse what would compare nonsense, before a weight is read."""
+    section, hub, task = config.distill, backbones.hub_config(base.model), model_heads.of(base)
+    cached = section.cache.folder is not None and not teacher_cache.missing(section.cache.folder)
+    if source is not None:
+        teacher_sources.require_comparable(section, source, base, tokenizer, template, data.train)
+        if isinstance(template, MlmEncoder):
+            _require_whole_vocabulary(source, tokenizer)
+    if source is not None and not cached:
+        with source.named_in_errors():
+            taught_by = backbones.skeleton(source.model, task=task)
+        if section.match:
+            FeatureMatching(section.match, backbones.skeleton(base.model, task=task), taught_by, seed=base.seed)
+    if section.loss == "universal" and source is not None:
+        if len(source.adapters) > 1:
+            raise ConfigError("distill.loss=universal listens to one teacher. Name one as distill.teacher.id.")
+        Alignment(data.train, _read_by(source, base), tokenizer, source.tokenizer()).require_enough()
+    if base.batch.packing is True and source is not None and section.cache.folder is None:
+        packing.require(_no_packing(source, data.train))
+    if section.on_policy.share:
+        on_policy.require_causal(hub)
+        on_policy.require_room(config, data.train, backbones.skeleton(base.model, task=task))
+    if section.peers is not None:
+        student_loss.require_peers_in_one_bank(base)
+    if section.cache.folder is not None:
+        teacher_cache.require_usable(section, data.train, teacher_cache.identity(section, source, tokenizer))
+    if section.teacher.url is not None and not cached:
+        if hub.is_encoder_decoder:
+            raise ConfigError(
+                f"distill.teacher.url: {type(hub).__name__} has a decoder beside its encoder, and a server reads one "
+                "text. Name a student that reads and writes in one sequence, or load the teacher here."
+            )
+        with served_teacher.ServedTeacher.of(section.teacher) as teacher:
+            teacher.require_comparable(base.data, tokenizer, template, data.train)
+
+
+def _require_whole_vocabulary(source: TeacherSource, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a teacher who does not know a token that may stand where one is hidden: the mask, or any other."""
+    if unknown := tokenizer.get_vocab().keys() - source.tokenizer().get_vocab().keys():
+        raise ConfigError(
+            f"distill.teacher.id={source.name}: its tokenizer does not know {min(unknown)!r}, which of=mlm may "
+            "write where a token is hidden. Name a teacher with the student's tokenizer."
+        )
+
+
+def _text(config: RunConfig, base: RunConfig, source: TeacherSource | None, run: Run, callback: Callback) -> Scores:
+    """A student that predicts tokens."""
+    tokenizer, template, data = text_run.prepare(base, run)
+    require_teachable(config, base, source, tokenizer, template, data)
+    students.make(config, source, run.home / STUDENT, weights=True, callback=callback, ranks=run.ranks)
+    student = text_run.TextRun(base, run, callback, tokenizer, template, data)
+    if config.distill.peers is not None:
+        distill_peers.train(config, student)
+    else:
+        student.train(supervise(config, base, source, run, data, tokenizer, callback))
+    facts = run.manifest.get("distill", {})
+    if (loss := facts.get("teacher_loss")) is None:
+        return student.finish()
+    return student.finish({"teacher": {"loss": loss, **facts.get("teacher_losses", {})}})
+
+
+def supervise(
+    config: RunConfig,
+    base: RunConfig,
+    source: TeacherSource | None,
+    run: Run,
+    data: Splits[TokenizedSet],
+    tokenizer: PreTrainedTokenizerBase,
+    callback: Callback,
+    loader: Loader = backbones.load,
+) -> Supervise[ExportedModel]:
+    """The student's training signal; a cache is made before, so that its teacher is gone by then."""
+    section = config.distill
+    cached = cache(config, base, source, run, data, tokenizer, callback) if section.cache.folder is not None else None
+
+    def signal(student: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        model = student.model
+        matching: FeatureMatching | None = None
+        teacher: Teacher
+        train: Examples = mixture.mixed(data.train, base)
+        read: Examples = data.train  # by the teacher
+        if cached is not None:
+            teacher = cached
+        else:
+            assert source is not None
+            with source.named_in_errors():
+                live = teachers.load(source, base, tokenizer, model=model, backbone=backbone, loader=loader)
+            for note in live.notes:
+                callback.say(note)
+            if section.match:
+                matching = FeatureMatching(section.match, backbone.model, live.backbone, seed=base.seed)
+            if section.loss == "universal":
+                teacher = universal = _universal(base, source, live, data, tokenizer)
+                read = universal.alignment.teacher_train
+                run.note(distill={"teacher": source.name, "aligned": universal.share_aligned})
+            else:
+                teacher = live
+                _note(run, source, live, data, callback)
+        if section.on_policy.share:
+            write = on_policy.shared(on_policy.writer(model, tokenizer, section.on_policy), run.ranks)
+            stop = evaluation.stop_tokens(tokenizer, data.train)
+            drawn, asked = train, section.on_policy
+            train = read = on_policy.OnPolicy(data.train, write, asked, seed=base.seed, stop=stop, drawn=drawn)
+        loss = distillation_loss(section, model, student.head, teacher, matching, progress)
+        return TrainingSignal(
+            train,
+            loss,
+            matching,
+            known=not section.on_policy.share,
+            settings=section.model_dump(mode="json"),
+            reads_packed=matching is None and (cached is not None or _no_packing(source, read) is None),
+        )
+
+    return signal
+
+
+def cache(
+    config: RunConfig,
+    base: RunConfig,
+    source: TeacherSource | None,
+    run: Run | None,
+    data: Splits[TokenizedSet],
+    tokenizer: PreTrainedTokenizerBase,
+    callback: Callback,
+) -> CachedTeacher:
+    """Teacher distributions for the training rows, from disk; the teacher is asked where they are missing.
+
+    Args:
+        run: Is told about the teacher; None outside of a run.
+    """
+    section, folder = config.distill, config.distill.cache.folder
+    assert folder is not None
+    ranks = ALONE if run is None else run.ranks
+    wanted = teacher_cache.identity(section, source, tokenizer)
+    lacking = ranks.agreed(teacher_cache.missing(folder))
+    if lacking and section.teacher.url is not None:
+        if ranks.first:
+            callback.say(f"Asking {section.teacher.id} at {section.teacher.url} about every training row ...")
+            with served_teacher.ServedTeacher.of(section.teacher) as teacher:
+                questions = served_teacher.ServedQuestions(data.train, teacher, section, vocabulary=len(tokenizer))
+                teacher_cache.write(folder, data.train, questions, wanted, callback=callback)
+        ranks.wait()
+        if run is not None:
+            run.note(distill={"teacher": section.teacher.id, "url": section.teacher.url})
+    elif lacking:
+        assert source is not None, "without one an unfinished cache is refused"
+        callback.say(f"Asking the teacher, {source.name}, about every training row ...")
+        with source.named_in_errors():
+            live = teachers.alone(source, base, tokenizer)
+        device = next(live.models[0].model.parameters()).device
+        asking = teacher_cache.LiveQuestions(data.train, live, section, len(tokenizer), 8192, device, ranks)
+        teacher_cache.write(folder, data.train, asking, wanted, callback=callback, ranks=ranks)
+        if run is not None:
+            _note(run, source, live, data, callback)
+    cached = CachedTeacher(folder, data.train, section, wanted)
+    if run is not None:
+        run.note(distill={**run.manifest.get("distill", {}), "cache": cached.facts})
+    return cached
+
+
+def _no_packing(source: TeacherSource | None, read: Examples) -> str | None:
+    """Why a live teacher cannot read its rows packed; None where it can."""
+    assert source is not None, "who teaches live is there"
+    return source.no_packing(longest=int(read.lengths.max()))
+
+
+def _note(
+    run: Run, source: TeacherSource, live: teachers.LiveTeacher, data: Splits[TokenizedSet], callback: Callback
+) -> None:
+    """How good the teacher is, once in a run, by its first process."""
+    if not run.ranks.first or run.manifest.get("distill", {}).get("teacher") == source.name:
+        return
+    callback.say("Scoring the teacher ...")
+    rows, facts = data.held_out, {"teacher": source.name, "teacher_loss": live.loss(data.held_out)}
+    of_sets = named_sets.scored(rows, lambda own: {"loss": live.loss(rows.subset(own))})
+    run.note(distill={**facts, **({"teacher_losses": of_sets} if of_sets else {}), "shared": live.shared})
+
+
+def _universal(
+    base: RunConfig,
+    source: TeacherSource,
+    live: teachers.LiveTeacher,
+    data: Splits[TokenizedSet],
+    tokenizer: PreTrainedTokenizerBase,
+) -> UniversalTeacher:
+    """The teacher, who reads the same rows in its own tokens."""
+    (teacher,) = live.models
+    theirs = _read_by(source, base)
+    device = next(teacher.model.parameters()).device
+    return UniversalTeacher(teacher, data.train, theirs, tokenizer, source.tokenizer(), device=device)
+
+
+def _read_by(source: TeacherSource, base: RunConfig) -> TokenizedSet:
+    """The training rows in the teacher's tokens."""
+    own = source.tokenizer()
+    template = source.template(base, own)
+    files = base.data.training_files
+    return tokenized.together(
+        {name: tokenized.read(each.train, each, own, template, limit=each.limit) for name, each in files.items()}
+    )

@@ -1,0 +1,141 @@
+"""Distillation of classifiers: the teacher is asked about each row once, before training, and gone by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, from_numpy
+from transformers import PreTrainedModel
+
+from workbench.config import RunConfig
+from workbench.config.sections.distill_config import STUDENT
+from workbench.data.batching import MicroBatch
+from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
+from workbench.data.labelled.records import RowReader
+from workbench.distillation import class_distillation, students
+from workbench.distillation.class_distillation import TeacherOutputs
+from workbench.distillation.feature_matching import FeatureMatching
+from workbench.distillation.teacher_sources import TeacherSource
+from workbench.errors import ConfigError
+from workbench.evaluation import classification_scores
+from workbench.losses.criterion import criterion
+from workbench.models import backbones
+from workbench.models.backbones import Backbone
+from workbench.models.classifier import Classifier, task
+from workbench.recipes.single.single_run import Supervise
+from workbench.recipes.tasks.classify import class_run
+from workbench.runs import provenance
+from workbench.runs.run_directory import Run
+from workbench.training import preflight
+from workbench.training.callbacks import Callback
+from workbench.training.signal import Loss, TrainingSignal
+
+Scores = dict[str, Any]
+
+
+def main(config: RunConfig, base: RunConfig, source: TeacherSource, run: Run, callback: Callback) -> Scores:
+    """Train a student of classes; returns scores before and after, and the teacher's, as in scores.json.
+
+    Args:
+        config: The distillation's.
+        base: The same as a run of recipe classify, with the student's backbone.
+        source: The teacher.
+    """
+    reader, data, _ = class_run.prepare(base)
+    extra = prepare(config, base, source, data, reader)
+    students.make(config, source, run.home / STUDENT, weights=True, callback=callback, ranks=run.ranks)
+    class_run.note(run, data)
+    if extra is not None:
+        provenance.note_data(run, {"unlabelled": extra.facts()})
+    teacher_outputs = class_distillation.teacher_outputs(config, source, data, extra, run, callback)
+    student = class_run.ClassRun(base, run, callback, reader, data)
+    student.train(_supervise(config, base, source, data, extra, teacher_outputs))
+    scores = {"teacher": classification_scores.scores_of(data.labels, teacher_outputs.held_out_NC, data.held_out)}
+    if data.test is not None and teacher_outputs.test_NC is not None:
+        scores["teacher_test"] = classification_scores.scores_of(data.labels, teacher_outputs.test_NC, data.test)
+    return student.finish(scores)
+
+
+def prepare(
+    config: RunConfig, base: RunConfig, source: TeacherSource, data: ClassSplits, reader: RowReader
+) -> LabelledSet | None:
+    """The rows without labels; refuses, before a weight is read, a teacher that could not be asked."""
+    extra = class_distillation.unlabelled(config, data, reader)
+    extra = extra and extra.graded(base.data.curriculum)
+    sets = [data.train, *([] if extra is None else [extra])]
+    if extra is not None:
+        preflight.require_backbone(base, sets, task(data.labels, seed=base.seed))
+    for teacher in class_distillation.class_teachers(source, config, data.labels):
+        for rows in sets:
+            teacher.require_columns(rows, config)
+        if config.distill.teacher.out_of_fold:
+            assert source.run is not None, "nobody else says anything out of fold"
+            class_distillation.require_own_rows(teacher, source.run, data.train, config)
+    if config.distill.match:
+        class_distillation.require_one(source)
+        if not reader.same_positions(source.reader(base)):
+            raise ConfigError(
+                f"distill.match compares layers token by token, and {source.name} has other tokens than "
+                f"{base.model.id}, or pictures of another size. Take a teacher that reads rows as the student does "
+                "(pictures: write its image.size), or leave distill.match out."
+            )
+        meant = task(data.labels, seed=base.seed)
+        ends = [backbones.skeleton(model, task=meant) for model in (base.model, source.model)]
+        _matching(config, base, data, *ends)
+    return extra
+
+
+def _supervise(
+    config: RunConfig,
+    base: RunConfig,
+    source: TeacherSource,
+    data: ClassSplits,
+    extra: LabelledSet | None,
+    teacher_outputs: TeacherOutputs,
+) -> Supervise[Classifier]:
+    """The student's training signal: labels, teacher outputs, and matched layers."""
+    rows = class_distillation.with_teacher(data.train, teacher_outputs.train_NC, labelled=True)
+    if extra is not None:
+        assert teacher_outputs.extra_NC is not None
+        extra = class_distillation.with_teacher(extra, teacher_outputs.extra_NC, labelled=False)
+    examples = class_distillation.examples(base, rows, extra)
+    hard = criterion(base.classes, from_numpy(data.train.targets_NC))
+
+    def supervise(student: Classifier, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        objective = class_distillation.soft_criterion(
+            hard, data.labels.kind, config.distill, classes=len(data.labels.names), progress=progress
+        )
+        loss, settings = student.row_loss(objective), config.distill.model_dump(mode="json")
+        if not config.distill.match:
+            packed = student.reads_packed(base.adapter)
+            return TrainingSignal(examples, loss, settings=settings, reads_packed=packed)
+        teacher = class_distillation.load_one(source, config, data.labels)
+        matching = _matching(config, base, data, student.backbone, teacher.backbone)
+        return TrainingSignal(examples, _matched(loss, student, teacher, matching), matching, settings=settings)
+
+    return supervise
+
+
+def _matching(
+    config: RunConfig, base: RunConfig, data: ClassSplits, student: PreTrainedModel, teacher: PreTrainedModel
+) -> FeatureMatching:
+    """The comparison of layers, of pictures as large as the training rows."""
+    picture_13HW = data.train.batch(np.arange(1)).inputs.get("pixel_values")
+    return FeatureMatching(config.distill.match, student, teacher, seed=base.seed, picture_13HW=picture_13HW)
+
+
+def _matched(loss: Loss, student: Classifier, teacher: Classifier, matching: FeatureMatching) -> Loss:
+    """`loss`, and how unlike the teacher's layers the student's are on the same rows."""
+
+    def total(batch: MicroBatch, scale: float) -> Tensor:
+        with torch.no_grad(), matching.teacher():
+            teacher.outputs(replace(batch, inputs=student.reader.as_read_by(teacher.reader, batch.inputs)))
+        with matching.student():
+            task_loss = loss(batch, scale)
+        return task_loss + matching.loss(batch) * scale
+
+    return total

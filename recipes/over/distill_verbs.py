@@ -1,0 +1,77 @@
+"""`check` and `distill-cache` of recipe distill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from workbench.config import RunConfig
+from workbench.config.expansions import distill_expansion
+from workbench.config.sections.distill_config import STUDENT
+from workbench.data.text import tokenized
+from workbench.data.text.row_encoder import row_encoder
+from workbench.distillation import students
+from workbench.errors import ConfigError
+from workbench.models import backbones, row_readers
+from workbench.recipes.over import distill, distill_classes
+from workbench.recipes.single import streamed_rows
+from workbench.recipes.tasks.sft.text_run import read_template
+from workbench.training.callbacks import Callback
+from workbench.training.optim.schedules import total_steps
+
+
+def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
+    """Result of `inspect` for the plain run that a distillation is.
+
+    Its frozen backbone is not looked through: a student that is yet to be made has no weights, and a mistake in the
+    teacher is found without reading any.
+    """
+    source = distill.find_teacher(config)
+    with TemporaryDirectory() as aside:
+        base = distill_expansion.student_config(config, Path(aside))
+        students.make(config, source, Path(aside) / STUDENT, weights=False)
+        unprobed = base.evaluate.model_copy(update={"probe": 0})
+        inspection = inspect(base.model_copy(update={"evaluate": unprobed}))
+        if base.task.labelled:
+            assert source is not None, "peers and caches are for tokens"
+            extra = distill_classes.prepare(config, base, source, inspection.data, row_readers.of_backbone(base))
+            drawn = inspection.drawn + (0 if extra is None else len(extra))
+            inspection = replace(inspection, drawn=drawn, steps=total_steps(base, drawn))
+        else:
+            tokenizer = backbones.tokenizer(base.model)
+            template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
+            distill.require_teachable(config, base, source, tokenizer, template, inspection.data)
+    return replace(inspection, notes=[_sentence(config), *inspection.notes])
+
+
+def cache(config: RunConfig, callback: Callback) -> dict[str, Any]:
+    """Ask the teacher of a recipe about every training row, and keep it in distill.cache.folder; returns its facts."""
+    section = config.distill
+    if config.over is None or config.over.adapters or not config.task.writes_text:
+        raise ConfigError("distill-cache is for recipe=distill with of=sft. Name such a recipe.")
+    if section.cache.folder is None:
+        raise ConfigError("distill.cache.folder: where to? Write distill.cache.folder=FOLDER.")
+    config = streamed_rows.local(config, say=callback.say)
+    source = distill.find_teacher(config)
+    with TemporaryDirectory() as aside:
+        base = distill_expansion.student_config(config, Path(aside))
+        students.make(config, source, Path(aside) / STUDENT, weights=False)
+        tokenizer = backbones.tokenizer(base.model)
+        template = row_encoder(base, backbones.hub_config(base.model), tokenizer, template=read_template(base))
+        data = tokenized.load(base.data, tokenizer, template, seed=base.seed)
+        distill.require_teachable(config, base, source, tokenizer, template, data)
+        return distill.cache(config, base, source, None, data, tokenizer, callback).facts
+
+
+def _sentence(config: RunConfig) -> str:
+    section = config.distill
+    if section.peers is not None:
+        return f"{section.peers} adapters teach each other."
+    teacher = section.teacher.id if section.teacher.id is not None else section.cache.folder
+    named = ", ".join(teacher) if isinstance(teacher, tuple) else str(teacher)
+    if section.teacher.url is not None:
+        named = f"{named} at {section.teacher.url}"
+    return f"Teacher: {named}. Loss: {section.loss}, alpha {section.alpha}, temperature {section.temperature}."

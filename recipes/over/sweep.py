@@ -1,0 +1,277 @@
+"""A sweep: K settings and seeds of one recipe, trained in one bank over one backbone; the best is shipped."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from workbench.adapters import anatomy
+from workbench.config import RunConfig
+from workbench.config.expansions import sweep_expansion
+from workbench.config.expansions.member_runs import Trial
+from workbench.errors import TrainingError
+from workbench.models import backbones, model_summary
+from workbench.recipes.over import fold_ensemble, sweep_tasks
+from workbench.recipes.over.sweep_tasks import SweepBank, SweepTask
+from workbench.recipes.task import MembersAtOnce
+from workbench.runs import files, metrics_log, units
+from workbench.runs.run_directory import Run
+from workbench.training import bank_trainer, capacity
+from workbench.training.adapter_trainer import TrainTask
+from workbench.training.bank_trainer import BankTrainer
+from workbench.training.callbacks import BankProgress, Callback
+from workbench.training.distributed import barrier, layout_checks
+from workbench.training.distributed.placement import Placement
+from workbench.training.step_metrics import peak_bytes
+
+Scores = dict[str, Any]
+BYTES = 16
+"""Bytes of memory for each trained parameter: value, gradient and the optimizer's two moments, in float32."""
+
+
+class SweepMember(NamedTuple):
+    """A member, and the run directory of its own."""
+
+    trial: Trial[RunConfig]
+    run: Run
+
+
+def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce) -> Scores:
+    """Train every member; returns scores before and after of the best, as they stand in scores.json.
+
+    `seed` varies initial values and the order of rows. What is held out is the same for all members, and depends on
+    the sweep's own seed.
+    """
+    trials, shared = sweep_expansion.trials(config), sweep_expansion.shared(config)
+    task = sweep_tasks.prepare(shared, run, trials, callback)
+    placement = Placement(config.distributed, run.ranks)
+    dealt = placement.dealt
+    layout_checks.require_members(len(trials), dealt)
+    if not run.resumed:
+        shutil.rmtree(run.path / "members", ignore_errors=True)
+    run.ranks.wait()  # until nothing of an earlier sweep is left
+    entries = [SweepMember(trial, placement.own(run, f"members/{trial.name}")) for trial in dealt.share(trials)]
+    for _, own in entries:
+        own.note(ended=False)
+    run.ranks.wait()  # until nobody seems to be done who is not
+    if not (run.resumed and (run.home / "sweep.json").exists()):
+        write_table(config, run, trials)
+
+    reason = apart(config)
+    try:
+        train(task, run, entries, callback, reason)
+        for _, own in entries:
+            own.note(ended=True)
+        barrier.wait_for_ranks(lambda: all(_member(run, trial).manifest.get("ended") for trial in trials), callback)
+    finally:
+        table = write_table(config, run, trials)
+    if not placement.scores:
+        return {}
+
+    # Ship the best as its recipe would ship its only one: copied, reloaded, scored.
+    if table["best"] is None:
+        raise TrainingError(
+            "No member has a finite held-out loss. Lower train.learning_rate, or look at the held-out rows."
+        )
+    (best,) = (trial for trial in trials if trial.name == table["best"])
+    spent = [[row["seconds"] or 0.0 for row in table["members"][rank :: dealt.world]] for rank in range(dealt.world)]
+    run.note(elapsed_s=max(max(seconds) if reason is None else sum(seconds) for seconds in spent))
+    if run.ranks.first:
+        ship(run, _member(run, best))
+    if placement.cuts_weights:  # then all score
+        run.ranks.wait()
+    callback.say(f"Shipping {best.name}, which has the lowest held-out loss of {len(trials)} members.")
+    shipped = task.single(best.config.model_copy(update={"seed": config.seed}), run)
+    if config.sweep.folds is None:
+        return shipped.finish()
+    more = fold_ensemble.finish(task, run, [(trial, _member(run, trial)) for trial in trials])
+    callback.say(f"Each of {len(trials)} members is a reward model; together they rate as {run.path}.")
+    return fold_ensemble.publish(run, _member(run, best), more)
+
+
+def apart(config: RunConfig) -> str | None:
+    """Why the members train one after another; None where one bank holds them."""
+    if not config.sweep.together:
+        return "sweep.together=false asks for it"
+    members = [trial.config for trial in sweep_expansion.trials(config)]
+    return next((why for member in members if (why := bank_trainer.refusal(member)) is not None), None)
+
+
+def train(task: SweepTask, run: Run, entries: Sequence[SweepMember], callback: Callback, reason: str | None) -> None:
+    """The members of this process.
+
+    Args:
+        reason: Why they train one after another.
+
+    Raises:
+        TrainingError: every member of a run of one process failed; this is the first one's.
+    """
+    try:
+        if reason is None:
+            together(task, run, entries, callback)
+        else:
+            callback.say(f"{len(entries)} members, one after another: {reason}.")
+            one_after_another(task, run, entries, callback)
+    except TrainingError:
+        if all(own.ranks == run.ranks for _, own in entries):  # else others may have members that came to their end
+            raise
+
+
+class SweepTraining(NamedTuple):
+    """All members in one bank."""
+
+    trainer: BankTrainer
+    loaded: SweepBank
+    progress: BankProgress
+
+
+def training(task: SweepTask, entries: Sequence[SweepMember], callback: Callback) -> SweepTraining:
+    """All members in one bank, training not begun."""
+    loaded = task.load_bank([entry.trial for entry in entries])
+    members = loaded.bank.members
+    for member, entry in zip(members, entries, strict=True):
+        entry.run.note(model=model_summary.member(entry.trial.config, loaded.backbone, loaded.bank, member))
+    callback.say(_memory([entry.run.manifest["model"]["trainable"] for entry in entries]))
+    tokens = max(
+        capacity.tokens_per_device(
+            entry.trial.config,
+            train,
+            backbones.device(),
+            width=anatomy.hidden_size(loaded.backbone.model.config),
+            members=len(entries),
+            compute=loaded.backbone.compute,
+        )
+        for entry, train in zip(entries, loaded.train, strict=True)
+    )
+    names = {member: entry.trial.name for member, entry in zip(members, entries, strict=True)}
+    progress = BankProgress(callback, names)
+    trainer = BankTrainer(
+        loaded.bank,
+        [
+            TrainTask(train, partial(_held_out_loss, loaded, member), entry.trial.config, entry.run)
+            for member, entry, train in zip(members, entries, loaded.train, strict=True)
+        ],
+        freezer=loaded.freezer,
+        objectives=loaded.objectives,
+        predict=loaded.predict,
+        compute=loaded.backbone.compute,
+        tokens=tokens,
+        callback=progress,
+        reads_packed=loaded.reads_packed,
+    )
+    return SweepTraining(trainer, loaded, progress)
+
+
+def together(task: SweepTask, run: Run, entries: Sequence[SweepMember], callback: Callback) -> None:
+    """Train all members in one bank; each that came to its end is saved in its own directory."""
+    trainer, loaded, progress = training(task, entries, callback)
+    members = loaded.bank.members
+    try:
+        trainer.work()
+    finally:
+        progress.flush()
+        for member, entry in zip(members, entries, strict=True):
+            if (error := trainer.members[member].error) is not None:
+                entry.run.note(status="failed", reason=str(error))
+    run.note(peak_bytes=peak_bytes(trainer.device))
+    for member, entry in zip(members, entries, strict=True):
+        if trainer.members[member].error is not None:
+            continue
+        facts = trainer.arrangement.facts()
+        entry.run.note(batch=dict(tokens_per_device=trainer.tokens, steps=trainer.members[member].total, **facts))
+        with trainer.final_values(member):
+            if entry.run.ranks.first:
+                loaded.save(entry.run.adapter, partial(loaded.bank.save, member))
+
+
+def one_after_another(task: SweepTask, run: Run, entries: Sequence[SweepMember], callback: Callback) -> None:
+    """Each member as a run of its own; one that has its adapter already is done. Raises as `train` does."""
+    errors = []
+    for trial, own in entries:
+        if (own.home / "adapter").exists():
+            continue
+        callback.say(f"Member {trial.name}:")
+        shared = trial.config.data.fold.of is None
+        if shared:
+            copy_missing(run, own, "before.json")  # the backbone before training is the same for all
+        try:
+            task.single(trial.config, own).train()
+        except TrainingError as error:
+            errors.append(error)
+            own.note(status="failed", reason=str(error))
+            callback.say(f"{trial.name} ends here; the others go on. {error}")
+        if shared:
+            copy_missing(own, run, "before.json")
+    if len(errors) == len(entries):
+        raise errors[0]
+    run.note(peak_bytes=max(own.manifest.get("peak_bytes", 0) for _, own in entries))
+
+
+def write_table(config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]]) -> dict[str, Any]:
+    """sweep.json: what came of each member so far, and which is the best of those that are done."""
+    rows = [row(trial, _member(run, trial)) for trial in trials]
+    loss = "best_held_out_loss" if config.save.ship == "best" else "held_out_loss"
+    done = [row for row in rows if row["status"] == "done" and row[loss] is not None]
+    best = min(done, key=lambda row: float(row[loss]))["member"] if done else None
+    table = {"best": best, "ship": config.save.ship, "members": rows}
+    files.write_json(run.path / "sweep.json", table)
+    return table
+
+
+def ship(run: Run, best: Run) -> None:
+    """Give the sweep's run the adapter of its best member, and what is known about its training."""
+    with files.new_folder(run.adapter) as aside:
+        shutil.copytree(best.adapter, aside, dirs_exist_ok=True)
+    files.write_bytes(run.path / "metrics.jsonl", (best.path / "metrics.jsonl").read_bytes())
+    run.note(model=best.manifest["model"], batch=best.manifest["batch"])
+
+
+def _held_out_loss(loaded: SweepBank, member: str) -> float:
+    with loaded.bank.only(member):
+        if member in loaded.own_losses:
+            return loaded.own_losses[member]()
+        return loaded.held_out_loss(None)
+
+
+def _memory(trained: Sequence[int]) -> str:
+    low, high = (units.size(BYTES * count) for count in (min(trained), max(trained)))
+    each = low if low == high else f"{low} to {high}"
+    return (
+        f"{len(trained)} members in one bank: {units.count(max(trained))} trained parameters each at most; with "
+        f"gradients and optimizer {each} of memory a member, {units.size(BYTES * sum(trained))} for all."
+    )
+
+
+def _member(run: Run, trial: Trial[RunConfig]) -> Run:
+    """A member as it stands in the run's directory, whoever trains it."""
+    return Run(run.home / "members" / trial.name, None, resumed=True)
+
+
+def row(trial: Trial[RunConfig], own: Run) -> dict[str, Any]:
+    """A member so far, as its table shows it."""
+    lines, done = metrics_log.read(own.path), own.adapter.exists()
+    failure = own.manifest.get("reason") if not done and own.manifest.get("status") == "failed" else None
+    held_out = [(line["held_out_loss"], line["step"]) for line in lines if "held_out_loss" in line]
+    lowest = min((pair for pair in held_out if math.isfinite(pair[0])), default=(None, None))
+    running = "training" if lines else "waiting"
+    return {
+        "member": trial.name,
+        "settings": trial.settings,
+        "status": "failed" if failure else "done" if done else running,
+        "steps": len(lines),
+        "held_out_loss": held_out[-1][0] if held_out and math.isfinite(held_out[-1][0]) else None,
+        "best_held_out_loss": lowest[0],
+        "best_step": lowest[1],
+        "seconds": lines[-1]["elapsed_s"] if lines else None,
+        "trainable": own.manifest.get("model", {}).get("trainable"),
+        "reason": failure,
+    }
+
+
+def copy_missing(source: Run, target: Run, name: str) -> None:
+    """Copy a file of a run directory where the other one has none."""
+    if (source.path / name).exists() and not (target.path / name).exists():
+        files.write_bytes(target.path / name, (source.path / name).read_bytes())

@@ -1,1 +1,0 @@
-"""`workbench plan`: memory and time of each recipe before it runs."""

@@ -1,1 +1,0 @@
-"""Runs that learn from judged answers, and reward models."""

@@ -1,1 +1,0 @@
-"""Runs that learn from rewards of their own answers."""

@@ -1,1 +1,0 @@
-"""`workbench serve`: finished runs behind OpenAI's interface."""

@@ -1,1 +1,0 @@
-"""`merge`, `combine` and `export`: a finished run for other programs."""

@@ -1,0 +1,123 @@
+"""Task `classify`: labels of rows of text or pictures: one class, several, a number, or the better of two responses."""
+
+from collections.abc import Iterator
+
+from workbench.config.sections.clean_rules import DUPLICATE_RULES
+from workbench.config.sections.run_sections import RunSections
+from workbench.config.task_facts import TaskFacts, register
+
+
+def _of_rows(config: RunSections) -> Iterator[str]:
+    """Settings of written text that are given for rows that are classified."""
+    unused = ("truncate", "loss_on") if config.reads_pictures else ("format", "truncate", "loss_on")
+    given = [f"data.{key}" for key in unused if config.data.differs(key)]
+    given += ["model.chat_template"] if config.model.chat_template is not None else []
+    if config.model.new_tokens:
+        yield f"recipe={config.recipe} trains no rows of new tokens: leave model.new_tokens out."
+    if given:
+        yield (
+            f"recipe={config.recipe} reads columns as classes.text puts them together, and cuts them as classes.keep "
+            f"and classes.shares say: leave {', '.join(given)} out."
+        )
+
+
+def _of_pictures(config: RunSections) -> Iterator[str]:
+    """Settings of pictures for text, settings of text for pictures, and augmentations that nothing could do."""
+    image = config.image
+    if not config.reads_pictures:
+        if config.differs("image"):
+            yield "image is for rows that are pictures. Write data.format=image, or leave image out."
+        return
+    classes = config.classes
+    text = {"text": classes.text is not None, "shares": bool(classes.shares), "keep": classes.keep != "start"}
+    given = [f"classes.{key}" for key, is_set in text.items() if is_set]
+    given += ["data.max_tokens"] if config.data.differs("max_tokens") else []
+    if given:
+        default = type(config.data).model_fields["max_tokens"].default
+        cure = (
+            f" A command leaves it out of a shipped recipe: data.max_tokens={default}."
+            if "data.max_tokens" in given
+            else ""
+        )
+        yield f"data.format=image reads pictures: leave {' and '.join(given)} out, for text alone.{cure}"
+    if image.column in config.data.columns:
+        yield (
+            f"data.columns renames `{image.column}`, and the column of pictures has a setting of its own. "
+            f"Write image.column={config.data.columns[image.column]} instead."
+        )
+    if config.data.select.by == "importance":
+        cure = config.data.select.random_instead
+        yield f"data.select.by=importance compares words, and pictures have none. Write {cure}."
+    if config.data.decontaminate.action != "off":
+        yield (
+            "data.decontaminate compares words; copies of pictures are found by data.overlap, and in crossval by "
+            "duplicates.overlap. Leave data.decontaminate out."
+        )
+    if worded := [rule for rule in config.data.clean if rule not in DUPLICATE_RULES]:
+        yield (
+            f"data.clean={', '.join(worded)}: judges texts by their words, and rows with data.format=image have none. "
+            f"Leave {'it' if len(worded) == 1 else 'them'} out; pictures have {' and '.join(DUPLICATE_RULES)}."
+        )
+    if shingled := [f"duplicates.{name}" for name in ("shingle", "size") if config.duplicates.differs(name)]:
+        yield (
+            f"data.format=image has no shingles: leave {' and '.join(shingled)} out, for text alone. "
+            "duplicates.threshold says how alike pictures are."
+        )
+    if named := [name for name in ("duplicates", "correction") if getattr(config, name).embedder is not None]:
+        yield (
+            f"{named[0]}.embedder embeds texts, and data.format=image reads pictures. Leave it out: features of the "
+            "frozen backbone are compared."
+        )
+    if classes.kind == "pair":
+        yield "classes.kind=pair compares two texts, and data.format=image reads one picture a row. Write kind: one."
+    yield from _of_augmentation(config)
+
+
+def _of_augmentation(config: RunSections) -> Iterator[str]:
+    """Augmentations of pictures that nothing could do."""
+    augment, classes = config.image.augment, config.classes
+    if augment.mixes and classes.kind not in ("one", "several"):
+        yield f"image.augment mixes two labels, which are of kind {classes.kind}. Leave mixup and cutmix out."
+    if augment.is_on and config.freeze.cache in ("memory", "disk"):
+        yield (
+            f"freeze.cache={config.freeze.cache} keeps what frozen blocks give, and image.augment shows other pictures "
+            "in each epoch, so that no row comes twice. Write freeze.cache=off, or leave image.augment out."
+        )
+    if augment.grows and config.train.epochs is None and config.train.steps is None and not config.budget.unlimited:
+        yield (
+            "image.augment.curriculum grows over a known number of steps, and budget alone ends the run. "
+            "Write train.epochs or train.steps too."
+        )
+
+
+def _check(config: RunSections) -> Iterator[str]:
+    yield from _of_rows(config)
+    yield from _of_pictures(config)
+
+
+FACTS = register(
+    TaskFacts(
+        name="classify",
+        line="labelled text or pictures: one class, several, a number, the better of two responses",
+        module="workbench.recipes.tasks.classify.task",
+        head="classes",
+        pictures=True,
+        labelled=True,
+        records_losses=True,
+        packs=True,
+        chooses=frozenset({"gradient"}),
+        difficulties={"loss": "asks a linear probe about the classes of rows"},
+        devices=True,
+        grows=True,
+        banked=True,
+        fleets=True,
+        students=True,
+        sections=("classes", "image"),
+        check=_check,
+        serves=True,
+        report="classes",
+        predicts=("answers.csv", "answer every row of a file"),
+        score="accuracy",
+        higher_is_better=True,
+    )
+)

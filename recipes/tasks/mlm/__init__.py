@@ -1,0 +1,34 @@
+"""Task `mlm`: an encoder learns to find hidden tokens, which each epoch hides anew. Its run is that of `sft`."""
+
+from collections.abc import Iterator
+
+from workbench.config.sections.run_sections import RunSections
+from workbench.config.task_facts import TaskFacts, register
+
+
+def _check(config: RunSections) -> Iterator[str]:
+    if config.model.chat_template is not None or config.data.loss_on != "assistant":
+        yield "recipe=mlm reads text as it is: leave model.chat_template and data.loss_on out."
+
+
+FACTS = register(
+    TaskFacts(
+        name="mlm",
+        line="masked language modelling: find hidden tokens",
+        module="workbench.recipes.tasks.sft.task",
+        head="masked",
+        tokens=True,
+        uncached="hides other tokens in each epoch, so that no row comes twice",
+        token_sampling="hides other tokens in each epoch",
+        records_losses=True,
+        packs=True,
+        devices=True,
+        grows=True,
+        banked=True,
+        fleets=True,
+        students=True,
+        sections=("masking",),
+        check=_check,
+        predicts=None,
+    )
+)

@@ -1,0 +1,131 @@
+"""Task `reinforce`: rewards of the model's own answers (GRPO, RLOO and more)."""
+
+from collections.abc import Iterator
+
+from workbench.config.sections.run_sections import RunSections
+from workbench.config.task_facts import TaskFacts, register
+
+_OF_ROWS = ("sampling", "curriculum", "length_warm_up", "augment", "clean", "decontaminate", "drop_suspects")
+"""Keys of `data` that are for rows with an answer, or order them by it."""
+
+_LOADED = ("lora", "rslora", "lora+")
+"""Methods whose adapters servers load as they are saved, over the backbone as it is."""
+
+
+def _check(config: RunSections) -> Iterator[str]:
+    """Contradictions between recipe reinforce and other sections, one sentence for each."""
+    yield from config.reinforce.misfits(
+        noise=config.adapter.noise > 0 or config.adapter.facts.draws or config.model.dropout
+    )
+    yield from _of_rollouts(config)
+    yield from _of_rows(config)
+    yield from _of_training(config)
+    if config.reinforce.start is not None and config.adapter.method == "full":
+        yield (
+            "reinforce.start goes on from an adapter, and adapter.method=full has none. "
+            "Write model.id=RUN/adapter, the folder of what that run saved."
+        )
+    if config.reinforce.warm_up is not None and config.budget.timed:
+        yield (
+            "reinforce.warm_up trains before the clock of budget plans, so that budget.time, energy and money cannot "
+            "end the run. Write train.steps or budget.tokens."
+        )
+    if config.reinforce.refers and config.adapter.method == "full":
+        yield (
+            "reinforce.beta compares with the model that training starts from, which is the backbone without its "
+            "adapter, and adapter.method=full trains the backbone itself. Write reinforce.beta=0, or "
+            "adapter.method=lora."
+        )
+
+
+def _of_rollouts(config: RunSections) -> Iterator[str]:
+    if config.reinforce.rollouts.url is None or config.adapter.method in _LOADED:
+        return
+    cure = f"Write adapter.method={'|'.join(_LOADED)}, or leave reinforce.rollouts out."
+    if config.adapter.method == "full":
+        yield (
+            "reinforce.rollouts.url: a server is given an adapter before each rollout, and adapter.method=full trains "
+            f"the backbone itself, whose weights it cannot take. {cure}"
+        )
+    else:
+        yield (
+            "reinforce.rollouts.url: a server loads plain LoRA while it answers, and "
+            f"adapter.method={config.adapter.method} is saved as something else. {cure}"
+        )
+
+
+def _of_rows(config: RunSections) -> Iterator[str]:
+    data = config.data
+
+    if data.loss_on != "assistant":
+        yield "recipe=reinforce learns from the answers that it writes, and from no other text: leave data.loss_on out."
+    if given := [f"data.{key}" for key in _OF_ROWS if data.differs(key)]:
+        yield f"recipe=reinforce reads prompts, and writes the answers itself: leave {', '.join(given)} out."
+    if data.weighs:
+        yield "data.columns names a weight, and prompts of recipe=reinforce count once each. Leave it out."
+    if config.model.new_tokens:
+        yield (
+            "model.new_tokens are never drawn before they were learnt. Teach them with recipe=sft, merge that run, and "
+            "write its folder as model.id."
+        )
+
+
+def _of_training(config: RunSections) -> Iterator[str]:
+    for key in ("neftune", "stochastic_depth", "r_drop", "label_smoothing", "z_loss"):
+        if getattr(config.regularise, key):
+            yield (
+                f"regularise.{key} is for recipe=sft|mlm: recipe=reinforce compares log-probabilities as they are. "
+                "Leave it out."
+            )
+    if config.regularise.mixout and config.reinforce.remembers:
+        yield (
+            "regularise.mixout moves values in each step, and reinforce compares probabilities with those before the "
+            "first update. Leave it out, or write reinforce.updates=1 and kl=loss."
+        )
+    if config.freeze.policy != "none" and config.freeze.observes == "activations":
+        yield (
+            f"freeze.policy={config.freeze.policy} observes activations of rows, and recipe=reinforce has none before "
+            "it writes some. Write freeze.policy=static."
+        )
+    if config.adapter.looks:
+        yield (
+            f"adapter.method={config.adapter.method} looks at the loss of rows before the training, and "
+            f"recipe=reinforce has no answers by then. Write {config.adapter.without_looking}."
+        )
+    if config.optimizer.noise_scale is not None:
+        yield (
+            "optimizer.noise_scale compares parts of a batch as if their rows were drawn one by one, and answers to "
+            "one prompt are compared with each other. Leave it out."
+        )
+    if config.evaluate.differs("max_new_tokens"):
+        yield (
+            "evaluate.max_new_tokens is for answers with a reference, and those of recipe=reinforce are as long as in "
+            "training. Write reinforce.max_new_tokens."
+        )
+
+
+FACTS = register(
+    TaskFacts(
+        name="reinforce",
+        line="rewards of the model's own answers: GRPO, RLOO and more",
+        module="workbench.recipes.tasks.reinforce.task",
+        head="text",
+        writes_text=True,
+        serves=True,
+        answers=True,
+        compares="rewards of answers",
+        uncached="writes new answers in each step",
+        likelihoods="compares them as they are",
+        generates_rows=True,
+        sharded="writes with the whole model, and sharding cuts it. Leave section distributed out.",
+        one_device_scores="has its answers judged by rewards, on one device",
+        sections=("rewards", "reinforce"),
+        check=_check,
+        start="reinforce",
+        report="reinforcement",
+        score="reward",
+        higher_is_better=True,
+        steps_on_rows=lambda config: config.reinforce.updates,
+        rows_of_draw=lambda config: 1 if config.reinforce.pairs else config.reinforce.answers,
+    )
+)

@@ -1,0 +1,122 @@
+"""`check` and `evaluate` of recipe reinforce: prompts, answers that the model gives before training, their rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from workbench import adapters, evaluation
+from workbench.config import RunConfig, model_heads
+from workbench.data import mixture
+from workbench.data.batching import evenly_spaced
+from workbench.data.held_out_split import Splits
+from workbench.data.text import generated_answers
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.prompts import sampled_prompts
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.evaluation import rewards
+from workbench.evaluation.generation import AnswerSampler
+from workbench.evaluation.rewards.reward_sum import RowJudge
+from workbench.models import backbones, exported
+from workbench.recipes.inspection import SHOWN, Inspection
+from workbench.recipes.tasks.reinforce import reinforce_run, rollout_server
+from workbench.runs.run_directory import Run
+from workbench.runs.trust import Trust
+from workbench.training.callbacks import Silent
+from workbench.training.optim.schedules import total_steps
+
+ANSWERS = 2
+"""Answers to each prompt that is shown."""
+Shown = list[tuple[str, list[tuple[str, bool]]]]
+
+
+def inspect(config: RunConfig) -> Inspection:
+    """Findings of `check`, for a run that is not refused. Some answers are written, so that weights are read."""
+    tokenizer, _, data, modules = reinforce_run.prepare(config)
+    (judge, *_) = reinforce_run.judges(config, data, tokenizer)
+    with rollout_server.opened(config) as server:
+        if server is not None:
+            rollout_server.require(server, config, tokenizer, data.train)
+    drawn = sampled_prompts(data.train, config)
+    steps = total_steps(config, len(drawn))
+    return Inspection(
+        config=config,
+        data=data,
+        examples=_answered(config, data, judge),
+        targets=modules,
+        steps=steps,
+        notes=[
+            *mixture.in_words(drawn, config, steps),
+            *_sizes(config, data),
+            *(f"Left out: {reason}" for reason in data.train.skipped[:5]),
+            *_reference(config),
+        ],
+    )
+
+
+def evaluate(path: Path, config: RunConfig, *, trust: Trust) -> dict[str, float]:
+    """Mean reward of the saved adapter's answers to the prompts of `data.test` where there are any, else held-out."""
+    reward_sum = rewards.build(config.rewards, read_from=(path, trust))
+    model = exported.load(path, config)
+    assert isinstance(model.template, ChatEncoder)
+    rows = reinforce_run.scored_rows(config, model.tokenizer, model.template)
+    files = config.data.files_of("held_out" if config.data.test is None else "test")
+    judge = RowJudge(reward_sum, rows, files, model.tokenizer)
+    run = Run(path, None, resumed=True)
+    splits = Splits(rows, rows, None)
+    scoring = reinforce_run.ReinforceRun(config, run, Silent(), model.tokenizer, model.template, splits, judges=[judge])
+    return scoring.score(model, rows).scores
+
+
+def _answered(config: RunConfig, data: Splits[TokenizedSet], judge: RowJudge) -> Shown:
+    """Some prompts, each with answers that the model draws before it is trained, and their rewards."""
+    section, train = config.reinforce, data.train
+    tokenizer = backbones.tokenizer(config.model)
+    backbone = backbones.load(config.model, tokenizer, task=model_heads.of(config))
+    model: nn.Module = backbone.model
+    if section.start is not None:
+        model = adapters.load(backbone.model, Path(section.start).expanduser() / "adapter")
+    chosen = evenly_spaced(len(train), SHOWN)
+    prompts = [train[int(row)].input_ids[:-1] for row in chosen]
+    stop = evaluation.stop_tokens(tokenizer, train)
+    sampler = AnswerSampler(model, known=len(tokenizer), stop=stop, temperature=section.temperature)
+    numbers = [
+        generated_answers.sampling_numbers([config.seed, int(row)], answers=ANSWERS, tokens=section.max_new_tokens)
+        for row in chosen
+    ]
+    written = [answer for group in sampler.answer(prompts, numbers) for answer in group]
+    rows = np.repeat(chosen, ANSWERS)
+    named = judge.named(train.rows[rows].tolist(), written)
+    totals = judge.total(named)
+    shown: Shown = []
+    for number, (row, answer) in enumerate(zip(rows, written, strict=True)):
+        each = ", ".join(f"{name} {values[number]:g}" for name, values in named.items())
+        prompt = str(tokenizer.decode(train[int(row)].input_ids[:-1]))
+        title = f"{train.place(int(row))}, reward {totals[number]:g} ({each})"
+        shown.append((title, [(prompt, False), (judge.text(answer) or "(nothing)", True)]))
+    return shown
+
+
+def _sizes(config: RunConfig, data: Splits[TokenizedSet]) -> Iterator[str]:
+    section, size = config.reinforce, config.batch.size
+    count = f"{min(size, len(data.train)):,} prompts x {section.answers} answers of {section.max_new_tokens} tokens"
+    yield f"Training: {len(data.train):,} prompts; held-out: {len(data.held_out):,}. A step writes {count} at most."
+    if (served := section.rollouts).url is not None:
+        yield (
+            f"Answers are written by {served.id} at {served.url}, which loads the adapter before every "
+            f"{'' if served.sync_every == 1 else f'{served.sync_every}th '}rollout (those shown are written here)."
+        )
+    if section.updates > 1:
+        yield f"Each answer is learnt from in {section.updates} steps one after another (reinforce.updates)."
+
+
+def _reference(config: RunConfig) -> Iterator[str]:
+    section = config.reinforce
+    if not section.refers:
+        yield f"reinforce.method={section.method} compares with no reference (beta is 0)."
+        return
+    what = "the backbone with the adapter switched off" if section.start is None else f"{section.start}, as it came"
+    yield f"Reference: {what}. It reads each answer once; there is no second model in memory."

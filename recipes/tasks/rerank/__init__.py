@@ -1,0 +1,46 @@
+"""Task `rerank`: a cross-encoder learns which passages belong to a query."""
+
+from collections.abc import Iterator
+
+from workbench.config.sections.run_sections import RunSections
+from workbench.config.task_facts import TaskFacts, register
+from workbench.recipes.tasks import embed
+
+
+def _check(config: RunSections) -> Iterator[str]:
+    """Yield a sentence for each setting that does not go with recipe rerank."""
+    if config.reads_pictures:
+        return  # which has a sentence of its own
+    yield from embed.of_rows(
+        config,
+        cut="columns of text, and cuts passages on the right",
+        why="draws passages of other rows beside each row",
+    )
+    if config.adapter.looks:
+        yield (
+            f"adapter.method={config.adapter.method} looks at the loss of single rows, and recipe=rerank computes "
+            f"several passages a row. Write {config.adapter.without_looking}."
+        )
+    for key in ("label_smoothing", "z_loss", "r_drop"):
+        if getattr(config.regularise, key):
+            yield f"regularise.{key} is for losses of tokens and classes, not for recipe=rerank. Leave it out."
+
+
+FACTS = register(
+    TaskFacts(
+        name="rerank",
+        line="rerankers: score a query and a passage together",
+        module="workbench.recipes.tasks.rerank.task",
+        head="classes",
+        output="score",
+        compares="passages",
+        uncached="draws other passages for a row in each pass",
+        own_choice=True,
+        devices=True,
+        sharded="was not tried with ZeRO or FSDP2. Leave section distributed out.",
+        sections=("rerank",),
+        check=_check,
+        report="retrieval",
+        predicts=("scores.csv", "score every pair of a query and a passage of a file"),
+    )
+)

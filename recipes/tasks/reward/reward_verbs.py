@@ -1,0 +1,144 @@
+"""`check`, `evaluate` and `predict` of recipe reward; the verbs' own files hand over to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from torch import nn
+from transformers import PreTrainedModel
+
+from tests.workbench.crossval.seeing import ROWS
+from workbench.config import RunConfig
+from workbench.data import mixture
+from workbench.data.batching import evenly_spaced
+from workbench.data.text import tokenized
+from workbench.data.text.preference_pairs import PreferenceEncoder, PreferenceSet, preference_set
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.evaluation import reward_scores
+from workbench.evaluation.forward_passes import ModelResults
+from workbench.evaluation.reward_scores import Floats
+from workbench.evaluation.rewards import SPREAD
+from workbench.evaluation.rewards.reward_sum import spread
+from workbench.models import reward_model
+from workbench.models.reward_model import RewardModel
+from workbench.recipes.inspection import SHOWN, Inspection, left_out
+from workbench.recipes.tasks.classify.class_verbs import Gap, NumberReference
+from workbench.recipes.tasks.reward import outcome_reward, process_reward_verbs
+from workbench.recipes.tasks.reward.reward_run import load
+from workbench.runs import run_directory, units
+from workbench.training.optim.schedules import total_steps
+
+
+def inspect(config: RunConfig) -> Inspection:
+    """Findings of `check`, for a run that is not refused."""
+    if config.reward.kind == "process":
+        return process_reward_verbs.inspect(config)
+    tokenizer, _, pairs, targets = outcome_reward.prepare(config)
+    train, mixed = pairs.train, mixture.mixed(pairs.train, config)
+    steps = total_steps(config, len(mixed))
+    shown = evenly_spaced(len(train), SHOWN).tolist()
+    examples = [
+        (
+            f"{train.place(example)}, {_word(train, example, side)}",
+            [(str(tokenizer.decode(train.answers[2 * example + side].input_ids)), side == 0)],
+        )
+        for example in shown
+        for side in (0, 1)
+    ]
+    return Inspection(
+        config=config,
+        data=pairs.map(lambda split: split.answers),
+        examples=examples,
+        targets=targets,
+        steps=steps,
+        notes=[
+            *mixture.in_words(mixed, config, steps),
+            *_lengths(train),
+            *left_out(train.answers),
+        ],
+    )
+
+
+def _word(rows: PreferenceSet, example: int, side: int) -> str:
+    """An answer of a pair in a word."""
+    return "tie" if rows.ties[example] else ("chosen", "rejected")[side]
+
+
+def _lengths(rows: PreferenceSet) -> list[str]:
+    """Sentence on how far length alone tells the better answer."""
+    ties, count_P2 = int(rows.ties.sum()), rows.answer_tokens.reshape(-1, 2)[~rows.ties]
+    longer = float((count_P2[:, 0] > count_P2[:, 1]).mean())
+    notes = [f"{ties:,} of {len(rows):,} pairs are ties, whose rewards are to be equal."] if ties else []
+    sentence = f"Of {len(count_P2):,} pairs the longer answer is the better one in {units.percent(longer)}."
+    return [*notes, sentence + (" A reward model learns length first." if abs(longer - 0.5) > 0.15 else "")]
+
+
+def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) -> dict[str, float]:
+    """Scores of the saved model on data.test where `config` names it, else on the held-out rows."""
+    if config.reward.kind == "process":
+        return process_reward_verbs.evaluate(run, config, scoring)
+    model = load(run, config)
+    data = outcome_reward.without_margins(config.data)
+    rows = tokenized.read_files(data.test_files, data, model.tokenizer, PreferenceEncoder(model.template))
+    if rows is None:  # of the shipped model: the others have seen them
+        return outcome_reward.score(model, preference_set(held_out(model, config), pairs=True), config, scoring)[0]
+    reward_MS = _by_members(run, config, rows, scoring)
+    scores = reward_scores.reward_scores_by_set(
+        preference_set(rows, pairs=True), reward_MS.mean(0), centre=config.reward.centre
+    )
+    return scores | ({SPREAD: round(float(spread(reward_MS).mean()), 6)} if len(reward_MS) > 1 else {})
+
+
+def _by_members(run: Path, config: RunConfig, rows: TokenizedSet, scoring: ModelResults | None) -> Floats:
+    """Reward (M, S) of each answer by each model of a sweep over folds; by the one model of another run."""
+    reward_MS = []
+    for each in run_directory.fold_members(run):
+        own = None if scoring is None else scoring.store.by(each.name)
+        reward_MS.append(reward_scores.read_rewards(load(each, config), rows, scoring=own))
+    return np.asarray(reward_MS, dtype=np.float64)
+
+
+def held_out(model: RewardModel, config: RunConfig) -> TokenizedSet:
+    """The held-out answers."""
+    if config.reward.kind == "process":
+        return process_reward_verbs.held_out(model, config).answers
+    return outcome_reward.read(config, model.tokenizer, model.template).held_out
+
+
+def predict(
+    run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None
+) -> tuple[pd.DataFrame, Sequence[str]]:
+    """The reward of every answer of a file of judged answers, or of every step; judgements are ignored."""
+    if config.reward.kind == "process":
+        return process_reward_verbs.predict(run, source, config, scoring)
+    model = load(run, config)
+    rows = tokenized.read(
+        source, outcome_reward.without_margins(config.data), model.tokenizer, PreferenceEncoder(model.template)
+    )
+    reward_MS = _by_members(run, config, rows, scoring)
+    columns = {
+        "row": [rows.place(row) for row in range(len(rows))],
+        "text": [str(model.tokenizer.decode(rows[row].input_ids)) for row in range(len(rows))],
+        "reward": reward_MS.mean(0),
+    }
+    columns |= {SPREAD: spread(reward_MS)} if len(reward_MS) > 1 else {}
+    return pd.DataFrame(columns), rows.skipped
+
+
+def outputs(run: Path, config: RunConfig) -> RewardReference:
+    """Rewards of a finished run for some of its held-out answers."""
+    unmerged = load(run, config)
+    rows = held_out(unmerged, config)
+    rows = rows.subset(np.arange(min(ROWS, len(rows))))
+    return RewardReference(config, unmerged, rows, reward_scores.read_rewards(unmerged, rows)[:, None])
+
+
+class RewardReference(NumberReference[RewardModel, TokenizedSet]):
+    """Rewards of answers."""
+
+    def error(self, model: nn.Module, backbone: PreTrainedModel) -> Gap:
+        again = reward_model.make(model, backbone, self.tokenizer, self.unmerged.template, self.config)
+        return self._gap(reward_scores.read_rewards(again, self.rows))

@@ -1,0 +1,29 @@
+"""Task `sft`: a causal or sequence-to-sequence model learns to write the answers, or all of the text, of its rows."""
+
+from workbench.config.task_facts import TaskFacts, register
+
+FACTS = register(
+    TaskFacts(
+        name="sft",
+        line="instruction tuning: write the answers of prompts, or plain text",
+        module="workbench.recipes.tasks.sft.task",
+        head="text",
+        writes_text=True,
+        serves=True,
+        answers=True,
+        tokens=True,
+        records_losses=True,
+        packs=True,
+        shares_prefixes=True,
+        chooses=frozenset({"perplexity", "ifd", "gradient"}),
+        difficulties={"perplexity": "asks the backbone about answers before it trains"},
+        token_sampling=None,
+        folds=True,
+        devices=True,
+        parted=True,
+        grows=True,
+        banked=True,
+        fleets=True,
+        students=True,
+    )
+)

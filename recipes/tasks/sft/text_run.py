@@ -1,0 +1,368 @@
+"""Training of a language model: rows in, a scored adapter and a report out.
+
+Recipe sft teaches a causal or sequence-to-sequence model to answer, mlm an encoder to find hidden tokens; `tasks` and
+`row_encoder` know what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+from typing_extensions import Self
+
+from workbench import evaluation, losses
+from workbench.adapters import ALora, Method
+from workbench.config import RunConfig, model_heads
+from workbench.config.model_heads import TEXT
+from workbench.config.sections.regularise_config import RegulariseConfig
+from workbench.config.sections.select_config import SelectConfig
+from workbench.data import mixture
+from workbench.data.batching import Examples, Indices, MicroBatch
+from workbench.data.held_out_split import Splits
+from workbench.data.resampling import weighted
+from workbench.data.text import decontamination, length_warm_up, tokenized
+from workbench.data.text.chat import ChatEncoder
+from workbench.data.text.row_encoder import row_encoder
+from workbench.data.text.token_masking import MlmEncoder
+from workbench.data.text.tokenized_set import TokenizedSet
+from workbench.errors import ConfigError
+from workbench.evaluation import GeneratedAnswer
+from workbench.evaluation.forward_passes import ModelResults, ResultStore
+from workbench.evaluation.perplexity import Floats, SummedLosses
+from workbench.losses import r_drop
+from workbench.losses.drawn_labels import LabelDraws
+from workbench.losses.label_losses import LabelTap, token_losses
+from workbench.models import backbones, exported, output_heads
+from workbench.models.backbones import Backbone, Loader
+from workbench.models.exported import ExportedModel
+from workbench.models.output_heads import Head
+from workbench.recipes.single import row_difficulty, token_reference
+from workbench.recipes.single.single_run import Scored, SingleRun
+from workbench.recipes.tasks.sft import invocation
+from workbench.runs import provenance
+from workbench.runs.run_directory import Run
+from workbench.training import preflight
+from workbench.training.bank_trainer import Objective
+from workbench.training.callbacks import Callback
+from workbench.training.optim.schedules import total_steps
+from workbench.training.sampling.loss_based import ReferenceLosses
+from workbench.training.signal import TrainingSignal
+
+Scores = dict[str, Any]
+Choice = Callable[..., TokenizedSet]
+"""From training rows, configuration, run, tokenizer and form of rows to the rows that the backbone keeps."""
+
+
+def begin(config: RunConfig, run: Run, callback: Callback, *, loader: Loader = backbones.load) -> TextRun:
+    """The run with its data, for which the backbone chooses and grades rows where `config` asks for it."""
+    # Data first: it is the cheapest thing to get wrong, and needs no weights.
+    tokenizer, template, data = prepare(
+        config,
+        run,
+        choose=partial(_chosen, callback=callback),
+        measure=partial(row_difficulty.measured, config=config, run=run, callback=callback),
+    )
+    if data.train.cleaning is not None:
+        callback.say(data.train.cleaning.sentence)
+    reference = token_reference.losses(config, run, callback, data.train, tokenizer)
+    return TextRun(config, run, callback, tokenizer, template, data, loader=loader, reference=reference)
+
+
+def prepare(
+    config: RunConfig, run: Run, *, choose: Choice | None = None, measure: Callable[..., Floats] | None = None
+) -> tuple[PreTrainedTokenizerBase, ChatEncoder | MlmEncoder, Splits[TokenizedSet]]:
+    """Tokenizer, form of the rows, and data; refuses what would fail or teach nothing.
+
+    Args:
+        choose: The backbone's choice of training rows, where `data.select` asks for it; None: chance stands in.
+        measure: Asks the backbone how difficult training rows are, where `data.curriculum` wants that, the same way.
+    """
+    tokenizer = backbones.tokenizer(config.model)
+    template = row_encoder(config, backbones.hub_config(config.model), tokenizer, template=read_template(config))
+    if choose is not None and config.data.select.by_backbone:
+        every = config.data.model_copy(update={"select": SelectConfig()})
+        data = tokenized.load(every, tokenizer, template, seed=config.seed)
+        data = data._replace(train=choose(data.train, config, run, tokenizer=tokenizer, template=template))
+    else:
+        data = tokenized.load(config.data, tokenizer, template, seed=config.seed)
+    asked = None if measure is None else partial(measure, tokenizer=tokenizer)
+    data = data._replace(train=row_difficulty.graded(data.train, config, measure=asked))
+    preflight.require_runnable(config, data)
+    train = mixture.mixed(data.train, config)
+    steps = total_steps(config, len(train))
+    mixture.require_passes(train, config, steps)
+    length_warm_up.growing(data.train, config.data.length_warm_up, steps)
+    provenance.note_data(run, data.facts())
+    decontamination.write_matches(data.train.contamination, run)
+    return tokenizer, template, data
+
+
+def _chosen(
+    rows: TokenizedSet,
+    config: RunConfig,
+    run: Run,
+    *,
+    callback: Callback,
+    tokenizer: PreTrainedTokenizerBase,
+    template: ChatEncoder | MlmEncoder,
+) -> TokenizedSet:
+    """The training rows that the backbone chooses."""
+    from workbench.recipes.single import gradient_choice, row_choice  # most runs take all rows
+
+    def begin(config: RunConfig, run: Run, callback: Callback, train: TokenizedSet, held_out: TokenizedSet) -> TextRun:
+        return TextRun(config, run, callback, tokenizer, template, Splits(train, held_out, None))
+
+    def score(store: ResultStore) -> Floats:
+        by = config.data.select.by
+        if by == "gradient":
+            target = tokenized.target_rows(config.data, tokenizer, template)
+            whole_T1 = np.ones((len(target), 1), dtype=bool)
+            return gradient_choice.scores(rows, target, whole_T1, config, run, callback, begin, store)
+        assert by == "perplexity" or by == "ifd"
+        return row_choice.backbone_scores(by, rows, config, run, tokenizer, store)[:, None]
+
+    return row_choice.chosen(rows, config, run, callback, score=score)
+
+
+class TextOutputs(NamedTuple):
+    """Outputs of a model for the rows of a split."""
+
+    answers: list[GeneratedAnswer]
+    """Answers to some of them."""
+    losses: SummedLosses | None = None
+    """Loss of each, where there is one by tokens."""
+
+
+@dataclass(frozen=True)
+class TextRun(SingleRun[ExportedModel, TokenizedSet]):
+    """A run that learns to predict tokens."""
+
+    tokenizer: PreTrainedTokenizerBase
+    template: ChatEncoder | MlmEncoder
+    data: Splits[TokenizedSet]
+    reference: ReferenceLosses | None = field(default=None, kw_only=True)
+    """Losses of a reference that those of tokens are compared with, where `data.sampling.by=tokens`."""
+
+    @property
+    def vocabulary(self) -> PreTrainedTokenizerBase:
+        return self.tokenizer
+
+    @property
+    def rows(self) -> Mapping[str, TokenizedSet]:
+        return self.data.named()
+
+    @property
+    def adapter(self) -> Method:
+        method = invocation.resolved(self.config.adapter, self.template, self.tokenizer, chat=self.data.train.chat)
+        if isinstance(method, ALora):
+            self.callback.say(invocation.in_words(self.data.train, method, self.tokenizer))
+        return method
+
+    @property
+    def new_token_ids(self) -> Sequence[int]:
+        return [self.tokenizer.get_vocab()[token] for token in self.config.model.new_tokens]
+
+    def text(self, row: int) -> str:
+        return str(self.tokenizer.decode(self.data.train[row].input_ids, skip_special_tokens=True)).strip()
+
+    def untrained(self, backbone: Backbone) -> ExportedModel | None:
+        head = output_heads.find(backbone.model, backbone.model)
+        return ExportedModel(backbone.model, head, self.tokenizer, self.template, [])
+
+    def start_answers(self, outputs: TextOutputs) -> dict[str, Any]:
+        return {"answers": {each.place: each.answer for each in outputs.answers}}
+
+    def assemble(self, model: nn.Module, backbone: Backbone) -> ExportedModel:
+        stop = evaluation.stop_tokens(self.tokenizer, self.data.train)
+        head = output_heads.find(model, backbone.model)
+        if self.placement.cuts_weights:  # which it does as the block's own forward pass begins
+            head = replace(head, last_block=None)
+        return ExportedModel(model, head, self.tokenizer, self.template, stop)
+
+    def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
+        tap, train = LabelTap(token_losses), self.data.train
+        rows = weighted(drawn(train, self.config), train.weights)
+        draws = LabelDraws()
+        loss = next_token_loss(live.model, live.head, tap, self.config.regularise, draws)
+        return TrainingSignal(rows, loss, tap=tap, reads_packed=True, reference=self.reference, draws=draws)
+
+    def width(self, live: ExportedModel) -> int:
+        return live.head.width
+
+    def held_out_loss(self, live: ExportedModel) -> tuple[float, Mapping[str, float]]:
+        likelihoods = evaluation.likelihood(live.model, live.head, self.data.held_out)
+        return likelihoods.loss, {f"held_out_loss[{name}]": each.loss for name, each in likelihoods.by_source.items()}
+
+    def sampled(self, live: ExportedModel) -> Sequence[GeneratedAnswer]:
+        if not self.answers_samples:
+            return ()
+        config, rows = self.config, self.data.held_out
+        chosen = evaluation.drawn_prompts(rows, self.sample_count, seed=config.seed)
+        with self.uncompiled():
+            return list(
+                evaluation.answers_to(
+                    live.model, rows, chosen, self.tokenizer, max_new_tokens=config.evaluate.max_new_tokens
+                ).values()
+            )
+
+    @property
+    def answers_samples(self) -> bool:
+        """Whether the model that trains writes text, and the first process, which alone lets it, has all of it."""
+        return self.task is TEXT and not self.placement.cuts_weights and self.sample_count > 0
+
+    @property
+    def sample_count(self) -> int:
+        """Prompts of sample answers: none where the run is to write no answers."""
+        return min(self.config.evaluate.samples, self.config.evaluate.answers)
+
+    def uncompiled(self) -> AbstractContextManager[object]:
+        """Inside it, blocks that are compiled compute as they would not: each length of a text would be compiled."""
+        return torch.compiler.set_stance("force_eager") if self.config.train.compile else nullcontext()
+
+    def save(self, live: ExportedModel, folder: Path, *, adapter: Callable[[Path], None] | None = None) -> None:
+        exported.save(live.model, folder, self.tokenizer, self.template, live.stop, adapter=adapter)
+
+    @property
+    def sampled_rows(self) -> Examples:
+        return drawn(self.data.train, self.config)
+
+    @property
+    def splits(self) -> Any:
+        return self.data
+
+    def member_outputs(self, live: ExportedModel, batch: MicroBatch) -> Tensor:
+        return live.head.supervised(live.model, batch.inputs, batch.positions_N)
+
+    def member_loss(self, live: ExportedModel) -> Objective:
+        return next_token_objective(live.head, self.config.regularise)
+
+    def of_member(self, live: ExportedModel) -> ExportedModel:
+        stop = evaluation.stop_tokens(self.tokenizer, self.data.train)
+        return replace(live, tokenizer=self.tokenizer, template=self.template, stop=stop)
+
+    def on_held_out(self, rows: Indices) -> Self:
+        return replace(self, data=self.data._replace(held_out=self.data.held_out.subset(rows)))
+
+    def load(self) -> ExportedModel:
+        return exported.load(self.run.home, self.config, waiting=self.placement.waiting)
+
+    def load_over(self, backbone: Backbone) -> ExportedModel:
+        return exported.load(self.run.home, self.config, backbone=backbone)
+
+    def score(self, model: ExportedModel, rows: TokenizedSet, scoring: ModelResults | None = None) -> Scored:
+        with self.scoring_time(rows):
+            likelihoods = evaluation.likelihood(model.model, model.head, rows, scoring=scoring)
+        with self.run.deadline.phase("answers"):
+            answers = answer(model, rows, self.config, scoring)
+        return Scored(evaluation.summary(likelihoods, answers), TextOutputs(answers, likelihoods.rows))
+
+    def write_predictions(self, model: ExportedModel, outputs: TextOutputs, before: Mapping[str, Any]) -> None:
+        path = self.run.path / "predictions.parquet"
+        evaluation.write_predictions(path, outputs.answers, before=before["answers"])
+        if outputs.losses is not None:
+            from workbench.evaluation import held_out_losses  # with pandas, 0.2 s that the first step need not wait for
+
+            held_out_losses.write(self.run.path, self.data.held_out, outputs.losses)
+
+
+def drawn(train: TokenizedSet, config: RunConfig) -> Examples:
+    """The training rows, mixed where there are several sources, or cut to a growing length."""
+    if config.data.sources:
+        return mixture.mixed(train, config)
+    return length_warm_up.growing(train, config.data.length_warm_up, total_steps(config, len(train)))
+
+
+def next_token_loss(
+    model: nn.Module,
+    head: Head,
+    tap: LabelTap | None = None,
+    regularise: RegulariseConfig | None = None,
+    draws: LabelDraws | None = None,
+) -> Callable[[MicroBatch, float], Tensor]:
+    """The summed next-token loss of a micro-batch, as the engine wants it."""
+    smoother = regularise or RegulariseConfig()
+
+    def hidden(batch: MicroBatch) -> Tensor:
+        if smoother.r_drop:
+            return r_drop.paired(head.hidden(model, batch.twice().inputs), batch.positions_N)
+        return head.supervised(model, batch.inputs, batch.positions_N)
+
+    def loss(batch: MicroBatch, scale: float) -> Tensor:
+        return losses.next_token(
+            hidden(batch),
+            batch.labels_N,
+            head.project,
+            vocabulary=head.vocabulary,
+            weights=head.trainable(),
+            scale=scale,
+            factor_N=batch.weights_N,
+            tap=tap,
+            smoothing=smoother.label_smoothing,
+            z_loss=smoother.z_loss,
+            r_drop=smoother.r_drop,
+            draw_N=None if draws is None else draws.numbers(batch.positions_N, tokens=batch.width),
+        )
+
+    return loss
+
+
+def next_token_objective(head: Head, regularise: RegulariseConfig) -> Objective:
+    """The same for a member of a bank, of the hidden states of its supervised positions."""
+
+    def loss(hidden_ND: Tensor, labels_N: Tensor, scale: float) -> Tensor:
+        return losses.next_token(
+            hidden_ND,
+            labels_N,
+            head.project,
+            vocabulary=head.vocabulary,
+            weights=head.trainable(),
+            scale=scale,
+            smoothing=regularise.label_smoothing,
+            z_loss=regularise.z_loss,
+        )
+
+    return loss
+
+
+def score(
+    model: ExportedModel, split: TokenizedSet, config: RunConfig, scoring: ModelResults | None = None
+) -> tuple[dict[str, float], list[GeneratedAnswer]]:
+    """Loss and answer scores of a saved model on a split, and the answers themselves."""
+    answers = answer(model, split, config, scoring)
+    return evaluation.summary(evaluation.likelihood(model.model, model.head, split, scoring=scoring), answers), answers
+
+
+def answer(
+    model: ExportedModel, split: TokenizedSet, config: RunConfig, scoring: ModelResults | None = None
+) -> list[GeneratedAnswer]:
+    """A model's answers to some rows of a split."""
+    return evaluation.answers(
+        model.model,
+        split,
+        model.tokenizer,
+        count=config.evaluate.answers if model_heads.of(config) is TEXT else 0,
+        max_new_tokens=config.evaluate.max_new_tokens,
+        scoring=scoring,
+    )
+
+
+def read_template(config: RunConfig) -> str | None:
+    """The chat template that the recipe names, if it names one."""
+    path = config.model.chat_template
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"model.chat_template: {path} cannot be read ({error}). Write the path of a Jinja file, or leave it out."
+        ) from None

@@ -1,1 +1,0 @@
-"""Runs that train language models on the next or on hidden tokens."""

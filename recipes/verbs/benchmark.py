@@ -1,0 +1,68 @@
+"""`evaluate RUN --tasks ...`: tasks of lm-eval before and after training, or of two runs, in pairs; kept in the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.evaluation import benchmarks
+from workbench.evaluation.benchmarks import Benchmark, Metric, Paired
+from workbench.models import backbones, exported
+from workbench.recipes.verbs import generate
+from workbench.report import pages
+from workbench.runs import run_directory, score_files
+from workbench.runs.trust import Trust
+
+
+def benchmark(run: Path, asked: Benchmark, *, against: Path | None = None, trust: bool = False) -> list[Paired]:
+    """Ask a finished run's model, and what it is compared with: its backbone without the adapter, or another run.
+
+    Scores against the backbone are kept in the run directory and its report.
+
+    Args:
+        against: A run whose model is asked in place of the backbone.
+
+    Raises:
+        ConfigError: The run writes no text, or is an encoder-decoder; or what `benchmarks.require` refuses.
+    """
+    configs = {path: run_directory.shipped_config(path, Trust(trust)) for path in (run, against) if path is not None}
+    for path, config in configs.items():
+        generate.require_text(config, path)
+    benchmarks.require(asked)
+    if against is not None:
+        comparisons = benchmarks.paired(_after(against, configs[against], asked), _after(run, configs[run], asked))
+    else:
+        comparisons = _both(run, configs[run], asked)
+        rows = [each.row() for each in comparisons]
+        score_files.keep_tasks(run, {"shots": asked.shots, "limit": asked.limit, "rows": rows})
+        pages.write(run)
+    return comparisons
+
+
+def _both(run: Path, config: RunConfig, asked: Benchmark) -> list[Paired]:
+    """With the adapter and without it, loaded once; of full fine-tuning the backbone is another model."""
+    live = _model(run, config)
+    after = benchmarks.ask(live.model, live.tokenizer, asked)
+    if isinstance(live.model, PeftModel):
+        with live.model.disable_adapter():
+            return benchmarks.paired(benchmarks.ask(live.model, live.tokenizer, asked), after)
+    backbone = backbones.load(config.model, live.tokenizer).model.eval()
+    return benchmarks.paired(benchmarks.ask(backbone, live.tokenizer, asked), after)
+
+
+def _after(run: Path, config: RunConfig, asked: Benchmark) -> Sequence[Metric]:
+    live = _model(run, config)
+    return benchmarks.ask(live.model, live.tokenizer, asked)
+
+
+def _model(run: Path, config: RunConfig) -> exported.ExportedModel:
+    live = exported.load(run, config)
+    settings: Any = live.model.config
+    if settings.is_encoder_decoder:
+        raise ConfigError(f"{run}: tasks are asked of causal language models, and this is an encoder-decoder.")
+    return live

@@ -1,0 +1,131 @@
+"""`workbench combine`: the LoRA adapters of several runs added up, as a run that evaluate, generate and merge take."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
+
+from workbench.adapters import Full, Lora, combine
+from workbench.adapters.combine import CombinationError, Updates
+from workbench.config import RunConfig
+from workbench.errors import ConfigError
+from workbench.recipes.verbs import merge
+from workbench.runs import files, run_directory
+from workbench.runs.trust import Trust
+
+WEIGHT_FILES = ("adapter_config.json", "adapter_model.safetensors")
+READING_FILES = (
+    *("tokenizer.json", "chat_template.jinja"),
+    *("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json"),
+)
+"""Files that say how a text is read, those of embedders too."""
+
+
+@dataclass(frozen=True)
+class Combined:
+    """Sum of adapters that was written, and its distance from the weighted sum."""
+
+    error: CombinationError
+    ranks: tuple[int, int]
+    """Lowest and highest of a layer."""
+    parameters: int
+
+
+def combine_runs(
+    sources: Sequence[Path], *, weights: Sequence[float], rank: int | None, out: Path, trust: bool = False
+) -> Combined:
+    """Write the weighted sum of the updates of `sources` as a run into `out`.
+
+    Data, template and tokenizer are those of the first; a run ends its answers where any of them does.
+
+    Args:
+        weights: One factor for each run.
+        rank: Keep no more ranks of the sum in a layer; None keeps all, so that the sum is exact.
+        trust: Execute the Python code that the run directories name, and name it in the new one.
+
+    Raises:
+        ConfigError: it would not be exact, or what the runs read differs.
+    """
+    if len(weights) != len(sources):
+        raise ConfigError(f"--weights has {len(weights)} numbers for {len(sources)} runs. Write one for each.")
+    if out.exists():
+        raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
+    configs = [run_directory.shipped_config(run, Trust(trust)) for run in sources]
+    _require_alike(sources, configs)
+    saved = [combine.read(run / "adapter") for run in sources]
+    total = combine.weighted_sum(saved, weights)
+    updates = total if rank is None else combine.nearest(total, rank)
+
+    ranks = [len(each.down_RI) for each in updates.values()]
+    section = Lora(rank=max(ranks), alpha=max(ranks), targets=tuple(sorted(updates)))
+    run = run_directory.start(out, configs[0].model_copy(update={"adapter": section}), resume=False)
+    try:
+        with files.new_folder(run.adapter) as folder:
+            written = combine.write(updates, folder, like=saved[0])
+            _copy_beside([source / "adapter" for source in sources], folder)
+        combination = Combined(combine.error(written, total), (min(ranks), max(ranks)), _size(written))
+        data = files.read_json(sources[0] / "manifest.json").get("data")
+        parts = [{"run": str(run), "weight": weight} for run, weight in zip(sources, weights, strict=True)]
+        run.note(status="done", data=data, combined={"of": parts, "rank": rank, "error": combination.error.overall})
+    finally:
+        run.close()
+    return combination
+
+
+def _require_alike(sources: Sequence[Path], configs: Sequence[RunConfig]) -> None:
+    """Refuse runs over different backbones, or that render a prompt differently."""
+    for source, config in zip(sources, configs, strict=True):
+        if isinstance(config.adapter, Full):
+            raise ConfigError(f"{source} is fully trained: it has no adapter. Combine LoRA runs.")
+        merge.require_one_model(source, config)
+        if not (source / "adapter").is_dir():
+            raise ConfigError(f"{source}: no adapter there yet. Finish the run first.")
+        if config.task.head != configs[0].task.head:
+            raise ConfigError(
+                f"{source} is of recipe {config.recipe}, and {sources[0]} of {configs[0].recipe}, whose models have "
+                "another head. Combine runs of one recipe."
+            )
+        for key in ("id", "revision", "sparsity"):
+            if getattr(config.model, key) != getattr(configs[0].model, key):
+                raise ConfigError(
+                    f"{source} has model.{key}={getattr(config.model, key)}, and {sources[0]} "
+                    f"{getattr(configs[0].model, key)}. Combine runs over one backbone."
+                )
+        for name in READING_FILES:
+            if _content(source / "adapter" / name) != _content(sources[0] / "adapter" / name):
+                raise ConfigError(
+                    f"{source} and {sources[0]} differ in adapter/{name}, so that they read the same text "
+                    "differently. Combine runs with one tokenizer and one chat template, or one pooling and prefixes."
+                )
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def _copy_beside(adapters: Sequence[Path], folder: Path) -> None:
+    """Tokenizer, template and pooling of the first, and the stop tokens of all where they write answers."""
+    for path in sorted(adapters[0].rglob("*")):  # a folder stands before what it holds
+        beside = folder / path.relative_to(adapters[0])
+        if path.is_dir():
+            beside.mkdir()
+        elif path.name not in WEIGHT_FILES:
+            shutil.copyfile(path, beside)  # without its mode: that of a shared run may forbid to write
+    if not (adapters[0] / GENERATION_CONFIG_NAME).exists():
+        return
+    generation = GenerationConfig.from_pretrained(adapters[0])
+    stops: set[int] = set()
+    for adapter in adapters:
+        eos_ids = GenerationConfig.from_pretrained(adapter).eos_token_id or []
+        stops |= {eos_ids} if isinstance(eos_ids, int) else set(eos_ids)
+    generation.eos_token_id = sorted(stops)
+    generation.save_pretrained(folder)
+
+
+def _size(updates: Updates) -> int:
+    return sum(tensor.numel() for update in updates.values() for tensor in update)

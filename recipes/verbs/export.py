@@ -1,0 +1,244 @@
+"""`workbench export`: a run in the form that another program loads, its outputs checked, with a model card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from workbench.adapters import Full
+from workbench.config import RunConfig
+from workbench.errors import BackboneError, ConfigError
+from workbench.evaluation import held_out_losses
+from workbench.evaluation.perplexity import Agreement
+from workbench.models import backbones, exported
+from workbench.models.backbones import DTYPES, QUANTISED
+from workbench.models.exporting import card, hub, lora_limits
+from workbench.models.exporting.card import CardFacts
+from workbench.models.exporting.lora_limits import MERGE
+from workbench.recipes.task import OutputError, implementation
+from workbench.recipes.tasks.classify.class_verbs import Gap
+from workbench.recipes.tasks.embed.embed_verbs import Angle
+from workbench.recipes.verbs import export_targets, merge
+from workbench.recipes.verbs.export_targets import Form, Source, Writer, WrittenExport
+from workbench.runs import files, run_directory
+from workbench.runs.trust import Trust
+
+MOST_KL = 0.1
+"""Divergence from the run, in nats, above which an export is another model and is not written."""
+LEAST_COSINE = 0.99
+"""The same for embeddings."""
+LEAST_SAME = 0.9
+"""The same for numbers: share of rows within a hundredth of the labels' spread."""
+ALL_HEADS = ("text", "masked", "classes", "hidden")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A program or format that a run is exported to."""
+
+    write: Writer
+    heads: tuple[str, ...]
+    """Heads of the models that it takes."""
+    forms: tuple[str, ...]
+    """`adapter`, `whole` or both."""
+    packages: tuple[str, ...] = ()
+    """Packages of the extra `export` that it needs."""
+
+
+_BOTH, _ONNX = ("adapter", "whole"), ("onnx", "onnxruntime", "onnxscript")
+TARGETS = {
+    "peft": Target(export_targets.peft_adapter, ALL_HEADS, ("adapter",)),
+    "merged": Target(export_targets.merged_model, ALL_HEADS, ("whole",)),
+    "gguf": Target(export_targets.gguf, ("text",), _BOTH, ("gguf",)),
+    "ollama": Target(export_targets.ollama_folder, ("text",), _BOTH, ("gguf",)),
+    "vllm": Target(export_targets.vllm_folder, ("text",), _BOTH),
+    "sglang": Target(export_targets.sglang_folder, ("text",), _BOTH),
+    "onnx": Target(export_targets.onnx, ALL_HEADS, ("whole",), _ONNX),
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Outcome of an export."""
+
+    sentence: str
+    error: str
+    """Sentence on the measured error."""
+    usage: str
+    pushed: str | None
+    """Address on the hub."""
+
+
+def export(
+    run: Path,
+    *,
+    to: str,
+    out: Path,
+    normalise: bool = False,
+    whole: bool = False,
+    weights: str | None = None,
+    push: str | None = None,
+    trust: bool = False,
+    command: str = "",
+) -> Exported:
+    """Write what the run at `run` shipped into `out` as `to` loads it, and compare its outputs with the run's.
+
+    Args:
+        normalise: Write the adapter as plain LoRA of one rank with scale 1.
+        whole: Write one whole model instead of an adapter.
+        weights: Precision of a whole model, or of the backbone under an adapter; default bfloat16, for ONNX float32.
+        push: Repository on the hub to upload it into; nothing is uploaded without one.
+        trust: Execute the Python code that the run directory names.
+        command: The command line, for the card.
+
+    Raises:
+        ConfigError: The target would not compute what was trained; nothing is written.
+    """
+    target = _target(to)
+    precision = _precision(to, weights)
+    if normalise and whole:
+        raise ConfigError("--normalise writes an adapter and --merge a whole model. Write one of them.")
+    if out.exists():
+        raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
+    if push is not None:
+        hub.require_name(push)
+    config = run_directory.shipped_config(run, Trust(trust))
+    form = _form(run, config, to, normalise=normalise, whole=whole)
+    _require_supported(run, config, to, form)
+    _require_packages(to, target)
+    files.require_writable(out)
+    source = Source(run, config, implementation(config).outputs(run, config), form, precision)
+    with files.new_folder(out) as folder:
+        written = target.write(source, folder)
+        _require_close(source, written.error)
+        facts = _card_facts(source, to, written, command)
+        values = config.model_dump(mode="json")
+        card.write(run, folder, values, facts, out=out)
+    pushed = None if push is None else hub.push(out, push)
+    return Exported(facts.form, facts.error, written.usage.replace("DIR", str(out)), pushed)
+
+
+def _target(name: str) -> Target:
+    if name not in TARGETS:
+        raise ConfigError(f"--to {name}: expected {', '.join(TARGETS)}.")
+    return TARGETS[name]
+
+
+def _precision(to: str, weights: str | None) -> str:
+    precision = weights or ("float32" if to == "onnx" else "bfloat16")
+    if precision not in DTYPES:
+        raise ConfigError(f"--weights {precision}: expected {', '.join(DTYPES)}.")
+    if to == "onnx" and precision != "float32":
+        raise ConfigError(f"--weights {precision}: --to onnx writes float32, which onnxruntime computes everywhere.")
+    return precision
+
+
+def _form(run: Path, config: RunConfig, to: str, *, normalise: bool, whole: bool) -> Form:
+    """The form that a target gets: an adapter where it takes one and there is one, or else a whole model."""
+    forms, full = TARGETS[to].forms, isinstance(config.adapter, Full)
+    if "whole" not in forms and (whole or full):
+        why = "--merge asks for a whole model" if whole else f"{run} is fully trained and has no adapter"
+        raise ConfigError(f"--to {to} writes an adapter, and {why}. Write --to merged.")
+    if normalise and (full or "adapter" not in forms):
+        why = f"{run} is fully trained and has no adapter" if full else f"--to {to} writes a whole model"
+        raise ConfigError(f"--normalise rewrites an adapter, and {why}. Leave it out.")
+    if whole or full or "adapter" not in forms:
+        return "whole"
+    return "normalised" if normalise else "trained"
+
+
+def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> None:
+    """Refuse, before weights are read, what the target could not load, or would load as something else."""
+    if config.crossvalidates and not config.folds.refit:
+        merge.require_one_model(run, config)
+    head = config.task.head
+    unwritten = ("onnx",) if config.task.output is not None else ()
+    takes = [name for name, each in TARGETS.items() if head in each.heads and name not in unwritten]
+    if to not in takes:
+        why = f"does not write recipe {config.recipe}'s models yet"
+        if head not in TARGETS[to].heads:
+            why = f"takes language models, and {run} is of recipe {config.recipe}"
+        raise ConfigError(f"--to {to} {why}. Write --to {' or '.join(takes)}.")
+    exported.require_saved(run, config)
+    _require_architecture(run, config, to)
+    if form == "whole":
+        merge.require_one_model(run, config)
+        return
+    if config.model.sparsity is not None and to not in ("peft", "ollama"):
+        raise ConfigError(
+            f"--to {to} puts the adapter on {config.model.id} with all its weights, and {run} has "
+            f"model.sparsity={config.model.sparsity}. Write --merge."
+        )
+    adapter = run / "adapter"
+    if form == "normalised":
+        lora_limits.require_plain(adapter)
+    elif to == "peft":
+        lora_limits.require_known_to_peft(adapter)
+    elif to in export_targets.LIMITS:
+        lora_limits.require(adapter, config.adapter, export_targets.LIMITS[to])
+    if to == "gguf":
+        export_targets.require_base_template(run, config)
+
+
+def _require_architecture(run: Path, config: RunConfig, to: str) -> None:
+    if to in ("peft", "merged"):
+        return
+    model = backbones.hub_config(exported.model_under(config, run / "adapter"))
+    if model.is_encoder_decoder:
+        raise BackboneError(
+            f"--to {to}: model.id={config.model.id} is an encoder-decoder, which this target is not written for. Write "
+            "--to peft or --to merged."
+        )
+    if to in ("gguf", "ollama") and find_spec("gguf") is not None:
+        from workbench.models.exporting import gguf_layout
+
+        gguf_layout.require_known(model)
+
+
+def _require_packages(to: str, target: Target) -> None:
+    if missing := [name for name in target.packages if find_spec(name) is None]:
+        raise ConfigError(
+            f"--to {to} needs {', '.join(missing)}, not installed here. Write pip install 'peft-workbench[export]'."
+        )
+
+
+def _require_close(source: Source, error: OutputError) -> None:
+    """Raise ConfigError where what was written is another model."""
+    if isinstance(error, Angle):
+        far = error.cosine < LEAST_COSINE
+    elif isinstance(error, Gap) and error.kl is None:
+        far = error.same < LEAST_SAME
+    else:
+        assert isinstance(error, Gap | Agreement)
+        far = error.kl is not None and error.kl > MOST_KL
+    if not far:
+        return
+    weights = source.config.model.weights
+    advice = "Write --weights float32." if source.weights != "float32" else "Please report this backbone."
+    if source.form != "whole" and weights in QUANTISED:
+        advice = f"It was trained over {weights} weights, and {MERGE}, with their values."
+    raise ConfigError(f"The export computes something else than the run, and is not kept. {error.sentence} {advice}")
+
+
+_FORMS: dict[Form, Callable[[Source], str]] = {
+    "trained": lambda source: f"Adapter of method {source.config.adapter.method}, as it was trained.",
+    "normalised": lambda source: f"Adapter of method {source.config.adapter.method}, as plain LoRA with scale 1.",
+    "whole": lambda source: merge.added(source.config, source.weights),
+}
+
+
+def _card_facts(source: Source, to: str, written: WrittenExport, command: str) -> CardFacts:
+    kept = held_out_losses.read(source.run)
+    return CardFacts(
+        target=to,
+        form=_FORMS[source.form](source),
+        error=f"Against the run ({written.checked}): {written.error.sentence}",
+        usage=written.usage,
+        limits=written.limits,
+        command=command or f"workbench export {source.run} --to {to}",
+        head=source.reference.task.head,
+        pictures=source.reference.tokenizer is None,
+        intervals={} if kept is None else held_out_losses.intervals(kept),
+    )

@@ -1,0 +1,184 @@
+"""`workbench features`: what a frozen backbone sees in rows, and what it knows of their labels already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from workbench.config import RunConfig
+from workbench.data.labelled.labelled_data import LabelledSet
+from workbench.data.labelled.records import RowReader
+from workbench.data.labelled.text_reader import TextReader, augmented_texts
+from workbench.errors import ConfigError
+from workbench.evaluation import label_preservation
+from workbench.evaluation.frozen_features import Floats, Probe, cached_features, linear_probe, probe
+from workbench.evaluation.label_preservation import LabelPreservation, Rewriting
+from workbench.recipes.over import crossval
+from workbench.recipes.single import streamed_rows
+from workbench.recipes.tasks.classify import class_run
+from workbench.runs import files
+
+
+class Known(NamedTuple):
+    """Share of labels that features tell, of rows that were not looked at."""
+
+    classes: int
+    probe: Probe
+    likeliest: float
+    """Share of those rows that have the most frequent class of the others."""
+
+
+class ProbedFeatures(NamedTuple):
+    """Rows of a table of features."""
+
+    rows: Mapping[str, int]
+    """Number of rows by the split that they are in: train, held_out, test, unlabelled."""
+    width: int
+    known: Known | None
+    """None where a row's label is not one class."""
+    preservation: LabelPreservation | None = None
+    """Whether rewritten rows are told to have the same class; None where training rewrites none, or `known` is None."""
+    rewrites: bool = False
+    """Whether training rewrites texts."""
+
+    @property
+    def sentence(self) -> str:
+        """The findings for a person."""
+        return "\n".join([self._known, *(self.preservation.sentences if self.preservation else ())])
+
+    @property
+    def _known(self) -> str:
+        counts = ", ".join(f"{count:,} {split}" for split, count in self.rows.items())
+        summary = f"{sum(self.rows.values()):,} rows ({counts}), {self.width:,} features."
+        if self.known is None:
+            unknown = " Nor is it known whether texts keep such labels where data.augment rewrites them."
+            return f"{summary} Labels that are not one class are not compared with them.{unknown * self.rewrites}"
+        nearest, linear = self.known.probe
+        return (
+            f"{summary} Of {self.known.classes} classes rows aside are told right without training the backbone: "
+            f"{nearest:.1%} by the nearest training rows, {linear:.1%} by a linear probe; always naming the likeliest "
+            f"class gives {self.known.likeliest:.1%}."
+        )
+
+
+def write(config: RunConfig, out: Path | None) -> ProbedFeatures:
+    """Compute features of all rows that a recipe names; write them, with labels where there are any, as parquet.
+
+    Raises:
+        ConfigError: The recipe has no rows whose labels are learnt.
+    """
+    if not config.task.labelled:
+        raise ConfigError(
+            f"features: recipe={config.recipe} learns no labels. Name a recipe of classify or crossval, with your rows "
+            "as data.train."
+        )
+    if out is not None:
+        files.require_writable(out)
+    reader, splits, aside_N = _rows(streamed_rows.local(config))
+    rewritten = _rewritings(config, reader, splits, aside_N)
+    wanted = [*(rows.inputs for rows in splits.values()), *(each.inputs for each in rewritten)]
+    computed = cached_features(config.model, reader, wanted)
+    split_features = dict(zip(splits, computed, strict=False))
+    if out is not None:
+        tables = [_table(name, rows, split_features[name], reader) for name, rows in splits.items()]
+        files.write_bytes(out, pd.concat(tables, ignore_index=True).to_parquet())
+    counts = {name: len(rows) for name, rows in splits.items()}
+    known, preservation = None, None
+    if config.classes.kind == "one":
+        seen, others = _compared(splits, split_features, aside_N)
+        known = _known(seen, others)
+        if config.data.augment.is_on:
+            preservation = _preservation(seen, others, rewritten, computed[len(splits) :], likeliest=known.likeliest)
+    return ProbedFeatures(
+        counts, split_features["train"].shape[1], known, preservation, rewrites=config.data.augment.is_on
+    )
+
+
+def _rows(config: RunConfig) -> tuple[RowReader, dict[str, LabelledSet], npt.NDArray[np.bool_] | None]:
+    """Rows by their split; of a cross-validation, also which training rows are aside: those of the first fold."""
+    if config.crossvalidates:
+        reader, folds, *_ = crossval.prepare(config)
+        named = {"train": folds.rows, "test": folds.test, "unlabelled": folds.unlabelled}
+        aside_N = folds.folds.fold_RN[0] == 0
+    else:
+        reader, data, _ = class_run.prepare(config)
+        named, aside_N = {"train": data.train, "held_out": data.held_out, "test": data.test}, None
+    return reader, {name: rows for name, rows in named.items() if rows is not None}, aside_N
+
+
+class _Labelled(NamedTuple):
+    """Features of rows, and their labels."""
+
+    features_ND: Floats
+    label_N: npt.NDArray[np.str_]
+
+    def where(self, keep_N: npt.NDArray[np.bool_]) -> _Labelled:
+        """Some of the rows."""
+        return _Labelled(self.features_ND[keep_N], self.label_N[keep_N])
+
+
+def _compared(
+    splits: Mapping[str, LabelledSet], scores: Mapping[str, Floats], aside_N: npt.NDArray[np.bool_] | None
+) -> tuple[_Labelled, _Labelled]:
+    """Rows that a probe is fitted to, and those aside."""
+    train = _Labelled(scores["train"], _names(splits["train"]))
+    if aside_N is None:
+        return train, _Labelled(scores["held_out"], _names(splits["held_out"]))
+    return train.where(~aside_N), train.where(aside_N)
+
+
+def _names(rows: LabelledSet) -> npt.NDArray[np.str_]:
+    return np.asarray([str(label) for label in rows.labels])
+
+
+def _known(seen: _Labelled, others: _Labelled) -> Known:
+    names, counts = np.unique(seen.label_N, return_counts=True)
+    return Known(
+        classes=len(names),
+        probe=probe(seen.features_ND, seen.label_N.tolist(), others.features_ND, others.label_N.tolist()),
+        likeliest=float(np.mean(others.label_N == names[counts.argmax()])),
+    )
+
+
+def _rewritings(
+    config: RunConfig, reader: RowReader, splits: Mapping[str, LabelledSet], aside_N: npt.NDArray[np.bool_] | None
+) -> list[Rewriting]:
+    """Rows aside as each operator of `data.augment` rewrites them, where a probe can tell what becomes of them."""
+    if not config.data.augment.is_on or config.classes.kind != "one":
+        return []
+    assert isinstance(reader, TextReader), "pictures are refused"
+    aside = splits["held_out"] if aside_N is None else splits["train"].subset(aside_N)
+    return label_preservation.rewritings(
+        augmented_texts(aside.subset(label_preservation.chosen(len(aside))), config, reader)
+    )
+
+
+def _preservation(
+    seen: _Labelled, others: _Labelled, rewritten: Sequence[Rewriting], features: Sequence[Floats], *, likeliest: float
+) -> LabelPreservation:
+    chosen = label_preservation.chosen(len(others.label_N))
+    tell = linear_probe(seen.features_ND, seen.label_N).predict
+    return label_preservation.compare(
+        rewritten,
+        tell(others.features_ND[chosen]),
+        [tell(each) for each in features],
+        others.label_N[chosen],
+        likeliest=likeliest,
+    )
+
+
+def _table(split: str, rows: LabelledSet, found_ND: Floats, reader: RowReader) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "row": [record.place for record in rows.records],
+            reader.title: [reader.describe(record) for record in rows.records],
+            "split": split,
+            "label": [None if label is None else str(label) for label in rows.labels],
+            "features": list(found_ND),
+        }
+    )

@@ -1,0 +1,174 @@
+"""`workbench init`: a first recipe of a person's own rows, which the plan says will fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from workbench.config import RunConfig
+from workbench.config.yaml_text import dump_yaml
+from workbench.data.images import picture_sources
+from workbench.data.rows import read_rows
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.recipes import editor_line
+from workbench.recipes.inspection import Inspection
+from workbench.recipes.load import load
+from workbench.recipes.verbs.check import check
+from workbench.recipes.verbs.plans.plan import solve
+from workbench.runs import files, units
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A thing to learn, and the shipped recipe that a first one of it begins with."""
+
+    says: str
+    base: str
+    model: str = "starter"
+
+
+GOALS = {
+    "answers": Goal("write answers like those of the rows", "sft/chat"),
+    "classes": Goal("name the class of a text", "classify/quickstart"),
+    "folds": Goal(
+        "name the class of a text as well as possible: five folds, answering together", "crossval/quickstart"
+    ),
+    "judged": Goal("prefer the better of two answers", "prefer/quickstart"),
+    "rewards": Goal("say how good an answer is", "reward/quickstart"),
+    "embeddings": Goal("put texts of one meaning close together", "embed/quickstart"),
+    "pictures": Goal("name the class of a picture", "vision/quickstart", "starter/vision"),
+    "picture-folds": Goal("name the class of a picture as well as possible", "crossval/pictures", "starter/vision"),
+}
+RATE = 2e-4
+"""Learning rate of other backbones than the shipped ones, whose recipes have rates for 6 M parameters."""
+COVERED = 0.99
+"""Share of the rows that are read whole."""
+READ = 4096
+"""Tokens to which rows are cut while their lengths are looked at."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Answers to five questions."""
+
+    rows: str
+    """A file, a folder, or a hub data set."""
+    goal: str
+    model: str
+    memory: int | None = None
+    """Bytes of the device; None: what is free here."""
+    time: str | None = None
+    """As `budget.time`; None: one pass over the rows, or what the shipped recipe does."""
+
+
+def suggested(rows: str) -> str:
+    """The goal that the first row suggests.
+
+    Raises:
+        WorkbenchError: The rows cannot be read.
+    """
+    path = Path(rows).expanduser()
+    if path.is_dir() or path.suffix in (".zip", ".tar"):
+        try:
+            next(iter(picture_sources.read_rows(rows)))
+        except WorkbenchError:
+            pass
+        else:
+            return "pictures"
+    columns = {*next(iter(read_rows(rows))).columns}
+    if columns >= {"chosen", "rejected"} or (columns & {"messages", "completion"} and "label" in columns):
+        return "judged"
+    if columns >= {"text", "label"}:
+        return "classes"
+    if columns >= {"image", "label"}:
+        return "pictures"
+    return "embeddings" if columns >= {"anchor", "positive"} or columns >= {"sentence1", "sentence2"} else "answers"
+
+
+def write(wishes: Wishes, out: Path) -> str:
+    """Write the recipe to `out`, which must not exist; returns what the plan says of it.
+
+    Raises:
+        WorkbenchError: The rows or the backbone cannot be read, the run would be refused, or nothing fits.
+    """
+    if out.exists():
+        raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
+    if out.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{out}: a recipe's name ends in .yaml.")
+    config = load(GOALS[_known(wishes.goal)].base, [*_words(wishes)])
+    config, comments = _with_lengths(config)
+    decided = solve(config, memory=wishes.memory, elsewhere=wishes.memory is not None).require()
+    weights, again = decided.plan.weights, decided.plan.checkpointing
+    values = config.model_dump(mode="json", exclude_unset=True)
+    values.setdefault("model", {})["weights"] = weights
+    values.setdefault("train", {})["checkpointing"] = again
+    if decided.config.train.offload_activations is True:
+        values["train"]["offload_activations"] = True
+    peak, memory = units.size(decided.plan.peak), units.size(decided.plan.memory)
+    comments |= {
+        "model.weights": f"the fastest that fits: {peak} of {memory} by the plan",
+        "train.checkpointing": "as the plan chose",
+        "train.learning_rate": f"`workbench lr {out}` finds one",
+        "data.held_out": "this share of the rows measures what was learnt",
+        "budget.time": "the schedule ends with it",
+    }
+    lines = [
+        f"workbench check {out}",
+        f"workbench run {out}",
+        f"To {GOALS[wishes.goal].says}; begun from {GOALS[wishes.goal].base}.",
+    ]
+    head = "".join(f"# {line}\n" for line in lines)
+    files.write_bytes(out, (head + editor_line() + commented(dump_yaml(values), comments)).encode())
+    return f"{peak} of {memory}, {_seconds(decided.plan.seconds)}weights in {weights}"
+
+
+def _known(goal: str) -> str:
+    if goal not in GOALS:
+        raise ConfigError(f"--goal {goal}: expected {', '.join(GOALS)}.")
+    return goal
+
+
+def _words(wishes: Wishes) -> Iterator[str]:
+    yield from (f"data.train={wishes.rows}", f"model.id={wishes.model}")
+    if not wishes.model.startswith("starter"):
+        yield f"train.learning_rate={RATE}"
+    if wishes.time is not None:
+        yield f"budget.time={wishes.time}"
+
+
+def _with_lengths(config: RunConfig) -> tuple[RunConfig, dict[str, str]]:
+    """The recipe with rows cut where almost all are whole, and what there is to say of its keys."""
+    if not config.task.writes_text or config.task.head != "text":
+        return check(config).config, {}
+    data = config.data.model_copy(update={"max_tokens": READ})
+    inspection = check(
+        RunConfig.model_validate(config.model_dump(exclude_unset=True) | {"data": data.model_dump(exclude_unset=True)})
+    )
+    assert isinstance(inspection, Inspection)
+    lengths = inspection.data.train.lengths
+    covers = max(64, -(-int(np.quantile(lengths, COVERED)) // 64) * 64)
+    values = config.model_dump(exclude_unset=True)
+    values["data"]["max_tokens"] = covers
+    half = int(np.median(lengths))
+    says = f"{COVERED:.0%} of your {len(lengths):,} training rows are no longer; half have {half:,} or fewer"
+    return RunConfig.model_validate(values), {"data.max_tokens": says}
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{units.duration(seconds)} a step, "
+
+
+def commented(text: str, comments: Mapping[str, str]) -> str:
+    """Block YAML with a comment behind each of these keys."""
+    lines, place = [], list[str]()
+    for line in text.splitlines():
+        key, colon, _ = line.strip().partition(":")
+        depth = (len(line) - len(line.lstrip())) // 2
+        if colon and not line.lstrip().startswith("- "):
+            place[depth:] = [key]
+        comment = comments.get(".".join(place)) if colon else None
+        lines.append(line if comment is None else f"{line:<32}  # {comment}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,116 @@
+"""`workbench merge`: one stock model out of backbone and adapter, and how far it is from the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from workbench import adapters
+from workbench.adapters import Full
+from workbench.config import ModelConfig, RunConfig
+from workbench.errors import ConfigError
+from workbench.models import backbones, exported
+from workbench.models.backbones import DTYPES, QUANTISED
+from workbench.recipes.task import OutputError, RunOutputs, implementation
+from workbench.runs import files, run_directory
+from workbench.runs.trust import Trust
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Outcome of a merge, and its measured error."""
+
+    agreement: OutputError
+    sentence: str
+
+
+def merge(run: Path, *, out: Path, weights: str, trust: bool = False) -> Merged:
+    """Write the merged model of `run` into `out` and compare it, reloaded, with the unmerged one.
+
+    A quantised backbone is dequantised first: the merged weights are those that the adapter was trained on.
+
+    Args:
+        trust: Execute the Python code that the run directory names.
+    """
+    if weights not in DTYPES:
+        raise ConfigError(f"--weights {weights}: expected {', '.join(DTYPES)}.")
+    if out.exists():
+        raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
+    config = run_directory.shipped_config(run, Trust(trust))
+    require_one_model(run, config)
+    files.require_writable(out)
+    reference = implementation(config).outputs(run, config)
+    model = merged_model(run, config, reference, weights=weights)
+    with files.new_folder(out) as folder:
+        reference.save(model, folder)
+    del model
+    stock = reload(out, reference, weights=weights)
+    return Merged(reference.error(stock, stock), added(config, weights) + reference.note)
+
+
+def require_one_model(run: Path, config: RunConfig) -> None:
+    """Raise ConfigError where a run's adapter cannot be added into one backbone."""
+    adapters.require_mergeable(config.adapter)
+    if config.crossvalidates and not config.folds.refit:
+        raise ConfigError(
+            f"{run}: an ensemble of {config.folds.k} folds is no single model. Run again with folds.refit=true, whose "
+            "adapter trains on all rows."
+        )
+
+
+def merged_model(run: Path, config: RunConfig, reference: RunOutputs, *, weights: str) -> PreTrainedModel:
+    """Backbone plus update, added in float32, as a stock model in the precision `weights`."""
+    model = reference.settle(_added(run, config, reference))
+    model.to(DTYPES[weights])  # type: ignore[arg-type]
+    model.config.dtype = DTYPES[weights]
+    return model
+
+
+def reload(folder: Path, reference: RunOutputs, *, weights: str) -> PreTrainedModel:
+    """The stock model in a folder, as who takes it loads it."""
+    section = ModelConfig(id=str(folder.resolve()), weights=_weights(weights))
+    tokenizer = reference.tokenizer and backbones.tokenizer(section)
+    return backbones.load(section, tokenizer, task=reference.task).model
+
+
+def base_model(run: Path, config: RunConfig, reference: RunOutputs, *, weights: str = "float32") -> PreTrainedModel:
+    """The backbone under a run's adapter, or a fully trained one, in float32.
+
+    Args:
+        weights: A format in which it is packed first, so that its values are those of that format.
+    """
+    section = config.model.model_copy(update={"weights": weights, "compute": "float32"})
+    plain = config.model_copy(update={"model": section})
+    backbone = exported.load_backbone(plain, run / "adapter", reference.tokenizer, task=reference.task).model
+    return backbone.dequantize(torch.float32) if weights in QUANTISED else backbone
+
+
+def _added(run: Path, config: RunConfig, reference: RunOutputs) -> PreTrainedModel:
+    """Backbone plus update, both in float32."""
+    packed = config.model.weights in QUANTISED
+    backbone = base_model(run, config, reference, weights=config.model.weights if packed else "float32")
+    if isinstance(config.adapter, Full):
+        return backbone
+    return adapters.merge(adapters.load(backbone, run / "adapter"), config.adapter)
+
+
+def added(config: RunConfig, weights: str) -> str:
+    """Sentence on how a whole model came to be."""
+    if isinstance(config.adapter, Full):
+        return f"Fully trained model written in {weights}."
+    backbone = f"{config.model.weights} backbone, dequantised," if config.model.weights in QUANTISED else "Backbone"
+    if config.model.sparsity is not None:
+        return (
+            f"{backbone}, pruned {config.model.sparsity}, plus adapter added in float32, written in {weights}: layers "
+            "that the adapter changes are dense again."
+        )
+    return f"{backbone} plus adapter added in float32, written in {weights}."
+
+
+def _weights(name: str) -> Literal["float32", "bfloat16", "float16"]:
+    assert name in DTYPES
+    return name  # type: ignore[return-value]

@@ -1,0 +1,96 @@
+"""Outcome of the dry run of a training, of any recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from workbench.adapters import anatomy
+from workbench.config import RunConfig
+from workbench.config.model_heads import ModelHead
+from workbench.data.batching import Examples, first_rows
+from workbench.errors import ConfigError
+from workbench.models import adapter_sizes
+from workbench.models.adapter_sizes import AdapterSize
+from workbench.models.backbones import Backbone
+from workbench.planning.dry_run import OPTIMIZER, DryRun
+from workbench.planning.dry_trainings import Training
+from workbench.planning.model_contents import contents
+from workbench.planning.sharded_memory import Contents
+from workbench.planning.step_time import StepWork
+from workbench.recipes.verbs.plans import plan_blocks
+from workbench.training.freezing import freezer as freezing
+from workbench.training.freezing.freezer import Freezer
+
+
+class DryRunParts(NamedTuple):
+    """Outcome of a dry run."""
+
+    backbone: Backbone
+    size: AdapterSize
+    training: Training
+    dry_run: DryRun
+    work: StepWork
+    contents: Contents
+
+
+def parts(
+    config: RunConfig,
+    task: ModelHead,
+    backbone: Backbone,
+    fit: Training,
+    dry: DryRun,
+    work: StepWork,
+    training: plan_blocks.MakeTraining,
+    timed: RunConfig | None = None,
+) -> DryRunParts:
+    """All that is known after a dry run.
+
+    Args:
+        timed: The run of one of the members, where there are several.
+    """
+    held = contents(fit, optimizer=dry.at_peak.get(OPTIMIZER, 0))
+    below = config.freeze.never(len(fit.freezer.blocks))
+    return DryRunParts(
+        backbone=backbone,
+        size=adapter_sizes.predict(config.model, config.adapter, task=task, below=below),
+        training=fit,
+        dry_run=dry,
+        work=replace(
+            work,
+            weight_bytes=_read_bytes(backbone, held),
+            measure=plan_blocks.measure(timed or config, backbone, fit, dry, training),
+        ),
+        contents=held,
+    )
+
+
+def one_after_another(config: RunConfig, reason: str) -> ConfigError:
+    """The refusal of members that no bank holds, and how one of them is planned."""
+    if config.crossvalidates:
+        alone = f"recipe=classify and data.held_out={1 / config.folds.k:.2g}, and leave folds and duplicates out"
+    else:
+        alone = f"recipe={config.task.name} and the values of a member, and leave {config.recipe} out"
+    return ConfigError(
+        f"recipe={config.recipe}: its members train one after another ({reason}). Plan one of them: in a copy of the "
+        f"recipe, write {alone}."
+    )
+
+
+def _read_bytes(backbone: Backbone, held: Contents) -> int:
+    """Bytes of weights that every micro-batch reads: all but an embedding that is no output head."""
+    if anatomy.reads_pictures(backbone.model):
+        return held.weight_bytes
+    (embedding,) = backbone.model.get_input_embeddings().parameters(recurse=False)
+    head = backbone.model.get_output_embeddings()
+    is_head = head is not None and any(each is embedding for each in head.parameters())
+    return held.weight_bytes - (0 if is_head else embedding.nbytes)
+
+
+def attached(backbone: Backbone, config: RunConfig, train: Examples, new_token_ids: Sequence[int] = ()) -> Freezer:
+    """The backbone with the adapter of the run, fresh."""
+    sample = partial(first_rows, train, seed=config.seed)
+    config = config.model_copy(update={"adapter": config.adapter.planned})
+    return freezing.attach(backbone.model, config, seed=config.seed, new_token_ids=new_token_ids, sample=sample)

@@ -1,0 +1,246 @@
+"""`sample`: several answers of a run to each prompt, scored, as rows to train on.
+
+An answer is a function of the run, its prompt, `seed`, the number of its row and its own number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workbench.config import RunConfig, reward_words
+from workbench.config.sections.rewards_config import RewardSource
+from workbench.data.batching import Indices
+from workbench.data.rows import fingerprint
+from workbench.data.text import generated_answers
+from workbench.data.text.formats import Example
+from workbench.data.text.generated_answers import answer_to
+from workbench.data.text.prompts import read_questions
+from workbench.errors import ConfigError
+from workbench.evaluation import rewards
+from workbench.evaluation.generation import AnswerSampler
+from workbench.models import exported, model_files
+from workbench.models.exported import ExportedModel
+from workbench.recipes.tasks.sft import text_verbs
+from workbench.recipes.verbs import evaluate, generate, sample_rows
+from workbench.recipes.verbs.sample_progress import SampleProgress
+from workbench.recipes.verbs.sample_rows import AnswerGroup, ScoredAnswer
+from workbench.runs import files, provenance
+
+Questions = Sequence[tuple[Example, Mapping[str, Any]]]
+"""Prompts with the columns of their rows."""
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """Settings of `sample`."""
+
+    to: str = "best"
+    """Kind of rows; see `sample_rows.rows`."""
+    n: int = 8
+    """Answers to a prompt."""
+    temperature: float = 1.0
+    max_new_tokens: int = 256
+    seed: int = 0
+    least: float | None = None
+    """The lowest reward that is kept."""
+    margin: float = 0.0
+    """By how much the rewards of a pair differ at least."""
+
+
+@dataclass(frozen=True)
+class SampledRows:
+    """Facts about what was sampled."""
+
+    prompts: int
+    answers: int
+    finished: float
+    """Share of answers that ended by themselves."""
+    reward: float
+    """Mean of all answers."""
+    best: float | None
+    """Mean of the best finished answer to each prompt."""
+    rows: int
+    """Written."""
+    signals: dict[str, float]
+    """Words and repetition of all answers, of the best ones, and the correlation of length and reward."""
+    left_out: Sequence[str]
+
+
+def sample(
+    run: Path,
+    source: str,
+    overrides: Sequence[str],
+    score: Sequence[str],
+    settings: SampleSettings,
+    *,
+    out: Path,
+    trust: bool = False,
+) -> SampledRows:
+    """Answer every prompt of `source` several times, score the answers, and write rows to `out`.
+
+    Raises:
+        WorkbenchError: A setting, a prompt or a reward is wrong; answers that there are by then are kept for the same
+            command.
+    """
+    _require(settings, out)
+    sources = reward_words.read(score)
+    config = evaluate.asked_config(run, overrides, verb="sample", trust=trust)
+    generate.require_text(config, run)
+    skipped: list[str] = []
+    questions = list(read_questions(source, config.data, skipped))
+    files.require_writable(out)
+    rewards.require_columns(sources, ((question.place, columns) for question, columns in questions))
+    progress = SampleProgress(out, _identity(run, config, source, overrides, settings))
+    _write_answers(run, exported.load(run, config), [question for question, _ in questions], settings, progress)
+    groups = _score(sources, questions, progress)
+    output_rows = sample_rows.rows(groups, settings.to, least=settings.least, margin=settings.margin)
+    if not output_rows:
+        raise ConfigError(_nothing(groups, settings))
+    files.write_bytes(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in output_rows).encode())
+    progress.done()
+    return _facts(groups, len(output_rows), skipped)
+
+
+def _require(settings: SampleSettings, out: Path) -> None:
+    if out.suffix != ".jsonl":
+        raise ConfigError(f"--out {out}: rows are written as .jsonl. Give the file that ending.")
+    if out.exists():
+        raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
+    if settings.to not in sample_rows.TO:
+        raise ConfigError(f"--to {settings.to}: expected one of {', '.join(sample_rows.TO)}.")
+    if settings.to == "pairs" and settings.n < 2:
+        raise ConfigError("--to pairs compares answers to a prompt, and --n 1 gives one. Write --n 2 or more.")
+    if settings.to == "accepted" and settings.least is None:
+        raise ConfigError("--to accepted keeps answers with a reward of --least, which is not given. Write --least 1.")
+    if settings.margin and settings.to != "pairs":
+        raise ConfigError(f"--margin is for --to pairs, not for {settings.to}. Leave it out.")
+    if not settings.temperature > 0:
+        raise ConfigError(f"--temperature {settings.temperature:g}: expected a number above 0, such as 1.")
+
+
+def _identity(
+    run: Path, config: RunConfig, source: str, overrides: Sequence[str], settings: SampleSettings
+) -> dict[str, Any]:
+    """All that the answers depend on."""
+    return {
+        "run": provenance.digests(run / "adapter", title="adapter") if (run / "adapter").is_dir() else {},
+        "backbone": model_files.digests(config.model),
+        "prompts": fingerprint(source),
+        "overrides": list(overrides),
+        "n": settings.n,
+        "temperature": settings.temperature,
+        "max_new_tokens": settings.max_new_tokens,
+        "seed": settings.seed,
+    }
+
+
+def _write_answers(
+    run: Path, model: ExportedModel, questions: Sequence[Example], settings: SampleSettings, progress: SampleProgress
+) -> None:
+    """Sample what is not there yet, batch by batch."""
+    if model.model.config.is_encoder_decoder:  # type: ignore[union-attr]
+        raise ConfigError(f"{run}: sample draws answers of causal backbones, and this is an encoder-decoder.")
+    prompts = [text_verbs.question_ids(model, question) for question in questions]
+    sampler = AnswerSampler(model.model, known=len(model.tokenizer), stop=model.stop, temperature=settings.temperature)
+    # By rows, not by batches, which on an accelerator depend on its memory.
+    there = {int(row) for answers in progress.answers.values() for row in answers}
+    for whole in _batches(sampler, prompts, settings):
+        batch = [row for row in whole if row not in there]
+        if not batch:
+            continue
+        draws = [
+            generated_answers.sampling_numbers([settings.seed, row], answers=settings.n, tokens=settings.max_new_tokens)
+            for row in batch
+        ]
+        written = sampler.answer([prompts[row] for row in batch], draws)
+        answers = {
+            str(row): [_text(model, ids, chat=bool(questions[row].messages)) for ids in group]
+            for row, group in zip(batch, written, strict=True)
+        }
+        progress.keep_answers(batch[0], answers)
+
+
+def _batches(sampler: AnswerSampler, prompts: Sequence[Indices], settings: SampleSettings) -> list[list[int]]:
+    row_batches = sampler.batches(prompts, answers=settings.n, tokens=settings.max_new_tokens)
+    return [[int(row) for row in batch] for batch in row_batches]
+
+
+def _text(model: ExportedModel, ids: Indices, *, chat: bool) -> tuple[str, bool]:
+    """The text of an answer, and whether it ended by itself."""
+    text = str(model.tokenizer.decode(ids, skip_special_tokens=True))
+    return text.strip() if chat else text, bool(len(ids)) and int(ids[-1]) in model.stop
+
+
+def _score(sources: Sequence[RewardSource], questions: Questions, progress: SampleProgress) -> list[AnswerGroup]:
+    """The answers to each prompt with their rewards."""
+    reward, name = rewards.build(sources), _fingerprint(sources)
+    known = progress.rewards(name)
+    groups: dict[int, AnswerGroup] = {}
+    for number, written in progress.answers.items():
+        answers = [
+            answer_to(questions[int(row)][0], text, questions[int(row)][1])
+            for row, group in written.items()
+            for text, _ in group
+        ]
+        if number not in known:
+            progress.keep_rewards(name, number, reward.detailed(answers))
+        total, at = reward.total(known[number], len(answers)), 0
+        for row, group in written.items():
+            scored = [
+                ScoredAnswer(
+                    text, ended, total[at + own], {name: each[at + own] for name, each in known[number].items()}
+                )
+                for own, (text, ended) in enumerate(group)
+            ]
+            groups[int(row)], at = AnswerGroup(questions[int(row)][0], scored), at + len(group)
+    return [groups[row] for row in sorted(groups)]
+
+
+def _fingerprint(sources: Sequence[RewardSource]) -> str:
+    """A digest of rewards and of the files that they are read from."""
+    content = [[source.model_dump(mode="json") for source in sources], rewards.digests(sources)]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _nothing(groups: Sequence[AnswerGroup], settings: SampleSettings) -> str:
+    answers = [each for group in groups for each in group.answers]
+    if settings.to != "all" and not any(each.finished and each.text for each in answers):
+        return (
+            f"None of {len(answers):,} answers ended within --max-new-tokens {settings.max_new_tokens}. Write a higher "
+            "one, or --to all, which keeps unfinished ones. What is sampled is not kept for other lengths."
+        )
+    highest = max(each.reward for each in answers)
+    wanted = "two answers to a prompt that differ in reward" if settings.to == "pairs" else "an answer that is kept"
+    return (
+        f"No prompt has {wanted}: the highest of {len(answers):,} rewards is {highest:g}. Lower --least or --margin, "
+        "write a higher --n or --temperature, or another --score; answers are kept until --out is written."
+    )
+
+
+def _facts(groups: Sequence[AnswerGroup], written: int, skipped: Sequence[str]) -> SampledRows:
+    answers = [each for group in groups for each in group.answers]
+    top = [each for each in map(lambda group: sample_rows.best(group.answers), groups) if each is not None]
+    texts, values = [each.text for each in answers], [each.reward for each in answers]
+    signals = generated_answers.answer_lengths(texts)
+    signals |= {
+        f"best_{name}": value for name, value in generated_answers.answer_lengths([each.text for each in top]).items()
+    }
+    if (correlation := generated_answers.length_correlation(texts, values)) is not None:
+        signals["length_correlation"] = correlation
+    return SampledRows(
+        prompts=len(groups),
+        answers=len(answers),
+        finished=float(np.mean([each.finished for each in answers])),
+        reward=float(np.mean(values)),
+        best=float(np.mean([each.reward for each in top])) if top else None,
+        rows=written,
+        signals=signals,
+        left_out=skipped,
+    )

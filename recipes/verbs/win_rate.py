@@ -1,0 +1,131 @@
+"""`evaluate RUN --against OTHER`: how often a run's answer beats that of another run, by a reward or a judge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workbench import evaluation
+from workbench.config import RunConfig, reward_words
+from workbench.data.text.formats import Example
+from workbench.data.text.generated_answers import Answer, answer_to
+from workbench.data.text.prompts import read_questions
+from workbench.errors import ConfigError
+from workbench.evaluation import comparison, rewards
+from workbench.models import exported
+from workbench.recipes.tasks.sft import text_verbs
+from workbench.recipes.verbs import evaluate, generate
+from workbench.report import pages
+from workbench.runs import files, run_directory, score_files
+from workbench.runs.trust import Trust
+
+Questions = Sequence[tuple[Example, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """By what answers are compared."""
+
+    score: tuple[str, ...] = ()
+    """Rewards, as `reward_words.read` takes them."""
+    judge: str | None = None
+    """A program; see `judge_command.verdicts`."""
+    max_new_tokens: int = 256
+    judge_timeout: float = 600.0
+    """Seconds for all verdicts."""
+    out: Path | None = None
+    """Where the answers are written, with who wins: a .jsonl file."""
+
+
+def win_rate(
+    run: Path, other: Path, overrides: Sequence[str], contest: Contest, *, trust: bool = False
+) -> dict[str, float]:
+    """Win rate of a run against another one on the same prompts, both answering greedily; kept beside the run.
+
+    `rows_skipped`: rows that data.on_bad_row=skip left out, where there are any.
+
+    Raises:
+        ConfigError: There is nothing to compare by, or no file of prompts.
+    """
+    _require(contest)
+    config = evaluate.asked_config(run, overrides, verb="evaluate", trust=trust)
+    against = run_directory.shipped_config(other, Trust(trust))
+    for each, path in ((config, run), (against, other)):
+        generate.require_text(each, path)
+    sources = reward_words.read(contest.score)
+    judge = rewards.build(sources) if sources else None
+    skipped: list[str] = []
+    questions = [question for file in _files(config) for question in read_questions(file, config.data, skipped)]
+    rewards.require_columns(sources, ((question.place, columns) for question, columns in questions))
+    own, theirs = (_answers(*each, questions, contest) for each in ((run, config), (other, against)))
+    scores: dict[str, float] = {}
+    if judge is not None:
+        own_S, other_S = judge(own), judge(theirs)
+        win_S = comparison.wins_by_reward(own_S, other_S)
+        scores = {"reward": sum(own_S) / len(own_S), "reward_other": sum(other_S) / len(other_S)}
+    else:
+        assert contest.judge is not None
+        pairs = [*zip(own, theirs, strict=True), *zip(theirs, own, strict=True)]
+        judgements = comparison.judge_verdicts(contest.judge, pairs, timeout=contest.judge_timeout)
+        own_first, other_first = judgements[: len(own)], judgements[len(own) :]
+        win_S = comparison.wins_by_verdict(own_first, other_first)
+        scores = {"order_agreement": comparison.order_agreement(own_first, other_first)}
+    if contest.out is not None:
+        lines = [
+            {"place": a.place, "prompt": a.prompt, "answer": a.text, "other": b.text, "win": float(win)}
+            for a, b, win in zip(own, theirs, win_S, strict=True)
+        ]
+        files.write_bytes(contest.out, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    scores |= {"rows_skipped": float(len(skipped))} if skipped else {}
+    scores = comparison.win_rate_scores(win_S, [each.text for each in own], [each.text for each in theirs]) | scores
+    _keep(run, other, contest, scores, count=len(own), prompts=_files(config))
+    return scores
+
+
+def _keep(
+    run: Path, other: Path, contest: Contest, scores: Mapping[str, float], *, count: int, prompts: Sequence[str]
+) -> None:
+    """Write the result into the run directory and its report."""
+    by = contest.judge or " + ".join(contest.score)
+    facts = {"against": str(other), "by": by, "prompts": [*prompts], "count": count}
+    score_files.keep_win_rate(run, {**facts, **scores})
+    pages.write(run)
+
+
+def _require(contest: Contest) -> None:
+    if bool(contest.score) == (contest.judge is not None):
+        raise ConfigError(
+            "--against compares answers by --score REWARD (a reward model's run, a verifier, my.py), or by "
+            "--judge 'PROGRAM ...'. Write one of them."
+        )
+    if contest.out is None:
+        return
+    if contest.out.suffix != ".jsonl":
+        raise ConfigError(f"--out {contest.out}: rows are written as .jsonl. Give the file that ending.")
+    if contest.out.exists():
+        raise ConfigError(f"{contest.out} exists already. Name another file, or delete it first.")
+    files.require_writable(contest.out)
+
+
+def _files(config: RunConfig) -> list[str]:
+    """The files of prompts: of `data.test` where there are any, else of the held-out rows."""
+    prompt_files = [*(config.data.test_files or config.data.held_out_files).values()]
+    if not prompt_files:
+        raise ConfigError(
+            "--against: the run held out a share of its training file, and both runs answer the rows of a file. Write "
+            "data.test=FILE."
+        )
+    return prompt_files
+
+
+def _answers(run: Path, config: RunConfig, questions: Questions, contest: Contest) -> list[Answer]:
+    """A run's answers, from its own template and tokenizer."""
+    model = exported.load(run, config)
+    prompts = [text_verbs.question_ids(model, question) for question, _ in questions]
+    texts = evaluation.complete(
+        model.model, prompts, model.tokenizer, stop=model.stop, max_new_tokens=contest.max_new_tokens
+    )
+    return [answer_to(question, text, row) for (question, row), text in zip(questions, texts, strict=True)]

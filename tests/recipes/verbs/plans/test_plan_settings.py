@@ -1,0 +1,36 @@
+"""What a plan says of the run that it carries out instead of the one that is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workbench.config import RunConfig
+from workbench.recipes.verbs.plans import plan_settings
+
+
+def config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate({"recipe": "sft", "data": {"train": "x.jsonl"}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("sections", "counted", "end"),
+    [
+        ({"budget": {"time": "30m"}, "train": {"epochs": None}}, "of one pass over the rows", "after 30 min"),
+        ({"budget": {"time": "2h"}, "train": {"steps": 500}}, "that nothing cuts short", "after 2 h"),
+        ({"budget": {"time": "slurm"}, "train": {"steps": 500}}, "that nothing cuts short", "when its Slurm job does"),
+        ({"budget": {"energy": 2000, "power": 1000}, "train": {"epochs": None}}, "of one pass", "after 2 h"),
+    ],
+)
+def test_of_a_run_that_a_clock_ends_a_plan_says_what_it_counts(
+    sections: dict[str, Any], counted: str, end: str
+) -> None:
+    (sentence,) = plan_settings.clock(config(**sections))
+    assert counted in sentence and end in sentence
+    assert not plan_settings.untimed(config(**sections)).budget.timed
+
+
+@pytest.mark.parametrize("sections", [{"train": {"steps": 500}}, {"budget": {"tokens": 10_000}}])
+def test_others_end_where_the_plan_does(sections: dict[str, Any]) -> None:
+    assert not list(plan_settings.clock(config(**sections)))

@@ -1,0 +1,76 @@
+"""Settings that do not go with folds, where every row is trained on, held out and scored in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from workbench.config.sections.basic_sections import DataConfig
+from workbench.config.sections.clean_rules import DUPLICATE_RULES
+from workbench.config.sections.run_sections import RunSections
+
+
+def mistakes(config: RunSections) -> Iterator[str]:
+    """Contradictions between a cross-validation and the rest of a run, one sentence for each."""
+    data = config.data
+    if config.budget.timed:
+        yield (
+            "recipe=crossval has stages whose time is not known beforehand, so budget.time, energy and money cannot "
+            "end it. Write train.steps or budget.tokens, which limit each of its adapters."
+        )
+    if data.sources:
+        yield from _of_one_set(data)
+    if config.average.method != "none":
+        yield (
+            f"average.method={config.average.method} would choose by the rows that the out-of-fold score is measured "
+            "on. Leave average out."
+        )
+    repeats = [rule for rule in data.clean if rule in DUPLICATE_RULES]
+    if repeats and not config.reads_pictures:
+        yield (
+            f"data.clean={', '.join(repeats)}: recipe=crossval looks for duplicates itself, and knows their labels. "
+            "Write duplicates.on_duplicate=keep_one instead."
+        )
+    if data.select.by != "all":
+        yield "recipe=crossval scores every row that it is given. Leave data.select out, and choose rows beforehand."
+    if data.decontaminate.action != "off" and not (data.test is not None or data.decontaminate.against):
+        yield (
+            "data.decontaminate has nothing to compare: recipe crossval holds no rows out, and names no data.test. "
+            "Name evaluation files in data.decontaminate.against."
+        )
+    yield from _of_choice(config)
+
+
+def _of_one_set(data: DataConfig) -> Iterator[str]:
+    """Where the sources of a cross-validation would not be one set of rows."""
+    uneven = [
+        f"data.sources.{name}.{key}"
+        for name, source in data.sources.items()
+        for key in ("weight", "passes")
+        if source.differs(key)
+    ]
+    if uneven := [*uneven, *(["data.mix"] if data.differs("mix") else [])]:
+        yield (
+            f"{', '.join(uneven)}: recipe=crossval deals the rows of all sources into folds as one set, and draws each "
+            "as often as any other. Leave it out; data.columns={weight: NAME} says how much single rows count."
+        )
+
+
+def _of_choice(config: RunSections) -> Iterator[str]:
+    """Where the rows that a fold is scored on would also choose what is scored."""
+    views = config.tta.refusal(config.classes, pictures=config.reads_pictures)
+    if reason := config.pseudo_label.refusal(config.classes.kind) or views:
+        yield reason
+    if reason := config.correction.refusal(config.folds):
+        yield reason
+    if config.data.drop_suspects and config.classes.kind in ("number", "several"):
+        yield (
+            f"data.drop_suspects is for classes.kind one and pair, not {config.classes.kind}: only of a single class "
+            "is it known how sure a model is that it is another. Leave it out."
+        )
+    if config.data.differs("held_out"):
+        yield "recipe=crossval validates on folds: leave data.held_out out; folds.k says how many."
+    if config.save.ship == "best" or config.evaluate.patience is not None:
+        yield (
+            "save.ship=best and evaluate.patience would choose steps by the rows that the out-of-fold score is "
+            "measured on, and flatter it. Write save.ship=last, evaluate.patience=null and train.epochs."
+        )
