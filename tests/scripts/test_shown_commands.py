@@ -43,6 +43,12 @@ def sections() -> frozenset[str]:
     return frozenset(each.key.partition(".")[0] for each in reference.settings())
 
 
+@cache
+def code_files() -> list[Path]:
+    rooms = ("workbench", "adapters", "recipes", "scripts", "tests")
+    return [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+
+
 def require_valid(words: list[str]) -> None:
     """Raise where a command would not parse; a shipped recipe is loaded with its settings."""
     group = get_command(app)
@@ -117,6 +123,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         target = (page.parent / name).resolve() if name else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_file_of_the_code_that_a_page_names_exists(page: Path) -> None:
+    named = {code for code in inline(page) if re.fullmatch(r"[\w/-]+\.py", code)}
+    assert [name for name in named if not any(str(file).endswith(f"/{name}") for file in code_files())] == []
 
 
 def test_the_index_of_recipes_names_every_page() -> None:
