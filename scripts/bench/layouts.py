@@ -49,6 +49,8 @@ LAYOUTS: dict[str, tuple[int, str]] = {
     "tensor of two": (2, "{tensor: 2}"),
     "tensor of two, two groups": (4, "{tensor: 2}"),
     "pipeline of two": (2, "{pipeline: 2}"),
+    "pipeline of two, interleaved": (2, "{pipeline: 2, schedule: interleaved}"),
+    "pipeline of two, zero bubble": (2, "{pipeline: 2, schedule: zero_bubble}"),
     "pipeline, two of two": (4, "{pipeline: 2}"),
 }
 """Devices, and the section `distributed`."""

@@ -25,7 +25,7 @@ from workbench.runs.deadline import Deadline
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
 from workbench.training import capacity
-from workbench.training.distributed.pipeline_stage import Absent
+from workbench.training.distributed.pipeline import Absent
 from workbench.training.distributed.placement import Placement
 from workbench.training.distributed.row_shares import own_rows
 

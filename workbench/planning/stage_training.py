@@ -24,8 +24,9 @@ class StageTraining(SingleTraining):
     def __init__(self, fit: Trainer) -> None:
         super().__init__(fit)
         assert isinstance(fit.masters, Pipelined)
-        line = fit.masters.stage.line
-        self.arrangement: RowLayout = AliveAtOnce(fit.arrangement, line.stages - line.stage, lambda: fit.tokens)
+        line = fit.masters.line
+        alive = -(-line.in_flight // len(line.own))
+        self.arrangement: RowLayout = AliveAtOnce(fit.arrangement, alive, lambda: fit.tokens)
 
     def micro_batches(self) -> Iterator[list[Indices]]:
         """All rows of a step, which the training cuts itself."""
@@ -50,7 +51,7 @@ class AliveAtOnce(RowLayout):
 
     def tokens(self, lengths_B: Indices) -> int:
         """Those of the micro-batches that are alive at once, at most."""
-        return self._most(lengths_B, self._micro.tokens)
+        return self._most(lengths_B, lambda part: max(self._tokens(), self._micro.tokens(part)))
 
     def pairs(self, lengths_B: Indices) -> int:
         """Those of the micro-batches that are alive at once, at most."""

@@ -108,7 +108,9 @@ def _without_prefix(
     """
     config = rows[0].config
     wanted = config.batch.packing
-    if wanted is True:
+    if config.distributed.pipeline > 1 and why is not None:
+        raise ConfigError(f"distributed.pipeline computes packed rows, and {why}. Write distributed.pipeline=1.")
+    if wanted is True or config.distributed.pipeline > 1:
         require(why)
         return PACKED
     if wanted is False or why is not None or any(any(unpackable(each.config)) for each in rows):
@@ -187,7 +189,8 @@ def with_shared_prefix(
             require_shared_prefix("the training rows have no first token in common, or one has no other")
         return SharedPrefix(prefix)
     least = LEAST_SAVED.get(compute) if backbones.device().type == "cpu" else None
-    if wanted is False or why is not None or least is None or any(unsharable(config)):
+    staged = config.distributed.pipeline > 1
+    if wanted is False or staged or why is not None or least is None or any(unsharable(config)):
         return other
     if not (prefix := packing.prefix_of_all(train, least=_worthwhile(train, least))):
         return other

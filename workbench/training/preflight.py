@@ -28,7 +28,7 @@ from workbench.training import (
     packing,
     progressive_stacking,
 )
-from workbench.training.distributed import pipeline_stage, sequence, tensor_parallel
+from workbench.training.distributed import pipeline, sequence, tensor_parallel
 from workbench.training.freezing.layer_map import LayerMap, stack
 from workbench.training.optim import optimizers
 
@@ -90,7 +90,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
     _require_savings(config, model)
     _require_layers(config, model)
     modules = config.adapter.modules(model)
-    pipeline_stage.require(config, model, modules)
+    pipeline.require(config, model, modules)
     _require_matrices(config, model)
     return modules
 

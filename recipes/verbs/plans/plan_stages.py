@@ -14,9 +14,14 @@ from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.models import last_block
 from workbench.planning.plan import Plan
 from workbench.planning.step_time import Measure, Measured, StepWork
-from workbench.training.distributed import pipeline_stage
+from workbench.training.distributed import pipeline
 
-NOTE = "The time in which hidden states travel between stages (distributed.pipeline) is not counted."
+NOTE = (
+    "The time in which hidden states travel between stages (distributed.pipeline), and that of the padding which fills "
+    "micro-batches up to one length, is not counted."
+)
+BUBBLES = {"1f1b": 1.0, "interleaved": 0.5, "zero_bubble": 0.0}
+"""Turns of a micro-batch that each other stage makes a stage wait in a step, by the schedule."""
 
 
 class MakePlan(Protocol):
@@ -30,12 +35,12 @@ def fullest(config: RunConfig, make: MakePlan, *, devices: int) -> Plan:
     """Plan of the stage that takes most memory, with the time of the slowest.
 
     Args:
-        make: Plans a device's work: of a whole model, or of the stage that `pipeline_stage.planning` names.
+        make: Plans a device's work: of a whole model, or of the stage that `pipeline.planning` names.
     """
     stages = config.distributed.pipeline
     planned = []
     for stage in sorted({0, 1, stages - 1}):
-        with pipeline_stage.planning(stage):
+        with pipeline.planning(stage):
             planned.append(make(config, devices=devices))
     batch = config.batch.model_copy(update={"tokens_per_device": planned[0].tokens_per_device})
     alone = config.model_copy(update={"batch": batch, "distributed": DistributedConfig()})
@@ -49,7 +54,7 @@ def fullest(config: RunConfig, make: MakePlan, *, devices: int) -> Plan:
         dry_run=replace(most.dry_run, micro_batches=micro_batches, padded_tokens=padded, flops_per_token=slowest),
         work=_work(
             whole.work,
-            stages=stages,
+            waits=(stages - 1) * BUBBLES[config.distributed.schedule],
             weight_bytes=max(each.work.weight_bytes for each in planned),
             computing=slowest / whole.dry_run.flops_per_token,
             training=max(each.contents.trainable for each in planned) / max(1, whole.contents.trainable),
@@ -58,14 +63,14 @@ def fullest(config: RunConfig, make: MakePlan, *, devices: int) -> Plan:
     )
 
 
-def _work(whole: StepWork, *, stages: int, weight_bytes: int, computing: float, training: float) -> StepWork:
+def _work(whole: StepWork, *, waits: float, weight_bytes: int, computing: float, training: float) -> StepWork:
     """Work of the slowest stage, with as much more as it could do while it stands still: M + S - 1 turns for M.
 
     Args:
         computing: Its share of the operations.
         training: Its share of the values that train.
     """
-    turns = (whole.passes + stages - 1) / whole.passes
+    turns = (whole.passes + waits) / whole.passes
     return replace(
         whole,
         padded=whole.padded * turns,

@@ -20,6 +20,18 @@ def mistakes(config: RunSections) -> Iterator[str]:
 def _of_stages(config: RunSections) -> Iterator[tuple[str, str]]:
     """Yield a reason, and what to write instead of its cause."""
     model = config.model
+    if config.batch.packing is False:
+        yield "computes packed rows of one length, and batch.packing=false has none", "batch.packing=auto"
+    if config.batch.shared_prefix is True:
+        yield "was not tried with batch.shared_prefix", "batch.shared_prefix=auto"
+    if config.distributed.schedule == "zero_bubble" and config.train.checkpointing not in (False, "auto"):
+        yield (
+            "computes gradients of weights later with schedule=zero_bubble, and train.checkpointing keeps nothing for "
+            "them",
+            "train.checkpointing=false",
+        )
+    if model.attention not in ("auto", "sdpa"):
+        yield f"packs rows, and model.attention={model.attention} is another kernel", "model.attention=sdpa"
     if model.weights not in ("auto", "float32", "bfloat16", "nf4", "fp4"):
         yield f"brings blocks one by one, and model.weights={model.weights} is not packed so", "model.weights=nf4"
     if model.compute == "float16":

@@ -43,8 +43,12 @@ class DistributedConfig(Section):
     whose weights it holds that part (Megatron-LM): for a backbone that is too large for one device. Others share the
     rows of a step."""
     pipeline: Annotated[PositiveInt, Unit("devices")] = 1
-    """Devices of which each holds a stretch of the blocks, and its optimizer's state: micro-batches go through them one
-    after another (pipeline parallelism, 1F1B). Others share the rows of a step."""
+    """Devices of which each holds a stretch of the blocks, and its optimizer's state: micro-batches of packed rows, all
+    of one length, go through them one after another (pipeline parallelism). Others share the rows of a step."""
+    schedule: Literal["1f1b", "interleaved", "zero_bubble"] = "1f1b"
+    """In which order the devices of a pipeline compute (torch.distributed.pipelining). interleaved: each holds two
+    stretches, for a smaller bubble and more messages; zero_bubble: so too, in a V, and gradients of weights fill the
+    bubble (ZBV)."""
     offload_optimizer: Place = "none"
     """Where the optimizer's state, and its step, wait: in the host's memory, or in files under `nvme`."""
     offload_parameters: Place = "none"
@@ -124,6 +128,8 @@ class DistributedConfig(Section):
                 f"replicas={self.replicas} copies weights that devices share by engine=fsdp2. "
                 "Write engine=fsdp2 and zero=3, or leave replicas out."
             )
+        if self.pipeline == 1 and self.schedule != "1f1b":
+            raise ValueError(f"schedule={self.schedule} is of a pipeline. Write pipeline=2, or leave schedule out.")
         if self.pipeline > 1 and (others := self._beside_pipeline()):
             beside = ", ".join(f"{name}={value}" for name, value in others.items())
             raise ValueError(

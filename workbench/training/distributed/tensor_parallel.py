@@ -23,7 +23,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
 from workbench.adapters import Full, anatomy
-from workbench.adapters.method import ExtraParameters
+from workbench.adapters.method import ExtraParameters, Method
 from workbench.config import TrainingSections
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
@@ -119,8 +119,9 @@ def require(config: TrainingSections, model: PreTrainedModel) -> None:
         )
     if isinstance(config.adapter, Full):
         return
-    adapter = config.adapter.to_peft(model, ExtraParameters())
-    if type(adapter) is not LoraConfig or adapter.use_dora or adapter.alora_invocation_tokens or config.adapter.looks:
+    adapter, starts = config.adapter.to_peft(model, ExtraParameters()), type(config.adapter).initialise
+    plain = type(adapter) is LoraConfig and not (adapter.use_dora or adapter.alora_invocation_tokens)
+    if not plain or starts is not Method.initialise:
         raise ConfigError(
             f"{place}: PEFT cuts the two matrices of plain LoRA (peft.tuners.lora), and adapter.method="
             f"{config.adapter.method} is more than these. Write adapter.method=lora, or distributed={{zero: 3}}."
@@ -140,7 +141,10 @@ class TensorParallel(Sharded):
         self._loss, self._bucket_bytes, self._halves = whole.loss, section.bucket_bytes, whole.compute in HALVES
         self._homes = {name: homes(whole.model, parameter) for name, parameter in self._named.items()}
         self._computing, self._like = self._named, {}
-        self._named = {name: self._master(parameter, whole.compute) for name, parameter in self._computing.items()}
+        self._named = {name: self._master(parameter) for name, parameter in self._computing.items()}
+        if self._halves:
+            self._computing = {name: _halved(each, whole.compute) for name, each in self._computing.items()}
+            self._put(self._computing)
         self._connected = False
         self._like = {name: each for name, each in self._computing.items() if isinstance(each, DTensor)}
         self._groups = sequence.dealt(section, ranks).world
@@ -149,13 +153,10 @@ class TensorParallel(Sharded):
         self._others = mesh.get_group("data") if mesh is not None and self._groups > 1 else None
         self._local: LocalStep
 
-    def _master(self, parameter: nn.Parameter, compute: torch.dtype) -> nn.Parameter:
+    def _master(self, parameter: nn.Parameter) -> nn.Parameter:
         """The float32 part of this process; it shares its memory with a parameter that computes in float32."""
         own = _local(parameter.detach())
-        master = nn.Parameter(own.float().clone() if self._halves else own)
-        if self._halves:
-            parameter.data = parameter.data.to(compute)
-        return master
+        return nn.Parameter(own.float().clone() if self._halves else own)
 
     def _connect(self) -> None:
         """Let gradients be added to the masters as they come, after transformers' own hooks of the first forward pass.
@@ -261,6 +262,14 @@ class TensorParallel(Sharded):
             return whole
         on_device = whole.to(like.device_mesh.device_type)
         return _local(distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None))
+
+
+def _halved(parameter: nn.Parameter, compute: torch.dtype) -> nn.Parameter:
+    """A parameter in the precision that computes: of a DTensor another one, which `data` does not change."""
+    if isinstance(parameter, DTensor):
+        return nn.Parameter(parameter.detach().to(compute))
+    parameter.data = parameter.data.to(compute)
+    return parameter
 
 
 def _local(tensor: Tensor) -> Tensor:

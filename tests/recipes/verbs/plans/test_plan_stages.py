@@ -19,7 +19,7 @@ from workbench.recipes.load import load
 from workbench.recipes.verbs.plans import plan_stages
 from workbench.recipes.verbs.plans.plan import plan
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed import pipeline_stage
+from workbench.training.distributed import pipeline
 
 STAGES, PASSES, TOKENS, UPDATE = 4, 6, 3000.0, 0.5
 ACTIVATIONS, FLOPS, TRAINED = (40, 50, 20, 30), (0.2, 0.25, 0.25, 0.3), (0.4, 0.2, 0.2, 0.3)
@@ -33,7 +33,7 @@ def made(config: RunConfig, *, devices: int) -> Plan:
     known = replace(known, work=work, notes=(f"of {devices}",), distributed=config.distributed)
     if config.distributed.pipeline == 1:
         return known
-    stage = pipeline_stage.line(config.distributed, Ranks()).stage
+    stage = pipeline.line(config.distributed, Ranks()).place
     dry_run = replace(
         known.dry_run,
         at_peak={**known.dry_run.at_peak, "activations": ACTIVATIONS[stage] * COUNT},

@@ -10,7 +10,7 @@ from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausa
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed import layout_checks, pipeline_stage
+from workbench.training.distributed import layout_checks, pipeline
 
 ONE = {"recipe": "sft", "data": {"train": "rows.jsonl"}, "evaluate": {"answers": 0}}
 LLAMA = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "vocab_size": 11, "num_hidden_layers": 3}
@@ -37,6 +37,8 @@ def config(**sections: Any) -> RunConfig:
         ({"regularise": {"r_drop": 0.5}}, "Write regularise={}"),
         ({"train": {"compile": True}}, "Write train.compile=false"),
         ({"evaluate": {"answers": 4}}, "Write evaluate.answers=0"),
+        ({"batch": {"packing": False}}, "Write batch.packing=auto"),
+        ({"model": {"attention": "eager"}}, "Write model.attention=sdpa"),
         ({"data": {"train": "rows.jsonl", "sampling": {"by": "importance"}}}, "Write data.sampling={}"),
         ({"data": {"train": "rows.jsonl", "curriculum": {"by": "self_paced"}}}, "Write data.curriculum.by=length"),
     ],
@@ -69,13 +71,24 @@ def test_devices_that_make_no_whole_pipelines_are_refused() -> None:
     layout_checks.require(config(), Ranks(0, 4))
 
 
+def test_a_schedule_is_of_a_pipeline() -> None:
+    with pytest.raises(ValueError, match=r"schedule=interleaved is of a pipeline. Write pipeline=2"):
+        config(distributed={"schedule": "interleaved"})
+    staged = {"pipeline": 2, "schedule": "zero_bubble"}
+    with pytest.raises(ValueError, match=r"train.checkpointing keeps nothing .* Write train.checkpointing=false"):
+        config(distributed=staged, train={"checkpointing": True})
+    four = config(distributed=staged)
+    with pytest.raises(ConfigError, match=r"needs two with schedule=zero_bubble. Write distributed.schedule=1f1b"):
+        pipeline.require(four, LlamaForCausalLM(LlamaConfig(**LLAMA)), [])
+
+
 def test_backbones_without_a_stretch_for_each_device_are_refused() -> None:
     model = LlamaForCausalLM(LlamaConfig(**LLAMA))
     with pytest.raises(ConfigError, match=r"has 3 blocks, and each device needs one. Write distributed.pipeline=3 or"):
-        pipeline_stage.require(config(distributed={"pipeline": 4}), model, [])
+        pipeline.require(config(distributed={"pipeline": 4}), model, [])
     with pytest.raises(ConfigError, match=r"adapter.targets names lm_head, which is in none. Write adapter.targets="):
-        pipeline_stage.require(config(), model, ["q_proj", "lm_head"])
-    pipeline_stage.require(config(), model, ["q_proj", "down_proj"])
+        pipeline.require(config(), model, ["q_proj", "lm_head"])
+    pipeline.require(config(), model, ["q_proj", "down_proj"])
     bert = BertLMHeadModel(BertConfig(**LLAMA, is_decoder=True))
     with pytest.raises(ConfigError, match=r"bert is none of the architectures .* Write distributed.pipeline=1"):
-        pipeline_stage.require(config(), bert, [])
+        pipeline.require(config(), bert, [])

@@ -17,13 +17,20 @@ pytestmark = pytest.mark.slow
 
 STEPS = ["train.steps=3", "save.every=2"]
 TWO: dict[str, list[str]] = {
-    "lora": [f"adapter={METHODS['lora']}", "batch.packing=false", "train.checkpointing=true"],
+    "lora": [f"adapter={METHODS['lora']}", "train.checkpointing=true"],
     "full": [f"adapter={METHODS['full']}", "evaluate.every=2"],
     "tied": [f"adapter={METHODS['full']}", "train.max_grad_norm=0.1"],
     "packed": [f"adapter={METHODS['lora']}", "model.weights=nf4", "adapter.dropout=0.2"],
 }
 """What trains in two stages: adapters, recomputed; all weights; embeddings that both ends hold; adapters over nf4."""
-FOUR = {"in four stages": ("lora", "{pipeline: 4}"), "in two pipelines": ("tied", "{pipeline: 2}")}
+SCHEDULES = ("interleaved", "zero_bubble")
+MORE = {"lora": [f"adapter={METHODS['lora']}", "train.checkpointing=false"], "tied": TWO["tied"]}
+"""What trains in two stretches of each process."""
+FOUR = {
+    "in four stages": ("lora", "{pipeline: 4}"),
+    "in two pipelines": ("tied", "{pipeline: 2}"),
+    "in two pipelines of a V": ("full", "{pipeline: 2, schedule: zero_bubble}"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +58,15 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Path:
     """Runs of two processes, and those of one."""
     for name in TWO:
         workbench.run(str(folder / "recipe.yaml"), words(folder, name), out=folder / f"{name} alone", quiet=True)
-    staged = "distributed={pipeline: 2}"
+    staged = "distributed.pipeline=2"
     jobs: list[tuple[str, list[str], str | None]] = [(name, [*words(folder, name), staged], None) for name in TWO]
     resumed = [cell["name"] for cell in cells(request, "test_a_pipeline_goes_on_bit_for_bit")]
     jobs += [(f"{name} resumed", [*words(folder, name), staged], name) for name in resumed]
+    for schedule in SCHEDULES:
+        staged = f"distributed={{pipeline: 2, schedule: {schedule}}}"
+        for name, more in MORE.items():
+            jobs.append((f"{name} {schedule}", [*words(folder, name), *more, staged], None))
+        jobs.append((f"tied {schedule} resumed", [*words(folder, "tied"), staged], f"tied {schedule}"))
     jobs.append(("from one process", [*words(folder, "full"), staged], "full alone"))
     layouts.in_processes(folder, jobs)
     return folder
@@ -63,6 +75,17 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Path:
 @pytest.mark.parametrize("name", TWO)
 def test_two_stages_change_nothing(pair: Path, name: str) -> None:
     require_same(pair / name, pair / f"{name} alone")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", MORE)
+def test_other_schedules_change_nothing(pair: Path, name: str, schedule: str) -> None:
+    require_same(pair / f"{name} {schedule}", pair / f"{name} alone")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_other_schedules_go_on_bit_for_bit(pair: Path, schedule: str) -> None:
+    assert torch.equal(weights(pair / f"tied {schedule} resumed"), weights(pair / f"tied {schedule}"))
 
 
 @pytest.mark.nightly(but=["tied"])

@@ -19,8 +19,10 @@ from transformers import (
 )
 from transformers.models.auto import AutoModelForCausalLM
 
-from workbench.training.distributed.pipeline_stage import FAMILIES, Line, Stage
+from workbench.data.batching import MicroBatch
+from workbench.training.distributed.pipeline import FAMILIES, Line, Stretches, of_one_length
 
+SCHEDULES = ("1f1b", "interleaved", "zero_bubble")
 SIZES: dict[str, Any] = {"vocab_size": 40, "num_hidden_layers": 5, "num_attention_heads": 2, "pad_token_id": 0}
 BACKBONES: dict[str, Any] = {
     kind.model_type: kind
@@ -46,18 +48,24 @@ def test_all_families_are_known() -> None:
     assert set(BACKBONES) == set(FAMILIES)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_stages_one_after_another_are_the_model(family: str) -> None:
+def test_stages_one_after_another_are_the_model(family: str, schedule: str) -> None:
     whole, ids_BL = backbone(family, tied=family == "gemma"), torch.arange(14).reshape(2, 7)
     with torch.no_grad():
         wanted = whole(input_ids=ids_BL, use_cache=False).logits
-        hidden: list[Tensor] = []
-        for number in range(3):
-            model = copy.deepcopy(whole)
-            stage, left = Stage(model, Line(number, 3)), list[Tensor]()
-            with stage.routed(lambda like, given=tuple(hidden): given[0].view_as(like), left.append):
+        hidden = torch.empty(0)
+        lines = [Line(place, 2, schedule) for place in range(2)]
+        processes = [(copy.deepcopy(whole), line) for line in lines]
+        stretches = [(model, Stretches(model, line)) for model, line in processes]
+        for stage in range(lines[0].stages):
+            model, own = stretches[lines[0].holder(stage)]
+            left = list[Tensor]()
+            with own.routed(
+                [stage], lambda _, like, given=hidden: given.view_as(like), lambda _, each, left=left: left.append(each)
+            ):
                 logits = model(input_ids=ids_BL, use_cache=False).logits
-            hidden = left
+            hidden = left[0] if left else hidden
             assert logits.shape == wanted.shape
     assert torch.equal(logits, wanted)
 
@@ -70,26 +78,53 @@ def test_a_stage_holds_its_own_blocks_alone(tied: bool) -> None:
     norm = whole.get_submodule("model.norm").weight.nbytes  # type: ignore[union-attr,operator]
     for number, blocks in enumerate((2, 2, 1)):
         model = copy.deepcopy(whole)
-        Stage(model, Line(number, 3))
+        Stretches(model, Line(number, 3))
         held = blocks * one_block + norm + (0 if number == 1 else ends)
         assert (
             held <= in_memory(model) <= held + 4 * len(list(model.parameters()))
         )  # an element for each that is not here
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("tied", [False, True])
-def test_one_stage_answers_for_each_parameter(tied: bool) -> None:
+def test_one_process_answers_for_each_parameter(tied: bool, schedule: str) -> None:
     whole = backbone("llama", tied=tied)
     names = [name for name, _ in whole.named_parameters()]
     holders: dict[str, list[int]] = {name: [] for name in names}
-    for number in range(3):
+    for place in range(2):
         model = copy.deepcopy(whole)
-        stage = Stage(model, Line(number, 3))
+        own = Stretches(model, Line(place, 2, schedule))
         trains = {name for name, each in model.named_parameters() if each.requires_grad}
-        assert trains == {name for name in names if stage.holds(name)}
+        assert trains == {name for name in names if own.holds(name)}
         for name in trains:
-            holders[name].append(number)
-        assert all(stage.stage_of[name] in (0, 1, 2) for name in names)
+            holders[name].append(place)
     for name, found in holders.items():
-        assert found == ([0, 2] if tied and name == "model.embed_tokens.weight" else found[:1])
-        assert found[0] == stage.stage_of[name]
+        apart = tied and name == "model.embed_tokens.weight" and schedule != "zero_bubble"
+        assert found == ([0, 1] if apart else found[:1])
+        assert found[0] == own.home[name]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_first_process_has_the_head_and_steps_are_filled_up(schedule: str, size: int) -> None:
+    lines = [Line(place, size, schedule, pipeline=1) for place in range(size)]
+    assert sorted(stage for line in lines for stage in line.own) == list(range(lines[0].stages))
+    assert {line.rank(line.place) for line in lines} == set(range(size, 2 * size))
+    assert [line.rank(line.place) for line in lines if line.last] == [size]
+    for count in range(1, 20):
+        filled = lines[0].micro_batches(count)
+        assert filled >= max(count, size) and (schedule != "interleaved" or filled % (filled // size) == 0)
+
+
+def test_micro_batches_are_filled_up_to_one_length() -> None:
+    inputs = {
+        "input_ids": torch.tensor([[5, 6, 7]]),
+        "position_ids": torch.tensor([[0, 1, 0]]),
+        "row_lengths": torch.tensor([2, 1]),
+        "row_starts": torch.tensor([0, 2, 3]).int(),
+    }
+    batch = MicroBatch(inputs, positions_N=torch.tensor([0]), labels_N=torch.tensor([6]), tokens=3)
+    assert of_one_length(batch, 3) is batch
+    found = of_one_length(batch, 5).inputs
+    assert found["input_ids"].tolist() == [[5, 6, 7, 0, 0]] and found["position_ids"].tolist() == [[0, 1, 0, 0, 1]]
+    assert found["row_lengths"].tolist() == [2, 1, 2] and found["row_starts"].tolist() == [0, 2, 3, 5]
