@@ -46,15 +46,15 @@ def merge(
 
     Args:
         kind: Of the labels.
-        values_MNC: Probabilities, or numbers in their unit. What stands where a member is absent does not matter.
+        values_MNC: Probabilities, or numbers in their unit; any value where a member is absent.
         how: The mean; the normalised geometric mean of probabilities; the mean of each member's ranks of the rows,
             class by class, which only means something beside other rows; or the largest probability.
-        weights_M: How much members count in a mean, of any sum; all alike by default.
-        present_MN: Which members say something of which row; by default all of every row.
+        weights_M: Weights of the members in a mean, of any sum; equal by default.
+        present_MN: Which members predict which row; by default all of them every row.
 
     Raises:
         ConfigError: Numbers are to be merged as probabilities.
-        ValueError: Of a row no member with a weight says anything, or weights are given where they have no meaning.
+        ValueError: No member with a weight predicts some row, or weights are given where they have no meaning.
     """
     if kind == "number" and how != "mean":
         raise ConfigError(f"`{how}` merges probabilities of classes, and these labels are numbers. Write `mean`.")
@@ -98,7 +98,7 @@ def greedy(
         labels: Their kind.
         values_MNC: Probabilities, or numbers in their unit.
         targets_NC: What Labels.targets gives.
-        present_MN: Which members say something of which row; by default all of every row.
+        present_MN: Which members predict which row; by default all of them every row.
         rounds: Members that join, at most.
     """
     members = len(values_MNC)
@@ -178,14 +178,14 @@ def cross_fitted(
 
 @dataclass(frozen=True)
 class OutOfFold:
-    """The labelled rows, and which adapter may speak of which: those that did not train on it."""
+    """The labelled rows, and which adapters predict which: those that did not train on it."""
 
     labels: Labels
     targets_NC: OneHot
     present_MN: Mask
     part_N: Ints
-    """Rows of one part are judged by what was fitted on the other parts. Parts cut across folds: an adapter speaks of
-    its own fold alone, and could not be told from others by what is fitted without that fold."""
+    """Rows of one part are judged by what was fitted on the other parts. Parts cut across folds: an adapter predicts
+    its own fold alone, so that nothing fitted without that fold could weigh it."""
 
     def only(self, member_M: Mask) -> OutOfFold:
         """The same with some of the adapters."""

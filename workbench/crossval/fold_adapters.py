@@ -1,4 +1,4 @@
-"""The adapters of a cross-validation: what each learns, how they are trained in rounds, and what they say of rows.
+"""The adapters of a cross-validation: what each learns, how rounds of them train, and what they predict.
 
 Legend: M adapters, N labelled rows, T test rows, U unlabelled rows, C outputs (classes, or 1 for a number).
 """
@@ -104,7 +104,7 @@ class FoldTask:
 
 
 class SavedBank(NamedTuple):
-    """Adapters that were read back, over their backbone."""
+    """Saved adapters, loaded over their backbone."""
 
     bank: Bank
     backbone: Backbone

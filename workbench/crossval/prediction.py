@@ -1,4 +1,4 @@
-"""Rows read by the adapters of a round, in views and corrected by their neighbours where these pay.
+"""Predictions by the adapters of a round, in views and corrected by neighbours where that was decided.
 
 Legend: M adapters, V views with the plain row first, N labelled rows, T other rows, C outputs.
 """

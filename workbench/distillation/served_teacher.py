@@ -34,7 +34,7 @@ from workbench.runs.openai_client import OpenAIClient, token_number
 KEY, KEPT = "distill.teacher.url", "the finished shards of the cache are kept"
 """Key of the address, and what is not lost where nobody answers there."""
 AT_ONCE = 4
-"""Requests on their way."""
+"""Requests that run at the same time."""
 TOKENS, ROWS = 4096, 32
 """Tokens of a request, padding included, and its rows."""
 PROBES = 8

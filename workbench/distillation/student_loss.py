@@ -145,7 +145,7 @@ def distillation_loss(
 
 
 def arrays(hidden: Tensor) -> int:
-    """How much more the numbers of these positions count."""
+    """Factor by which the numbers of these positions count more (ARRAYS or CPU_ARRAYS)."""
     return CPU_ARRAYS if hidden.device.type == "cpu" else ARRAYS
 
 
@@ -165,7 +165,7 @@ def mixed(signal: TeacherSignal, alpha: float) -> Criterion:
 
 
 def require_peers_in_one_bank(base: RunConfig) -> None:
-    """Raise ConfigError where no bank holds such adapters."""
+    """Raise ConfigError where such adapters cannot train in one bank."""
     again = "train.checkpointing: activations that are computed again would not know whose they are"
     recomputes = base.train.checkpointing not in (False, "auto", "elementwise")
     if reason := again if recomputes else bank_trainer.refusal(base):
@@ -178,7 +178,8 @@ def require_peers_in_one_bank(base: RunConfig) -> None:
 def mutual_loss(config: DistillConfig, together: Bank, head: Head, progress: Callable[[], float]) -> Loss:
     """Mean over K adapters of (1 - alpha) * cross-entropy + alpha * divergence from the mean of the others.
 
-    Every adapter reads every row, in one forward pass; none is moved by how it teaches.
+    Every adapter reads every row, in one forward pass; no gradient flows into a teacher (Zhang et al. 2018, deep mutual
+    learning).
     """
     count = len(together.members)
 

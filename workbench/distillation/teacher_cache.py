@@ -1,4 +1,4 @@
-"""The teacher cache: what a teacher says of every supervised token of the training rows, asked once and kept on disk.
+"""The teacher cache: the teacher's distribution at every supervised token, computed once and kept on disk.
 
 Rows are known by what they hold: they may be sharded or ordered otherwise, one that comes twice is kept once, and what
 is lost, or new, is asked again without the rest. Files are shards that know their rows, and cache.json, which is
@@ -91,11 +91,11 @@ class TopTokens:
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """Draws from the teacher's distribution: an unbiased estimate of forward_kl (Anshumann et al. 2025).
+    """Samples of the teacher's distribution: an unbiased estimate of forward_kl (Anshumann et al. 2025).
 
     Attributes:
-        tensors: Tokens (N, k) int64, the share of the draws that is each one's (N, k) float32 (0 where a token is
-            repeated), and the teacher's sum p log p (N,) float32.
+        tensors: Tokens (N, k) int64, the share of the samples that are this token (N, k) float32 (0 where a token
+            is repeated), and the teacher's sum p log p (N,) float32.
         known: Tokens that the teacher knows, V.
     """
 
@@ -352,7 +352,7 @@ def row_keys(train: TokenizedSet) -> tuple[Keys, Indices]:
 
 
 def again(folder: Path) -> str:
-    """How to have made what a cache lacks."""
+    """What to do about rows that a cache lacks."""
     return f"delete {folder / INDEX} and run once more with distill.teacher.id: only what is missing is made."
 
 
@@ -413,7 +413,7 @@ class CachedTeacher:
 
 
 def missing(folder: Path) -> bool:
-    """Whether there is no finished cache."""
+    """Whether no finished cache is there."""
     return not (folder / INDEX).exists()
 
 
@@ -442,7 +442,7 @@ def require_usable(config: DistillConfig, train: TokenizedSet, wanted: CacheIden
 
 
 class Questions(Protocol):
-    """A way to ask a teacher about training rows."""
+    """A way to get the teacher's distributions of training rows."""
 
     def ask(self, rows: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
         """Rows in the order of the cache, their packed distributions, and how many tokens the teacher knows.

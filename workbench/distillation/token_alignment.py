@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from workbench.distillation.teachers import TeacherModel
 
 NOWHERE = -1
-"""In the place of a token's number or offset: there is none."""
+"""Marks a token without a partner, or without an offset."""
 
 ENOUGH = 0.05
-"""Share of the supervised tokens below which a teacher is not heard often enough to teach."""
+"""Least share of the supervised tokens that have to be aligned for a teacher to be of use."""
 
 _SAMPLED_ROWS, _KEPT_ROWS = 256, 2**16
 _BROKEN = "\ufffd"

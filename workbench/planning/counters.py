@@ -196,7 +196,7 @@ def _storages(value: Any, device: str, listed: list[torch.UntypedStorage]) -> li
 
 
 class Account(NamedTuple):
-    """Bytes are alike that are for the same and were made at the same place."""
+    """What bytes are for, and where they were made."""
 
     purpose: str
     place: str
@@ -262,7 +262,7 @@ class MemoryLedger(LiveBytes):
                 handle.remove()
 
     def hold(self, tensors: Iterable[Tensor], purpose: str, place: str = ELSEWHERE) -> None:
-        """Count tensors that were there before, too."""
+        """Count tensors that existed before."""
         with self.making(purpose, place):
             for tensor in tensors:
                 storage = tensor.untyped_storage()

@@ -26,7 +26,7 @@ from workbench.planning.dry_trainings import Lengths, Model, Sequences, Training
 from workbench.training.distributed.sharding import Sharded
 
 LOOKED = 256
-"""Steps of a policy that draws layers among which the one is looked for that trains the first block of all."""
+"""Steps of a freezing policy that are searched for the one that trains the deepest."""
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER, TEACHER = "weights", "masters", "gradients", "optimizer", "teacher"
 
 
@@ -335,17 +335,14 @@ def _give_gradients(fit: Model, ledger: MemoryLedger, homes: Mapping[str, str]) 
 
 
 def _tell_recomputing(fit: Model, began: Callable[[], None]) -> None:
-    """From now on `began` is called as a part of a block computes: in the forward pass, or again in the backward pass.
-
-    Blocks are recomputed inside of their own hooks.
-    """
+    """Have `began` called whenever part of a block computes: in the forward pass, or again in the backward pass."""
     for path in chain.from_iterable(anatomy.blocks(fit.freezer.backbone)):
         for part in fit.freezer.backbone.get_submodule(path).children():
             part.register_forward_pre_hook(lambda *_: began())
 
 
 def _tell_gradients(fit: Model, ledger: MemoryLedger, homes: Mapping[str, str], came: Callable[[], None]) -> None:
-    """From now on the ledger knows which tensors are gradients, and `came` is called for each."""
+    """Book each gradient in the ledger as soon as it is there, and call `came`."""
     masters = fit.masters.named()
 
     def tell(name: str) -> Callable[[Tensor], None]:

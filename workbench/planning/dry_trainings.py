@@ -114,7 +114,7 @@ class Training(Model, Protocol):
         """Lengths of its training rows."""
 
     def prepare(self) -> None:
-        """Be as in training."""
+        """Put the model into the state of training."""
 
     def choose(self) -> None:
         """Do for one row what the method does before the first step."""

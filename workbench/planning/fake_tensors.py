@@ -82,7 +82,7 @@ def _like(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class _RealApart(DispatchMode):
-    """Computes real tensors for real, and fake ones with what is known of them."""
+    """Computes real tensors for real, and infers the results of operations on fake ones."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         super().__init__()
@@ -409,7 +409,7 @@ def settle(model: nn.Module, blueprint: Backbone) -> None:
 
 
 def materialise(model: nn.Module) -> None:
-    """Give the tensors of a model small random numbers, larger ones at their beginning."""
+    """Fill the tensors of a model with small random numbers; of a large one, only its beginning (`FILLED`)."""
     numbers = torch.randn(2**16) / 32
     with torch.no_grad():
         for tensor in chain(model.parameters(), model.buffers()):

@@ -21,7 +21,7 @@ BUCKETS = "buckets"
 WAITING = "waiting gradients"
 """What compressed gradients leave out."""
 GATHERED = "gathered weights"
-"""Shares of other devices that a layer needs just now."""
+"""Shards of other devices that a layer needs at the moment."""
 
 Moment = Literal["forward", "backward", "last gradients", "step"]
 MOMENTS: tuple[Moment, ...] = ("forward", "backward", "last gradients", "step")
@@ -119,7 +119,7 @@ def left_at_first_bucket(contents: Contents, how: DistributedConfig) -> float:
 
 
 def shares(contents: Contents, *, devices: int, stage: int) -> int:
-    """Elements that train of which one device keeps masters and optimizer state.
+    """Trainable elements whose masters and optimizer state one device keeps.
 
     Stages 1 and 2 lay them end to end and cut in parts of an even length; stage 3 cuts each parameter.
     """
@@ -147,7 +147,7 @@ def _everything(contents: Contents, how: DistributedConfig, *, devices: int, mom
 
 
 def _flat(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int) -> HeldBytes:
-    """Stages 1 and 2: all weights, those that train in one flat tensor; the rest for a share of it."""
+    """Stages 1 and 2: all weights, those that train in one flat tensor, of a shard of which the rest is kept."""
     held, share, place = HeldBytes(), shares(contents, devices=devices, stage=1), how.offload_optimizer
     held.put("none", WEIGHTS, contents.weight_bytes + contents.element * (share * devices - contents.trainable))
     held.put(place, MASTERS, 4 * share)  # of float32 weights, too
@@ -202,7 +202,7 @@ def _own_gradients(
 
 
 def _cut(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment) -> HeldBytes:
-    """Stage 3: a share of everything, and whole what a layer needs just now."""
+    """Stage 3: a shard of everything, and whole what a layer needs at the moment."""
     held, share, place = HeldBytes(), shares(contents, devices=devices, stage=3), how.offload_optimizer
     weights = _weights(contents)
     persistent = sum(count * each for count, each in weights if count <= KEPT_ELEMENTS)

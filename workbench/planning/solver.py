@@ -42,7 +42,7 @@ Timing = Callable[[Plan], Timed]
 """From a plan to the seconds of a step on a device."""
 
 PROBES, WORTH = 5, 1.1
-"""So many micro-batches are tried at most to fill the memory, each of so many times the tokens of one that fits."""
+"""Micro-batch sizes that are tried at most to fill the memory, and how many times larger each has to be."""
 SHARES = (0.25, 0.5, 0.75)
 """Shares of the blocks that are recomputed whole, besides none and all."""
 SHORTER = (0.75, 0.5, 0.25, 0.125)

@@ -32,15 +32,15 @@ from workbench.planning.dry_trainings import Training
 from workbench.runs import process_memory
 
 SECONDS = 3.0
-"""For timing one way to carry out a run, at most but for slow ones; building its models comes on top."""
+"""Time budget for timing one plan, building its models not counted; a slow plan may take longer."""
 NARROW = (4, 2 / 3)
-"""Blocks of the deeper of two narrower models, and their share of that time: what three blocks take shows at once."""
+"""Depth of the deeper of two narrower models, and the part of the time budget that both get."""
 PASSES = (3, 24)
 """Micro-batches that each model is timed on, at least and at most."""
 STEPS = 64
-"""Steps of the run whose micro-batches are drawn from."""
+"""Steps of the run from which micro-batches are taken."""
 WIDTH = 1024
-"""Wider backbones are built about as narrow: their products are large enough to run at full speed."""
+"""Wider backbones are built about this narrow: matrix products of this width already run at full speed."""
 WHOLE = 400_000_000
 """Parameters of the largest model that is built."""
 DEPTHS = (
@@ -57,13 +57,13 @@ ROWS, MATRIX, LARGE = 256, 1024, 8192
 READ, LARGE_READ = 2**27, 2**30
 """Bytes that are read: more than caches hold; on an accelerator."""
 ACCELERATOR_FLOPS = 1e14
-"""Operations a second of a usual accelerator that is not here."""
+"""Operations a second that are assumed of an accelerator that this machine lacks."""
 COUNTED_STEPS = 500
-"""Steps of which the micro-batches are known; those after them are alike."""
+"""Steps whose micro-batches are counted; later ones are taken to be alike."""
 ERROR = 0.15
-"""By which a step may take more or less, as a share, besides what the micro-batches that are timed differ by."""
+"""Relative error of the time of a step, besides the spread of the timed micro-batches."""
 READS = 2
-"""So often a micro-batch reads every weight: forward and backward."""
+"""Times that a micro-batch reads every weight: forward and backward."""
 
 Clock = Callable[[], float]
 
@@ -114,7 +114,7 @@ class Small:
     blocks: int
     """Blocks in each stack."""
     narrower: int = 1
-    """By so many times; the products of a block shrink by its square."""
+    """Divisor of the widths; the matrix products of a block shrink by its square."""
 
 
 Build = Callable[[Small], AbstractContextManager[Training]]
@@ -123,12 +123,12 @@ Build = Callable[[Small], AbstractContextManager[Training]]
 
 @dataclass(frozen=True)
 class Subject:
-    """The model and the run that small models stand for."""
+    """The full model and run that the small models stand for."""
 
     depth: int
     """Blocks of each stack of the backbone."""
     narrower: int
-    """By which the built ones are narrower."""
+    """Divisor of the widths of the models that are built."""
     parameters: int
     trainable: int
     flops: float
@@ -136,7 +136,7 @@ class Subject:
     dtype: torch.dtype
     """Type that matrix products run in."""
     packed: bool
-    """Weights are unpacked in every pass, which takes as long as they are large."""
+    """Whether weights are unpacked in every pass, in time proportional to their size."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ def narrowing(hub: PretrainedConfig, *, parts: int = 1) -> int:
     """By how many times a backbone is built narrower; 1 where its shape does not allow it, or it is a single block.
 
     Args:
-        parts: Into which its heads and features are cut.
+        parts: Tensor-parallel parts into which heads and features are cut.
     """
     text: Any = anatomy.body_config(hub)
     factor = 1

@@ -15,15 +15,45 @@ from workbench.runs import units
 
 def of_run(run: RunRecord) -> list[Plot]:
     """The plots of one run; a plot without data says so by its empty drawing."""
-    return [
-        _members(run) if run.crossvalidates else _loss(run),
-        *([_open_share(run)] if OPENED in run.metrics else []),
-        _learning_rate(run),
-        _gradient_norm(run),
-        *([] if run.crossvalidates else [_speed(run)]),
-        _memory(run),
-        *([] if run.reads_pictures else [_lengths(run)]),  # all pictures are cut into as many patches
-    ]
+    step, metrics = floats(run.metrics["step"]), run.metrics
+    plots = [_members(run) if run.crossvalidates else _loss(run)]
+    if OPENED in metrics:
+        share = floats(metrics[OPENED])
+        # A self-paced curriculum has all rows open in its first pass, and closes some again.
+        for_good = step[1 + np.flatnonzero(share < 1).max(initial=-1) :]
+        end = f"All are open from step {int(for_good[0]):,} on." if len(for_good) else "Not all are open at the end."
+        axis, caption = (
+            Axis("share of the rows", from_zero=True, marks=(1.0,)),
+            f"Each step samples the open rows. {end}",
+        )
+        series = [Series("open", step, share)]
+        plots.append(draw("Rows open by data.curriculum", series, x=STEP, y=axis, caption=caption))
+
+    rate = metrics["learning_rate"]
+    caption = f"Peak {rate.max():.2g} at step {int(metrics['step'][rate.idxmax()]):,}." if rate.notna().any() else ""
+    series = [Series("learning rate", step, floats(rate))]
+    plots.append(draw("Learning rate", series, x=STEP, y=Axis(from_zero=True), caption=caption))
+
+    norm, marks = metrics["grad_norm"], tuple[float, ...]()
+    caption = f"Median {units.number(norm.median())}." if norm.notna().any() else ""
+    if run.clipped:
+        marks = (float(run.config["train"]["max_grad_norm"]),)
+        caption += f" Scaled down to {marks[0]:g} (dashed) in {units.percent(run.clipped)} of the steps."
+    series = [Series("each step", step, floats(norm), "faint"), Series("smoothed", step, _smooth(norm))]
+    plots.append(draw("Gradient norm", series, x=STEP, y=Axis(from_zero=True, marks=marks), caption=caption))
+
+    if not run.crossvalidates:
+        speed, unit = metrics["tokens_per_second"], f"{run.unit_of_length} per second"
+        caption = f"Median {speed.median():,.0f} {unit}." if speed.notna().any() else ""
+        series = [Series("each step", step, floats(speed), "faint"), Series("smoothed", step, _smooth(speed))]
+        plots.append(draw("Throughput", series, x=STEP, y=Axis(unit, "count", from_zero=True), caption=caption))
+
+    peak = metrics["peak_bytes"]
+    where = "GPU" if run.manifest.get("hardware", {}).get("device") == "cuda" else "resident"
+    caption = f"At most {units.size(peak.max())} of {where} memory." if peak.notna().any() else ""
+    series, axis = [Series("peak memory", step, floats(peak))], Axis(ticks="size", from_zero=True)
+    plots.append(draw("Peak memory so far", series, x=STEP, y=axis, caption=caption))
+    return plots if run.reads_pictures else [*plots, _lengths(run)]  # all pictures are cut into as many patches
 
 
 def of_runs(runs: Sequence[RunRecord], names: Sequence[str]) -> list[Plot]:
@@ -67,15 +97,6 @@ def of_mixture(run: RunRecord) -> list[Plot]:
     ]
 
 
-def _open_share(run: RunRecord) -> Plot:
-    step, share = floats(run.metrics["step"]), floats(run.metrics[OPENED])
-    # A self-paced curriculum has all rows open in its first pass, and closes some again.
-    for_good = step[1 + np.flatnonzero(share < 1).max(initial=-1) :]
-    end = f"All are open from step {int(for_good[0]):,} on." if len(for_good) else "Not all are open at the end."
-    axis, caption = Axis("share of the rows", from_zero=True, marks=(1.0,)), f"Each step samples the open rows. {end}"
-    return draw("Rows open by data.curriculum", [Series("open", step, share)], x=STEP, y=axis, caption=caption)
-
-
 def _loss(run: RunRecord) -> Plot:
     step, loss, smooth = floats(run.metrics["step"]), floats(run.metrics["loss"]), _smooth(run.metrics["loss"])
     best, caption = run.best_step, ""
@@ -112,44 +133,6 @@ def _members(run: RunRecord) -> Plot:
     plot = draw("Loss of the adapters", [*each, *means], x=STEP, y=Axis(run.unit), caption=caption, wide=True)
     # One entry of the legend stands for all thin lines.
     return replace(plot, legend=(*each[:1], *(one for one in plot.legend if one.style != "faint")))
-
-
-def _learning_rate(run: RunRecord) -> Plot:
-    rate = run.metrics["learning_rate"]
-    series = [Series("learning rate", floats(run.metrics["step"]), floats(rate))]
-    peak = f"Peak {rate.max():.2g} at step {int(run.metrics['step'][rate.idxmax()]):,}." if rate.notna().any() else ""
-    return draw("Learning rate", series, x=STEP, y=Axis(from_zero=True), caption=peak)
-
-
-def _each_and_smoothed(run: RunRecord, column: str) -> list[Series]:
-    step, values = floats(run.metrics["step"]), run.metrics[column]
-    return [Series("each step", step, floats(values), "faint"), Series("smoothed", step, _smooth(values))]
-
-
-def _gradient_norm(run: RunRecord) -> Plot:
-    norm = run.metrics["grad_norm"]
-    caption = f"Median {units.number(norm.median())}." if norm.notna().any() else ""
-    marks: tuple[float, ...] = ()
-    if run.clipped:
-        marks = (float(run.config["train"]["max_grad_norm"]),)
-        caption += f" Scaled down to {marks[0]:g} (dashed) in {units.percent(run.clipped)} of the steps."
-    series, axis = _each_and_smoothed(run, "grad_norm"), Axis(from_zero=True, marks=marks)
-    return draw("Gradient norm", series, x=STEP, y=axis, caption=caption)
-
-
-def _speed(run: RunRecord) -> Plot:
-    speed, unit = run.metrics["tokens_per_second"], f"{run.unit_of_length} per second"
-    caption = f"Median {speed.median():,.0f} {unit}." if speed.notna().any() else ""
-    series, axis = _each_and_smoothed(run, "tokens_per_second"), Axis(unit, "count", from_zero=True)
-    return draw("Throughput", series, x=STEP, y=axis, caption=caption)
-
-
-def _memory(run: RunRecord) -> Plot:
-    peak = run.metrics["peak_bytes"]
-    where = "GPU" if run.manifest.get("hardware", {}).get("device") == "cuda" else "resident"
-    caption = f"At most {units.size(peak.max())} of {where} memory." if peak.notna().any() else ""
-    series = [Series("peak memory", floats(run.metrics["step"]), floats(peak))]
-    return draw("Peak memory so far", series, x=STEP, y=Axis(ticks="size", from_zero=True), caption=caption)
 
 
 def _lengths(run: RunRecord) -> Plot:

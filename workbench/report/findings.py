@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from workbench.config.sections.classes_config import rarest
 from workbench.evaluation import frozen_features
 from workbench.report import class_section, crossval_section, sweep_sections, task_sections
+from workbench.report.crossval_section import Tone
 from workbench.report.run_record import RunRecord
 from workbench.runs import units
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One sentence, and whether it is good news, a warning or neutral."""
 
-    tone: Literal["good", "warning", "plain"]
+    tone: Tone
     text: str
 
 
@@ -58,41 +58,97 @@ def verdict(record: RunRecord) -> str:
 
 def findings(record: RunRecord) -> list[Finding]:
     """Findings to look at before the numbers are believed, most important first."""
-    probed = frozen_features.sentence(record.probe, after=record.scores.get("after", {}).get("accuracy"))
-    found = [
-        *(Finding(tone, text) for tone, text in crossval_section.sentences(record)),
-        *(Finding(tone, text) for tone, text in task_sections.reinforce_signs(record)),
-        _teacher_comparison(record),
-        Finding("plain", probed) if probed else None,
-        _never_predicted(record),
-        _chance(record),
-        _grown(record),
-        # The steps of a cross-validation are chosen before: what a better one would have been is no advice.
-        None if record.crossvalidates else _best_step(record),
-        _chosen_by_score(record),
-        _clipping(record),
-        *_rows(record),
-    ]
-    return [finding for finding in found if finding]
+    return [Finding(tone, text) for tone, text in _findings(record)]
 
 
-def _never_predicted(record: RunRecord) -> Finding | None:
-    never = class_section.never_predicted(record)
-    if not never:
-        return None
-    named = ", ".join(f"{name} ({rows:,} rows)" for name, rows in never[:10]) + (", ..." if never[10:] else "")
-    # A setting that teaches rare classes and goes with the run's own: at most one setting balances classes.
-    classes = record.config.get("classes", {})
-    counts = list(record.manifest.get("data", {}).get("train", {}).get("classes", {}).values())
-    if classes.get("kind") == "several":
-        done, advice = bool(classes.get("gamma")), "classes.gamma=2 teaches rare classes."
-    else:
-        unset = {"weights": ("none",), "sampling": ("auto", "none"), "logit_adjustment": (0.0,)}
-        balanced = classes.get("sampling") == "auto" and bool(counts) and rarest(counts) is not None
-        done = balanced or any(key in classes and classes[key] not in values for key, values in unset.items())
-        advice = "classes.sampling=even or classes.weights=balanced teaches rare classes."
-    advice = "The settings favour rare classes already: more rows of these classes may help." if done else advice
-    return Finding("warning", f"Never predicted: {named}. {advice}")
+def _findings(record: RunRecord) -> Iterator[tuple[Tone, str]]:
+    yield from crossval_section.sentences(record)
+    yield from task_sections.reinforce_signs(record)
+    manifest, after = record.manifest, record.scores.get("after", {})
+    save, data = record.config.get("save", {}), manifest.get("data", {}).get("train") or {}
+
+    # A distilled student beside its teacher, and what the frozen backbone knows without any training.
+    if (teacher := record.scores.get("teacher")) is not None and "after" in record.scores:
+        if "accuracy" in teacher:
+            text = f"Held-out accuracy: teacher {teacher['accuracy']:.3f}, student {after['accuracy']:.3f}."
+        else:
+            text = f"Held-out loss: teacher {teacher['loss']:.2f}, student {after['loss']:.2f} {record.unit}."
+        if (cache := manifest.get("distill", {}).get("cache")) is not None:
+            text += f" What the teacher says was read from a cache of {cache['bytes_per_token']:.0f} bytes a token."
+        yield "plain", text
+    if text := frozen_features.sentence(record.probe, after=after.get("accuracy")):
+        yield "plain", text
+
+    if never := class_section.never_predicted(record):
+        named = ", ".join(f"{name} ({rows:,} rows)" for name, rows in never[:10]) + (", ..." if never[10:] else "")
+        # A setting that teaches rare classes and goes with the run's own: at most one setting balances classes.
+        classes, counts = record.config.get("classes", {}), list(data.get("classes", {}).values())
+        if classes.get("kind") == "several":
+            done, advice = bool(classes.get("gamma")), "classes.gamma=2 teaches rare classes."
+        else:
+            unset = {"weights": ("none",), "sampling": ("auto", "none"), "logit_adjustment": (0.0,)}
+            balanced = classes.get("sampling") == "auto" and bool(counts) and rarest(counts) is not None
+            done = balanced or any(key in classes and classes[key] not in values for key, values in unset.items())
+            advice = "classes.sampling=even or classes.weights=balanced teaches rare classes."
+        advice = "The settings favour rare classes already: more rows of these classes may help." if done else advice
+        yield "warning", f"Never predicted: {named}. {advice}"
+
+    difference, chance = record.difference("f1"), record.chance("f1")
+    if difference is not None and chance is not None:
+        text = f"F1 {units.signed(difference)} ± {units.number(chance)} (95 %) over {len(record.predictions):,} answers"
+        if abs(difference) > chance:
+            tone: Tone = "good" if difference > 0 else "warning"
+            yield tone, f"The answers changed by more than chance: {text}."
+        else:
+            text = f"The change of the answers may be chance: {text}. A larger evaluate.answers would tell."
+            yield "warning", text
+
+    if (grow := manifest.get("grow")) and grow["stackings"]:
+        blocks = grow["stackings"][-1]["blocks"]
+        whens = ", ".join(f"{each['blocks']} after step {each['step']:,}" for each in grow["stackings"])
+        text = f"{grow['first']} of {blocks} blocks trained at first; they were stacked to {whens}."
+        yield "plain", f"{text} The loss jumps there, and the optimizer began anew."
+
+    # The steps of a cross-validation are chosen before: what a better one would have been is no advice.
+    if record.best_step and len(record.held_out) > 1 and not record.crossvalidates:
+        step, lowest = record.best_step
+        last_step, losses = int(record.held_out["step"].iloc[-1]), record.held_out["held_out_loss"]
+        last, previous = float(losses.iloc[-1]), float(losses.iloc[-2])
+        if step < 0.9 * last_step and last > 1.01 * lowest:
+            text = f"Held-out loss was lowest ({lowest:.2f}) at step {step:,} and {last:.2f} at step {last_step:,}: "
+            text += "the run overfits from there on. "
+            saved = "That best adapter is the one saved."
+            unsaved = "save.ship=best would save that adapter instead of the last."
+            yield "warning", text + (saved if save.get("ship") == "best" else unsaved)
+        elif manifest.get("status") == "done" and step == last_step and last < 0.99 * previous:
+            yield "plain", "Held-out loss was still falling at the end: more steps may help."
+
+    # Where the held-out rows chose what ships, their scores flatter it.
+    if not record.crossvalidates and "loss" in after and (looks := len(record.judged)):
+        among = [f"the best of {looks} evaluations"] if save.get("ship") == "best" and looks > 1 else []
+        if record.config.get("average", {}).get("method", "none") != "none":
+            among.append("the better of the values and their average")
+        if among:
+            text = "data.test=FILE names rows that choose nothing."
+            if "test" in record.scores:
+                text = f"On the test rows, scored once, its loss is {record.scores['test']['loss']:.4f}."
+            chosen = " and ".join(among)
+            yield "plain", f"The held-out rows also chose what ships, {chosen}, so that their scores flatter it. {text}"
+
+    if record.clipped is not None and record.clipped > 0.5:
+        limit, median = record.config["train"]["max_grad_norm"], record.metrics["grad_norm"].median()
+        text = f"Gradients were scaled down to train.max_grad_norm {limit:g} in {units.percent(record.clipped)} of the"
+        yield "plain", f"{text} steps (median norm {units.number(median)})."
+
+    # Splits of one file share what was left out of it: counting train alone counts every row once.
+    if data.get("rows") and data.get("truncated", 0) / data["rows"] > 0.05:
+        text = f"{units.percent(data['truncated'] / data['rows'])} of the training examples were cut"
+        limit = record.config.get("data", {}).get("max_tokens")
+        text += f" at {limit:,} tokens. A larger data.max_tokens keeps them whole." if limit else "."
+        yield "warning", text
+    if skipped := data.get("skipped"):
+        rows = "1 row of the training file was" if skipped == 1 else f"{skipped:,} rows of the training file were"
+        yield "warning", f"{rows} left out."
 
 
 def _unfinished(record: RunRecord) -> str:
@@ -118,105 +174,3 @@ def _unfinished(record: RunRecord) -> str:
     if before is not None:
         text += f" ({before:.2f} before training)" if best else f"; held-out loss {before:.2f} before training"
     return text + "."
-
-
-def _chance(record: RunRecord) -> Finding | None:
-    difference, chance = record.difference("f1"), record.chance("f1")
-    if difference is None or chance is None:
-        return None
-    measured = f"F1 {units.signed(difference)} ± {units.number(chance)} (95 %) over {len(record.predictions):,} answers"
-    if abs(difference) > chance:
-        return Finding("good" if difference > 0 else "warning", f"The answers changed by more than chance: {measured}.")
-    text = f"The change of the answers may be chance: {measured}. A larger evaluate.answers would tell."
-    return Finding("warning", text)
-
-
-def _teacher_comparison(record: RunRecord) -> Finding | None:
-    """How a distilled student stands beside its teacher."""
-    teacher, student = record.scores.get("teacher"), record.scores.get("after")
-    if teacher is None or student is None:
-        return None
-    if "accuracy" in teacher:
-        text = f"Held-out accuracy: teacher {teacher['accuracy']:.3f}, student {student['accuracy']:.3f}."
-    else:
-        text = f"Held-out loss: teacher {teacher['loss']:.2f}, student {student['loss']:.2f} {record.unit}."
-    cache = record.manifest.get("distill", {}).get("cache")
-    if cache is not None:
-        text += f" What the teacher says was read from a cache of {cache['bytes_per_token']:.0f} bytes a token."
-    return Finding("plain", text)
-
-
-def _grown(record: RunRecord) -> Finding | None:
-    """When blocks were stacked."""
-    grow = record.manifest.get("grow")
-    if not grow or not grow["stackings"]:
-        return None
-    whens = ", ".join(f"{each['blocks']} after step {each['step']:,}" for each in grow["stackings"])
-    text = (
-        f"{grow['first']} of {grow['stackings'][-1]['blocks']} blocks trained at first; they were stacked to {whens}."
-    )
-    return Finding("plain", f"{text} The loss jumps there, and the optimizer began anew.")
-
-
-def _best_step(record: RunRecord) -> Finding | None:
-    best = record.best_step
-    if not best or len(record.held_out) < 2:
-        return None
-    step, lowest = best
-    last_step, losses = int(record.held_out["step"].iloc[-1]), record.held_out["held_out_loss"]
-    last, previous = float(losses.iloc[-1]), float(losses.iloc[-2])
-    if step < 0.9 * last_step and last > 1.01 * lowest:
-        text = f"Held-out loss was lowest ({lowest:.2f}) at step {step:,} and {last:.2f} at step {last_step:,}: "
-        text += "the run overfits from there on. "
-        if record.config.get("save", {}).get("ship") == "best":
-            return Finding("warning", f"{text}That best adapter is the one saved.")
-        return Finding("warning", f"{text}save.ship=best would save that adapter instead of the last.")
-    if record.manifest.get("status") == "done" and step == last_step and last < 0.99 * previous:
-        return Finding("plain", "Held-out loss was still falling at the end: more steps may help.")
-    return None
-
-
-def _chosen_by_score(record: RunRecord) -> Finding | None:
-    """Whether the held-out rows chose what ships: then their scores flatter it."""
-    after, save = record.scores.get("after", {}), record.config.get("save", {})
-    averages = record.config.get("average", {}).get("method", "none") != "none"
-    looks = len(record.judged)
-    if record.crossvalidates or "loss" not in after or not looks:
-        return None
-    among = [f"the best of {looks} evaluations"] if save.get("ship") == "best" and looks > 1 else []
-    among += ["the better of the values and their average"] if averages else []
-    if not among:
-        return None
-    text = f"The held-out rows also chose what ships, {' and '.join(among)}, so that their scores flatter it. "
-    text += (
-        f"On the test rows, scored once, its loss is {record.scores['test']['loss']:.4f}."
-        if "test" in record.scores
-        else "data.test=FILE names rows that choose nothing."
-    )
-    return Finding("plain", text)
-
-
-def _clipping(record: RunRecord) -> Finding | None:
-    if record.clipped is None or record.clipped <= 0.5:
-        return None
-    limit, median = record.config["train"]["max_grad_norm"], record.metrics["grad_norm"].median()
-    text = (
-        f"Gradients were scaled down to train.max_grad_norm {limit:g} in {units.percent(record.clipped)} of the steps"
-    )
-    return Finding("plain", f"{text} (median norm {units.number(median)}).")
-
-
-def _rows(record: RunRecord) -> list[Finding]:
-    """How many training rows were cut, and how many left out."""
-    # Splits of one file share what was left out of it: counting train alone counts every row once.
-    data = record.manifest.get("data", {}).get("train") or {}
-    found = []
-    if data.get("rows") and data.get("truncated", 0) / data["rows"] > 0.05:
-        text = f"{units.percent(data['truncated'] / data['rows'])} of the training examples were cut"
-        limit = record.config.get("data", {}).get("max_tokens")
-        text += f" at {limit:,} tokens. A larger data.max_tokens keeps them whole." if limit else "."
-        found.append(Finding("warning", text))
-    if skipped := data.get("skipped"):
-        rows = "1 row of the training file was" if skipped == 1 else f"{skipped:,} rows of the training file were"
-        found.append(Finding("warning", f"{rows} left out."))
-    return found
