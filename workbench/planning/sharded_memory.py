@@ -158,53 +158,43 @@ def _flat(contents: Contents, how: DistributedConfig, *, devices: int, moment: M
         held.put(place, GRADIENTS, 4 * share + largest + own)
         held.put(place, WEIGHTS, contents.element * share)  # on their way back
         held.put("none", BUCKETS, largest)
-    gradients = _whole_gradients if how.zero == 1 else _own_gradients
-    gradients(held, contents, how, devices=devices, moment=moment, passes=passes)
-    if moment == "step" and place == "none" and not (how.zero == 1 and contents.mixed):
-        held.put("none", GRADIENTS, contents.gradient * share)  # one tensor, for the optimizer
-        held.put("none", BUCKETS, contents.element * share)  # weights on their way to the others
-    return held
-
-
-def _whole_gradients(
-    held: HeldBytes, contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int
-) -> None:
-    """Stage 1 cuts gradients only when all are there."""
-    share = shares(contents, devices=devices, stage=1)
-    whole, earlier = contents.gradient * share * devices, passes > 1
-    if contents.mixed:
+    whole, own, earlier = contents.gradient * share * devices, contents.gradient * share, passes > 1
+    bucket, stay = _bucket(contents, how), place == "none"
+    if how.zero == 1 and contents.mixed:
         # Another of DeepSpeed's optimizers, BF16_Optimizer: float32 gradients stay, those in half precision come.
         half = contents.element * share * devices
         held.put("none", GRADIENTS, whole + (half if moment != "forward" or earlier else 0))
         held.put("none", BUCKETS, 4 * min(contents.trainable, REDUCED_AT_ONCE) if moment == "step" else 0)
-        return
-    if earlier or moment != "forward":
-        held.put("none", BUCKETS, contents.element * _bucket(contents, how))
-    if earlier or moment in ("last gradients", "step"):
-        held.put("none", GRADIENTS, whole)
-
-
-def _own_gradients(
-    held: HeldBytes, contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment, passes: int
-) -> None:
-    """Stage 2 sends gradients on as they come, a bucket after the other."""
-    own = contents.gradient * shares(contents, devices=devices, stage=2)
-    bucket, stay = _bucket(contents, how), how.offload_optimizer == "none"
-    several = bucket < contents.trainable
-    if moment in ("backward", "last gradients"):
-        held.put("none", BUCKETS, contents.element * bucket * (1 + how.overlap))
-        # What travels is a copy, in float32; in the backward pass the share that it goes to comes after it.
-        if moment == "last gradients" or (several and contents.mixed):
-            held.put("none", BUCKETS, bucket * (4 + contents.element if contents.mixed else 4))
-        held.put("none", GRADIENTS, own if stay and several and not contents.mixed else 0)
-    if moment != "step":
-        held.put("none", GRADIENTS, own if stay and (passes > 1 or contents.mixed) else 0)
+        return held
+    if how.zero == 1:
+        # Stage 1 shards gradients only when all are there.
+        if earlier or moment != "forward":
+            held.put("none", BUCKETS, contents.element * bucket)
+        if earlier or moment in ("last gradients", "step"):
+            held.put("none", GRADIENTS, whole)
+    else:
+        # Stage 2 sends gradients on as they come, a bucket after the other.
+        several = bucket < contents.trainable
+        if moment in ("backward", "last gradients"):
+            held.put("none", BUCKETS, contents.element * bucket * (1 + how.overlap))
+            # What travels is a copy, in float32; in the backward pass the share that it goes to comes after it.
+            if moment == "last gradients" or (several and contents.mixed):
+                held.put("none", BUCKETS, bucket * (4 + contents.element if contents.mixed else 4))
+            held.put("none", GRADIENTS, own if stay and several and not contents.mixed else 0)
+        if moment != "step":
+            held.put("none", GRADIENTS, own if stay and (earlier or contents.mixed) else 0)
+    if moment == "step" and stay:
+        held.put("none", GRADIENTS, own)  # one tensor, for the optimizer
+        held.put("none", BUCKETS, contents.element * share)  # weights on their way to the others
+    return held
 
 
 def _cut(contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment) -> HeldBytes:
     """Stage 3: a shard of everything, and whole what a layer needs at the moment."""
     held, share, place = HeldBytes(), shares(contents, devices=devices, stage=3), how.offload_optimizer
-    weights = _weights(contents)
+    # Elements of every parameter, and bytes of one.
+    weights = [(count, float(contents.element)) for count in contents.trained]
+    weights += [(count, size / count) for count, size in contents.frozen if count]
     persistent = sum(count * each for count, each in weights if count <= KEPT_ELEMENTS)
     held.put(how.offload_parameters, WEIGHTS, sum(-(-count // devices) * each for count, each in weights))
     held.put("none", WEIGHTS, persistent + contents.whole)
@@ -229,12 +219,6 @@ def _cut(contents: Contents, how: DistributedConfig, *, devices: int, moment: Mo
 def _bucket(contents: Contents, how: DistributedConfig) -> int:
     """Elements that travel at once."""
     return max(1, min(how.bucket_bytes // 4, contents.trainable))
-
-
-def _weights(contents: Contents) -> list[tuple[int, float]]:
-    """Elements of every parameter, and bytes of one."""
-    trained = [(count, float(contents.element)) for count in contents.trained]
-    return [*trained, *((count, size / count) for count, size in contents.frozen if count)]
 
 
 def _fully_sharded(
