@@ -1,8 +1,13 @@
-"""The loss of a student that is taught: labels and teacher in their shares, in no more memory than labels alone."""
+"""The loss of a student that is taught: labels and teacher in their shares, in no more memory than labels alone.
+
+Adapters that teach each other where memory is short.
+"""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.conftest import trains
+from tests.run_files import read_losses
 from tests.workbench.distillation.staged import Student, run
 from workbench.config.sections.distill_config import BACKBONE, DistillConfig, TeacherConfig
-from workbench.data.batching import MicroBatch, Row, collate
+from workbench.data.batching import Indices, MicroBatch, Row, collate
 from workbench.distillation import student_loss, teacher_sources
 from workbench.distillation.student_loss import TeacherLogits, distillation_loss, mixed
 from workbench.losses.next_token import NO_LABEL
@@ -20,6 +27,7 @@ from workbench.models import fused_lora
 from workbench.planning.counters import LiveBytes
 from workbench.recipes.tasks.sft.text_run import next_token_loss
 from workbench.training.signal import Loss
+from workbench.training.trainer import Trainer
 
 N, D, V, T = 6, 4, 11, 2.0
 
@@ -75,3 +83,38 @@ def test_a_teacher_on_the_same_backbone_takes_no_more_memory_than_labels_alone(
     alone = _peak(student, next_token_loss(student.model, student.head), batch)
     taught = _peak(student, distillation_loss(config, student.model, student.head, teacher, None, lambda: 0.0), batch)
     assert taught <= 1.03 * alone
+
+
+RECIPE = """
+recipe: distill
+model: {{id: {model}, weights: float32}}
+adapter: {{method: lora, rank: 4}}
+distill: {{peers: 2}}
+data: {{train: {train}, held_out: 0.1}}
+batch: {{size: 8}}
+train: {{steps: 2, learning_rate: 5.0e-3}}
+evaluate: {{every: null, answers: 0}}
+save: {{every: null}}
+"""
+
+
+@pytest.mark.slow
+def test_where_memory_runs_out_they_take_smaller_micro_batches_and_recompute_nothing(
+    tmp_path: Path, short_stories: str, questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = trains(tmp_path, RECIPE, model=short_stories, train=questions)
+
+    def losses(name: str) -> list[float]:
+        return read_losses(train(name=name))
+
+    kept, gradients, tried = losses("kept"), Trainer.gradients, list[tuple[object, int]]()
+
+    def short(self: Trainer, rows: Indices, *, step: int) -> tuple[Tensor, Any]:
+        tried.append((self.keeping.now, self.tokens))
+        if self.tokens > self._longest:
+            raise torch.OutOfMemoryError("fake")
+        return gradients(self, rows, step=step)
+
+    monkeypatch.setattr(Trainer, "gradients", short)
+    assert losses("short") == pytest.approx(kept, rel=1e-5)
+    assert tried[0][1] > tried[-1][1] and {now for now, _ in tried} == {False}

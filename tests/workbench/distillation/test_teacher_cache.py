@@ -1,22 +1,37 @@
-"""A cache says what its teacher says of the rows that it knows, whatever batch they are in."""
+"""A cache says what its teacher says of the rows that it knows, whatever batch they are in.
+
+A teacher is what its weights are, wherever they stand; a tokenizer is what it does.
+What is kept of a position comes back as it was, and is what a teacher says, on average where it is drawn.
+A cache's files are made once however often that is interrupted, and refused where they are damaged or another's.
+"""
 
 from __future__ import annotations
 
+import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from tests.workbench.distillation.cached import SMALL, Desk, batch, settings, taught, write
+from tests.workbench.distillation.cached import SMALL, Desk, Watching, batch, settings, taught, write
+from workbench.config import ModelConfig
 from workbench.config.sections.distill_config import DistillConfig
 from workbench.data.batching import MicroBatch
 from workbench.distillation import teacher_cache
 from workbench.distillation.student_loss import TeacherLogits
-from workbench.distillation.teacher_cache import CachedTeacher, CacheIdentity
-from workbench.errors import ConfigError
-from workbench.losses.divergences import log_probs
+from workbench.distillation.teacher_cache import CachedTeacher, CacheIdentity, SampledTokens, Shard, TopTokens, identity
+from workbench.distillation.teacher_sources import TeacherSource
+from workbench.errors import ConfigError, Stopped
+from workbench.losses.divergences import forward_kl, log_probs
 
 DIVERGENCES = ("forward_kl", "reverse_kl", "jsd", "skew_forward_kl", "skew_reverse_kl", "total_variation")
 
@@ -163,3 +178,317 @@ def test_another_temperature_is_no_matter_of_a_step(desk: Desk) -> None:
         desk.open(config).signal(batch(desk.train, 0), config, temperature=2.0)
     with pytest.raises(AssertionError, match="other positions"):
         desk.open(config).signal(replace(batch(desk.train, 0), rows_B=np.asarray([1])), config, temperature=1.0)
+
+
+@pytest.fixture
+def tokenizer(stories: str) -> PreTrainedTokenizerBase:
+    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(stories)
+    return found
+
+
+def test_a_folders_teacher_is_what_its_files_hold(
+    stories: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    def teacher(folder: Path, *adapters: Path, weights: str = "float32") -> str | None:
+        model = ModelConfig.model_validate({"id": str(folder), "weights": weights})
+        return identity(settings(), TeacherSource(str(folder), model, adapters), tokenizer).teacher
+
+    same = Path(shutil.copytree(stories, tmp_path / "copy"))
+    first, second = (tmp_path / name for name in ("first", "second"))
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text("{}")
+        (folder / "adapter_model.safetensors").write_bytes(folder.name.encode())
+    plain, adapted = teacher(Path(stories)), teacher(same, first)
+    assert teacher(same) == plain
+    assert teacher(same, first, second) == teacher(same, second, first)
+    (same / "README.md").write_text("Not a weight.")
+    assert teacher(same) == plain
+    different = [plain, adapted, teacher(same, second), teacher(same, first, second), teacher(same, weights="nf4")]
+    (first / "adapter_model.safetensors").write_bytes(b"trained on")
+    different.append(teacher(same, first))
+    (same / "config.json").write_text("{}")
+    different.append(teacher(same))
+    assert len(set(different)) == len(different) and None not in different
+
+
+def test_a_hubs_teacher_is_its_commit(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    def teacher(name: str, commit: str | None, revision: str | None = None) -> str | None:
+        hub = SimpleNamespace(_commit_hash=commit)
+        monkeypatch.setattr("workbench.models.backbones.hub_config", lambda _: hub)
+        return identity(settings(), TeacherSource(name, ModelConfig(id=name, revision=revision)), tokenizer).teacher
+
+    assert teacher("owner/one", "abc") == teacher("owner/one", "abc", "main")
+    found = [teacher("owner/one", "abc"), teacher("owner/one", "abd"), teacher("owner/two", "abc")]
+    found += [teacher("owner/one", None), teacher("owner/one", None, "v2")]
+    assert len(set(found)) == 5
+
+
+def test_the_starter_is_a_folder(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(teacher_cache.backbones, "hub_config")
+    assert identity(settings(), TeacherSource("starter", ModelConfig(id="starter")), tokenizer).teacher
+
+
+def test_what_is_asked_for(stories: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    found = identity(settings(k=1000), None, tokenizer)
+    assert found.teacher is None and found.k == "512" and found.kind == "likeliest" and found.temperature == "1.0"
+    drawn = identity(settings(k=1000, sampled=True), None, tokenizer)
+    assert drawn.dtype is None and drawn.k == "1000" and drawn.kind == "draws"
+    other: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(stories)
+    assert identity(settings(), None, other).tokenizer == found.tokenizer
+    other.eos_token = other.bos_token
+    assert identity(settings(), None, other).tokenizer != found.tokenizer
+
+
+VOCABULARIES = (300, 65_536, 65_537, 70_000, 262_144)
+
+
+def _said(positions: int, vocabulary: int, *, seed: int = 0, spread: float = 2.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (spread * torch.randn(positions, vocabulary, generator=generator)).log_softmax(-1)
+
+
+def _uniform(positions: int, k: int) -> Tensor:
+    return torch.rand(positions, k, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+@given(st.sampled_from(VOCABULARIES), st.data())
+def test_tokens_come_back_as_they_were(vocabulary: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, 40))
+    row = st.lists(st.integers(0, vocabulary - 1), min_size=k, max_size=k).map(sorted)
+    ids = np.asarray(data.draw(st.lists(row, min_size=1, max_size=5)))
+    packed = teacher_cache.pack_ids(ids, vocabulary)
+    assert np.array_equal(teacher_cache.unpack_ids(packed), ids)
+    boundaries = math.ceil(vocabulary / 65_536) - 1
+    assert sum(array.nbytes for array in packed.values()) == ids.shape[0] * (2 * k + boundaries)
+
+
+def test_every_token_of_a_large_vocabulary_comes_back() -> None:
+    ids = np.arange(70_000)[None]
+    assert np.array_equal(teacher_cache.unpack_ids(teacher_cache.pack_ids(ids, 70_000)), ids)
+
+
+def test_the_likeliest_tokens_and_the_mass_of_the_others() -> None:
+    said = _said(6, 300)
+    ids, found = teacher_cache.unpack_likeliest(teacher_cache.pack_likeliest(said, k=5, dtype="float32"))
+    for row, tokens, numbers in zip(said.double().exp().tolist(), ids.tolist(), found.tolist(), strict=True):
+        chosen = sorted(sorted(range(300), key=lambda token, row=row: -row[token])[:5])  # type: ignore[misc]
+        assert tokens == chosen
+        wanted = [row[token] for token in chosen]
+        assert np.exp(numbers) == pytest.approx([*wanted, 1 - sum(wanted)], rel=1e-5)
+
+
+@pytest.mark.parametrize("spread", [0.1, 2.0, 20.0])
+def test_half_precision_still_adds_up_to_one(spread: float) -> None:
+    said = _said(50, 1000, spread=spread)
+    ids, found = teacher_cache.unpack_likeliest(teacher_cache.pack_likeliest(said, k=64, dtype="float16"))
+    assert found.exp().sum(-1).tolist() == pytest.approx([1] * 50, abs=1e-6)
+    exact = said.gather(1, ids)
+    assert torch.allclose(found[:, :-1], exact, rtol=2**-10, atol=2e-3)
+    assert (found[:, :-1] - exact).abs().max() > 1e-5  # it is kept in half precision
+
+
+def test_more_tokens_than_there_are() -> None:
+    said = _said(3, 20)
+    ids, found = teacher_cache.unpack_likeliest(teacher_cache.pack_likeliest(said, k=64, dtype="float32"))
+    assert ids.tolist() == [list(range(20))] * 3
+    assert torch.allclose(found[:, :-1], said, atol=1e-6) and bool((found[:, -1] == -torch.inf).all())
+
+
+def test_draws_weigh_one_and_name_each_token_once() -> None:
+    packed = teacher_cache.pack_draws(_said(30, 300), _uniform(30, 40))
+    ids, weights, negative_entropy = teacher_cache.unpack_draws(packed)
+    assert weights.sum(-1).tolist() == pytest.approx([1] * 30, abs=1e-6)
+    for tokens, shares in zip(ids, weights, strict=True):
+        weighing = tokens[shares > 0].tolist()
+        assert len(weighing) == len(set(weighing)) and set(weighing) == set(tokens.tolist())
+        counted = [(tokens == token).sum().item() / 40 for token in weighing]
+        assert shares[shares > 0].tolist() == pytest.approx(counted)
+    wanted = [sum(p * math.log(p) for p in row) for row in _said(30, 300).double().exp().tolist()]
+    assert negative_entropy.tolist() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_draws_are_as_frequent_as_their_probability() -> None:
+    said = _said(2, 12)
+    k = 20_000
+    ids, weights, _ = teacher_cache.unpack_draws(teacher_cache.pack_draws(said, _uniform(2, k)))
+    found = torch.zeros(2, 12).scatter_add(1, ids, weights)
+    p = said.exp()
+    assert bool(((found - p).abs() <= 5 * (p * (1 - p) / k).sqrt() + 1e-6).all())
+
+
+def test_tokens_that_cannot_be_are_not_drawn() -> None:
+    logits = torch.zeros(1, 6)
+    logits[0, [0, 3, 5]] = -torch.inf
+    ends = torch.tensor([[0.0, 1 / 3, 2 / 3, 1 - 2**-53]], dtype=torch.float64)
+    ids, _, negative_entropy = teacher_cache.unpack_draws(teacher_cache.pack_draws(logits.log_softmax(-1), ends))
+    assert set(ids.flatten().tolist()) == {1, 2, 4}
+    assert negative_entropy.item() == pytest.approx(-math.log(3))
+
+
+def test_draws_estimate_the_divergence_and_its_gradient_without_bias() -> None:
+    """1,000 teachers that say the same, 8 draws each: their mean is within five standard errors."""
+    temperature, times, vocabulary = 1.7, 1000, 40
+    logits = 2 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(1))
+    teacher = _said(1, vocabulary)
+    packed = teacher_cache.pack_draws(teacher.expand(times, -1), _uniform(times, 8))
+    said = SampledTokens(teacher_cache.unpack_draws(packed), vocabulary, temperature)
+    student = logits.expand(times, -1).clone().requires_grad_()
+    estimates = torch.stack(
+        [said.loss(student[i : i + 1], *(t[i : i + 1] for t in said.tensors)) for i in range(times)]
+    )
+    (gradients,) = torch.autograd.grad(estimates.sum(), student)
+    own = logits.clone().requires_grad_()
+    wanted = forward_kl(log_probs(own, temperature), teacher) * temperature**2
+    (gradient,) = torch.autograd.grad(wanted, own)
+    error = estimates.detach().std() / times**0.5
+    assert abs(estimates.mean() - wanted) < 5 * error and error < 0.1 * wanted
+    p = teacher[0].exp()
+    assert bool(((gradients.mean(0) - gradient[0]).abs() <= 5 * temperature * (p * (1 - p) / 8 / times).sqrt()).all())
+
+
+def test_a_head_that_is_padded_beyond_the_known_tokens() -> None:
+    teacher, k = _said(4, 50), 6
+    packed = teacher_cache.pack_likeliest(teacher, k=k, dtype="float32")
+    likeliest = TopTokens(teacher_cache.unpack_likeliest(packed), 50, DistillConfig(), 1.0)
+    drawn = SampledTokens(teacher_cache.unpack_draws(teacher_cache.pack_draws(teacher, _uniform(4, k))), 50, 1.0)
+    logits = _said(4, 64, seed=3)
+    for signal in (likeliest, drawn):
+        short = signal.loss(logits[:, :50], *signal.tensors)
+        assert float(signal.loss(logits, *signal.tensors)) == float(short) > 0
+
+
+@pytest.fixture
+def desk_of_teacher_cache_shards(
+    stories: str, questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Desk:
+    monkeypatch.setattr(teacher_cache, "SHARD_POSITIONS", SMALL)
+    return Desk(stories, questions, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_killed_write_goes_on_to_the_same_bytes(desk_of_teacher_cache_shards: Desk, sampled: bool) -> None:
+    config = settings(k=8, sampled=sampled)
+    desk_of_teacher_cache_shards.write(config)
+    whole, desk_of_teacher_cache_shards.folder = (
+        desk_of_teacher_cache_shards.files(),
+        desk_of_teacher_cache_shards.folder.with_name("killed"),
+    )
+    desk_of_teacher_cache_shards.live.asked, desk_of_teacher_cache_shards.live.fails_after = 0, 45
+    with pytest.raises(KeyboardInterrupt):
+        desk_of_teacher_cache_shards.write(config)
+    assert (
+        teacher_cache.missing(desk_of_teacher_cache_shards.folder)
+        and 0 < len(desk_of_teacher_cache_shards.files()) < len(whole) - 1
+    )
+    (desk_of_teacher_cache_shards.folder / ".shard-00009.safetensors.1.unfinished").write_text("half")
+    desk_of_teacher_cache_shards.live.asked, desk_of_teacher_cache_shards.live.fails_after = 0, None
+    desk_of_teacher_cache_shards.write(config)
+    assert (
+        not teacher_cache.missing(desk_of_teacher_cache_shards.folder)
+        and 0 < desk_of_teacher_cache_shards.live.asked < 100
+    )
+    assert desk_of_teacher_cache_shards.files() == whole
+
+
+def test_positions_are_views_of_the_file(desk_of_teacher_cache_shards: Desk) -> None:
+    desk_of_teacher_cache_shards.write(settings(k=8))
+    shard = Shard(desk_of_teacher_cache_shards.folder / "shard-00000.safetensors")
+    whole, part = shard.read(0, 9), shard.read(3, 5)
+    assert set(part) == {"ids", "below", "log_probs", "rest"}
+    for name in set(part) - {"below"}:  # empty where all tokens are below 65,536
+        assert np.shares_memory(whole[name], part[name]) and np.array_equal(whole[name][3:5], part[name])
+
+
+def test_a_watcher_may_end_it_between_shards(desk_of_teacher_cache_shards: Desk) -> None:
+    callback = Watching(stop=True)
+    with pytest.raises(Stopped, match="shard 1 of"):
+        desk_of_teacher_cache_shards.write(settings(k=8), callback=callback)
+    assert list(desk_of_teacher_cache_shards.files()) == ["shard-00000.safetensors"] and len(callback.said) == 1
+    with pytest.raises(ConfigError, match=r"is no finished teacher cache's.*distill\.teacher\.id"):
+        desk_of_teacher_cache_shards.open(settings(k=8))
+
+
+@pytest.mark.parametrize(
+    "harm, message", [("lost", "is not there"), ("cut", r"has [\d,]+ bytes instead of"), ("overwritten", "is damaged")]
+)
+def test_a_shard_that_is_no_more_is_named_and_made_again(
+    desk_of_teacher_cache_shards: Desk, harm: str, message: str
+) -> None:
+    desk_of_teacher_cache_shards.write(settings(k=8))
+    before, harmed = (
+        desk_of_teacher_cache_shards.files(),
+        desk_of_teacher_cache_shards.folder / "shard-00001.safetensors",
+    )
+    if harm == "lost":
+        harmed.unlink()
+    else:
+        content = harmed.read_bytes()
+        harmed.write_bytes(content[:-5] if harm == "cut" else b"\xff" * len(content))
+    with pytest.raises(ConfigError, match=rf"shard-00001.safetensors {message}.*delete .*cache.json and run"):
+        desk_of_teacher_cache_shards.open(settings(k=8))
+    desk_of_teacher_cache_shards.live.asked = 0
+    desk_of_teacher_cache_shards.write(settings(k=8))
+    assert desk_of_teacher_cache_shards.files() == before and 0 < desk_of_teacher_cache_shards.live.asked < 60
+
+
+@pytest.mark.parametrize(
+    "there, asked, message",
+    [
+        ({"k": 8}, {"k": 9}, "k: 8 there, 9 asked for"),
+        ({"k": 8}, {"k": 8, "dtype": "float16"}, "dtype: float32 there, float16 asked for"),
+        ({"k": 8}, {"k": 8, "temperature": 2.0}, "temperature: 1.0 there, 2.0 asked for"),
+        ({"k": 8}, {"k": 8, "sampled": True}, "kind: likeliest there, draws asked for"),
+        ({"k": 8, "sampled": True}, {"k": 8}, "dtype: none there, float32 asked for\n  kind: draws there, likeliest"),
+    ],
+)
+def test_another_configurations_cache(
+    desk_of_teacher_cache_shards: Desk, there: dict[str, Any], asked: dict[str, Any], message: str
+) -> None:
+    desk_of_teacher_cache_shards.write(settings(**there))
+    before = desk_of_teacher_cache_shards.files()
+    with pytest.raises(ConfigError) as reading:
+        desk_of_teacher_cache_shards.open(settings(**asked))
+    with pytest.raises(ConfigError) as writing:
+        desk_of_teacher_cache_shards.write(settings(**asked))
+    assert message in str(reading.value) and "Write another distill.cache.folder, or delete" in str(reading.value)
+    assert str(reading.value) == str(writing.value) and desk_of_teacher_cache_shards.files() == before
+
+
+def test_another_teachers_and_another_tokenizers_cache(desk_of_teacher_cache_shards: Desk) -> None:
+    config = settings(k=8)
+    desk_of_teacher_cache_shards.write(config)
+    one = desk_of_teacher_cache_shards.wanted(config)
+    told = {
+        rf"teacher: the stories \(digest {one.teacher}\) there, b \(digest 12\) asked": {"teacher": "12", "name": "b"},
+        rf"tokenizer: digest {one.tokenizer} there, digest 12 asked": {"tokenizer": "12"},
+    }
+    for said, other in told.items():
+        with pytest.raises(ConfigError, match=said):
+            CachedTeacher(
+                desk_of_teacher_cache_shards.folder, desk_of_teacher_cache_shards.train, config, one._replace(**other)
+            )
+    CachedTeacher(
+        desk_of_teacher_cache_shards.folder, desk_of_teacher_cache_shards.train, config, one._replace(name="moved")
+    )
+
+
+def test_a_folder_that_holds_something_else(desk_of_teacher_cache_shards: Desk) -> None:
+    desk_of_teacher_cache_shards.folder.mkdir()
+    thesis = desk_of_teacher_cache_shards.folder / "thesis.tex"
+    thesis.write_text("")
+    for there in (desk_of_teacher_cache_shards.folder, thesis):
+        desk_of_teacher_cache_shards.folder = there
+        with pytest.raises(ConfigError, match=r"thesis.tex is no part of a cache. Write a new folder"):
+            desk_of_teacher_cache_shards.write(settings(k=8))
+    assert [*thesis.parent.iterdir()] == [thesis] and desk_of_teacher_cache_shards.live.asked == 0
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"made_by": {}, "shards": 3}'])
+def test_an_index_that_is_none(desk_of_teacher_cache_shards: Desk, content: str | None) -> None:
+    desk_of_teacher_cache_shards.folder.mkdir()
+    if content is not None:
+        (desk_of_teacher_cache_shards.folder / "cache.json").write_text(content)
+    assert teacher_cache.missing(desk_of_teacher_cache_shards.folder) == (content is None)
+    with pytest.raises(ConfigError, match=r"cache.json is no finished teacher cache's"):
+        desk_of_teacher_cache_shards.open(settings(k=8))

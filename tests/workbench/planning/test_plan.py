@@ -1,8 +1,14 @@
-"""A plan for several devices: the dry run of one, and arithmetic."""
+"""A plan for several devices: the dry run of one, and arithmetic.
+
+The members that fit are the most of which a dry run says so.
+The law by the figures of its paper.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +18,8 @@ from tests.workbench.planning.test_solver import COUNT, DryRuns
 from workbench.cli import render
 from workbench.config import RunConfig
 from workbench.config.sections.distributed_config import DistributedConfig
-from workbench.planning.plan import Candidate, Plan
+from workbench.planning import plan
+from workbench.planning.plan import MOST, Candidate, Plan, that_fit
 
 
 def planned(devices: int = 4, device: str = "accelerator", **settings: Any) -> Plan:
@@ -60,3 +67,47 @@ def test_a_program_reads_everything_and_a_person_the_same(capsys: pytest.Capture
     told = capsys.readouterr().out
     for words in ("gathered weights", "in the host's memory", "zero=3", "does not fit", "20 s in all"):
         assert words in told
+
+
+BYTES: dict[str, Callable[[int], int]] = {
+    "even": lambda many: 1000 + 70 * many,
+    "uneven": lambda many: 1000 + 70 * many + 900 * (many > 6),
+    "steeper": lambda many: 1000 + 70 * many + many**2,
+    "flatter": lambda many: 1000 + round(300 * math.sqrt(many)),
+}
+
+
+@pytest.mark.parametrize("memory", [900, 1100, 1300, 1500, 2300, 2700])
+@pytest.mark.parametrize("needed", BYTES.values(), ids=BYTES)
+def test_no_more_fit_and_no_fewer(needed: Callable[[int], int], memory: int) -> None:
+    found = that_fit(needed, few=2, memory=memory)
+    wanted = max((many for many in range(1, 200) if needed(many) <= memory), default=0)
+    if wanted <= MOST:
+        assert found.count == wanted
+        assert found.count == 0 or found.known[found.count] == needed(found.count)
+    else:
+        assert found.count > MOST
+
+
+def test_beyond_what_is_tried_bytes_grow_by_the_member() -> None:
+    found = that_fit(BYTES["even"], few=2, memory=1_001_000)
+    assert found.count == 1_000_000 // 70 and found.each == 70
+    assert max(found.known) == MOST, "no dry run of thousands"
+    assert "14,285 adapters like these" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("parameters", "tokens", "operations"),
+    # Hoffmann et al. 2022, table 3: compute-optimal sizes by the first approach.
+    [(400e6, 8.0e9, 1.92e19), (1e9, 20.2e9, 1.21e20), (10e9, 205.1e9, 1.23e22), (67e9, 1.5e12, 5.76e23)],
+)
+def test_it_is_the_table_of_the_paper(parameters: float, tokens: float, operations: float) -> None:
+    found = plan.compute_optimal(operations)
+    assert found == (pytest.approx(parameters, rel=0.12), pytest.approx(tokens, rel=0.12))
+    assert 6 * found[0] * found[1] == pytest.approx(operations)
+
+
+def test_the_sentence_says_what_it_is_about() -> None:
+    text = plan.scaling_advice(operations=1.2e14, parameters=6_000_000, tokens=1_000_000)
+    assert text.startswith("Scaling law of pretraining, which fine-tuning does not follow")
+    assert "1.0 M parameters" in text and "20.0 M tokens; this run has 6.0 M, and 1.0 M tokens" in text
