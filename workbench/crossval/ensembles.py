@@ -88,7 +88,7 @@ def merge(
 def greedy(
     labels: Labels, values_MNC: Floats, targets_NC: OneHot, *, present_MN: Mask | None = None, rounds: int = 50
 ) -> Floats:
-    """Weights of a mean, of sum 1: in each round the member joins, once more, that lowers the mean loss most.
+    """Weights of a mean, of sum 1: each round adds once more the member that lowers the mean loss most.
 
     It starts with every member in once and returns the best weights on its way, so that on these rows they are never
     worse than the plain mean. On other rows they may be: fit them on rows that no member was trained on.

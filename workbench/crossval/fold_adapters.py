@@ -95,7 +95,7 @@ class FoldTask:
     """Times `train.epochs`."""
 
     def config(self, config: RunConfig) -> RunConfig:
-        """The run's configuration with what is its own."""
+        """The run's configuration with the settings of this task."""
         every = None if self.validation is None else config.evaluate.every
         own: dict[str, Any] = {"seed": self.seed, "evaluate": config.evaluate.model_copy(update={"every": every})}
         if self.passes != 1 and (config.train.epochs is not None or config.budget.unlimited):
@@ -389,7 +389,7 @@ class RoundOutputs(NamedTuple):
 
 
 def round_folder(number: int, adapter: FoldAdapter | None = None) -> str:
-    """Where a round stands in a run directory, or one adapter of it."""
+    """Folder of a round in a run directory, or of one adapter of it."""
     return f"members/round-{number}" + (f"/{adapter.name}" if adapter else "")
 
 
@@ -403,7 +403,7 @@ def train_round(
     *,
     number: int,
 ) -> RoundOutputs:
-    """Train the adapters of a round, each with its own further rows; what is saved is loaded again and asked."""
+    """Train the adapters of a round, each with its own added rows; the saved ones are loaded again to predict."""
     own = run.child("members").child(f"round-{number}")
     if not run.ranks.agreed((own.home / OUTPUTS).exists()):
         seed = context.config.seed
@@ -446,7 +446,7 @@ def viewed(
 
 
 def predict(context: FoldContext, folders: Sequence[Path], rows: Sequence[LabelledSet]) -> list[Floats]:
-    """Outputs (M, X, C) of all adapters, of each of several sets of rows that none of them trained on."""
+    """Outputs (M, X, C) of all adapters for each of several sets of rows that none of them trained on."""
     member_outputs = outputs(context, folders, [rows] * len(folders))
     return [np.stack(each) for each in zip(*member_outputs, strict=True)]
 

@@ -62,7 +62,7 @@ Features: TypeAlias = NDArray[np.float32]
 Ints: TypeAlias = NDArray[np.int64]
 
 TEMPERATURES = (0.01, 0.03, 0.1, 0.3, 1.0)
-"""From which one is chosen: at 0.01 hardly more than the nearest row counts, at 1 all neighbours count alike."""
+"""Candidates: at 0.01 hardly more than the nearest row counts, at 1 all neighbours count alike."""
 
 ROWS_AT_ONCE = 256
 """Rows that are compared with all that are asked, for the memory of their similarities."""
@@ -94,13 +94,13 @@ class AnsweringRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Correction:
-    """How predictions are drawn to what is said of their neighbours."""
+    """How predictions are moved towards the predictions or labels of their neighbours."""
 
     ask: Ask
     neighbours: int
     """Nearest rows that are asked; of those found, no more."""
     strength: float
-    """Share of the neighbours in a prediction; 0 leaves it as it is, to the last bit."""
+    """Weight of the neighbours in a prediction; 0 leaves it as it is, to the last bit."""
     temperature: float
 
     @property
@@ -333,7 +333,7 @@ def _loss(labels: Labels, values_nC: Floats, targets_nC: OneHot) -> float:
 
 
 class NeighbourBank(NamedTuple):
-    """The labelled rows of a cross-validation that others are drawn to."""
+    """The labelled rows of a cross-validation, as neighbours of other rows."""
 
     features_ND: Features
     fold_N: Ints

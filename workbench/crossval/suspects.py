@@ -23,7 +23,7 @@ from workbench.evaluation import prediction_table
 from workbench.evaluation.classification_scores import OneHot
 
 MOST = 0.5
-"""Share of a class's rows that may be dropped: a class of which most labels are wrong is not known."""
+"""Share of the rows of a class that may be dropped: where most labels are wrong, nothing is known of the class."""
 FOLDS = 3
 """Folds that a class needs rows in: two are left out, and one trains."""
 
@@ -47,7 +47,7 @@ def require_classes(folds: FoldAssignment, labels: Labels, targets_NC: OneHot) -
 
 
 def leave_two_out(folds: FoldAssignment) -> list[FoldAdapter]:
-    """An adapter for each two folds of each repeat, which trains on all others and speaks of the rows of both."""
+    """An adapter for each two folds of each repeat, which trains on all others and predicts the rows of both."""
     adapters = []
     for repeat, fold_N in enumerate(folds.fold_RN):
         for one, other in combinations(range(folds.k), 2):

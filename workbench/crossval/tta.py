@@ -55,7 +55,7 @@ class TtaDecision:
     threshold: float | None
     """Rows whose normalised entropy is above it are read in all views; None: all rows."""
     temperature: float
-    """By which the merged outputs are divided: a mean of views claims less confidence than it deserves."""
+    """Divisor of the merged outputs: a mean of views claims less confidence than it deserves."""
     spent: float
     """Share of rows that are read in all views."""
     losses: tuple[float, ...]

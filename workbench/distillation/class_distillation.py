@@ -49,7 +49,7 @@ from workbench.training import preflight
 from workbench.training.callbacks import Callback
 
 KEPT = "teacher.safetensors"
-"""File of a run directory with what the teacher said."""
+"""File of a run directory with the outputs of the teacher."""
 OUT_OF_FOLD = "out_of_fold.parquet"
 """File of a cross-validation's run directory."""
 _HEADS = ("ForSequenceClassification", "ForImageClassification")
@@ -57,7 +57,7 @@ _HEADS = ("ForSequenceClassification", "ForImageClassification")
 
 @dataclass(frozen=True)
 class ClassTeacher:
-    """One teacher: how it reads a row, and what it says of it."""
+    """One teacher: how it reads a row, and what it predicts."""
 
     name: str
     """As the configuration names it."""
@@ -93,7 +93,7 @@ class ClassTeacher:
         return columns
 
     def texts(self, rows: LabelledSet) -> list[str]:
-        """By which rows are known, whatever their case and punctuation."""
+        """The text by which a row is recognised, without case and punctuation."""
         return [normalised(self.reader.describe(record)) for record in rows.records]
 
 
@@ -387,7 +387,7 @@ def _outputs(teacher: ClassTeacher, rows: Sequence[LabelledSet], labels: Labels)
 
 
 def _aligned(outputs_NC: Floats, theirs: Labels, ours: Labels) -> Floats:
-    """The same said in the student's order of classes, or in units of the student's numbers."""
+    """The same outputs in the student's order of classes, or in units of the student's numbers."""
     if ours.kind == "number":
         return classification_scores.outputs_of_values(ours, theirs.values(outputs_NC))
     return np.ascontiguousarray(outputs_NC[:, [theirs.names.index(name) for name in ours.names]])
@@ -456,7 +456,7 @@ def divergence(
 
 
 def with_teacher(rows: LabelledSet, outputs_NC: Floats, *, labelled: bool) -> LabelledSet:
-    """Rows that carry what a teacher says of them, and whether their own targets are labels."""
+    """Rows with the outputs of a teacher, and whether their own targets are labels."""
     known_N1 = np.full((len(rows), 1), float(labelled))
     return replace(rows, extra_targets_NC=np.concatenate([outputs_NC, known_N1], axis=1).astype(np.float32))
 
@@ -474,7 +474,7 @@ def examples(config: RunConfig, train: LabelledSet, extra: LabelledSet | None) -
 
 @dataclass(frozen=True, eq=False)
 class MixedSampling(RepeatedRows):
-    """Rows of which the first are sampled by a rule of their own, and all others come once each in an epoch."""
+    """Sampler of the first rows by their own rule, and of all others once each in an epoch."""
 
     first: ClassBalancedRows
     """Samples among the first rows."""
@@ -483,7 +483,7 @@ class MixedSampling(RepeatedRows):
         return len(self.first) + len(self.rows) - len(self.first.rows)
 
     def table(self, epoch: int) -> Indices:
-        """The number of each draw of an epoch (M,): those of `first` come first."""
+        """The row of each sample of an epoch (M,): those of `first` come first."""
         first = self.first
         own_M = first.row_of(first.sample(np.arange(len(first)), epoch=epoch))
         row_M = np.concatenate([own_M, np.arange(len(first.rows), len(self.rows))])
@@ -491,5 +491,5 @@ class MixedSampling(RepeatedRows):
 
     @property
     def most_draws(self) -> int:
-        """Times that an epoch draws a row of `first` at most."""
+        """Times that an epoch samples a row of `first` at most."""
         return self.first.most_draws

@@ -63,7 +63,7 @@ Caught = Mapping[CapturePoint, Tensor]
 
 
 class Projections(NamedTuple):
-    """Queries, keys and values of a layer's attention to its own tokens, before anything turns them by position."""
+    """Queries, keys and values of a layer's self-attention, before rotary positions are applied."""
 
     spots: tuple[CapturePoint, ...]
     """One of each, or one of all."""
@@ -327,7 +327,7 @@ class FeatureMatching(nn.Module):
         )
 
         def real_tokens(caught_BLD: Tensor) -> Tensor:
-            """mask_BL: what is no padding, of a decoder's tokens where there is one; of pictures, everything."""
+            """mask_BL: True for tokens, False for padding (of the decoder, if there is one); all True for pictures."""
             mask_BL = batch.inputs.get("attention_mask")
             if mask_BL is not None and "decoder_input_ids" not in batch.inputs:
                 return mask_BL.bool()
@@ -382,7 +382,7 @@ _Pair = _Hidden | _Projected
 
 
 def require_layers(terms: Sequence[MatchConfig], student: int, teacher: int) -> None:
-    """Raise ConfigError where a term names no layer, or one that a model of so many does not have."""
+    """Raise ConfigError where a term names no layer, or one beyond the layers of the models."""
     counts = student, teacher
     for number, term in enumerate(terms):
         first = 0 if _compares_hidden(term) else 1
@@ -456,7 +456,7 @@ def _pair(
 
 
 def _relation(student: Sequence[Tensor], teacher: Sequence[Tensor], mask_BL: Tensor, *, heads: int) -> Tensor:
-    """How alike the queries of a row's tokens are to one another, and their keys, and their values."""
+    """Loss on similarities between the queries of a row's tokens, between their keys and between their values."""
     each = zip(student, teacher, strict=True)
     return torch.stack([feature_losses.relation(*both, mask_BL, heads=heads) for both in each]).sum(0)
 

@@ -38,7 +38,7 @@ class AnswerWriter(Protocol):
 
 
 class OnPolicy:
-    """Examples of which a share has an answer that the student wrote, as it was when the step sampled them.
+    """Examples, a share of which have an answer that the student wrote at the time when the step sampled them.
 
     Which rows those are, and the dice they are written with, is a function of (seed, epoch, row). An answer has no
     labels: there is no right one. The last answer of a conversation is rewritten, and those before it carry no loss.
@@ -75,12 +75,12 @@ class OnPolicy:
 
     @property
     def lengths(self) -> Indices:
-        """Tokens of each example: those of the step that was drawn last as they are, and the most that others take."""
+        """Tokens of each example: exact for the step that was sampled last, the maximum for all others."""
         return self._lengths
 
     @property
     def supervised(self) -> Indices:
-        """Predicted tokens of each example, in the step that was drawn last."""
+        """Predicted tokens of each example, in the step that was sampled last."""
         return self._supervised
 
     @property
@@ -92,7 +92,7 @@ class OnPolicy:
         return self.train.place(index)
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """The examples that some draws take; answers are written where a step is new."""
+        """The examples of some samples; for a new step, answers are written."""
         rows = self._drawn.sample(draws, epoch=epoch)
         step = (rows.tobytes(), epoch)
         if step != self._step:
@@ -116,7 +116,7 @@ class OnPolicy:
         return self
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The examples `indices`, padded. Before a step is drawn they are as long as they may become."""
+        """The examples `indices`, padded. Before a step is sampled they are as long as they may become."""
         batch = self.train.collate([self._row(int(index)) for index in indices], epoch=epoch)
         written_B = torch.tensor([int(index) in self._written for index in indices])
         row_N = batch.positions_N // batch.inputs["input_ids"].shape[1]
@@ -183,7 +183,7 @@ def require_room(config: RunConfig, train: TokenizedSet, model: PreTrainedModel)
 
 
 def longest(train: TokenizedSet, prompts: Indices, config: OnPolicyConfig) -> Indices:
-    """The most tokens that each example has: its own, or those of its prompt and the longest answer."""
+    """Most tokens of each example: its own, or those of its prompt and the longest answer."""
     if not config.share:
         return train.lengths
     most: Indices = np.maximum(train.lengths, np.where(prompts > 0, prompts + config.max_new_tokens, 0))

@@ -70,7 +70,7 @@ class ServedTeacher:
         self._client.close()
 
     def likeliest(self, rows: Sequence[Sequence[int]], k: int) -> list[list[Top]]:
-        """The likeliest tokens in place of each token but the first, of each row; at least `k` a position.
+        """The likeliest tokens at each position but the first of each row; at least `k` a position.
 
         Raises:
             BackboneError: the server does not answer.

@@ -219,7 +219,7 @@ def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: Pre
 
 
 def require_same(folder: Path, identity: Mapping[str, str], wanted: CacheIdentity) -> None:
-    """Raise ConfigError, which names what differs, where `found` was said by the files of another cache."""
+    """Raise ConfigError, which names what differs, where the files are those of another cache."""
     asked = wanted.made_by()
 
     def shown(name: str, makers: Mapping[str, str]) -> str:
@@ -273,7 +273,7 @@ class Shard:
         self._arrays: dict[str, npt.NDArray[Any]] = {name: file.get_tensor(name).numpy() for name in names}
         self.keys: Keys = self._arrays.pop("keys")
         self.counts: Indices = self._arrays.pop("counts").astype(np.int64)
-        """Positions of each row; rows stand one after the other."""
+        """Positions of each row; rows follow one another."""
 
     def read(self, start: int, stop: int) -> Packed:
         """Packed distributions of some positions, as views of the file."""
@@ -513,7 +513,7 @@ class LiveQuestions:
     """In one forward pass, padding included."""
     device: torch.device
     ranks: Ranks = ALONE
-    """The processes that each ask a teacher of their own about a part of the rows; all get what all were told."""
+    """The processes, each with a teacher for a part of the rows; all get the results of all."""
 
     @torch.no_grad()
     def ask(self, rows: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:

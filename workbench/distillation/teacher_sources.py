@@ -68,7 +68,7 @@ class TeacherSource:
             return backbones.hub_config(self.model)
 
     def no_packing(self, *, longest: int) -> str | None:
-        """Why the teacher cannot read packed rows, the longest of which has so many tokens; None where it can."""
+        """Why the teacher cannot read packed rows of up to `longest` tokens; None where it can."""
         for folder in self.adapters:
             method = run_directory.shipped_config(folder.parent, self.trusted).adapter
             if method.facts.no_packing:
@@ -79,7 +79,7 @@ class TeacherSource:
         return reason and f"the teacher is {self.name}, and {reason}"
 
     def template(self, student: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder | MlmEncoder:
-        """How the teacher writes rows, with its own chat template."""
+        """Encoder of rows with the teacher's own chat template."""
         return row_encoder(student, self.hub_config(), tokenizer)
 
     @contextmanager

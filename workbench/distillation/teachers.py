@@ -126,7 +126,7 @@ def load(
 def alone(
     source: TeacherSource, student: RunConfig, tokenizer: PreTrainedTokenizerBase, loader: Loader = backbones.load
 ) -> LiveTeacher:
-    """The teacher on a backbone of its own.
+    """Load the teacher on a backbone of its own.
 
     Args:
         student: The student as a plain run; says what the backbone is loaded for.
@@ -147,7 +147,7 @@ def alone(
 
 
 def _reason_apart(source: TeacherSource, student: RunConfig, model: nn.Module) -> str | None:
-    """Why the teacher needs a backbone of its own; None where it finds room on the student's."""
+    """Why the teacher needs a backbone of its own; None where it can share the student's."""
     if isinstance(student.adapter, Full):
         return "adapter.method=full trains the student's every weight"
     if reason := _difference(source.model, student.model):

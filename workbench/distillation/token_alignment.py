@@ -1,4 +1,4 @@
-"""A teacher with another vocabulary (ULD, Boizard et al. 2024): heard where both predict from the same point of a text.
+"""A teacher with another vocabulary (ULD, Boizard et al. 2024): used where both predict from the same point of a text.
 
 Legend: L padded length, D teacher's hidden, N supervised positions, n of them, M those that the teacher predicts,
 V student's vocabulary.
@@ -88,7 +88,7 @@ class UniversalTeacher:
 
     @property
     def share_aligned(self) -> float:
-        """Share of the supervised tokens at which the teacher is heard, of a sample of the rows."""
+        """Share of the supervised tokens that have a teacher's token aligned, over a sample of the rows."""
         return self.alignment.share
 
     def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> AlignedLogits:
@@ -154,7 +154,7 @@ class Alignment:
         return float((numbers != NOWHERE).mean())
 
     def require_enough(self) -> None:
-        """Raise ConfigError where the teacher would hardly be heard."""
+        """Raise ConfigError where too few tokens are aligned."""
         if self.share < ENOUGH:
             raise ConfigError(
                 f"distill.loss=universal: only {self.share:.1%} of the student's tokens start where one of the "
@@ -183,7 +183,7 @@ class Turn:
 
 
 class Reader:
-    """A tokenizer, for the text that stands before each token."""
+    """Finds the text before each token of a tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._backend: Any = tokenizer.backend_tokenizer

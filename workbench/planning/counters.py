@@ -63,7 +63,7 @@ class DispatchMode(TorchDispatchMode, ABC):
         """Result of the operation; operations that run in here are not handed over again."""
 
     def computed(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Result of the operation, with all that is known of it around this mode."""
+        """Result of the operation, by the mode around this one if there is one."""
         return func(*args, **kwargs) if self._outer is None else self._outer.called(func, args, kwargs)
 
 

@@ -228,7 +228,7 @@ def _costs(fit: Training) -> Costs:
 
 
 def _modules(fit: Model) -> dict[str, nn.Module]:
-    """Those by which memory is told apart."""
+    """The modules by which memory is reported."""
     backbone = fit.freezer.backbone
     paths = chain.from_iterable(anatomy.blocks(backbone))
     blocks = {f"block {number}": backbone.get_submodule(path) for number, path in enumerate(paths, start=1)}

@@ -74,7 +74,7 @@ class Sequences(Lengths, Protocol):
 
 
 class Averaged(NamedTuple):
-    """Values of which a training keeps an average."""
+    """Values whose average a training keeps."""
 
     values: Sequence[Tensor]
     copies: int
@@ -99,7 +99,7 @@ class Training(Model, Protocol):
 
     @property
     def starts(self) -> Sequence[Tensor]:
-        """Copies of the values that it began with, of those that are kept."""
+        """Copies of initial values that the training keeps."""
 
     @property
     def averaged(self) -> Sequence[Averaged]:

@@ -220,7 +220,7 @@ def _described(tensor: FakeTensor) -> _Like:
 
 
 def _describe(values: Sequence[Any], kinds: list[Hashable]) -> bool:
-    """Append what decides about results; False where that cannot be said, as real values are among it."""
+    """Append all that decides a result; False where real values are among the arguments."""
     for value in values:
         if isinstance(value, FakeTensor):
             if value.layout is not torch.strided or value.is_complex():
@@ -238,7 +238,7 @@ def _describe(values: Sequence[Any], kinds: list[Hashable]) -> bool:
 
 
 def _given(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Given | None:
-    """None for what is not alike each time, or not put together as simply."""
+    """The result as a recipe for the next call; None where it may differ or is put together otherwise."""
     first = args[0] if args else None
     if result is first or (result is None and isinstance(first, (list, tuple))):  # steps of optimizers, over lists
         return _Given((), viewed=False, several=None, nothing=result is None)

@@ -14,7 +14,7 @@ from workbench.training.distributed.sharding import blocks_apart
 
 
 def contents(fit: Model, *, optimizer: int) -> Contents:
-    """The parameters of `fit`, whose optimizer keeps so many bytes of state."""
+    """The tensors of `fit`, whose optimizer keeps `optimizer` bytes of state."""
     computing = [each for each in fit.masters.computing().values() if each.requires_grad and each.numel()]
     trained = tuple(each.numel() for each in computing)
     element = max((each.element_size() for each in computing), default=4)

@@ -41,10 +41,10 @@ class MembersThatFit:
     each: float
     """Bytes that one more takes, between the two dry runs with most."""
     known: Mapping[int, int]
-    """Bytes by dry runs with so many members."""
+    """Bytes of the dry runs, by their number of members."""
     memory: int
     seconds: Mapping[int, float] = field(default_factory=dict)
-    """Seconds of a step with so many members."""
+    """Seconds of a step, by the number of members."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class MembersThatFit:
 
     @property
     def sentence(self) -> str:
-        """All of it in words."""
+        """The result as a sentence."""
         dry_runs = ", ".join(f"{units.size(size)} with {many}" for many, size in sorted(self.known.items()))
         steps = ", ".join(f"{seconds:.3g} s with {many}" for many, seconds in sorted(self.seconds.items()))
         return (

@@ -95,7 +95,7 @@ class HeldBytes:
 def states(
     contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment = "backward", passes: int = 1
 ) -> HeldBytes:
-    """Bytes of a model's state, on one of so many devices and outside of it, without activations.
+    """Bytes of a model's state on one of `devices`, and outside of them, without activations.
 
     Args:
         moment: Of a step.
@@ -113,7 +113,7 @@ def states(
 
 
 def left_at_first_bucket(contents: Contents, how: DistributedConfig) -> float:
-    """Share of the backward pass that is to do when most is held beside activations, which go as gradients come."""
+    """Share of the backward pass that is left when the first bucket of gradients is full."""
     bucket = _bucket(contents, how)
     return 1 - bucket / contents.trainable if how.zero == 2 and bucket < contents.trainable else 1.0
 
@@ -217,7 +217,7 @@ def _cut(contents: Contents, how: DistributedConfig, *, devices: int, moment: Mo
 
 
 def _bucket(contents: Contents, how: DistributedConfig) -> int:
-    """Elements that travel at once."""
+    """Elements of a bucket of gradients."""
     return max(1, min(how.bucket_bytes // 4, contents.trainable))
 
 
@@ -294,11 +294,11 @@ CPU = Rates(flops=1e11, link=2e9, host=1e10, update=1e10, disk=1e9)
 
 
 _SENT = {"none": 1.0, "bfloat16": 0.5, "float16": 0.5, "powersgd": 0.0, "int4": 0.125}
-"""Bytes of gradients that travel for each of float32, after a warm-up; powersgd's thin matrices are little."""
+"""Bytes of gradients sent for each byte in float32, after the warm-up; powersgd sends next to nothing."""
 
 
 def waiting_seconds(contents: Contents, how: DistributedConfig, rates: Rates, *, devices: int, passes: int) -> float:
-    """Seconds that a step waits with so many micro-batches on each device, if nothing travels while devices compute.
+    """Seconds that a step of `passes` micro-batches waits, if nothing is sent while devices compute.
 
     Each of `replicas` copies of the weights is shared among its own devices; copies add their shares of gradients.
     Of `tensor` devices that compute the same rows each adds its part of the gradients to those of other groups.

@@ -227,7 +227,7 @@ class _Solver:
         return replace(plan, seconds=computing + waits)
 
     def _between_blocks(self, config: RunConfig, tokens: int | str) -> Plan:
-        """Plan of a share of the blocks, where bytes and seconds grow evenly with it."""
+        """Plan that recomputes a share of the blocks, interpolated: bytes and seconds grow evenly with the share."""
         share = config.train.checkpointing
         assert isinstance(share, float)
         known = self._known.get(_key(config, tokens))

@@ -45,7 +45,7 @@ SCORES: dict[str, tuple[str, str]] = {
 
 
 class Cell(NamedTuple):
-    """Rows of one class that were taken for one class: how many, and their share of the rows of their class."""
+    """A cell of the confusion matrix: how many rows of one class were predicted as another, and which share of them."""
 
     rows: int
     share: float

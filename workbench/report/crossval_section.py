@@ -193,7 +193,7 @@ def _sentence(stage: Mapping[str, Any], before: Mapping[str, Any], main: str) ->
 
 
 def progress(run: RunRecord) -> str:
-    """How far a run came that has no scores, to stand behind a sentence."""
+    """How far a run without scores came: the end of a sentence."""
     # stages.json comes at the end; the manifest notes each stage's time when it is done.
     done = [_title(stage) for stage in _done(run)] or [
         name.replace("_", " ") for name in run.manifest.get("seconds", {})

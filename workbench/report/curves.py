@@ -154,7 +154,7 @@ def _lengths(run: RunRecord) -> Plot:
 
 
 def _held_out(run: RunRecord, against: str, one: str = "") -> tuple[Floats, Floats]:
-    """Held-out loss, of one of several sets or of all, against a column of the metrics, from before training on."""
+    """Held-out loss of all sets, or of `one`, against a column of the metrics; the first point is before training."""
     which = f"[{one}]" if one else ""
     at, loss = floats(run.held_out[against]), floats(run.held_out[f"held_out_loss{which}"])
     before = run.scores.get("before", {}).get(f"loss{which}")

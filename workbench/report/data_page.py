@@ -1,5 +1,4 @@
-"""One offline page on the rows of a recipe: lengths, languages, labels, duplicates, rows that rules flag or that are
-unusual for the backbone."""
+"""One offline page on the rows of a recipe: lengths, languages, labels, duplicates, flagged and surprising rows."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ class Surprise(NamedTuple):
 
     title: str
     read: str
-    """Rows that the backbone read, of all."""
+    """How many of the rows the backbone read."""
     quantiles: tuple[str, ...]
     """At 5, 50 and 95 per cent of the rows."""
     most: tuple[SurprisingRow, ...]

@@ -114,7 +114,7 @@ def _map(table: pd.DataFrame) -> Plot:
 
 
 def _losses_by_visit(table: pd.DataFrame) -> list[Plot]:
-    """Losses of the rows from visit to visit, of the half or more that has so many."""
+    """Losses of rows from visit to visit, over as many visits as at least half of the rows have."""
     counts = table["losses"].map(len) if "losses" in table else pd.Series([0])
     visits = int(counts.quantile(0.5, interpolation="lower"))
     if visits < 2:

@@ -198,7 +198,7 @@ def _draw_phases(axes: Any, config: RunConfig, span: Span, colours: dict[str, st
 
 
 def _draw_edge(axes: Any, at: float, span: Span, what: str, colour: str, *, height: float) -> None:
-    """A dashed line at a share of the run, and what it is, on the side where there is room."""
+    """Draw a dashed line at a share of the run, labelled on the side where there is room."""
     axes.axvline(at * span.end, ymax=height + 0.03, color=colour, linewidth=1, linestyle=(0, (4, 3)))
     offset, side = ((6, 0), "left") if at < 0.6 else ((-6, 0), "right")
     place = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "ha": side, "va": "center"}
@@ -268,7 +268,7 @@ def freezing(policy: FreezeConfig, *, steps: int, blocks: int, seed: int) -> Flo
 
 
 def why_no_freezing(policy: FreezeConfig, blocks: int | None) -> str | None:
-    """Why the plan cannot be drawn, in words that stand in its place; None where it can."""
+    """Why the plan cannot be drawn; None where it can."""
     if policy.observes is not None:
         return f"decided while training, from {policy.observes} measured every {policy.interval:,} steps"
     return "the blocks of this backbone are not known" if blocks is None else None

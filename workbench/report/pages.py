@@ -268,7 +268,7 @@ def _data(run: RunRecord) -> list[tuple[str, str, list[str]]]:
 
 
 def _compared_rows(run: RunRecord) -> str:
-    """The rows that neighbours were looked for among, in words."""
+    """The rows among which neighbours were searched, in words."""
     rows = "rows of other folds" if run.crossvalidates else "training rows"
     looked, of = (run.probe.get(key, 0) for key in ("compared", "rows"))
     return f"{rows} ({looked:,} of {of:,} were looked at)" if looked < of else rows

@@ -216,7 +216,7 @@ def _cards(table: pd.DataFrame, of_row: Mapping[str, Picture | None]) -> list[Ca
 
 
 def _card(stored: Any, album: _Album, predicted: str = "") -> Card:
-    """A training row of which no prediction is shown."""
+    """A training row, shown without a prediction."""
     picture = album.picture(stored.jpeg)
     return Card(picture, _short(stored.image), _begins(stored.label), "", predicted, None, stored.row)
 

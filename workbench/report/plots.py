@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 POINTS = 1000
-"""Most points a line is drawn with."""
+"""Most points of a line."""
 COLOURS = 8
 """How many `--series-N` colours the page's CSS defines."""
 
@@ -64,7 +64,7 @@ _RC = settings(ink=_INK, grid=_GRID)
 
 
 def palette() -> dict[str, str]:
-    """The colours of a page by day, by the names of its CSS variables, for pictures that stand alone."""
+    """The light colours of a page by the names of its CSS variables, for pictures outside of a page."""
     css = resources.files("workbench.report").joinpath("templates/page.css").read_text(encoding="utf-8")
     return dict(re.findall(r"--([\w-]+): (#\w+);", css[: css.index("}")]))
 

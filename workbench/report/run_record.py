@@ -149,7 +149,7 @@ class RunRecord:
         return self.named("held_out_loss")
 
     def named(self, measure: str) -> list[str]:
-        """Names of what has a column of `measure` of its own, `measure[name]`."""
+        """The names in columns `measure[name]`."""
         known = (name.partition("[") for name in self.metrics.columns)
         return [rest.removesuffix("]") for first, bracket, rest in known if bracket and first == measure]
 
