@@ -22,7 +22,7 @@ from PIL import Image, ImageEnhance
 
 from workbench.config.sections.folds_config import DuplicatesConfig
 from workbench.data.images import picture_duplicates
-from workbench.data.images.decoding import Pixels
+from workbench.data.images.picture_files import Pixels
 from workbench.data.images.picture_sources import read_rows
 
 COPIES = 400

@@ -36,7 +36,7 @@ from workbench.config.sections.picture_augment_config import AugmentConfig
 from workbench.config.sections.picture_prepare_config import PrepareConfig
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
-from workbench.data.images.picture_rows import Augmenter, PictureRows
+from workbench.data.images.picture_reader import Augmenter, PictureRows
 from workbench.data.images.picture_sources import read_rows
 from workbench.data.images.picture_store import StoredPictures, store
 

@@ -20,9 +20,8 @@ import torch
 from PIL import Image
 
 from workbench.data.batching import MicroBatch
-from workbench.data.images.decoding import Pixels
-from workbench.data.images.picture_reader import PictureReader
-from workbench.data.images.picture_rows import PictureRows
+from workbench.data.images.picture_files import Pixels
+from workbench.data.images.picture_reader import PictureReader, PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import RecordSource, RowReader

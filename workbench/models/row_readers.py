@@ -14,8 +14,7 @@ from transformers.image_processing_base import ImageProcessingMixin
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.images import picture_reader
 from workbench.data.images.picture_format import PictureFormat
-from workbench.data.images.picture_reader import PictureReader, SavedFormat
-from workbench.data.images.picture_rows import PictureRows
+from workbench.data.images.picture_reader import PictureReader, PictureRows, SavedFormat
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.record_table import LabelledRecord

@@ -12,10 +12,9 @@ from PIL import Image
 
 from workbench.config import RunConfig
 from workbench.data.batching import evenly_spaced
-from workbench.data.images import contact_sheet, descriptions, value_ranges
-from workbench.data.images.picture_reader import PictureReader
-from workbench.data.images.picture_rows import PictureRows
-from workbench.data.images.pitfalls import pitfalls
+from workbench.data.images import picture_checks, preparation
+from workbench.data.images.picture_checks import pitfalls
+from workbench.data.images.picture_reader import PictureReader, PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Label, Labels
 from workbench.data.labelled.records import RecordSource, RowReader
@@ -58,7 +57,7 @@ class PictureFindings:
         """Draw some rows of all classes: as they come, after each preparation, in several epochs, and in views."""
         labels = self.rows.labels
         chosen = _of_all_classes(labels, most=MOST_DRAWN if self.names else DRAWN)
-        return contact_sheet.contact_sheet(
+        return picture_checks.contact_sheet(
             [
                 (f"label {in_words(labels[row])}: {_name(self.reader, self.rows, row)}", list(self._states(row)))
                 for row in chosen
@@ -98,10 +97,14 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
     facts = [
         ("Files", _sizes(reader, rows, sample)),
         ("Colours", _colours(grey)),
-        *([("Depth", depth)] if (depth := value_ranges.in_words(reader.value_ranges(), config.image.depth)) else []),
+        *(
+            [("Depth", depth)]
+            if (depth := preparation.ranges_in_words(reader.value_ranges(), config.image.depth))
+            else []
+        ),
         ("The model reads", f"{_size((reader.format.height, reader.format.width))} pixels: {_squares(reader, inputs)}"),
-        ("image.prepare", descriptions.preparation(config.image.prepare, reader.format)),
-        ("image.augment", descriptions.augmentation(config.image.augment) or "nothing changes"),
+        ("image.prepare", picture_checks.preparation_in_words(config.image.prepare, reader.format)),
+        ("image.augment", picture_checks.augmentation_in_words(config.image.augment) or "nothing changes"),
     ]
     examples = [
         (_name(reader, rows, row), in_words(rows.labels[row])) for row in _of_all_classes(rows.labels, most=SHOWN)

@@ -19,8 +19,7 @@ from tests.workbench.data.images.pictures import photograph
 from tests.workbench.evaluation.picture_sets import SIZE, picture_set
 from tests.workbench.evaluation.test_prediction_table import CELLS, table
 from workbench.data.images import augmentation
-from workbench.data.images.picture_reader import PictureReader
-from workbench.data.images.picture_rows import PictureRows
+from workbench.data.images.picture_reader import PictureReader, PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Kind
 from workbench.evaluation import thumbnails, training_dynamics

@@ -1,6 +1,6 @@
 """The section `image.augment`: random changes of training pictures, other ones at each draw of a row.
 
-The work is in workbench/data/images/augmentation.py and workbench/data/images/mixing.py.
+The work is in workbench/data/images/augmentation.py and workbench/data/images/augmentation.py.
 """
 
 from __future__ import annotations

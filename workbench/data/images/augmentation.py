@@ -1,23 +1,481 @@
 """Random changes of training pictures: a pure function of seed, epoch, row, repeat and progress.
 
-Legend: H and W of the stored picture, h and w of the augmented one, 3 channels RGB. Micro-batches, worker processes,
-ranks and resumed runs draw the same, because nothing is kept between two calls.
+Crops, flips, turns, shears and shifts in one interpolation; tone, colour and blur; RandAugment (Cubuk et al. 2020) and
+TrivialAugment (Müller & Hutter 2021), which draw operations from a list of 14; mixup (Zhang et al. 2018) and CutMix
+(Yun et al. 2019). Micro-batches, worker processes, ranks and resumed runs draw the same, because nothing is kept
+between two calls.
+
+Legend: N rows, C classes, H and W of the stored picture, h and w of the augmented one, 3 channels RGB. A pixel's
+coordinates are those of its centre. A grey picture, whose channels are equal, stays grey.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import NamedTuple, TypeAlias
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from workbench.config.sections.picture_augment_config import AugmentConfig
-from workbench.data.images import colour, policies, warping
-from workbench.data.images.draws import generator
+
+Purpose = Literal["augment", "mix", "partners"]
+
+_TAGS: dict[Purpose, int] = {"augment": 0x61756E, "mix": 0x6D6978, "partners": 0x706172}
+"""Keep the numbers of one purpose apart from those of another with the same seed."""
+_WORD = 1 << 64
+
+
+class _ThreadGenerators(threading.local):
+    """A generator for each purpose in each thread: to set its state costs a tenth of making one."""
+
+    def __init__(self) -> None:
+        self.get = functools.cache(self._made)
+
+    @staticmethod
+    def _made(purpose: Purpose, seed: int) -> tuple[np.random.Generator, dict[str, Any]]:
+        # Words as one integer, low word first, not NumPy's integers, which hold one word.
+        bits = np.random.Philox(key=seed % _WORD | _TAGS[purpose] << 64)
+        return np.random.Generator(bits), dict(bits.state)
+
+
+_generators = _ThreadGenerators()
+
+
+def row_generator(purpose: Purpose, *, seed: int, epoch: int, row: int, repeat: int = 0) -> np.random.Generator:
+    """Generator whose numbers depend on these values alone; it is set anew by the thread's next call for the purpose.
+
+    Philox (Salmon et al. 2011) numbers its blocks: epoch, row and repeat are the high words of the counter, so that
+    streams never overlap.
+
+    Args:
+        repeat: How often the row was drawn before in the same epoch, as rows of rare classes are.
+    """
+    made, state = _generators.get(purpose, seed)
+    state["state"]["counter"][:] = 0, repeat, row, epoch
+    made.bit_generator.state = state  # whose buffer is empty, as it was made
+    return made
+
+
+LUMA = np.array([0.299, 0.587, 0.114])
+"""Shares of red, green and blue in brightness (ITU-R BT.601)."""
+_YIQ = np.array([LUMA, [0.59590059, -0.27455667, -0.32134392], [0.21153661, -0.52273617, 0.31119955]])
+_FROM_YIQ = np.linalg.inv(_YIQ)
+_LEVELS = np.arange(256, dtype=np.float64)
+LEAST_SIGMA = 0.15
+"""Pixels below which a Gaussian leaves an 8-bit picture as it is."""
+
+
+def looked_up(picture_HW3: NDArray[np.uint8], table: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Replace each level by that of a table (256,), or (256, 3) with one for each channel, rounded and clipped."""
+    exact = table.astype(np.float64, copy=False)
+    # The table itself, rounded and clipped in one call: a sum of weights 1 and 0.
+    levels = np.asarray(cv2.addWeighted(exact, 1.0, exact, 0.0, 0.0, dtype=cv2.CV_8U)).reshape(table.shape)
+    if levels.ndim == 2:
+        levels = np.ascontiguousarray(levels[:, None, :])
+    return np.asarray(cv2.LUT(picture_HW3, levels), dtype=np.uint8)
+
+
+def toned(
+    picture_HW3: NDArray[np.uint8], *, brightness: float = 1.0, contrast: float = 1.0, exponent: float = 1.0
+) -> NDArray[np.uint8]:
+    """Multiply levels, then their distance from the mean grey, then raise them to a power, in one rounding.
+
+    Args:
+        brightness: Factor of all levels; 0 is black.
+        contrast: Factor of the distance from the mean grey of the brightened picture; 0 is grey.
+        exponent: Power of the levels as shares of 255 (gamma correction); below 1 is brighter.
+    """
+    table = np.minimum(_LEVELS * brightness, 255.0)
+    if contrast != 1.0:
+        grey = mean_grey(picture_HW3) * brightness
+        table = grey + contrast * (table - grey)
+    if exponent != 1.0:
+        table = 255.0 * (np.clip(table, 0.0, 255.0) / 255.0) ** exponent
+    return looked_up(picture_HW3, table)
+
+
+def tinted(picture_HW3: NDArray[np.uint8], *, saturation: float = 1.0, turn: float = 0.0) -> NDArray[np.uint8]:
+    """Multiply the distance from grey and turn the hue, both at equal brightness: one matrix on the three channels.
+
+    Args:
+        saturation: Factor of the distance from grey; 0 is grey.
+        turn: Share of a full turn of the colour circle.
+    """
+    angle = 2 * math.pi * turn
+    cosine, sine = saturation * math.cos(angle), saturation * math.sin(angle)
+    chroma = np.array([[1.0, 0.0, 0.0], [0.0, cosine, -sine], [0.0, sine, cosine]])
+    return np.asarray(cv2.transform(picture_HW3, _FROM_YIQ @ chroma @ _YIQ), dtype=np.uint8)
+
+
+def blurred(picture_HW3: NDArray[np.uint8], sigma: float) -> NDArray[np.uint8]:
+    """The picture under a Gaussian of standard deviation `sigma` in pixels, mirrored beyond its edges."""
+    if sigma < LEAST_SIGMA:
+        return picture_HW3
+    blurry = cv2.GaussianBlur(picture_HW3, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101)
+    return np.asarray(blurry, dtype=np.uint8)
+
+
+def mean_grey(picture_HW3: NDArray[np.uint8]) -> float:
+    """Mean brightness of a picture, from 0 to 255."""
+    return float(LUMA @ cv2.mean(picture_HW3)[:3])
+
+
+Border = Literal["reflect", "edge", "black"]
+
+_BORDERS: dict[Border, int] = {
+    "reflect": cv2.BORDER_REFLECT_101,
+    "edge": cv2.BORDER_REPLICATE,
+    "black": cv2.BORDER_CONSTANT,
+}
+
+
+class Box(NamedTuple):
+    """A rectangle of a picture in pixels, whose corners may lie between pixels."""
+
+    top: float
+    left: float
+    height: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Warp:
+    """Crop, then flips, then shear, rotation and shift of the cropped picture, which has the size of the whole one."""
+
+    box: Box
+    """The crop, which is resized to the picture's size."""
+    flip_x: bool = False
+    """Exchange left and right."""
+    flip_y: bool = False
+    """Exchange top and bottom."""
+    degrees: float = 0.0
+    """Rotation about the centre, counter-clockwise."""
+    shear_degrees: float = 0.0
+    """Horizontal shear about the centre."""
+    shift_x: float = 0.0
+    """Pixels to the right."""
+    shift_y: float = 0.0
+    """Pixels downwards."""
+
+    def keeps_pixels(self, size: tuple[int, ...]) -> bool:
+        """Whether flips are all that is done to a picture of this height and width."""
+        moves = self.degrees or self.shear_degrees or self.shift_x or self.shift_y
+        return not moves and self.box == Box(0.0, 0.0, *size)
+
+    def inverse(self, size: tuple[int, ...]) -> NDArray[np.float64]:
+        """Matrix (2, 3) from a pixel of the result to its place in the picture, both as (x, y, 1)."""
+        height, width = size
+        angle, slope = math.radians(self.degrees), math.tan(math.radians(self.shear_degrees))
+        sine, cosine = math.sin(angle), math.cos(angle)
+        across = self.box.width / width * (-1.0 if self.flip_x else 1.0)
+        down = self.box.height / height * (-1.0 if self.flip_y else 1.0)
+        # The inverse of the turn after the shear. Rows grow downwards, which exchanges the sines of a turn.
+        xx, xy = across * (cosine - slope * sine), across * (-sine - slope * cosine)
+        yx, yy = down * sine, down * cosine
+        x, y = (width - 1) / 2 + self.shift_x, (height - 1) / 2 + self.shift_y
+        source_x, source_y = self.box.left + (self.box.width - 1) / 2, self.box.top + (self.box.height - 1) / 2
+        return np.array([[xx, xy, source_x - xx * x - xy * y], [yx, yy, source_y - yx * x - yy * y]])
+
+
+def warped(picture_HW3: NDArray[np.uint8], warp: Warp, *, border: Border) -> NDArray[np.uint8]:
+    """The picture after `warp`, interpolated linearly at most once; pixels are exact where flips are all it does."""
+    size = picture_HW3.shape[:2]
+    if warp.keeps_pixels(size):
+        if not (warp.flip_x or warp.flip_y):
+            return picture_HW3
+        return _bytes(cv2.flip(picture_HW3, -1 if warp.flip_x and warp.flip_y else int(warp.flip_x)))
+    return affine(picture_HW3, warp.inverse(size), border=border)
+
+
+def affine(picture_HW3: NDArray[np.uint8], inverse: NDArray[np.float64], *, border: Border) -> NDArray[np.uint8]:
+    """The picture under a matrix (2, 3) from a pixel of the result to its place in the picture, both as (x, y, 1)."""
+    height, width = picture_HW3.shape[:2]
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    return _bytes(cv2.warpAffine(picture_HW3, inverse, (width, height), flags=flags, borderMode=_BORDERS[border]))
+
+
+def resized_to(picture_HW3: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """The picture with another height and width: antialiased where it shrinks, linear where it grows."""
+    height, width = size
+    if picture_HW3.shape[:2] == size:
+        return picture_HW3
+    shrinks = height <= picture_HW3.shape[0] and width <= picture_HW3.shape[1]
+    how = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    return _bytes(cv2.resize(picture_HW3, (width, height), interpolation=how))
+
+
+def _bytes(picture: object) -> NDArray[np.uint8]:
+    return np.asarray(picture, dtype=np.uint8)
+
 
 Picture: TypeAlias = NDArray[np.uint8]
+Operation = Literal[
+    "identity",
+    "autocontrast",
+    "equalize",
+    "rotate",
+    "solarize",
+    "color",
+    "posterize",
+    "contrast",
+    "brightness",
+    "sharpness",
+    "shear_x",
+    "shear_y",
+    "translate_x",
+    "translate_y",
+]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+
+MAGNITUDES = 30
+"""Largest magnitude; there are 31, from 0."""
+_SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], dtype=np.float32) / 13
+_FACTORS: tuple[Operation, ...] = ("color", "contrast", "brightness", "sharpness")
+_SIGNED: tuple[Operation, ...] = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y", *_FACTORS)
+
+
+Drawn: TypeAlias = tuple[Operation, float]
+"""An operation, and its value as `apply` takes it."""
+
+
+def randaugment(
+    config: AugmentConfig, rng: np.random.Generator, *, size: tuple[int, ...], strength: float = 1.0
+) -> list[Drawn]:
+    """Draw `config.randaugment` operations with replacement, all of one magnitude.
+
+    Args:
+        size: Height and width of the picture.
+        strength: Share of the magnitude.
+    """
+    # The paper's shifts are 150 pixels of its pictures of 331 at most.
+    shift_y, shift_x = (150 / 331 * side for side in size)
+    largest = _largest(rotate=30.0, factor=0.9, shear=0.3, shift_x=shift_x, shift_y=shift_y, bits=4)
+    magnitude = config.randaugment_magnitude / MAGNITUDES * strength
+    return [_drawn(largest, magnitude, rng) for _ in range(config.randaugment)]
+
+
+def trivialaugment(rng: np.random.Generator, *, share: float = 1.0, strength: float = 1.0) -> Drawn:
+    """Draw one operation of one of 31 magnitudes.
+
+    Args:
+        share: The picture's side as a share of the one at full resolution, at which shifts are 32 pixels at most.
+        strength: Share of the magnitude.
+    """
+    shift = 32.0 * share
+    largest = _largest(rotate=135.0, factor=0.99, shear=0.99, shift_x=shift, shift_y=shift, bits=6)
+    return _drawn(largest, int(rng.integers(MAGNITUDES + 1)) / MAGNITUDES * strength, rng)
+
+
+def _largest(
+    *, rotate: float, factor: float, shear: float, shift_x: float, shift_y: float, bits: int
+) -> dict[Operation, float]:
+    """The largest value of each operation that has one."""
+    return {
+        **dict.fromkeys(_FACTORS, factor),
+        "rotate": rotate,
+        "shear_x": shear,
+        "shear_y": shear,
+        "translate_x": shift_x,
+        "translate_y": shift_y,
+        "posterize": bits,
+        "solarize": 256.0,
+    }
+
+
+def _drawn(largest: Mapping[Operation, float], magnitude: float, rng: np.random.Generator) -> Drawn:
+    """A random operation at a share of its largest value, with a random sign where it has two directions."""
+    number, sign = rng.random(2).tolist()
+    operation = OPERATIONS[int(number * len(OPERATIONS))]
+    value = magnitude * largest.get(operation, 0.0)
+    return operation, -value if operation in _SIGNED and sign < 0.5 else value
+
+
+def apply_operation(operation: Operation, picture_hw3: Picture, value: float, *, border: Border = "black") -> Picture:
+    """The picture after an operation.
+
+    Args:
+        value: Degrees counter-clockwise, change of a factor (0 changes nothing), slope of a shear from the upper left
+            corner, pixels of a shift to the right or down, bits taken away, or 256 less the level from which
+            `solarize` inverts. No meaning for the others.
+    """
+    if operation == "posterize":
+        kept = 0xFF << round(value) & 0xFF
+        return looked_up(picture_hw3, np.arange(256) & kept)
+    if operation == "solarize":
+        levels = np.arange(256)
+        return looked_up(picture_hw3, np.where(levels >= 256 - value, 255 - levels, levels))
+    if operation == "autocontrast":
+        return looked_up(picture_hw3, _autocontrast(_histograms(picture_hw3)))
+    if operation == "equalize":
+        return looked_up(picture_hw3, _equalize(_histograms(picture_hw3)))
+    if operation == "brightness":
+        return toned(picture_hw3, brightness=1 + value)
+    if operation == "contrast":
+        return toned(picture_hw3, contrast=1 + value)
+    if operation == "color":
+        return tinted(picture_hw3, saturation=1 + value)
+    if operation == "sharpness":
+        factor = 1 + value
+        smooth_hw3 = cv2.filter2D(picture_hw3, -1, _SMOOTH)
+        blend_hw3 = np.asarray(cv2.addWeighted(picture_hw3, factor, smooth_hw3, 1 - factor, 0), dtype=np.uint8)
+        result_hw3: Picture = picture_hw3.copy()
+        result_hw3[1:-1, 1:-1] = blend_hw3[1:-1, 1:-1]
+        return result_hw3
+    if operation == "identity":
+        return picture_hw3
+    return affine(picture_hw3, _inverse(operation, picture_hw3, value), border=border)
+
+
+def _inverse(operation: Operation, picture_hw3: Picture, value: float) -> NDArray[np.float64]:
+    """Matrix (2, 3) from a pixel of the result to its place in the picture."""
+    if operation == "rotate":
+        height, width = picture_hw3.shape[:2]
+        box = Box(0.0, 0.0, height, width)
+        return Warp(box, degrees=value).inverse((height, width))
+    shear_x, shear_y, shift_x, shift_y = (
+        value if operation == name else 0.0 for name in ("shear_x", "shear_y", "translate_x", "translate_y")
+    )
+    return np.array([[1.0, shear_x, -shift_x], [shear_y, 1.0, -shift_y]])
+
+
+def _histograms(picture_hw3: Picture) -> NDArray[np.int64]:
+    """Pixels (256, 3) of each level in each channel."""
+    counts = [cv2.calcHist([picture_hw3], [channel], None, [256], [0, 256])[:, 0] for channel in range(3)]
+    return np.stack(counts, axis=1).astype(np.int64)
+
+
+def _autocontrast(pixels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Table (256, 3) that stretches each channel's levels to 0 to 255."""
+    levels = np.arange(256, dtype=np.float64)[:, None]
+    lowest = (pixels > 0).argmax(0)
+    highest = 255 - (pixels[::-1] > 0).argmax(0)
+    spread = highest - lowest
+    stretched = np.floor((levels - lowest) * (255 / np.maximum(spread, 1)))
+    return np.where(spread > 0, stretched, levels)
+
+
+def _equalize(pixels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Table (256, 3) that spreads each channel's levels evenly, by Pillow's rule for rounding."""
+    levels = np.arange(256, dtype=np.float64)[:, None]
+    highest = 255 - (pixels[::-1] > 0).argmax(0)
+    step = (pixels.sum(0) - pixels[highest, range(3)]) // 255
+    below = pixels.cumsum(0) - pixels
+    spread = (below + step // 2) // np.maximum(step, 1)
+    return np.where(step > 0, spread, levels)
+
+
+class PixelBox(NamedTuple):
+    """A rectangle of whole pixels; bottom and right are the first ones outside."""
+
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+    @property
+    def area(self) -> int:
+        """Its pixels."""
+        return (self.bottom - self.top) * (self.right - self.left)
+
+
+@dataclass(frozen=True)
+class MixPlan:
+    """How a row is mixed with its partner."""
+
+    partner: int
+    """Number of the other row."""
+    weight: float
+    """Share of the row's own label, from 0 to 1; the rest is the partner's."""
+    box: PixelBox | None = None
+    """CutMix: the pixels that come from the partner; None: mixup, all pixels are blended by `weight`."""
+
+
+def mix_partners(rows: int, *, seed: int, epoch: int, groups_N: NDArray[Any] | None = None) -> NDArray[np.int64]:
+    """The partner (N,) of each row in an epoch: another row of its group, and each row is the partner of one.
+
+    Args:
+        rows: Number of rows, N.
+        groups_N: Rows that may be mixed with each other, such as those of a fold: an adapter that does not train on a
+            fold must not see its pictures through the other rows. None: all rows.
+
+    Returns:
+        Row numbers; a row that is alone in its group is its own partner.
+    """
+    order_N = row_generator("partners", seed=seed, epoch=epoch, row=0).permutation(rows)
+    if groups_N is None:
+        groups_N = np.zeros(rows, dtype=np.int64)
+    order_N = order_N[np.argsort(groups_N[order_N], kind="stable")]
+    # In each group the next row of the order, and for the last one the first: one cycle, in which no row meets itself.
+    sorted_N = groups_N[order_N]
+    is_last_N = np.append(sorted_N[1:] != sorted_N[:-1], np.ones(min(rows, 1), dtype=bool))
+    is_first_N = np.roll(is_last_N, 1)
+    next_N = np.roll(order_N, -1)
+    next_N[is_last_N] = order_N[is_first_N]
+    partner_N = np.empty(rows, dtype=np.int64)
+    partner_N[order_N] = next_N
+    return partner_N
+
+
+def mix_plan(
+    config: AugmentConfig,
+    *,
+    seed: int,
+    epoch: int,
+    row: int,
+    partner: int,
+    size: tuple[int, int],
+    repeat: int = 0,
+    progress: float = 1.0,
+) -> MixPlan | None:
+    """How a row is mixed in an epoch; None where it is trained on as it is.
+
+    Args:
+        partner: The row's partner, of `partners`.
+        size: Height and width of the augmented pictures, of `augmentation.output_size`.
+        repeat: How often the row was drawn before in this epoch.
+        progress: Share of the run that is done, at the optimizer step that trains on the row.
+    """
+    if not config.mixes or partner == row:
+        return None
+    rng = row_generator("mix", seed=seed, epoch=epoch, row=row, repeat=repeat)
+    mixed, switch, centre_y, centre_x = rng.random(4).tolist()
+    if mixed >= config.mix_probability * config.curriculum.strength.at(progress):
+        return None
+    cuts = switch < 0.5 if config.mixup and config.cutmix else bool(config.cutmix)
+    alpha = config.cutmix if cuts else config.mixup
+    weight = float(rng.beta(alpha, alpha))
+    if not cuts:
+        return MixPlan(partner, weight)
+    height, width = size
+    box = _box(size, 1.0 - weight, centre=(centre_y * height, centre_x * width))
+    return MixPlan(partner, 1.0 - box.area / (height * width), box)
+
+
+def mix(picture_hw3: NDArray[np.uint8], partner_hw3: NDArray[np.uint8], how: MixPlan) -> NDArray[np.uint8]:
+    """The mixed picture of a row and its partner, both augmented and of one size."""
+    if how.box is None:
+        blend_hw3 = cv2.addWeighted(picture_hw3, how.weight, partner_hw3, 1.0 - how.weight, 0.0)
+        return np.asarray(blend_hw3, dtype=np.uint8)
+    result_hw3: NDArray[np.uint8] = picture_hw3.copy()
+    window = np.s_[how.box.top : how.box.bottom, how.box.left : how.box.right]
+    result_hw3[window] = partner_hw3[window]
+    return result_hw3
+
+
+def _box(size: tuple[int, int], share: float, *, centre: tuple[float, float]) -> PixelBox:
+    """A box of a share of the picture's area and of its shape, less what lies beyond the picture's edges."""
+    height, width = size
+    half_h, half_w = height * share**0.5 / 2, width * share**0.5 / 2
+    top, bottom = (min(max(round(centre[0] + side), 0), height) for side in (-half_h, half_h))
+    left, right = (min(max(round(centre[1] + side), 0), width) for side in (-half_w, half_w))
+    return PixelBox(top, left, bottom, right)
+
 
 TRIALS = 10
 """Rectangles of a random area and ratio that are tried until one fits into the picture, as in the papers' code."""
@@ -70,21 +528,55 @@ def augment(
         uint8 (h, w, 3), of the size that `output_size` says.
     """
     strength = config.curriculum.strength.at(progress)
-    rng = generator("augment", seed=seed, epoch=epoch, row=row, repeat=repeat)
+    rng = row_generator("augment", seed=seed, epoch=epoch, row=row, repeat=repeat)
     numbers = rng.random(len(_Draws._fields) + 4 * TRIALS).tolist()
     drawn = _Draws._make(numbers[: len(_Draws._fields)])
     trials = numbers[len(_Draws._fields) :]
-    result_HW3 = warping.warped(
-        picture_HW3, _warp(picture_HW3, config, drawn, trials[: 2 * TRIALS], strength), border=config.border
+    height, width = picture_HW3.shape[:2]
+    box = Box(0.0, 0.0, float(height), float(width))
+    if config.crop_scale is not None:
+        least, largest = (1.0 - (1.0 - share) * strength for share in config.crop_scale)
+        ratio = tuple(bound**strength for bound in config.crop_ratio)
+        crop_h, crop_w = rectangle((height, width), (least, largest), (ratio[0], ratio[1]), trials[: 2 * TRIALS]) or (
+            height,
+            width,
+        )
+        box = Box(drawn.crop_y * (height - crop_h), drawn.crop_x * (width - crop_w), crop_h, crop_w)
+    result_HW3 = warped(
+        picture_HW3,
+        Warp(
+            box=box,
+            flip_x=drawn.horizontal_flip < config.horizontal_flip,
+            flip_y=drawn.vertical_flip < config.vertical_flip,
+            degrees=_signed(drawn.rotation, config.rotation * strength),
+            shear_degrees=_signed(drawn.shear, config.shear * strength),
+            shift_x=_signed(drawn.translate_x, config.translate * strength) * width,
+            shift_y=_signed(drawn.translate_y, config.translate * strength) * height,
+        ),
+        border=config.border,
     )
     size = output_size(picture_HW3.shape[:2], config, progress=progress, multiple=multiple)
-    result_hw3 = warping.resized(result_HW3, size)
+    result_hw3 = resized_to(result_HW3, size)
     for operation, value in _operations(config, rng, size, size[1] / picture_HW3.shape[1], strength):
-        result_hw3 = policies.apply(operation, result_hw3, value, border=config.border)
-    result_hw3 = _recoloured(result_hw3, config, drawn, strength)
+        result_hw3 = apply_operation(operation, result_hw3, value, border=config.border)
+    picture_hw3 = result_hw3
+    if config.brightness or config.contrast or config.gamma:
+        picture_hw3 = toned(
+            picture_hw3,
+            brightness=1.0 + _signed(drawn.brightness, config.brightness * strength),
+            contrast=1.0 + _signed(drawn.contrast, config.contrast * strength),
+            exponent=(1.0 + config.gamma * strength) ** _signed(drawn.gamma, 1.0),
+        )
+    if config.saturation or config.hue:
+        picture_hw3 = tinted(
+            picture_hw3,
+            saturation=1.0 + _signed(drawn.saturation, config.saturation * strength),
+            turn=_signed(drawn.hue, config.hue * strength),
+        )
+    result_hw3 = picture_hw3
     if config.blur:
         sigma = drawn.blur * config.blur * strength * result_hw3.shape[1] / picture_HW3.shape[1]
-        result_hw3 = colour.blurred(result_hw3, sigma)
+        result_hw3 = blurred(result_hw3, sigma)
     if drawn.erasing < config.erasing * strength:
         result_hw3 = _erased(result_hw3, config, drawn, trials[2 * TRIALS :], rng)
     return result_hw3
@@ -116,27 +608,6 @@ def _signed(drawn: float, largest: float) -> float:
     return (2.0 * drawn - 1.0) * largest
 
 
-def _warp(
-    picture_HW3: Picture, config: AugmentConfig, drawn: _Draws, trials: list[float], strength: float
-) -> warping.Warp:
-    height, width = picture_HW3.shape[:2]
-    box = warping.Box(0.0, 0.0, float(height), float(width))
-    if config.crop_scale is not None:
-        least, largest = (1.0 - (1.0 - share) * strength for share in config.crop_scale)
-        ratio = tuple(bound**strength for bound in config.crop_ratio)
-        crop_h, crop_w = rectangle((height, width), (least, largest), (ratio[0], ratio[1]), trials) or (height, width)
-        box = warping.Box(drawn.crop_y * (height - crop_h), drawn.crop_x * (width - crop_w), crop_h, crop_w)
-    return warping.Warp(
-        box=box,
-        flip_x=drawn.horizontal_flip < config.horizontal_flip,
-        flip_y=drawn.vertical_flip < config.vertical_flip,
-        degrees=_signed(drawn.rotation, config.rotation * strength),
-        shear_degrees=_signed(drawn.shear, config.shear * strength),
-        shift_x=_signed(drawn.translate_x, config.translate * strength) * width,
-        shift_y=_signed(drawn.translate_y, config.translate * strength) * height,
-    )
-
-
 def rectangle(
     size: tuple[int, int], area: tuple[float, float], ratio: tuple[float, float], trials: list[float]
 ) -> tuple[float, float] | None:
@@ -161,27 +632,10 @@ def rectangle(
 
 def _operations(
     config: AugmentConfig, rng: np.random.Generator, size: tuple[int, int], share: float, strength: float
-) -> list[policies.Drawn]:
+) -> list[Drawn]:
     if config.randaugment:
-        return policies.randaugment(config, rng, size=size, strength=strength)
-    return [policies.trivialaugment(rng, share=share, strength=strength)] if config.trivialaugment else []
-
-
-def _recoloured(picture_hw3: Picture, config: AugmentConfig, drawn: _Draws, strength: float) -> Picture:
-    if config.brightness or config.contrast or config.gamma:
-        picture_hw3 = colour.toned(
-            picture_hw3,
-            brightness=1.0 + _signed(drawn.brightness, config.brightness * strength),
-            contrast=1.0 + _signed(drawn.contrast, config.contrast * strength),
-            exponent=(1.0 + config.gamma * strength) ** _signed(drawn.gamma, 1.0),
-        )
-    if config.saturation or config.hue:
-        picture_hw3 = colour.tinted(
-            picture_hw3,
-            saturation=1.0 + _signed(drawn.saturation, config.saturation * strength),
-            turn=_signed(drawn.hue, config.hue * strength),
-        )
-    return picture_hw3
+        return randaugment(config, rng, size=size, strength=strength)
+    return [trivialaugment(rng, share=share, strength=strength)] if config.trivialaugment else []
 
 
 def _erased(

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from workbench.data.folds.duplicates import DuplicateClusters, Ints, components
-from workbench.data.images.decoding import Pixels
+from workbench.data.images.picture_files import Pixels
 
 Floats: TypeAlias = NDArray[np.float32]
 

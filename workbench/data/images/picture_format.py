@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL.Image import Resampling
 
-from workbench.data.images import threads
-from workbench.data.images.decoding import Pixels
+from workbench.data import ordered_processes
+from workbench.data.images.picture_files import Pixels
 from workbench.errors import BackboneError
 
 Channels = tuple[float, float, float]
@@ -115,7 +115,7 @@ class PictureFormat:
             np.multiply(pixels[number].transpose(2, 0, 1), scale_311, out=inputs_B3HW[number])
             inputs_B3HW[number] += shift_311
 
-        threads.each(write, range(len(pixels)), size=height * width)
+        ordered_processes.by_threads(write, range(len(pixels)), size=height * width)
         return inputs_B3HW
 
     @property

@@ -1,18 +1,20 @@
-"""Reads labelled rows of pictures.
+"""Reads labelled rows of pictures, and gives them as the model reads them: prepared, augmented in training, normalised.
 
-Legend: N rows, H height, W width, 3 colours.
+Legend: N rows, B rows of a micro-batch, H height, W width, 3 colours; h and w of an augmented picture.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -21,28 +23,212 @@ from workbench.config import DataConfig
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.sections.folds_config import DuplicatesConfig
 from workbench.config.sections.image_config import Depth, ImageConfig
+from workbench.config.sections.picture_augment_config import AugmentConfig
 from workbench.config.sections.picture_prepare_config import PrepareConfig
+from workbench.data import ordered_processes
+from workbench.data.batching import Indices
 from workbench.data.folds.duplicates import DuplicateClusters
-from workbench.data.images import (
-    picture_duplicates,
-    picture_sources,
-    picture_statistics,
-    picture_store,
-    preparation,
-    value_ranges,
-)
-from workbench.data.images.deep_pictures import NO_RANGES, Pixels, ValueRanges
-from workbench.data.images.picture_files import PictureFile
+from workbench.data.images import augmentation, picture_duplicates, picture_sources, picture_store, preparation
+from workbench.data.images.picture_files import NO_RANGES, PictureFile, Pixels, ValueRanges
 from workbench.data.images.picture_format import PictureFormat
-from workbench.data.images.picture_rows import Augmenter, PictureRows
 from workbench.data.images.preparation import PictureStatistics
 from workbench.data.labelled import records
 from workbench.data.labelled.record_table import LabelledRecord
-from workbench.data.labelled.records import NamedColumns, RecordSource, RowInputs, RowReader
+from workbench.data.labelled.records import Mix, ModelInputs, NamedColumns, RecordSource, RowInputs, RowReader
 from workbench.data.rows import MAX_MISTAKES, RawRow, convert_rows
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import DataError, FileError
 from workbench.runs import files
+
+Change: TypeAlias = Callable[[Pixels, int], Pixels]
+"""From a picture (H, W, 3) and the number of its row to the picture that is read instead."""
+
+
+@dataclass(frozen=True)
+class Augmenter:
+    """How training pictures change: in other ways at each draw, whatever the micro-batches and restarts."""
+
+    config: AugmentConfig
+    seed: int
+    epochs: float
+    """Passes over the training rows that the run will make."""
+    multiple: int
+    """The side of a smaller picture is a multiple of it, such as the side of a patch."""
+
+    def progress(self, epoch: int) -> float:
+        """Share of the run that is done at some step of a pass, to show its pictures: 0 in the first, 1 in the last."""
+        last = math.ceil(self.epochs) - 1
+        return min(1.0, epoch / last) if last > 0 else 1.0
+
+    def __call__(self, picture_HW3: Pixels, *, epoch: int, key: int, repeat: int, progress: float) -> Pixels:
+        """The picture as a draw of it reads it.
+
+        Args:
+            key: Tells it from others wherever it stands.
+            repeat: How often the epoch has drawn it before.
+            progress: Share of the run that is done.
+        """
+        return augmentation.augment(
+            picture_HW3,
+            self.config,
+            seed=self.seed,
+            epoch=epoch,
+            row=key,
+            repeat=repeat,
+            progress=progress,
+            multiple=self.multiple,
+        )
+
+    def plan(
+        self, *, epoch: int, key: int, row: int, rows: int, size: tuple[int, int], repeat: int, progress: float
+    ) -> augmentation.MixPlan | None:
+        """How a draw of a row of a set of so many is mixed with another row, if it is."""
+        return augmentation.mix_plan(
+            self.config,
+            seed=self.seed,
+            epoch=epoch,
+            row=key,
+            partner=int(_partners(rows, self.seed, epoch)[row]),
+            size=size,
+            repeat=repeat,
+            progress=progress,
+        )
+
+
+class _Draw(NamedTuple):
+    """A row that is read, and how often its epoch has drawn it before."""
+
+    row: int
+    repeat: int
+
+
+@dataclass(frozen=True, eq=False)
+class PictureRows:
+    """Pictures of one size in memory-mapped stores; see `RowInputs`."""
+
+    stores: tuple[Pixels, ...]
+    """Prepared pictures (., H, W, 3)."""
+    place_N2: Indices
+    """Store and number of each row."""
+    key_N: Indices
+    """A number from the pixels of each row, which decides how it is augmented: the same wherever the row stands."""
+    format: PictureFormat
+    patches: int
+    """Patches that the model cuts a picture into: its tokens."""
+    augmenter: Augmenter | None = None
+    change: Change | None = None
+    """Another look at each picture."""
+    progress: float = 1.0
+    """Share of the run that is done when they are read, by which augmentation may have grown."""
+
+    @property
+    def redrawn(self) -> bool:
+        """Whether pictures are augmented, each draw in another way."""
+        return self.augmenter is not None
+
+    @property
+    def lengths(self) -> Indices:
+        """Patches of each row."""
+        return np.full(len(self.place_N2), self.patches, dtype=np.int64)
+
+    @property
+    def truncated(self) -> int:
+        """None loses a part: preparing has brought all to one size."""
+        return 0
+
+    def rewritten(self, *, epoch: int, progress: float) -> PictureRows:
+        """The rows after a share of the run, as large as a curriculum has them by then."""
+        if self.augmenter is None or not self.augmenter.config.grows:
+            return self
+        full, multiple = (self.format.height, self.format.width), self.augmenter.multiple
+        size = augmentation.output_size(full, self.augmenter.config, progress=progress, multiple=multiple)
+        return replace(self, progress=progress, patches=math.prod(-(-side // multiple) for side in size))
+
+    def picture(self, index: int) -> Pixels:
+        """The prepared picture of a row (H, W, 3), changed where there is a `change`."""
+        store, number = self.place_N2[index]
+        pixels: Pixels = self.stores[store][number]
+        return pixels if self.change is None else self.change(pixels, int(self.key_N[index]))
+
+    def batch(self, indices: Indices, *, epoch: int | None, repeats: Indices | None = None) -> ModelInputs:
+        """The rows `indices`; augmented where there are an `augmenter` and an epoch."""
+        if self.augmenter is None or epoch is None:
+            pictures, mix = [self.picture(index) for index in indices], None
+        else:
+            repeats = np.zeros_like(indices) if repeats is None else repeats
+            pictures, mix = self._augmented(self.augmenter, indices, epoch, repeats)
+        pixels_B3hw = torch.from_numpy(self.format.normalised(pictures))
+        last_B = torch.arange(1, len(indices) + 1) * self.patches - 1
+        return ModelInputs({"pixel_values": pixels_B3hw}, last_B, len(indices) * self.patches, mix)
+
+    def augmented(self, index: int, *, epoch: int) -> tuple[Pixels, int, float]:
+        """The picture of a row as it is trained on in an epoch, the row that is mixed into it, and its own share."""
+        assert self.augmenter is not None
+        pictures, mix = self._augmented(self.augmenter, np.asarray([index]), epoch, np.zeros(1, dtype=np.int64))
+        return pictures[0], *((index, 1.0) if mix is None else (int(mix.partner_B[0]), float(mix.share_B[0])))
+
+    def _augmented(
+        self, augmenter: Augmenter, indices: Indices, epoch: int, repeats: Indices
+    ) -> tuple[list[Pixels], Mix | None]:
+        def changed(draw: _Draw) -> Pixels:
+            index, repeat = draw
+            key = int(self.key_N[index])
+            return augmenter(self.picture(index), epoch=epoch, key=key, repeat=repeat, progress=self.progress)
+
+        def mixed(draw: _Draw) -> tuple[Pixels, int, float]:
+            picture, (index, repeat) = changed(draw), draw
+            how = augmenter.plan(
+                epoch=epoch,
+                key=int(self.key_N[index]),
+                row=index,
+                rows=len(self.key_N),
+                size=(picture.shape[0], picture.shape[1]),
+                repeat=repeat,
+                progress=self.progress,
+            )
+            if how is None:
+                return picture, index, 1.0
+            return augmentation.mix(picture, changed(_Draw(how.partner, repeat)), how), how.partner, how.weight
+
+        pixels = self.format.height * self.format.width
+        draws = list(map(_Draw, indices.tolist(), repeats.tolist()))
+        if not augmenter.config.mixes:
+            return ordered_processes.by_threads(changed, draws, size=pixels), None
+        pictures, partner_B, share_B = zip(*ordered_processes.by_threads(mixed, draws, size=pixels), strict=True)
+        return list(pictures), Mix(np.asarray(partner_B), np.asarray(share_B))
+
+    def take(self, indices: Indices) -> PictureRows:
+        """The rows `indices`."""
+        return replace(self, place_N2=self.place_N2[indices], key_N=self.key_N[indices])
+
+    def concatenated(self, other: PictureRows) -> PictureRows:
+        """These rows, followed by those of `other`, which are augmented as these are."""
+        moved_N2 = other.place_N2 + np.asarray([len(self.stores), 0])
+        return replace(
+            self,
+            stores=(*self.stores, *other.stores),
+            place_N2=np.concatenate([self.place_N2, moved_N2]),
+            key_N=np.concatenate([self.key_N, other.key_N]),
+        )
+
+    def arrays(self) -> Iterator[npt.NDArray[Any]]:
+        """The pixels of each row."""
+        return (self.picture(index) for index in range(len(self.place_N2)))
+
+    def differ(self, other: PictureRows) -> npt.NDArray[np.bool_]:
+        """Which rows look different in `other`."""
+        pairs = zip(self.arrays(), other.arrays(), strict=True)
+        return np.asarray([not np.array_equal(one, two) for one, two in pairs], dtype=bool)
+
+    def seen(self, change: Change) -> PictureRows:
+        """The same rows, each changed before it is read."""
+        return replace(self, change=change)
+
+
+@lru_cache(maxsize=4)
+def _partners(rows: int, seed: int, epoch: int) -> Indices:
+    return augmentation.mix_partners(rows, seed=seed, epoch=epoch)
+
 
 FILE, PROCESSOR = "picture_format.json", "preprocessor_config.json"
 
@@ -206,7 +392,7 @@ class PictureReader:
             ]
         else:
             rows = self.training(self._plain)
-        return picture_statistics.measure(
+        return preparation.measure_statistics(
             list(map(self._file, rows)),
             self.image.prepare,
             max_pixels=self.image.max_pixels,
@@ -250,7 +436,9 @@ class PictureReader:
         if labelled and self.image.prepare.standardise == "data":
             digests = [record.digest for record in self._plain._stored(source, refuse=False, labelled=True).records]
         else:
-            digests = [_digest(stored.pixels[number]) for number in numbers]
+            digests = [
+                hashlib.blake2b(stored.pixels[number].tobytes(), digest_size=16).hexdigest() for number in numbers
+            ]
         kept = tuple(
             source.records[number]._replace(digest=digest)
             for number, digest in zip(numbers.tolist(), digests, strict=True)
@@ -300,11 +488,7 @@ def _training_ranges(sources: tuple[str, ...], column: str, max_pixels: int, dep
     rows = (row for source in sources for row in picture_sources.read_rows(source, column))
     candidates = (row.columns[column] for row in rows if not row.mistake)
     deep = [file for file in candidates if file.may_be_deep()]
-    return value_ranges.measure(deep, max_pixels=max_pixels, depth=depth, folder=cache_folder() / "value_ranges")
-
-
-def _digest(picture_HW3: Pixels) -> str:
-    return hashlib.blake2b(picture_HW3.tobytes(), digest_size=16).hexdigest()
+    return preparation.measure_ranges(deep, max_pixels=max_pixels, depth=depth, folder=cache_folder() / "value_ranges")
 
 
 def _refusal(source: RecordSource, mistakes: Mapping[int, str]) -> str:

@@ -2,27 +2,432 @@
 
 A folder `plants/` with `plants/fern/1.jpg` has the row {image: that file, label: "fern"}; folders inside a class folder
 belong to the class. An archive is read like the folder that it holds; `plants.zip/train` is its folder `train`.
-A folder without class folders has rows without labels, for predictions; so has a single picture.
+A folder without class folders has rows without labels, for predictions; so has a single picture. A tar archive must not
+be compressed, so that each picture can be read alone.
+
+idx files are those that MNIST comes in: `NAME-images-idx3-ubyte` with its labels in `NAME-labels-idx1-ubyte` beside.
+Colours have a fourth dimension, `NAME-images-idx4-ubyte`. Both files may stand in a zip or tar archive.
+
+Legend: N pictures, H height, W width, 3 the channels red, green and blue.
 """
 
 from __future__ import annotations
 
 import base64
+import difflib
+import gzip
 import hashlib
+import itertools
+import math
 import os
 import re
-from collections.abc import Iterator
-from pathlib import Path
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
+import numpy as np
+
 from workbench.data import hub_datasets, rows, starter
-from workbench.data.images import decoding, idx_files, picture_archives, picture_trees
-from workbench.data.images.picture_files import PictureFile
-from workbench.data.rows import RawRow, excerpt
+from workbench.data.images import picture_files
+from workbench.data.images.picture_files import PictureFile, Pixels
+from workbench.data.labelled.labels import alike
+from workbench.data.rows import RawRow, excerpt, place
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
-__all__ = ["PictureFile", "fingerprint", "read_rows", "require_classes"]
+ARCHIVES = (".zip", ".tar")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file or a folder in an archive."""
+
+    path: PurePosixPath
+    is_folder: bool
+    span: tuple[int, int] | None = None
+    """Where the content of a file begins in a tar archive, and how many bytes it has."""
+
+
+def archive_of(path: Path) -> Path | None:
+    """The archive that a path names, or that it leads into."""
+    return next((each for each in (path, *path.parents) if each.suffix.lower() in ARCHIVES and each.is_file()), None)
+
+
+def _archive_members(archive: Path) -> list[Member]:
+    """All files and folders of an archive.
+
+    Raises:
+        DataError: It is damaged, encrypted or compressed as a whole, or holds links or paths that lead out of it.
+    """
+    return _of_tar(archive) if archive.suffix.lower() == ".tar" else _of_zip(archive)
+
+
+def _of_zip(archive: Path) -> list[Member]:
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            # Later ones replace earlier ones of the same name, as in unpacking.
+            entries = {info.filename: info for info in opened.infolist()}
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{archive}: not a zip archive that can be read ({error}). Copy or download it again."
+        ) from None
+    if any(info.flag_bits & 1 for info in entries.values()):
+        raise DataError(f"{archive}: is encrypted. Unpack it, and name the folder.")
+    if wrong := next((name for name in entries if "\\" in name), None):
+        raise DataError(
+            f"{archive}: holds {wrong}, with a backslash in place of /, as old programs for Windows write. Unpack it, "
+            "and name the folder."
+        )
+    return [Member(_path_inside(archive, name), info.is_dir()) for name, info in entries.items()]
+
+
+def _of_tar(archive: Path) -> list[Member]:
+    try:
+        # Later ones replace earlier ones of the same name, as in unpacking.
+        with tarfile.open(archive, "r:") as opened:
+            entries = {info.name: info for info in opened.getmembers()}
+    except (OSError, tarfile.TarError) as error:
+        raise DataError(
+            f"{archive}: not a tar archive that can be read ({error}). A compressed one must be unpacked; name the "
+            "folder. Else copy or download it again."
+        ) from None
+    return [_tar_member(archive, info) for info in entries.values()]
+
+
+def _tar_member(archive: Path, info: tarfile.TarInfo) -> Member:
+    path = _path_inside(archive, info.name)
+    if info.issym() or info.islnk():
+        raise DataError(
+            f"{archive}: {info.name} is a link to {info.linkname}. Pack it again with the files themselves: "
+            "tar --dereference --hard-dereference -cf."
+        )
+    if info.isdir():
+        return Member(path, is_folder=True)
+    if not info.isfile() or info.issparse():
+        raise DataError(f"{archive}: {info.name} is no plain file. Pack it again without.")
+    return Member(path, is_folder=False, span=(info.offset_data, info.size))
+
+
+def _path_inside(archive: Path, name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise DataError(f"{archive}: holds {name}, a path that leads out of the archive. Pack it again without.")
+    return path
+
+
+_NAME = re.compile(r".*[-.]idx[1-4]-ubyte(\.gz)?")
+_OTHER_NUMBERS = (b"\x09", b"\x0b", b"\x0c", b"\x0d", b"\x0e")
+"""Types of numbers other than unsigned bytes: signed ones, of 16 and 32 bits, floats."""
+
+
+def is_idx(path: Path) -> bool:
+    """Whether a path is named like an idx file, and no folder."""
+    return _is_named_idx(path) and not path.is_dir()
+
+
+def _is_named_idx(path: PurePath) -> bool:
+    """Whether a path is named like an idx file."""
+    return _NAME.fullmatch(path.name) is not None
+
+
+def _idx_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
+    """Yield the pictures of an idx file, grey or in colour, with labels where their file is beside it.
+
+    Raises:
+        DataError: It is missing or damaged, or holds labels, or other than as many labels.
+    """
+    if "labels" in path.name:
+        of_colours, of_grey = (_renamed(path, "images", dimensions) for dimensions in (4, 3))
+        name = (of_colours if _idx_file(of_colours) else of_grey).name
+        raise DataError(f"{path}: holds labels without pictures. Name {name} beside it.")
+    images = _read_idx(path)
+    if images.ndim == 4:
+        if images.shape[3] not in (1, 3) and images.shape[1] in (1, 3):
+            images = images.transpose(0, 2, 3, 1)
+        if images.shape[3] not in (1, 3):
+            shape = " x ".join(map(str, images.shape))
+            raise DataError(f"{path}: its pictures, {shape}, have other than 1 or 3 channels. Write it again with 3.")
+        images = images[:, :, :, 0] if images.shape[3] == 1 else images
+    elif images.ndim != 3:
+        raise DataError(
+            f"{path}: has {images.ndim} dimension(s), and pictures have 3, or 4 in colour. Name another one."
+        )
+    labels_file = _renamed(path, "labels", 1)
+    labels_N = _read_idx(labels_file) if labels_file != path and _idx_file(labels_file) else None
+    if labels_N is not None and labels_N.shape != (len(images),):
+        raise DataError(
+            f"{labels_file}: holds {len(labels_N)} labels, but {path.name} {len(images)} pictures. "
+            "Copy both again, or move the labels elsewhere to read pictures only."
+        )
+    for index, image in enumerate(images):
+        location = place(path.name, index + 1)
+        columns: dict[str, object] = {column: PictureFile(location, content=image.tobytes(), shape=image.shape)}
+        if labels_N is not None:
+            columns[label] = str(labels_N[index])
+        yield RawRow(location, columns)
+
+
+def idx_fingerprint(path: Path) -> str:
+    """SHA-256 over both files."""
+    contents = (_whole_bytes(content) for each in (path, _renamed(path, "labels", 1)) if (content := _idx_file(each)))
+    return hashlib.sha256(" ".join(hashlib.sha256(each).hexdigest() for each in contents).encode()).hexdigest()
+
+
+def _idx_file(path: Path) -> PictureFile | None:
+    """The file, on disk or in an archive; None where there is none."""
+    archive = archive_of(path)
+    if archive is None:
+        return PictureFile(str(path), path) if path.is_file() else None
+    inside = path.relative_to(archive).as_posix()
+    matches = (each for each in _archive_members(archive) if str(each.path) == inside and not each.is_folder)
+    return next((PictureFile(str(path), archive, inside, span=each.span) for each in matches), None)
+
+
+def _renamed(path: Path, kind: str, dimensions: int) -> Path:
+    name = re.sub(r"images|labels", kind, path.name)
+    return path.with_name(re.sub(r"idx\d", f"idx{dimensions}", name))
+
+
+def _whole_bytes(file: PictureFile) -> bytes:
+    if file.path is None or file.member:
+        return file.read()
+    try:
+        return file.path.read_bytes()  # however many pictures it holds
+    except OSError as error:
+        raise DataError(f"{file.name}: cannot be read ({error.strerror}). Copy or download it again.") from None
+
+
+def _read_idx(path: Path) -> Pixels:
+    """The numbers of an idx file, of as many dimensions as it says."""
+    if (file := _idx_file(path)) is None:
+        raise DataError(f"{path}: no such file. Name the file of images.")
+    content = _whole_bytes(file)
+    try:
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error}). Copy or download it again.") from None
+    if content[:2] == b"\0\0" and content[2:3] in _OTHER_NUMBERS:
+        raise DataError(f"{path}: holds other numbers than unsigned bytes. Write it again with those.")
+    dimensions = content[3] if len(content) > 3 else 0
+    header = 4 + 4 * dimensions
+    sizes = [int.from_bytes(content[start : start + 4], "big") for start in range(4, header, 4)]
+    if content[:3] != b"\0\0\x08" or not sizes or len(content) != header + math.prod(sizes):
+        raise DataError(f"{path}: not a whole idx file of unsigned bytes. Copy or download it again.")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(sizes)
+
+
+PICTURES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".tga", ".ico"),
+)
+_UNREADABLE = (".svg", ".heic", ".heif")
+"""Pictures all the same: decoding says how they are converted."""
+_TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+_SPLITS = (
+    "train",
+    "training",
+    "test",
+    "testing",
+    "val",
+    "valid",
+    "validation",
+    "dev",
+    "eval",
+    "unlabelled",
+    "unlabeled",
+)
+_DEEPEST = 20
+_PERMIT = "Make it readable, or name another folder."
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """Files below a folder, and all its folders, as paths from there."""
+
+    name: str
+    files: list[PurePosixPath]
+    folders: list[PurePosixPath]
+    root: Path | PurePosixPath
+    """The folder on disk or inside the archive."""
+    archive: Path | None = None
+    """The archive that holds it."""
+    spans: Mapping[PurePosixPath, tuple[int, int]] = field(default_factory=dict)
+    """Places of the files in a tar archive."""
+
+    def picture(self, file: PurePosixPath) -> PictureFile:
+        name = f"{self.name}/{file}"
+        if isinstance(self.root, Path):
+            return PictureFile(name, self.root / file)
+        member = self.root / file
+        return PictureFile(name, self.archive, str(member), span=self.spans.get(member))
+
+    def below(self, folder: str) -> _Tree:
+        """The tree of a folder directly below."""
+
+        def inside(paths: list[PurePosixPath]) -> list[PurePosixPath]:
+            return [each.relative_to(folder) for each in paths if each.parts[0] == folder and len(each.parts) > 1]
+
+        files, folders = inside(self.files), inside(self.folders)
+        return replace(self, name=f"{self.name}/{folder}", files=files, folders=folders, root=self.root / folder)
+
+
+def _is_tree(path: Path) -> bool:
+    """Whether a path is an archive, a folder inside one, or a folder that is not one of tables."""
+    if archive_of(path) is not None:
+        return True
+    if not path.is_dir():
+        return False
+    try:
+        with os.scandir(path) as entries:
+            seen = [entry for entry in entries if _counts(PurePosixPath(entry.name), entry.is_dir())]
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}). {_PERMIT}") from None
+    tables = [entry for entry in seen if entry.is_file() and Path(entry.name).suffix.lower() in _TABLES]
+    return not tables or len(tables) < len(seen)
+
+
+def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
+    """Yield the pictures of a folder or an archive, with their class folders as labels.
+
+    Classes come in turn, the first picture of each by name and then the second ones, so that the first rows hold all
+    classes as evenly as they can.
+
+    Raises:
+        DataError: It holds no pictures, an empty class folder, two folders for one class, several splits, or files of
+            which it is not clear what they are.
+    """
+    archive = archive_of(path)
+    tree = _unwrapped(_tree_of_folder(path) if archive is None else _tree_of_archive(path, archive))
+    loose = [file for file in tree.files if len(file.parts) == 1]
+    classes = sorted({each.parts[0] for each in (*tree.files, *tree.folders) if each not in loose})
+    if idx_names := sorted(str(file) for file in tree.files if _is_named_idx(file)):
+        pictures = [file for file in idx_names if "labels" not in file] or ["the file of their pictures"]
+        raise DataError(f"{tree.name}: holds idx files. Name one: {tree.name}/{f' or {tree.name}/'.join(pictures)}.")
+    _require_known_kinds(tree)
+    if not tree.files and not classes:
+        raise DataError(f"{tree.name}: holds no pictures. Known: {', '.join(PICTURES)}.")
+    if len(classes) > 1 and all(name.lower() in _SPLITS for name in classes):
+        choices = " or ".join(f"{tree.name}/{name}" for name in classes)
+        raise DataError(f"{tree.name}: holds several splits, {', '.join(classes)}. Name one: {choices}.")
+    if classes and loose:
+        raise DataError(
+            f"{tree.name}: holds class folders ({', '.join(classes[:3])}) beside the loose file {loose[0]}. "
+            "Move loose pictures into the folder of their class, or elsewhere."
+        )
+    filled = {file.parts[0] for file in tree.files}
+    if empty := [name for name in classes if name not in filled]:
+        raise DataError(f"{tree.name}/{empty[0]}: a class folder without pictures. Fill it, or remove it.")
+    if (same := alike(classes)) is not None:
+        raise DataError(
+            f"{tree.name}: the folders `{same[0]}` and `{same[1]}` differ only by case or spaces: one class or two? "
+            "Put all their pictures into one, or rename one."
+        )
+    files = sorted(tree.files, key=lambda file: file.parts)
+    for file in _in_turn(files) if classes else files:
+        picture = tree.picture(file)
+        yield RawRow(picture.name, {column: picture} if not classes else {column: picture, label: file.parts[0]})
+
+
+def _in_turn(files: Sequence[PurePosixPath]) -> Iterator[PurePosixPath]:
+    """Sorted files: the first one of each class folder, then the second ones; smaller classes end earlier."""
+    classes = [list(own) for _, own in itertools.groupby(files, key=lambda file: file.parts[0])]
+    for turn in itertools.zip_longest(*classes):
+        yield from filter(None, turn)
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """' Did you mean `x`?' for the nearest known name, otherwise the first few."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean `{near[0]}`?" if near else f" There are: {', '.join(known[:8]) or 'none'}."
+
+
+def _tree_of_folder(folder: Path) -> _Tree:
+    tree = _Tree(str(folder), [], [], folder)
+    try:
+        for place, folders, names in os.walk(folder, followlinks=True, onerror=_refuse):
+            here = PurePosixPath(Path(place).relative_to(folder).as_posix())
+            if len(here.parts) > _DEEPEST:
+                raise DataError(f"{place}: folders {_DEEPEST} deep: a link that leads back? Remove it.")
+            folders[:] = [name for name in folders if not _left_behind(name)]
+            tree.folders.extend(here / name for name in folders)
+            tree.files.extend(here / name for name in names if not _ignored(name))
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror}). {_PERMIT}") from None
+    return tree
+
+
+def _refuse(error: OSError) -> None:
+    raise error
+
+
+def _tree_of_archive(path: Path, archive: Path) -> _Tree:
+    chosen = PurePosixPath(path.relative_to(archive).as_posix())
+    members = [each for each in _archive_members(archive) if _counts(each.path, each.is_folder)]
+    files = [each.path for each in members if not each.is_folder]
+    folders = {parent for file in files for parent in file.parents if parent.name}
+    folders.update(each.path for each in members if each.is_folder and each.path.name)
+    if chosen.name and chosen not in folders:
+        known = sorted(str(folder) for folder in folders)
+        raise DataError(f"{path}: {archive.name} has no folder `{chosen}`.{nearest(str(chosen), known)}")
+    files = [file.relative_to(chosen) for file in files if chosen in file.parents]
+    below = [folder.relative_to(chosen) for folder in folders if chosen in folder.parents]
+    spans = {each.path: each.span for each in members if each.span is not None}
+    return _Tree(str(path), files, below, chosen, archive, spans)
+
+
+def _left_behind(name: str) -> bool:
+    """Whether a file or folder is hidden, or what operating systems leave behind."""
+    return name.startswith(".") or name.lower() in ("__macosx", "thumbs.db", "desktop.ini")
+
+
+def _counts(path: PurePosixPath, is_folder: bool) -> bool:
+    return not any(map(_left_behind, path.parts)) and (is_folder or not _ignored(path.name))
+
+
+def _ignored(name: str) -> bool:
+    """Whether a file is left behind, or a licence or the like; a folder of such a name may be a class."""
+    if _left_behind(name):
+        return True
+    stem, suffix = os.path.splitext(name.lower())
+    return suffix in ("", ".md", ".txt", ".rst") and stem.startswith(
+        ("readme", "license", "licence", "notice", "copying")
+    )
+
+
+def _unwrapped(tree: _Tree) -> _Tree:
+    """The tree below folders that hold a single folder and nothing else, as archives of a folder do."""
+    while True:
+        tops = {each.parts[0] for each in (*tree.files, *tree.folders)}
+        if len(tops) != 1 or not any(len(folder.parts) > 1 for folder in tree.folders):
+            return tree
+        below = tree.below(*tops)
+        if any(len(file.parts) == 1 for file in below.files):
+            return tree
+        tree = below
+
+
+def _require_known_kinds(tree: _Tree) -> None:
+    for file in sorted(tree.files):
+        suffix = file.suffix.lower()
+        if suffix in _TABLES:
+            cure = "Name it to read its rows" if tree.archive is None else "Unpack the archive and name the table"
+            raise DataError(
+                f"{tree.name}/{file}: a table beside pictures. {cure} (image.column holds the paths), or move it "
+                "elsewhere."
+            )
+        if suffix == ".arrow":
+            raise DataError(
+                f"{tree.name}/{file}: a data set as `datasets` saves it. Write it as a table, "
+                'load_from_disk(FOLDER).to_parquet("rows.parquet"), and name that.'
+            )
+        if suffix not in ("", *PICTURES, *_UNREADABLE):
+            raise DataError(f"{tree.name}/{file}: unknown kind of file `{suffix}` among pictures. Move it elsewhere.")
+
 
 LABEL = "label"
 """Column of the class that folders and idx files say."""
@@ -41,14 +446,23 @@ def read_rows(source: str, column: str = "image") -> Iterator[RawRow]:
         DataError: The source is missing, holds no pictures, or does not say clearly which class they have.
     """
     path = _path(source)
-    if idx_files.is_idx(path):
-        yield from idx_files.read_rows(path, column, LABEL)
-    elif picture_trees.is_tree(path):
-        yield from picture_trees.read_rows(path, column, LABEL)
+    if is_idx(path):
+        yield from _idx_rows(path, column, LABEL)
+    elif _is_tree(path):
+        yield from _tree_rows(path, column, LABEL)
     elif _is_picture(path):
         yield RawRow(str(path), {column: PictureFile(str(path), path)})
     else:
-        _require_readable(source, path)
+        suffix = path.suffix.lower()
+        if path.is_file() and suffix in _OTHER_ARCHIVES:
+            raise DataError(
+                f"{path}: compressed archives of this kind are not read. Unpack it and name the folder; zip and tar "
+                "archives are read as they are."
+            )
+        parent = path.parent
+        if not path.exists() and (suffix in ARCHIVES or (parent.name and parent.is_dir())):
+            known = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
+            raise DataError(f"{source}: no such file or folder.{nearest(path.name, known)}")
         yield from _rows_of_table(source, path, column)
 
 
@@ -59,7 +473,7 @@ def require_classes(source: str, row: RawRow) -> None:
         return
     if _is_picture(path):
         raise DataError(f"{source}: a single picture, which has no label. Name its folder.")
-    if picture_trees.is_tree(path):
+    if _is_tree(path):
         raise DataError(
             f"{source}: holds pictures without class folders, so that they have no labels. Name the folder "
             "above, with a folder for each class, or a table of paths and labels."
@@ -69,10 +483,10 @@ def require_classes(source: str, row: RawRow) -> None:
 def fingerprint(source: str, column: str = "image") -> str:
     """Identify the content of all files of a source by SHA-256, with their names; of a hub data set, id@commit."""
     path = _path(source)
-    if idx_files.is_idx(path):
-        return idx_files.fingerprint(path)
+    if is_idx(path):
+        return idx_fingerprint(path)
     hasher = hashlib.sha256()
-    if not picture_trees.is_tree(path) and not _is_picture(path):
+    if not _is_tree(path) and not _is_picture(path):
         table = rows.fingerprint(source)
         if not os.path.exists(path):
             return table
@@ -99,24 +513,10 @@ def _path(source: str) -> Path:
 
 
 def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in picture_trees.PICTURES and path.is_file()
+    return path.suffix.lower() in PICTURES and path.is_file()
 
 
-_ARCHIVES = (".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
-
-
-def _require_readable(source: str, path: Path) -> None:
-    """Refuse what is neither of pictures nor a table."""
-    suffix = path.suffix.lower()
-    if path.is_file() and suffix in _ARCHIVES:
-        raise DataError(
-            f"{path}: compressed archives of this kind are not read. Unpack it and name the folder; zip and tar "
-            "archives are read as they are."
-        )
-    parent = path.parent
-    if not path.exists() and (suffix in picture_archives.KINDS or (parent.name and parent.is_dir())):
-        known = sorted(entry.name for entry in parent.iterdir()) if parent.is_dir() else []
-        raise DataError(f"{source}: no such file or folder.{picture_trees.nearest(path.name, known)}")
+_OTHER_ARCHIVES = (".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar")
 
 
 def _rows_of_table(source: str, path: Path, column: str) -> Iterator[RawRow]:
@@ -185,16 +585,16 @@ def _of_text(value: str, column: str) -> bytes | None:
     uri = _DATA_URI.match(text := value.strip())
     if uri is None:
         # Whether a picture begins is told by the first signs, so that a path costs nothing.
-        start = _decoded(text[:64])
-        content = _decoded(text) if start is not None and decoding.looks_like_picture(start) else None
+        start = _from_base64(text[:64])
+        content = _from_base64(text) if start is not None and picture_files.looks_like_picture(start) else None
         return content if content is not None and len(content) > len(start or b"") else None
-    content = _decoded(text[uri.end() :]) if uri["kind"].lower().endswith(";base64") else None
+    content = _from_base64(text[uri.end() :]) if uri["kind"].lower().endswith(";base64") else None
     if content is None:
         raise DataError(f"`{column}`: {excerpt(value)} is a data URI without whole base64. Write it again, or a path.")
     return content
 
 
-def _decoded(text: str) -> bytes | None:
+def _from_base64(text: str) -> bytes | None:
     """Bytes of base64, with or without its filling signs and line ends, and also as addresses write it."""
     text = "".join(text.split()).rstrip("=").replace("-", "+").replace("_", "/")
     try:

@@ -1,5 +1,9 @@
 """Prepared pictures in one memory-mapped file: decoded and prepared once, by several processes.
 
+Stores that were used longest ago are deleted where pictures would take too much of the disk, never those in use: beside
+a store `NAME/` stands `NAME.used`, whose time is that of the last use, and who uses the store holds a shared lock on
+it, which ends with the process. `NAME.lock` is held by who makes the store.
+
 Legend: N pictures, H height, W width, 3 the channels red, green and blue.
 """
 
@@ -8,33 +12,176 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
 import time
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Literal, cast
 
 import cv2
 import numpy as np
 import numpy.typing as npt
 import PIL
 
-from workbench.config.sections.picture_prepare_config import PrepareConfig
-from workbench.data.images import decoding_processes, store_eviction, threads
-from workbench.data.images.decoding_processes import Mistakes, Work
-from workbench.data.images.deep_pictures import NO_RANGES, ValueRanges
-from workbench.data.images.picture_files import PictureFile
+from workbench.data import ordered_processes
+from workbench.data.images import preparation
+from workbench.data.images.picture_files import NO_RANGES, PictureFile, ValueRanges
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.preparation import PictureStatistics
-from workbench.errors import FileError
+from workbench.errors import ConfigError, DataError, FileError
 from workbench.runs import files as whole_files
 from workbench.runs import units
+
+if TYPE_CHECKING:  # decoding processes start four times as fast without the configuration
+    from workbench.config.sections.picture_prepare_config import PrepareConfig
+
+
+Mistakes = dict[int, str]
+"""Why pictures cannot be read, by their index, without the pictures' names."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The steps that each picture goes through, and the file of pixels that it is written to."""
+
+    path: Path
+    """A .npy file of shape (N, H, W, 3)."""
+    offset: int
+    """Bytes of the file before the first picture."""
+    format: PictureFormat
+    prepare: PrepareConfig
+    max_pixels: int
+    statistics: PictureStatistics | None
+    ranges: ValueRanges = NO_RANGES
+
+
+def fill(chunk: range, files: Sequence[PictureFile], work: Work) -> Mistakes:
+    """Write the prepared pictures of a chunk to their places."""
+    mistakes = {}
+    # Written rather than assigned to a mapped array: a page that is first touched costs more than its copy.
+    with work.path.open("r+b", buffering=0) as pixels:
+        for index, file in zip(chunk, files, strict=True):
+            try:
+                image = file.image(max_pixels=work.max_pixels, ranges=work.ranges)
+                prepared = preparation.prepare(image, work.prepare, work.format, work.statistics)
+            except DataError as error:
+                mistakes[index] = str(error).removeprefix(f"{file.name}: ")
+            else:
+                pixels.seek(work.offset + index * prepared.nbytes)
+                pixels.write(np.ascontiguousarray(prepared).data)
+    return mistakes
+
+
+def fill_by_several(chunks: Sequence[range], files: Sequence[PictureFile], work: Work, *, others: int) -> Mistakes:
+    """Write the prepared pictures of all chunks, by this process and `others` beside it.
+
+    Args:
+        files: All pictures; chunks are of their indices.
+
+    Raises:
+        DataError: One of the processes was killed.
+    """
+    # Other processes start four times as fast without the configuration.
+    settings = cast("PrepareConfig", SimpleNamespace(**work.prepare.model_dump()))
+    mistakes: Mistakes = {}
+    for part in ordered_processes.results(
+        partial(_fill_chunk, replace(work, prepare=settings)),
+        ((chunk, files[chunk.start : chunk.stop]) for chunk in chunks),
+        processes=1 + min(others, len(chunks) - 1),
+        own=0,
+        killed="A process that decodes pictures was killed: for lack of memory? Write image.workers=0, or lower "
+        "image.max_pixels.",
+    ):
+        mistakes |= part
+    return mistakes
+
+
+def _fill_chunk(work: Work, item: tuple[range, Sequence[PictureFile]]) -> Mistakes:
+    return fill(*item, work)
+
+
+VARIABLE = "WORKBENCH_CACHE_GB"
+"""Environment variable: gigabytes that prepared pictures may take together."""
+SHARE = 0.5
+"""Share of the disk's room, what they take and what is free, that they may take where VARIABLE is not set."""
+_log = logging.getLogger(__name__)
+
+
+def use(store: Path) -> Callable[[], None]:
+    """Mark a store as in use until the function that is returned is called, or this process ends."""
+    with suppress(OSError):  # a folder that may only be read is not cleared either
+        used = store.with_suffix(".used").open("a")
+        with suppress(OSError):
+            fcntl.flock(used, fcntl.LOCK_SH)
+            os.utime(used.fileno())
+        return used.close
+    return lambda: None
+
+
+def make_room(folder: Path, needed: int) -> None:
+    """Delete stores in `folder` until there is room for `needed` more bytes within the limit, and tell which.
+
+    Raises:
+        ConfigError: The limit is no number.
+    """
+    size_of = {path: _size(path) for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    taken = sum(size_of.values())
+    limit = _limit(taken + shutil.disk_usage(folder).free)
+    for path in sorted(size_of, key=_last_use):
+        if taken + needed <= limit:
+            return
+        if _removed(path):
+            taken -= size_of[path]
+            _log.warning(
+                "%s: prepared pictures (%s) were deleted, used longest ago; all may take %s. Set %s to keep more.",
+                *(path, units.size(size_of[path]), units.size(limit), VARIABLE),
+            )
+
+
+def _limit(room: int) -> float:
+    given = os.environ.get(VARIABLE)
+    if not given:
+        return SHARE * room
+    with suppress(ValueError):
+        if math.isfinite(limit_gb := float(given)) and limit_gb >= 0:
+            return limit_gb * 1e9
+    raise ConfigError(f"{VARIABLE}={given}: expected a number of gigabytes, such as 50.")
+
+
+def _size(store: Path) -> int:
+    total_bytes = 0
+    with suppress(OSError):  # another process deletes it
+        total_bytes = sum(file.stat().st_size for file in store.iterdir())
+    return total_bytes
+
+
+def _last_use(store: Path) -> float:
+    for path in (store.with_suffix(".used"), store):
+        with suppress(OSError):
+            return path.stat().st_mtime
+    return 0.0
+
+
+def _removed(store: Path) -> bool:
+    """Delete a store that nobody uses or makes."""
+    try:
+        with store.with_suffix(".used").open("a") as used, store.with_suffix(".lock").open("a") as lock:
+            for file in (used, lock):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(store)
+    except OSError:  # in use, deleted by another process, or not ours to delete
+        return False
+    return True
+
 
 VERSION = "3"
 """Raise it when the files, or what preparation does, change."""
@@ -96,7 +243,15 @@ def store(
     with _locked(path):
         if (cached := _opened(path, files)) is not None:  # another process made it meanwhile
             return cached
-        _make_room(files, format, folder)
+        needed = len(files) * format.height * format.width * 3
+        make_room(folder, needed)
+        free = shutil.disk_usage(folder).free
+        if needed > free:
+            raise FileError(
+                f"{folder}: {len(files):,} prepared pictures of {format.width} x {format.height} pixels take "
+                f"{units.size(needed)}, and {units.size(free)} are free. Set WORKBENCH_CACHE to a folder on a larger "
+                "disk, or write a smaller image.size."
+            )
         with whole_files.new_folder(path, durable=False) as aside:  # `_read` compares the checksum
             mistakes = _write(files, work, aside / _PIXELS, workers)
             index = {"mistakes": list(mistakes.items()), "checksum": _checksum(aside / _PIXELS)}
@@ -104,19 +259,6 @@ def store(
         if (written := _opened(path, files, known_whole=True)) is None:
             raise FileError(f"{path}: damaged right after it was written. Set WORKBENCH_CACHE to another disk.")
     return replace(written, decoded=len(files))
-
-
-def _make_room(files: Sequence[PictureFile], format: PictureFormat, folder: Path) -> None:
-    """Delete old stores as far as it is needed; raises FileError where prepared pictures would fill the disk."""
-    needed = len(files) * format.height * format.width * 3
-    store_eviction.make_room(folder, needed)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise FileError(
-            f"{folder}: {len(files):,} prepared pictures of {format.width} x {format.height} pixels take "
-            f"{units.size(needed)}, and {units.size(free)} are free. Set WORKBENCH_CACHE to a folder on a larger disk, "
-            "or write a smaller image.size."
-        )
 
 
 _PIXELS, _INDEX = "pixels.npy", "index.json"
@@ -154,7 +296,7 @@ def _opened(path: Path, files: Sequence[PictureFile], *, known_whole: bool = Fal
     """A store that is whole, in use from now on; None where there is none, or one that somebody damaged."""
     if not path.exists():
         return None
-    release = store_eviction.use(path)
+    release = use(path)
     pictures = _read(path, files, known_whole=known_whole)
     if pictures is None:
         release()
@@ -181,7 +323,9 @@ def _checksum(path: Path) -> int:
     starts = range(0, path.stat().st_size, BLOCK)
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        block_checksums = threads.each(lambda start: zlib.crc32(os.pread(descriptor, BLOCK, start)), starts, size=BLOCK)
+        block_checksums = ordered_processes.by_threads(
+            lambda start: zlib.crc32(os.pread(descriptor, BLOCK, start)), starts, size=BLOCK
+        )
     finally:
         os.close(descriptor)
     return zlib.crc32(np.asarray(block_checksums, np.uint32).tobytes())
@@ -197,13 +341,13 @@ def _write(files: Sequence[PictureFile], work: Work, path: Path, workers: int | 
         if files:  # a disk that is too full fails here, not after hours
             os.posix_fallocate(file.fileno(), work.offset, math.prod(shape))
     if workers == 0 or (workers == "auto" and CORES < 2):
-        return decoding_processes.fill(range(len(files)), files, work)
+        return fill(range(len(files)), files, work)
     mistakes: Mistakes = {}
     done = _fill_few(files, work, mistakes) if workers == "auto" else 0
     chunks = [range(start, min(start + CHUNK, len(files))) for start in range(done, len(files), CHUNK)]
     if chunks:
         others = CORES - 1 if workers == "auto" else workers
-        mistakes |= decoding_processes.fill_by_several(chunks, files, work, others=others)
+        mistakes |= fill_by_several(chunks, files, work, others=others)
     return mistakes
 
 
@@ -217,6 +361,6 @@ def _fill_few(files: Sequence[PictureFile], work: Work, mistakes: Mistakes) -> i
         held = file.loaded()
         spent_s += time.monotonic() - began_s
         began_s = time.thread_time()
-        mistakes |= decoding_processes.fill(range(index, index + 1), [held], work)
+        mistakes |= fill(range(index, index + 1), [held], work)
         spent_s += time.thread_time() - began_s
     return len(files)

@@ -1,20 +1,32 @@
-"""Steps that a picture goes through once before it is stored: `image.prepare`, by OpenCV and Pillow.
+"""Steps that a picture goes through once before it is stored (`image.prepare`), and what is measured for them.
+
+Brightness and colour of the training pictures are measured for `standardise=data`. Ranges of pictures of more than 8
+bits a value are decided once over all training pictures (`image.depth`): pictures that were each scaled by their own
+brightest value would lose how bright they are beside one another.
 
 Legend: H height, W width, 3 the channels red, green and blue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import cv2
 import numpy as np
 import numpy.typing as npt
+import PIL
 from PIL import Image
 
-from workbench.data.images.decoding import Pixels
+from workbench.data import ordered_processes
+from workbench.data.images.picture_files import DEPTHS, NO_RANGES, PictureFile, Pixels, ValueRanges, extremes
 from workbench.data.images.picture_format import PictureFormat
+from workbench.errors import DataError
+from workbench.runs import files as whole_files
 
 if TYPE_CHECKING:  # decoding processes start four times as fast without the configuration
     from workbench.config.sections.picture_prepare_config import PrepareConfig
@@ -198,3 +210,102 @@ def _three(grey: npt.NDArray[np.generic]) -> Pixels:
 def _pixels(values: npt.NDArray[np.generic]) -> Pixels:
     assert values.dtype == np.uint8
     return np.asarray(values, np.uint8)
+
+
+MOST = 1000
+"""Pictures that are looked at, evenly spread; more would change a mean by less than a level."""
+
+
+def measure_statistics(
+    files: Sequence[PictureFile], prepare: PrepareConfig, *, max_pixels: int, ranges: ValueRanges = NO_RANGES
+) -> PictureStatistics:
+    """Mean and standard deviation of each channel over pictures, all of which weigh the same whatever their size.
+
+    Args:
+        files: Of training rows only: held-out rows would leak into what is trained on. Unreadable ones do not count.
+        prepare: Its median filter comes first, as when pictures are prepared.
+
+    Raises:
+        DataError: None of them can be read.
+    """
+    moments, last = [], ""
+    for index in np.unique(np.linspace(0, len(files) - 1, min(MOST, len(files))).round().astype(int)):
+        try:
+            picture = files[index].decode(max_pixels=max_pixels, ranges=ranges)
+        except DataError as error:
+            last = str(error)
+            continue
+        values = denoised(picture, prepare).reshape(-1, 3).astype(np.float64)
+        moments.append((values.mean(axis=0), (values**2).mean(axis=0)))
+    if not moments:
+        raise DataError(f"image.prepare.standardise=data: none of the training pictures can be read. The last: {last}")
+    mean_3, square_3 = np.mean(moments, axis=0)
+    std_3 = np.sqrt(np.maximum(square_3 - mean_3**2, 0))
+    return PictureStatistics(tuple(mean_3.tolist()), tuple(std_3.tolist()))
+
+
+_VERSION = "1"
+"""Raise it when what is kept changes."""
+_Span = tuple[float, float]
+_KINDS = ("integers", "floats")
+
+
+def measure_ranges(
+    files: Sequence[PictureFile], *, max_pixels: int, depth: int | Literal["auto"], folder: Path
+) -> ValueRanges:
+    """The values that become 0 and 255 in all pictures of a run.
+
+    Args:
+        files: Of data.train, held-out rows too: how far values go says nothing of a label. Unreadable ones, and those
+            of 8 bits, do not count.
+        depth: As `image.depth`.
+        folder: Where what was found is kept, so that later runs decode nothing.
+    """
+    least_and_greatest = _kept(files, max_pixels, folder) if files else {}
+    whole, real = (least_and_greatest.get(kind) for kind in _KINDS)
+    if depth != "auto":
+        whole = (0.0, 2.0**depth - 1)
+    elif whole is not None and whole[0] >= 0 and whole[1] < 2 ** DEPTHS[-1]:
+        whole = (0.0, 2.0 ** next(bits for bits in DEPTHS if whole[1] < 2**bits) - 1)
+    return ValueRanges(whole, (0.0, 1.0) if real is not None and real[0] >= 0 and real[1] <= 1 else real)
+
+
+def ranges_in_words(ranges: ValueRanges, depth: int | Literal["auto"]) -> str:
+    """The ranges, for a person who checks a recipe; empty where no picture has more than 8 bits."""
+    decided = "as the training pictures need" if depth == "auto" else f"image.depth={depth}"
+    phrases = []
+    if ranges.integers is not None:
+        low, high = ranges.integers
+        bits = {2.0**bits - 1: f"{bits} bits, " for bits in DEPTHS}.get(high, "") if low == 0 else ""
+        phrases.append(f"{bits}{low:,.0f} to {high:,.0f} become 0 to 255, {decided}")
+    if ranges.floats is not None:
+        phrases.append("floats of {:.4g} to {:.4g} become 0 to 255".format(*ranges.floats))
+    return "; ".join(phrases)
+
+
+def _kept(files: Sequence[PictureFile], max_pixels: int, folder: Path) -> dict[str, _Span]:
+    """Least and greatest value of each kind of numbers over all files."""
+    name = hashlib.sha256(json.dumps([_VERSION, PIL.__version__, max_pixels]).encode())
+    for file in files:
+        name.update(file.digest_or_fault())
+    path = folder / f"{name.hexdigest()[:32]}.json"
+    with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or a damaged one
+        return {kind: (float(low), float(high)) for kind, (low, high) in json.loads(path.read_text()).items()}
+    spans: dict[str, _Span] = {}
+    for each in ordered_processes.by_threads(
+        lambda file: _extremes(file, max_pixels), files, size=ordered_processes.LARGE
+    ):
+        if each is not None:
+            kind, (low, high) = each
+            known = spans.get(kind, (low, high))
+            spans[kind] = (min(low, known[0]), max(high, known[1]))
+    whole_files.write_json(path, spans)
+    return spans
+
+
+def _extremes(file: PictureFile, max_pixels: int) -> tuple[str, _Span] | None:
+    try:
+        values = file.deep_values(max_pixels=max_pixels)
+        return None if values is None else (_KINDS[values.dtype.kind == "f"], extremes(values))
+    except (DataError, ValueError):
+        return None

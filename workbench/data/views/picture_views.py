@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from workbench.config import plugins
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.sections.tta_config import TtaConfig, ViewName
-from workbench.data.images import warping
-from workbench.data.images.picture_rows import PictureRows
-from workbench.data.images.warping import Box, Warp
+from workbench.data.images import augmentation
+from workbench.data.images.augmentation import Box, Warp
+from workbench.data.images.picture_reader import PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.data.labelled.records import RowReader
@@ -110,7 +110,7 @@ def _symmetry(turns: int, flips: bool, picture_HW3: Picture, row: int) -> Pictur
     """Left and right exchanged where `flips`, then so many quarter turns counter-clockwise; resized if not square."""
     flipped_HW3 = picture_HW3[:, ::-1] if flips else picture_HW3
     turned = np.ascontiguousarray(np.rot90(flipped_HW3, turns))
-    return warping.resized(turned, (picture_HW3.shape[0], picture_HW3.shape[1]))
+    return augmentation.resized_to(turned, (picture_HW3.shape[0], picture_HW3.shape[1]))
 
 
 def _crop(share: float, down: float, right: float, picture_HW3: Picture, row: int) -> Picture:
@@ -118,14 +118,14 @@ def _crop(share: float, down: float, right: float, picture_HW3: Picture, row: in
     height, width = picture_HW3.shape[:2]
     crop_h, crop_w = max(1, round(height * share)), max(1, round(width * share))
     top, left = round(down * (height - crop_h)), round(right * (width - crop_w))
-    return warping.resized(picture_HW3[top : top + crop_h, left : left + crop_w], (height, width))
+    return augmentation.resized_to(picture_HW3[top : top + crop_h, left : left + crop_w], (height, width))
 
 
 def _scaled(scale: float, picture_HW3: Picture, row: int) -> Picture:
     height, width = picture_HW3.shape[:2]
     box_h, box_w = height / scale, width / scale
     box = Box((height - box_h) / 2, (width - box_w) / 2, box_h, box_w)
-    return warping.warped(picture_HW3, Warp(box), border="reflect")
+    return augmentation.warped(picture_HW3, Warp(box), border="reflect")
 
 
 def _moved(degrees: float, right: float, down: float, picture_HW3: Picture, row: int) -> Picture:
@@ -133,7 +133,7 @@ def _moved(degrees: float, right: float, down: float, picture_HW3: Picture, row:
     height, width = picture_HW3.shape[:2]
     box = Box(0.0, 0.0, float(height), float(width))
     warp = Warp(box, degrees=degrees, shift_x=right * width, shift_y=down * height)
-    return warping.warped(picture_HW3, warp, border="reflect")
+    return augmentation.warped(picture_HW3, warp, border="reflect")
 
 
 class _UserPictures:

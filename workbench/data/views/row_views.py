@@ -9,7 +9,7 @@ import numpy as np
 
 from workbench.config import RunConfig
 from workbench.config.sections.tta_config import MIN_CHANGED_SHARE
-from workbench.data.images.picture_rows import PictureRows
+from workbench.data.images.picture_reader import PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.labelled.records import RowReader

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from workbench.config.sections.picture_augment_config import AugmentConfig
-from workbench.data.images.picture_rows import PictureRows
+from workbench.data.images.picture_reader import PictureRows
 from workbench.data.labelled import labelled_data
 from workbench.models import row_readers
 

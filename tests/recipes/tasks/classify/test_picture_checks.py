@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tests.vision_backbones import SIZE, save_vision
 from tests.workbench.data.images.pictures import photograph
 from workbench.cli.verbs import app
-from workbench.data.images.picture_rows import PictureRows
+from workbench.data.images.picture_reader import PictureRows
 from workbench.errors import BackboneError, ConfigError
 from workbench.recipes.inspection import Inspection
 from workbench.recipes.load import load

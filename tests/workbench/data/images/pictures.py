@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from workbench.data.images.decoding import Pixels
+from workbench.data.images.picture_files import Pixels
 
 
 def photograph(height: int, width: int, *, seed: int = 0) -> Pixels:

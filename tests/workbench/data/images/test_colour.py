@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
-from workbench.data.images.colour import blurred, looked_up, mean_grey, tinted, toned
+from workbench.data.images.augmentation import blurred, looked_up, mean_grey, tinted, toned
 
 NOISE = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
 GREY = np.repeat(np.random.default_rng(1).integers(0, 256, (16, 16, 1), dtype=np.uint8), 3, axis=2)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from workbench.data.images.contact_sheet import CELL, contact_sheet, shortened
+from workbench.data.images.picture_checks import CELL, contact_sheet, shortened
 
 COLOURS = [(200, 0, 0), (0, 200, 0), (0, 0, 200), (200, 200, 0), (0, 200, 200)]
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.workbench.data.images.pictures import encoded, photograph
-from workbench.data.images.decoding import Pixels, decode
-from workbench.data.images.deep_pictures import NO_RANGES, ValueRanges
+from workbench.data.images.picture_files import NO_RANGES, Pixels, ValueRanges, decode
 from workbench.errors import DataError
 
 PICTURE = photograph(24, 36)

@@ -16,11 +16,9 @@ from PIL.Image import Resampling
 
 from tests.workbench.data.images.pictures import photograph
 from workbench.config.sections.picture_prepare_config import PrepareConfig
-from workbench.data.images.decoding import Pixels
-from workbench.data.images.decoding_processes import Work, fill_by_several
-from workbench.data.images.deep_pictures import NO_RANGES, ValueRanges
-from workbench.data.images.picture_files import PictureFile
+from workbench.data.images.picture_files import NO_RANGES, PictureFile, Pixels, ValueRanges
 from workbench.data.images.picture_format import PictureFormat
+from workbench.data.images.picture_store import Work, fill_by_several
 from workbench.errors import DataError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("importable")]  # starts processes
@@ -83,6 +81,6 @@ def test_an_error_of_the_program_is_raised_here(tmp_path: Path) -> None:
 
 
 def test_decoding_processes_import_neither_models_nor_the_configuration() -> None:
-    code = "import sys, workbench.data.images.decoding_processes; print(*sys.modules)"
+    code = "import sys, workbench.data.images.picture_store; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "transformers", "pydantic", "workbench.config"} & set(loaded)

@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.workbench.data.images.pictures import encoded
-from workbench.data.images.decoding import decode, deep_values
-from workbench.data.images.deep_pictures import ValueRanges, may_be_deep
+from workbench.data.images.picture_files import ValueRanges, decode, deep_values, may_be_deep
 from workbench.errors import DataError
 
 RANGES = ValueRanges((0, 4095), (-1, 3))

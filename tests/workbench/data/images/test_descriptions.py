@@ -9,7 +9,7 @@ from PIL.Image import Resampling
 
 from workbench.config.sections.picture_augment_config import PRESETS, AugmentConfig
 from workbench.config.sections.picture_prepare_config import PrepareConfig
-from workbench.data.images import descriptions
+from workbench.data.images import picture_checks
 from workbench.data.images.picture_format import PictureFormat
 
 FORMAT = PictureFormat(32, 32, "stretch", (32, 32), Resampling.BILINEAR, (0.5,) * 3, (0.5,) * 3)
@@ -44,13 +44,13 @@ STEPS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_each_change_is_told_and_no_other(name: str) -> None:
-    told = descriptions.augmentation(AugmentConfig.model_validate({name: CHANGES[name][0]}))
+    told = picture_checks.augmentation_in_words(AugmentConfig.model_validate({name: CHANGES[name][0]}))
     assert [each for each, (_, words) in CHANGES.items() if words in told] == [name]
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_each_step_is_told_and_no_other(name: str) -> None:
-    told = descriptions.preparation(PrepareConfig.model_validate({name: STEPS[name][0]}), FORMAT)
+    told = picture_checks.preparation_in_words(PrepareConfig.model_validate({name: STEPS[name][0]}), FORMAT)
     assert [each for each, (_, words) in STEPS.items() if words in told] == [name]
     assert "32 x 32" in told
 
@@ -64,12 +64,12 @@ def test_all_switches_have_words() -> None:
 
 
 def test_nothing_changes_without_augmentation() -> None:
-    assert descriptions.augmentation(AugmentConfig()) == ""
-    assert descriptions.preparation(PrepareConfig(), FORMAT) == "stretched to 32 x 32"
+    assert picture_checks.augmentation_in_words(AugmentConfig()) == ""
+    assert picture_checks.preparation_in_words(PrepareConfig(), FORMAT) == "stretched to 32 x 32"
 
 
 def test_growth_is_told() -> None:
     growing = {"rotation": 10, "curriculum": {"strength": {"start": 0.2}, "resolution": {"start": 0.5, "until": 0.4}}}
-    told = descriptions.augmentation(AugmentConfig.model_validate(growing))
+    told = picture_checks.augmentation_in_words(AugmentConfig.model_validate(growing))
     assert "strength grows from 20 % to 100 % in the first 80 % of the run" in told
     assert "side grows from 50 % to 100 % in the first 40 % of the run" in told

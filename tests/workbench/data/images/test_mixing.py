@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from workbench.config.sections.picture_augment_config import AugmentConfig
-from workbench.data.images.mixing import MixPlan, PixelBox, mix, partners, plan
+from workbench.data.images.augmentation import MixPlan, PixelBox, mix, mix_partners, mix_plan
 
 SIZE = (20, 30)
 BLACK, WHITE = np.zeros((*SIZE, 3), dtype=np.uint8), np.full((*SIZE, 3), 255, dtype=np.uint8)
@@ -20,13 +20,13 @@ BLACK, WHITE = np.zeros((*SIZE, 3), dtype=np.uint8), np.full((*SIZE, 3), 255, dt
 def plans(settings: dict[str, Any], rows: int = 400, **place: Any) -> list[MixPlan | None]:
     config = AugmentConfig.model_validate(settings)
     where = {"seed": 1, "epoch": 2, "size": SIZE, **place}
-    return [plan(config, row=row, partner=row + 1, **where) for row in range(rows)]
+    return [mix_plan(config, row=row, partner=row + 1, **where) for row in range(rows)]
 
 
 @given(st.lists(st.integers(0, 4), max_size=40), st.integers(0, 2**63), st.integers(0, 1000))
 def test_partners_are_other_rows_of_the_group_and_each_row_is_one(groups: list[int], seed: int, epoch: int) -> None:
     groups_N = np.array(groups, dtype=np.int64)
-    partner_N = partners(len(groups), seed=seed, epoch=epoch, groups_N=groups_N)
+    partner_N = mix_partners(len(groups), seed=seed, epoch=epoch, groups_N=groups_N)
     assert sorted(partner_N) == list(range(len(groups)))
     np.testing.assert_array_equal(groups_N[partner_N], groups_N)
     alone_N = np.array([groups.count(group) == 1 for group in groups], dtype=bool)
@@ -34,15 +34,15 @@ def test_partners_are_other_rows_of_the_group_and_each_row_is_one(groups: list[i
 
 
 def test_partners_change_with_seed_and_epoch_alone() -> None:
-    first = partners(100, seed=1, epoch=0)
-    np.testing.assert_array_equal(first, partners(100, seed=1, epoch=0))
-    assert (first != partners(100, seed=1, epoch=1)).any() and (first != partners(100, seed=2, epoch=0)).any()
+    first = mix_partners(100, seed=1, epoch=0)
+    np.testing.assert_array_equal(first, mix_partners(100, seed=1, epoch=0))
+    assert (first != mix_partners(100, seed=1, epoch=1)).any() and (first != mix_partners(100, seed=2, epoch=0)).any()
 
 
 def test_nothing_is_mixed_by_default_or_with_itself() -> None:
     assert plans({}) == [None] * 400
     config = AugmentConfig(mixup=1.0)
-    assert plan(config, seed=0, epoch=0, row=3, partner=3, size=SIZE) is None
+    assert mix_plan(config, seed=0, epoch=0, row=3, partner=3, size=SIZE) is None
 
 
 def test_a_plan_depends_on_its_place_alone() -> None:

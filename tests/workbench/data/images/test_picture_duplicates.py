@@ -12,8 +12,8 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from workbench.data.folds import duplicates
-from workbench.data.images.decoding import Pixels
 from workbench.data.images.picture_duplicates import correlation, find, similarity
+from workbench.data.images.picture_files import Pixels
 from workbench.data.images.picture_sources import read_rows
 
 COUNT, THRESHOLD = 60, 0.95

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.workbench.evaluation.picture_sets import SIZE, picture_set
-from workbench.data.images import augmentation, mixing
-from workbench.data.images.picture_rows import PictureRows
+from workbench.data.images import augmentation
+from workbench.data.images.picture_reader import PictureRows
 
 CHANGES = {"rotation": 20, "brightness": 0.3, "erasing": 0.5}
 GROWS = {"curriculum": {"strength": {"start": 0.2}, "resolution": {"start": 0.25, "steps": None}}}
@@ -31,7 +31,7 @@ def test_a_draw_is_what_seed_epoch_row_repeat_and_step_say(
     rows = read(tmp_path, {**CHANGES, **mixes, **grows})
     inputs, config = rows.inputs, rows.inputs.augmenter.config
     some, repeats, epoch = np.asarray([7, 2, 7]), np.asarray([0, 3, 5]), 2
-    partner_N = mixing.partners(len(rows), seed=3, epoch=epoch)
+    partner_N = augmentation.mix_partners(len(rows), seed=3, epoch=epoch)
     for step in (0, 13, 39):
         given = {"seed": 3, "epoch": epoch, "progress": step / 40 if grows else 1.0}
 
@@ -42,11 +42,11 @@ def test_a_draw_is_what_seed_epoch_row_repeat_and_step_say(
         found = rows.seen(epoch=epoch, step=step, steps=40).inputs.batch(some, epoch=epoch, repeats=repeats)
         for pixels, row, repeat in zip(found.inputs["pixel_values"], some.tolist(), repeats.tolist(), strict=True):
             wanted, key = augmented(row, repeat), int(inputs.key_N[row])
-            how = mixing.plan(
+            how = augmentation.mix_plan(
                 config, row=key, repeat=repeat, partner=int(partner_N[row]), size=wanted.shape[:2], **given
             )
             if how is not None:
-                wanted = mixing.mix(wanted, augmented(how.partner, repeat), how)
+                wanted = augmentation.mix(wanted, augmented(how.partner, repeat), how)
             np.testing.assert_array_equal(pixels.numpy(), inputs.format.normalised([wanted])[0])
         again = rows.seen(epoch=epoch, step=step, steps=40).inputs.batch(some[:1], epoch=epoch)
         assert again.inputs["pixel_values"][0].equal(found.inputs["pixel_values"][0]), "the first draw"

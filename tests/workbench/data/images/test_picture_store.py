@@ -18,9 +18,8 @@ from PIL.Image import Resampling
 
 from tests.workbench.data.images.pictures import encoded, photograph
 from workbench.config.sections.picture_prepare_config import PrepareConfig
-from workbench.data.images import decoding_processes, picture_store
-from workbench.data.images.deep_pictures import ValueRanges
-from workbench.data.images.picture_files import PictureFile
+from workbench.data.images import picture_store
+from workbench.data.images.picture_files import PictureFile, ValueRanges
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_store import StoredPictures, store
 from workbench.data.images.preparation import PictureStatistics, prepare
@@ -91,8 +90,8 @@ def test_processes_start_where_reading_or_decoding_takes_long(
             for place, text in real(chunk, files[chunk.start : chunk.stop], work).items()
         }
 
-    real = decoding_processes.fill
-    monkeypatch.setattr(decoding_processes, "fill_by_several", by_several)
+    real = picture_store.fill
+    monkeypatch.setattr(picture_store, "fill_by_several", by_several)
     broken = [*files[:3], PictureFile("gone.png", tmp_path / "gone.png"), *files[3:]]
     found = stored(broken, tmp_path / "auto", workers="auto")
     plain = stored(broken, tmp_path / "here")

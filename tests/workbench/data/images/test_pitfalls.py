@@ -8,7 +8,7 @@ import pytest
 
 from workbench.config.sections.picture_augment_config import AugmentConfig
 from workbench.config.sections.tta_config import TtaConfig
-from workbench.data.images.pitfalls import pitfalls
+from workbench.data.images.picture_checks import pitfalls
 
 DIGITS = [str(number) for number in range(10)]
 ANIMALS = ["cat", "dog", "left-over", "top model"]

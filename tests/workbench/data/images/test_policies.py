@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from workbench.config.sections.picture_augment_config import AugmentConfig
-from workbench.data.images.policies import OPERATIONS, Operation, apply, randaugment, trivialaugment
+from workbench.data.images.augmentation import OPERATIONS, Operation, apply_operation, randaugment, trivialaugment
 
 SMALL = np.random.default_rng(0).integers(20, 220, (6, 6, 3), dtype=np.uint8)
 PICTURE = np.asarray(cv2.resize(SMALL, (40, 40), interpolation=cv2.INTER_CUBIC), dtype=np.uint8)
@@ -56,7 +56,7 @@ MOVES: list[tuple[Operation, float, Filter]] = [
 @pytest.mark.parametrize("operation, value, pillow", PILLOW, ids=[f"{name}-{value}" for name, value, _ in PILLOW])
 def test_levels_equal_pillow(name: str, operation: Operation, value: float, pillow: Filter) -> None:
     expected = np.asarray(pillow(Image.fromarray(PICTURES[name])))
-    found = apply(operation, PICTURES[name], value)
+    found = apply_operation(operation, PICTURES[name], value)
     exact = operation in ("identity", "posterize", "solarize", "equalize")
     assert np.abs(found.astype(int) - expected).max() <= (0 if exact else 2)
 
@@ -64,7 +64,7 @@ def test_levels_equal_pillow(name: str, operation: Operation, value: float, pill
 @pytest.mark.parametrize("operation, value, pillow", MOVES, ids=[f"{name}-{value}" for name, value, _ in MOVES])
 def test_moves_equal_pillow_inside_the_picture(operation: Operation, value: float, pillow: Filter) -> None:
     expected = np.asarray(pillow(Image.fromarray(PICTURE))).astype(int)
-    difference = np.abs(apply(operation, PICTURE, value, border="black").astype(int) - expected)
+    difference = np.abs(apply_operation(operation, PICTURE, value, border="black").astype(int) - expected)
     inside = cv2.erode((expected.sum(2) > 0).astype(np.uint8), np.ones((5, 5), np.uint8)).astype(bool)
     inside[:3] = inside[-3:] = inside[:, :3] = inside[:, -3:] = False
     assert inside.sum() > 400
@@ -78,7 +78,7 @@ def test_there_are_the_14_operations_of_the_paper() -> None:
 
 @pytest.mark.parametrize("operation", [each for each in OPERATIONS if each not in ("autocontrast", "equalize")])
 def test_magnitude_zero_changes_nothing(operation: Operation) -> None:
-    np.testing.assert_array_equal(apply(operation, PICTURES["noise"], 0.0), PICTURES["noise"])
+    np.testing.assert_array_equal(apply_operation(operation, PICTURES["noise"], 0.0), PICTURES["noise"])
 
 
 LARGEST: dict[str, dict[Operation, float]] = {

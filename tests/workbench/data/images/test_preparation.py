@@ -12,7 +12,7 @@ from PIL import Image
 from tests.workbench.data.images.pictures import photograph
 from workbench.config.sections.picture_prepare_config import PrepareConfig
 from workbench.data.images import preparation
-from workbench.data.images.decoding import Pixels
+from workbench.data.images.picture_files import Pixels
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.preparation import PictureStatistics, prepare
 

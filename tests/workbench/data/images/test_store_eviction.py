@@ -15,7 +15,7 @@ from PIL.Image import Resampling
 
 from tests.workbench.data.images.pictures import encoded, photograph
 from workbench.config.sections.picture_prepare_config import PrepareConfig
-from workbench.data.images import store_eviction
+from workbench.data.images import picture_store
 from workbench.data.images.picture_files import PictureFile
 from workbench.data.images.picture_format import PictureFormat
 from workbench.data.images.picture_store import StoredPictures, store
@@ -38,7 +38,7 @@ def made(folder: Path, *names: str) -> list[Path]:
 
 @pytest.fixture
 def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
-    monkeypatch.setenv(store_eviction.VARIABLE, str(3 * SIZE / 1e9))
+    monkeypatch.setenv(picture_store.VARIABLE, str(3 * SIZE / 1e9))
     yield made(tmp_path, "c", "a", "b")
 
 
@@ -51,29 +51,29 @@ def test_as_few_go_as_make_room_and_the_oldest_first(
     three: list[Path], needed: int, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        store_eviction.make_room(three[0].parent, needed)
+        picture_store.make_room(three[0].parent, needed)
     assert left(three[0].parent) == set(expected)
     assert len(caplog.records) == 3 - len(expected)
     assert all(
-        "were deleted" in record.message and store_eviction.VARIABLE in record.message for record in caplog.records
+        "were deleted" in record.message and picture_store.VARIABLE in record.message for record in caplog.records
     )
 
 
 def test_a_store_that_is_used_again_is_the_youngest(three: list[Path]) -> None:
-    store_eviction.use(three[0])()
-    store_eviction.make_room(three[0].parent, SIZE)
+    picture_store.use(three[0])()
+    picture_store.make_room(three[0].parent, SIZE)
     assert left(three[0].parent) == {"b", "c"}
 
 
 def test_a_store_in_use_stays_until_it_is_released(three: list[Path]) -> None:
-    releases = [store_eviction.use(three[0]) for _ in range(2)]
-    store_eviction.make_room(three[0].parent, 9 * SIZE)
+    releases = [picture_store.use(three[0]) for _ in range(2)]
+    picture_store.make_room(three[0].parent, 9 * SIZE)
     assert left(three[0].parent) == {"c"}
     releases[0]()
-    store_eviction.make_room(three[0].parent, 9 * SIZE)
+    picture_store.make_room(three[0].parent, 9 * SIZE)
     assert left(three[0].parent) == {"c"}
     releases[1]()
-    store_eviction.make_room(three[0].parent, 9 * SIZE)
+    picture_store.make_room(three[0].parent, 9 * SIZE)
     assert left(three[0].parent) == set()
 
 
@@ -85,25 +85,25 @@ def test_another_process_keeps_its_store_until_it_is_killed(three: list[Path]) -
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        store_eviction.make_room(three[0].parent, 9 * SIZE)
+        picture_store.make_room(three[0].parent, 9 * SIZE)
         assert left(three[0].parent) == {"c"}
         process.kill()
-    store_eviction.make_room(three[0].parent, 9 * SIZE)
+    picture_store.make_room(three[0].parent, 9 * SIZE)
     assert left(three[0].parent) == set()
 
 
 def test_what_is_being_written_is_not_a_store(three: list[Path]) -> None:
     unfinished = three[0].parent / ".d.1.unfinished"
     unfinished.mkdir()
-    store_eviction.make_room(three[0].parent, 9 * SIZE)
+    picture_store.make_room(three[0].parent, 9 * SIZE)
     assert unfinished.exists()
 
 
 @pytest.mark.parametrize("given", ["many", "-1", "nan", "inf"])
 def test_a_limit_that_is_no_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    monkeypatch.setenv(store_eviction.VARIABLE, given)
-    with pytest.raises(ConfigError, match=rf"{store_eviction.VARIABLE}={given}: expected a number of gigabytes"):
-        store_eviction.make_room(tmp_path, 0)
+    monkeypatch.setenv(picture_store.VARIABLE, given)
+    with pytest.raises(ConfigError, match=rf"{picture_store.VARIABLE}={given}: expected a number of gigabytes"):
+        picture_store.make_room(tmp_path, 0)
 
 
 def prepared(seed: int, folder: Path) -> StoredPictures:
@@ -113,7 +113,7 @@ def prepared(seed: int, folder: Path) -> StoredPictures:
 
 
 def test_pictures_that_are_read_stay_and_others_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(store_eviction.VARIABLE, "0")
+    monkeypatch.setenv(picture_store.VARIABLE, "0")
     first = prepared(1, tmp_path)
     second = prepared(2, tmp_path)
     assert left(tmp_path) == {first.folder.name, second.folder.name}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from workbench.config.sections.picture_augment_config import AugmentConfig
-from workbench.data.images import threads
+from workbench.data import ordered_processes
 from workbench.data.images.picture_format import PictureFormat
-from workbench.data.images.picture_rows import Augmenter, PictureRows
+from workbench.data.images.picture_reader import Augmenter, PictureRows
 
 SIDE = 144
 PICTURES = np.random.default_rng(0).integers(0, 256, (11, SIDE, SIDE, 3), np.uint8)
@@ -40,7 +40,7 @@ def test_augmented_batches_are_the_same_by_any_number(monkeypatch: pytest.Monkey
             np.testing.assert_array_equal(each.mix.partner_B, [one.mix.partner_B[0] for one in alone if one.mix])
 
 
-@pytest.mark.parametrize(("pixels", "several"), [(threads.LARGE, True), (threads.LARGE - 1, False)])
+@pytest.mark.parametrize(("pixels", "several"), [(ordered_processes.LARGE, True), (ordered_processes.LARGE - 1, False)])
 def test_large_pictures_alone_are_shared(monkeypatch: pytest.MonkeyPatch, pixels: int, several: bool) -> None:
     monkeypatch.setenv("WORKBENCH_PROCESSES", "2")
     meeting = threading.Barrier(2)
@@ -50,11 +50,11 @@ def test_large_pictures_alone_are_shared(monkeypatch: pytest.MonkeyPatch, pixels
             meeting.wait(timeout=60)
         return number, threading.current_thread() is threading.main_thread()
 
-    assert threads.each(seen, range(8), size=pixels) == [(number, not several) for number in range(8)]
+    assert ordered_processes.by_threads(seen, range(8), size=pixels) == [(number, not several) for number in range(8)]
 
 
 def test_an_error_of_a_picture_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_PROCESSES", "3")
     with pytest.raises(ZeroDivisionError):
-        threads.each(lambda number: 1 // (number - 4), range(9), size=threads.LARGE)
-    assert threads.each(abs, [], size=threads.LARGE) == []
+        ordered_processes.by_threads(lambda number: 1 // (number - 4), range(9), size=ordered_processes.LARGE)
+    assert ordered_processes.by_threads(abs, [], size=ordered_processes.LARGE) == []

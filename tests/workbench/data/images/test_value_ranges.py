@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 from tests.workbench.data.images.pictures import encoded, photograph
-from workbench.data.images.deep_pictures import NO_RANGES, ValueRanges
-from workbench.data.images.picture_files import PictureFile
-from workbench.data.images.value_ranges import in_words, measure
+from workbench.data.images.picture_files import NO_RANGES, PictureFile, ValueRanges
+from workbench.data.images.preparation import measure_ranges, ranges_in_words
 
 
 def file(values: Any, kind: type[np.generic] = np.uint16) -> PictureFile:
@@ -20,7 +19,7 @@ def file(values: Any, kind: type[np.generic] = np.uint16) -> PictureFile:
 
 
 def measured(files: list[PictureFile], folder: Path, depth: Any = "auto") -> ValueRanges:
-    return measure(files, max_pixels=10**6, depth=depth, folder=folder)
+    return measure_ranges(files, max_pixels=10**6, depth=depth, folder=folder)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +65,11 @@ def test_a_later_run_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_ranges_are_told_in_words() -> None:
-    assert in_words(NO_RANGES, "auto") == ""
+    assert ranges_in_words(NO_RANGES, "auto") == ""
     assert (
-        in_words(ValueRanges((0, 4095)), "auto") == "12 bits, 0 to 4,095 become 0 to 255, as the training pictures need"
+        ranges_in_words(ValueRanges((0, 4095)), "auto")
+        == "12 bits, 0 to 4,095 become 0 to 255, as the training pictures need"
     )
-    both = in_words(ValueRanges((0, 1023), (0.0, 1.0)), 10)
+    both = ranges_in_words(ValueRanges((0, 1023), (0.0, 1.0)), 10)
     assert both == "10 bits, 0 to 1,023 become 0 to 255, image.depth=10; floats of 0 to 1 become 0 to 255"
-    assert in_words(ValueRanges((-1000, 3000)), "auto").startswith("-1,000 to 3,000 become")
+    assert ranges_in_words(ValueRanges((-1000, 3000)), "auto").startswith("-1,000 to 3,000 become")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.data.images.warping import Box, Warp, affine, resized, warped
+from workbench.data.images.augmentation import Box, Warp, affine, resized_to, warped
 
 SIZE = (24, 32)
 SMALL = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
@@ -70,6 +70,6 @@ def test_a_crop_between_pixels_keeps_the_order_of_a_ramp() -> None:
 
 def test_resizing_averages_where_it_shrinks() -> None:
     halves = PICTURE.reshape(12, 2, 16, 2, 3).astype(float).mean((1, 3))
-    assert np.abs(resized(PICTURE, (12, 16)) - halves).max() <= 0.5
-    assert resized(PICTURE, SIZE) is PICTURE
-    assert resized(PICTURE, (48, 64)).shape == (48, 64, 3)
+    assert np.abs(resized_to(PICTURE, (12, 16)) - halves).max() <= 0.5
+    assert resized_to(PICTURE, SIZE) is PICTURE
+    assert resized_to(PICTURE, (48, 64)).shape == (48, 64, 3)
