@@ -15,14 +15,13 @@ from workbench.config import RunConfig
 from workbench.crossval import ensembles, fold_adapters, neighbour_correction, suspects, tta
 from workbench.crossval.fold_adapters import FoldContext
 from workbench.crossval.stages import StageLog
+from workbench.data import tta_views
 from workbench.data.labelled import fold_data
 from workbench.data.labelled.fold_data import FoldData
 from workbench.data.labelled.records import RowReader
 from workbench.data.labelled.text_reader import training_rows
 from workbench.data.text import decontamination
-from workbench.data.views import row_views
-from workbench.data.views.row_views import RowView
-from workbench.data.views.user_views import user_merge
+from workbench.data.tta_views import RowView, user_merge
 from workbench.evaluation import frozen_features, run_embedder
 from workbench.evaluation.forward_passes import ResultStore
 from workbench.evaluation.frozen_features import FrozenProbe
@@ -123,8 +122,8 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
         suspects.require_classes(data.folds, data.labels, data.rows.targets_NC)
     sets = [rows for rows in (data.rows, data.test, data.unlabelled) if rows is not None]
     modules = preflight.require_backbone(config, sets, classifier.task(data.labels, seed=config.seed))
-    views = row_views.make(config, data.labels, data.rows)
-    views, left_out = row_views.useful(views, data.rows, reader)
+    views = tta_views.row_views(config, data.labels, data.rows)
+    views, left_out = tta_views.useful_views(views, data.rows, reader)
     if (merge := user_merge(config.tta)) is not None:
         tta.try_merge(data.labels, 1 + len(views), merge)
     stages = crossval_stages.in_words(config, data, views=bool(views))

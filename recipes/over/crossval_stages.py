@@ -19,8 +19,7 @@ from workbench.crossval.neighbour_correction import Correction, NeighbourBank
 from workbench.crossval.stages import Predictions, StageLog
 from workbench.crossval.tta import TtaDecision
 from workbench.data.labelled.fold_data import FoldData
-from workbench.data.views.row_views import RowView
-from workbench.data.views.user_views import user_merge
+from workbench.data.tta_views import RowView, user_merge
 from workbench.evaluation import classification_scores
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback

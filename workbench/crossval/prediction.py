@@ -16,11 +16,10 @@ from workbench.crossval import fold_adapters, neighbour_correction, tta
 from workbench.crossval.ensembles import Combiner, FittedCombination, OutOfFold
 from workbench.crossval.fold_adapters import FoldAdapter, FoldContext, RoundOutputs
 from workbench.crossval.tta import TtaDecision
+from workbench.data import tta_views
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
-from workbench.data.views import row_views
-from workbench.data.views.row_views import RowView
-from workbench.data.views.user_views import user_merge
+from workbench.data.tta_views import RowView, user_merge
 from workbench.errors import ConfigError
 from workbench.models import classifier, row_readers
 from workbench.runs import files
@@ -50,7 +49,7 @@ def decided(run: Path, context: FoldContext, rows: LabelledSet) -> Floats:
     (outputs_MTC,) = fold_adapters.predict(context, folders, [rows])
     values_TC = fitted.values(context.labels, outputs_MTC)
     if known["tta"] is not None:
-        seen = row_views.make(context.config, context.labels, rows)
+        seen = tta_views.row_views(context.config, context.labels, rows)
         decision = TtaDecision.from_facts(known["tta"])
         judged = [view for view in seen if view.name in decision.names]
         values_TC = merged(context, folders, fitted, decision, judged, rows, values_TC)

@@ -21,7 +21,7 @@ from workbench.crossval.ensembles import Mask
 from workbench.crossval.gains import Gain
 from workbench.data.labelled.labels import Floats, Labels
 from workbench.data.rows import excerpt
-from workbench.data.views.user_views import UserMerge
+from workbench.data.tta_views import UserMerge
 from workbench.errors import ConfigError
 from workbench.evaluation import classification_scores
 from workbench.evaluation.classification_scores import OneHot

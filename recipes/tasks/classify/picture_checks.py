@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from workbench.config import RunConfig
+from workbench.data import tta_views
 from workbench.data.batching import evenly_spaced
 from workbench.data.images import picture_checks, preparation
 from workbench.data.images.picture_checks import pitfalls
@@ -18,8 +19,7 @@ from workbench.data.images.picture_reader import PictureReader, PictureRows
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Label, Labels
 from workbench.data.labelled.records import RecordSource, RowReader
-from workbench.data.views import picture_views
-from workbench.data.views.picture_views import PictureView
+from workbench.data.tta_views import PictureView
 from workbench.runs.units import percent
 
 SAMPLED = 1000
@@ -110,7 +110,7 @@ def inspect(config: RunConfig, reader: RowReader, rows: LabelledSet, labels: Lab
         (_name(reader, rows, row), in_words(rows.labels[row])) for row in _of_all_classes(rows.labels, most=SHOWN)
     ]
     notes = pitfalls(config.image.augment, config.tta, names, grey=all(grey))
-    views = picture_views.make(config.tta, config.classes, example=inputs.picture(0)) if config.tta.views else []
+    views = tta_views.picture_views(config.tta, config.classes, example=inputs.picture(0)) if config.tta.views else []
     return PictureFindings(reader, rows, facts, examples, notes, views[:VIEWS], tuple(names))
 
 

@@ -18,7 +18,7 @@ from workbench.config.sections.tta_config import TtaConfig
 from workbench.crossval import gains, tta
 from workbench.crossval.tta import learned, vote
 from workbench.data.labelled.labels import Labels
-from workbench.data.views.user_views import user_merge
+from workbench.data.tta_views import user_merge
 from workbench.errors import ConfigError
 
 FOLD = np.arange(ROWS) % 5

@@ -1,6 +1,6 @@
 """The section `tta`, test-time augmentation: other forms of a row, and how their predictions are merged.
 
-The work is in workbench/data/views/text_views.py, workbench/data/views/picture_views.py and workbench/crossval/tta.py.
+The work is in workbench/data/tta_views.py, workbench/data/tta_views.py and workbench/crossval/tta.py.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import pytest
 
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.sections.tta_config import PICTURES, TtaConfig
-from workbench.data.views import picture_views
-from workbench.data.views.picture_views import Picture, PictureView
+from workbench.data import tta_views
+from workbench.data.tta_views import Picture, PictureView
 from workbench.errors import ConfigError
 
 SMALL = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
@@ -22,7 +22,7 @@ ALL = {"views": [name for name in PICTURES if name != "flip"]}
 
 
 def made(tta: dict[str, Any]) -> list[PictureView]:
-    return picture_views.make(TtaConfig.model_validate(tta), ClassesConfig(), example=PICTURE)
+    return tta_views.picture_views(TtaConfig.model_validate(tta), ClassesConfig(), example=PICTURE)
 
 
 def named(tta: dict[str, Any], picture: Picture = PICTURE) -> dict[str, Picture]:

@@ -15,6 +15,7 @@ from tests.conftest import MINILM, STORIES
 from workbench.config import RunConfig
 from workbench.config.sections.classes_config import ClassesConfig
 from workbench.config.sections.tta_config import TtaConfig
+from workbench.data import tta_views
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
@@ -23,8 +24,7 @@ from workbench.data.labelled.records import RecordSource
 from workbench.data.labelled.text_reader import TextReader, TokenRows
 from workbench.data.rows import RawRow
 from workbench.data.starter import FOLDER
-from workbench.data.views import row_views, text_views
-from workbench.data.views.text_views import TextView
+from workbench.data.tta_views import TextView
 from workbench.errors import ConfigError, DataError
 
 PATHS = {"bert": MINILM, "starter": str(FOLDER), "stories": str(STORIES)}
@@ -80,7 +80,7 @@ def settled(classes: dict[str, Any], max_tokens: int = 64) -> RunConfig:
 def made(tta: dict[str, Any], classes: dict[str, Any] | None = None, *, labels: Labels = ANIMAL) -> list[TextView]:
     config = ClassesConfig.model_validate(classes or {})
     example = record(*(f"some {name}" for name in config.fields))
-    return text_views.make(TtaConfig.model_validate(tta), config, labels, seed=3, example=example)
+    return tta_views.text_views(TtaConfig.model_validate(tta), config, labels, seed=3, example=example)
 
 
 def one(tta: dict[str, Any], classes: dict[str, Any] | None = None, *, labels: Labels = ANIMAL) -> TextView:
@@ -114,7 +114,7 @@ def test_copies_differ_from_each_other_and_between_seeds() -> None:
     found = [
         (view.name, view.texts(row))
         for seed in (0, 1)
-        for view in text_views.make(config, ClassesConfig(), ANIMAL, seed=seed, example=row)
+        for view in tta_views.text_views(config, ClassesConfig(), ANIMAL, seed=seed, example=row)
     ]
     assert [name for name, _ in found[:6]] == [f"{name} {n}" for name in ("typos", "drop_words") for n in (1, 2, 3)]
     assert len({texts for _, texts in found}) >= 11, "of 12; two may meet by chance"
@@ -196,7 +196,7 @@ def test_a_template_reads_the_same_columns_in_its_order_with_the_same_shares() -
 
 
 def _useful(names: list[str], rows: LabelledSet, name: str) -> tuple[list[str], list[str]]:
-    seen, notes = row_views.useful(made({"views": names}), rows, reader(settled({}), TOKENIZERS[name]))
+    seen, notes = tta_views.useful_views(made({"views": names}), rows, reader(settled({}), TOKENIZERS[name]))
     return [view.name for view in seen], notes
 
 

@@ -1,1 +1,0 @@
-"""Views of rows: rewritten rows for test-time augmentation."""
