@@ -157,7 +157,12 @@ def take(stream: RowStream, say: Callable[[str], None] = lambda _: None) -> Path
     key = [identity, stream.count, stream.share, stream.seed, PART, AWAY, OPEN, datasets.__version__]
     folder = cache_folder() / "streams" / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
     with _alone(folder):
-        position = _position(folder)
+        path = folder / "position.json"
+        position = Position(**files.read_json(path)) if path.exists() else Position()
+        files.remove_unfinished(folder / "rows")
+        for number, part in enumerate(sorted((folder / "rows").glob("*"))):
+            if number >= position.parts:  # written, but not its position
+                part.unlink()
         if not position.done:
             say(f"Streaming {stream.count:,} rows of {stream.source}, {position.taken:,} of which are here ...")
             name = f"{Path(stream.source).name.partition(':')[0].partition('.')[0]}-{{:05d}}{suffix}"
@@ -220,16 +225,6 @@ def _suffix(source: str, paths: list[Path]) -> str:
             "Leave data.streaming out; data.limit reads the first rows."
         )
     return suffix if suffix in LINES else ".jsonl"
-
-
-def _position(folder: Path) -> Position:
-    path = folder / "position.json"
-    position = Position(**files.read_json(path)) if path.exists() else Position()
-    files.remove_unfinished(folder / "rows")
-    for number, part in enumerate(sorted((folder / "rows").glob("*"))):
-        if number >= position.parts:  # written, but not its position
-            part.unlink()
-    return position
 
 
 @contextmanager

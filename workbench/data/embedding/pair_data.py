@@ -78,7 +78,13 @@ def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSourc
     """
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     data = config.data
-    train = _of_one_class(_read(data))
+    sets = dict[str, PairSource]()  # the form of the rows of all sources is that of the first
+    prefixes = named_sets.prefixes({name: own.train for name, own in data.training_files.items()})
+    for name, own in data.training_files.items():
+        form = next(iter(sets.values())).form if sets else None
+        with named_sets.naming(prefixes[name]):
+            sets[name] = pair_records.read(own.train, own, limit=own.limit, form=form)
+    train = _of_one_class(pair_records.joined(sets))
     require(train)
     held_out, test = (
         {name: _of_one_class(pair_records.read(path, data, form=train.form)) for name, path in files.items()}
@@ -110,17 +116,6 @@ def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSourc
     return PairSources(
         train, pair_records.joined(held_out), pair_records.joined(test) if test else None, cleaning=left_out
     )
-
-
-def _read(data: DataConfig) -> PairSource:
-    """The training rows of all sources, whose form is that of the first."""
-    sets = dict[str, PairSource]()
-    prefixes = named_sets.prefixes({name: own.train for name, own in data.training_files.items()})
-    for name, own in data.training_files.items():
-        form = next(iter(sets.values())).form if sets else None
-        with named_sets.naming(prefixes[name]):
-            sets[name] = pair_records.read(own.train, own, limit=own.limit, form=form)
-    return pair_records.joined(sets)
 
 
 def _cleaned(train: PairSource, data: DataConfig) -> tuple[PairSource, Cleaning | None]:
@@ -188,22 +183,6 @@ def _split(source: PairSource, *, share: float, seed: int) -> tuple[PairSource, 
     strata: list[tuple[Class, ...]] = [(record.label,) for record in source.records]
     if source.sources:
         strata = [(*own, number) for own, number in zip(strata, source.source_N.tolist(), strict=True)]
-    groups = _groups(source)
-    held_out = hold_out(strata, groups=groups, share=share, seed=seed)
-    if source.form == "labelled":
-        alone = _without_partners(source.subset(~held_out))
-        whole = {group for group, record in zip(groups, source.records, strict=True) if record.label in alone}
-        held_out &= np.asarray([group not in whole for group in groups])
-    if not held_out.any():
-        raise DataError(
-            f"{source.name}: its {len(source.records)} row(s) cannot be held out in part: they are too few, or share "
-            "their texts. Give more rows, or a file of its own as data.held_out."
-        )
-    return source.subset(~held_out), source.subset(held_out)
-
-
-def _groups(source: PairSource) -> list[str]:
-    """A name for the rows of each group that texts connect: an anchor's other positives tell of its first."""
     texts = [[normalised(text) for text in record.texts[:2]] for record in source.records]
     numbers = pair_set.numbered(text for own in texts for text in own)
     rows = np.repeat(np.arange(len(texts)), [len(own) for own in texts])
@@ -215,7 +194,18 @@ def _groups(source: PairSource) -> list[str]:
     # By its first text, so that the order of rows does not matter.
     for own, number in sorted(zip(texts, group[: len(texts)].tolist(), strict=True)):
         first.setdefault(number, own[0])
-    return [first[number] for number in group[: len(texts)].tolist()]
+    groups = [first[number] for number in group[: len(texts)].tolist()]
+    held_out = hold_out(strata, groups=groups, share=share, seed=seed)
+    if source.form == "labelled":
+        alone = _without_partners(source.subset(~held_out))
+        whole = {group for group, record in zip(groups, source.records, strict=True) if record.label in alone}
+        held_out &= np.asarray([group not in whole for group in groups])
+    if not held_out.any():
+        raise DataError(
+            f"{source.name}: its {len(source.records)} row(s) cannot be held out in part: they are too few, or share "
+            "their texts. Give more rows, or a file of its own as data.held_out."
+        )
+    return source.subset(~held_out), source.subset(held_out)
 
 
 def _of_one_class(source: PairSource) -> PairSource:

@@ -62,7 +62,10 @@ class PictureFormat:
         if isinstance(timm, Mapping):
             picture_format = _of_timm(timm)
         else:
-            picture_format = _of_processor(processor, str(hub_config.get("model_type")), size or own)
+            known = _processor(processor, str(hub_config.get("model_type")))
+            fit, resized, cropped = _geometry(known, (size or own))
+            mean, std = _normalisation(known)
+            picture_format = PictureFormat(*cropped, fit, resized, Resampling(known.resample), mean, std)
             size = size or (None if processor else own)
         return picture_format if size is None else picture_format.of_size(size)
 
@@ -146,13 +149,6 @@ def _of_timm(pretrained: Mapping[str, Any]) -> PictureFormat:
     mean, std = (pretrained.get(key) or default for key, default in zip(("mean", "std"), _IMAGENET, strict=True))
     resized = (int(height / share), int(width / share))
     return PictureFormat(height, width, fits[mode], resized, resample, _channels(mean), _channels(std))
-
-
-def _of_processor(processor: Mapping[str, Any], model: str, size: int | None) -> PictureFormat:
-    known = _processor(processor, model)
-    fit, resized, cropped = _geometry(known, size)
-    mean, std = _normalisation(known)
-    return PictureFormat(*cropped, fit, resized, Resampling(known.resample), mean, std)
 
 
 _REPEATED = (

@@ -47,7 +47,13 @@ def convert(separator: str, labelled: bool, name: str, place: str, columns: Mapp
             f"data.format {name} rates no steps, which reward.kind=process learns from. Give rows with prompt, "
             "completions (a list of steps) and labels (true or false for each), or leave reward.kind out."
         )
-    steps = _steps(columns["completions"])
+    value = columns["completions"]
+    if not isinstance(value, list) or not value:
+        raise DataError(f"`completions` must be a list with at least one step, found {excerpt(value)}.")
+    for number, step in enumerate(value, start=1):
+        if not isinstance(step, str) or not step.strip():
+            raise DataError(f"`completions`: step {number} must be a text that is not blank, found {excerpt(step)}.")
+    steps = tuple(value)
     labels = _labels(columns.get("labels"), len(steps)) if labelled else (0.0,) * len(steps)
     # Only the first keeps the space in front of it, which may part it from the prompt.
     steps = (steps[0].rstrip(), *(step.strip() for step in steps[1:]))
@@ -58,15 +64,6 @@ def convert(separator: str, labelled: bool, name: str, place: str, columns: Mapp
 def parted(answer: str, separator: str) -> tuple[str, ...]:
     """The steps of a generated answer; blank ones are none."""
     return tuple(step for step in answer.split(separator) if step.strip())
-
-
-def _steps(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value:
-        raise DataError(f"`completions` must be a list with at least one step, found {excerpt(value)}.")
-    for number, step in enumerate(value, start=1):
-        if not isinstance(step, str) or not step.strip():
-            raise DataError(f"`completions`: step {number} must be a text that is not blank, found {excerpt(step)}.")
-    return tuple(value)
 
 
 def _labels(value: Any, steps: int) -> tuple[float, ...]:
