@@ -113,7 +113,7 @@ class MicroBatch:
         return rows, self.row_tokens
 
     def weighted(self, weight_B: npt.NDArray[np.float64]) -> MicroBatch:
-        """The same rows, of which the losses count these times more."""
+        """The same rows with the loss of each row multiplied by its weight."""
         weight_N = torch.from_numpy(weight_B).float()[self.row_of_label.cpu()].to(self.labels_N.device)
         if self.labels_N.ndim == 1:
             return self.with_factors(weight_N)
@@ -122,7 +122,7 @@ class MicroBatch:
         return replace(self, labels_N=labels_N)
 
     def with_factors(self, factor_N: Tensor) -> MicroBatch:
-        """The same rows, of which the loss of each token counts these times more."""
+        """The same rows with the loss of each token multiplied by its factor."""
         factor_N = factor_N.to(self.labels_N.device)
         return replace(self, weights_N=factor_N if self.weights_N is None else self.weights_N * factor_N)
 
@@ -172,7 +172,7 @@ class Examples(Protocol):
 
     @property
     def difficulty(self) -> Floats | None:
-        """How hard each example is, higher is harder; None where nobody has said so."""
+        """How hard each example is, higher is harder; None where it is not known."""
 
     def __len__(self) -> int:
         """Number of draws in one pass over the data; the number of examples, where each is drawn once."""
@@ -196,11 +196,11 @@ class Examples(Protocol):
 
 
 class WholeRows:
-    """Base of rows that a pass draws once each, whole and the same in every step, and that nobody has graded."""
+    """Base of rows that a pass samples once each, whole and the same in every step, without a difficulty."""
 
     @property
     def difficulty(self) -> Floats | None:
-        """How hard each row is, higher is harder; None where nobody has said so."""
+        """How hard each row is, higher is harder; None where it is not known."""
         return None
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
@@ -224,7 +224,7 @@ def global_batch(step: int, *, rows: int, size: int, seed: int) -> Indices:
 
 
 def evenly_spaced(rows: int, count: int) -> Indices:
-    """Numbers of at most `count` of so many rows, evenly spaced from the first to the last."""
+    """Numbers of at most `count` of `rows` rows, evenly spaced from the first to the last."""
     return np.unique(np.linspace(0, rows - 1, num=min(count, rows), dtype=np.int64))
 
 

@@ -114,7 +114,7 @@ class _Counts(NamedTuple):
 
 
 def _numbers(names: Iterable[str]) -> Ints:
-    """Number of each name in the order of the hashes of all, of which 16 bytes are kept, and not the names."""
+    """Number each name by the order of all hashes; 16 bytes of each are kept, not the names."""
     hashes = bytearray()
     for name in names:
         hashes += blake2b(name.encode(), digest_size=16).digest()

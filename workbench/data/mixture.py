@@ -34,7 +34,7 @@ R = TypeVar("R", bound=MixableRows)
 
 @dataclass(frozen=True, eq=False)
 class MixedRows(DealtRows[R]):
-    """Training rows of which an epoch draws those of each source as often as its chance says.
+    """Training rows; an epoch samples those of each source by the source's share.
 
     The draws of a source are an endless row of shuffled passes over its rows, cut into epochs: a row comes again only
     when every other row of its source has come as often, across epochs too.
@@ -76,7 +76,7 @@ class MixedRows(DealtRows[R]):
 
 @dataclass(frozen=True, eq=False)
 class OneSourceBatches(MixedRows[R]):
-    """Rows of several sources of which each global batch has those of one: an epoch has whole batches of each.
+    """Rows of several sources, one source per global batch: an epoch has whole batches of each.
 
     In-batch negatives are then of the anchor's own source, and no model tells rows apart by what their source looks
     like (Nussbaum et al. 2024, arXiv:2402.01613; the multi-dataset batch samplers of sentence-transformers).
@@ -243,5 +243,5 @@ def in_words(train: Examples, config: TrainingSections, steps: int | None) -> li
 
 
 def _draws(config: TrainingSections, steps: int) -> int:
-    """Rows that a run of so many optimizer steps draws, of which several may be on the same rows."""
+    """Rows that a run of `steps` optimizer steps samples; several steps may be on the same rows."""
     return -(-steps // config.steps_on_rows) * config.batch.size

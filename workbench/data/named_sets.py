@@ -1,4 +1,4 @@
-"""Facts about the rows of a data set, and rows of several sets that have names, each of which has scores of its own."""
+"""Facts about the rows of a data set, and rows of several named sets, each with scores of its own."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class RowLayout(ABC):
         """Pairs of tokens that its attention computes."""
 
     def worth(self, tokens: int) -> int:
-        """Tokens worth a forward pass, where so many are worth one of padded rows."""
+        """Token budget of a forward pass, given the budget for padded rows."""
         return tokens
 
     def facts(self) -> dict[str, Any]:
@@ -231,13 +231,13 @@ class SharedPrefix(Packed):
 
 
 def common_prefix(ids_BL: Tensor, lengths_B: Tensor) -> int:
-    """Tokens with which all rows begin, and of which each has at least one more."""
+    """Tokens that all rows begin with, each having at least one more."""
     same_L = (ids_BL == ids_BL[:1]).all(0)
     return min(int(same_L.cumprod(0).sum()), int(lengths_B.min()) - 1)
 
 
 def prefix_of_all(train: Examples, *, least: int) -> int:
-    """Tokens with which all rows begin, and of which each has at least one more; 0 where they are fewer than `least`.
+    """Tokens that all rows begin with, each having at least one more; 0 if fewer than `least`.
 
     All rows are read where they have that many in common; else a few tell.
     """

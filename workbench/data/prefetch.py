@@ -43,7 +43,7 @@ class Prefetcher(Generic[BatchT]):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="workbench-rows", initializer=_compute_alone)
         self._expected: tuple[Hashable, Future[BatchT]] | None = None
         self.waited_s = 0.0
-        """Time in which nobody computed because a micro-batch was not there yet."""
+        """Seconds that the device waited for a micro-batch."""
 
     def get(self, key: Hashable, make: Callable[[], BatchT]) -> BatchT:
         """The micro-batch of this key; raises what making it raised."""

@@ -27,9 +27,16 @@ R = TypeVar("R", bound=Examples)
 
 @dataclass(frozen=True, eq=False)
 class ResampledRows(Generic[R]):
-    """Rows of which `len` and `sample` define what an epoch draws."""
+    """Rows around other rows; a subclass says with `len` and `sample` what an epoch samples, or how rows differ."""
 
     rows: R
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def sample(self, draws: Indices, *, epoch: int) -> Indices:
+        """Rows that the draws of an epoch take."""
+        return self.rows.sample(draws, epoch=epoch)
 
     @property
     def lengths(self) -> Indices:
@@ -62,7 +69,7 @@ class ResampledRows(Generic[R]):
 
 @dataclass(frozen=True, eq=False)
 class DealtRows(ResampledRows[R], ABC):
-    """Rows of which an epoch draws those of a table that is made once for it."""
+    """Rows that an epoch samples by a table, made once for the epoch."""
 
     @abstractmethod
     def table(self, epoch: int) -> Indices:
@@ -149,17 +156,10 @@ def uniform(weight_N: Weights) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class WeightedRows(ResampledRows[Examples]):
-    """Rows of tokens of which each counts by its weight."""
+    """Rows of tokens, each of which counts by its weight."""
 
     weight_N: Floats
     """Weight of each row."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Rows that the draws of an epoch take: weights change none of it."""
-        return self.rows.sample(draws, epoch=epoch)
 
     @property
     def supervised(self) -> Weights:

@@ -189,7 +189,7 @@ class RowOrder:
 
 
 def step_sizes(rows: int, size: int, steps: int) -> list[int]:
-    """Rows of each of so many steps: the last one of each pass takes what is left of it."""
+    """Rows of each of `steps` steps; the last step of each pass takes what is left."""
     passes = steps_per_epoch(rows, size)
     last = rows - size * (passes - 1)
     return [last if (step + 1) % passes == 0 else size for step in range(steps)]

@@ -104,7 +104,7 @@ PART = 1000
 AWAY = 50
 """Readings after which a part is written, however few rows are taken: so much is read again after a kill."""
 LINES = {".jsonl", ".txt"}
-"""Files of which a row is a line."""
+"""Kinds of files that hold a row per line."""
 
 
 @dataclass(frozen=True)

@@ -371,7 +371,7 @@ def _named_picture_views(name: ViewName, config: TtaConfig, example: Picture, ro
 
 
 def _symmetry(turns: int, flips: bool, picture_HW3: Picture, row: int) -> Picture:
-    """Left and right exchanged where `flips`, then so many quarter turns counter-clockwise; resized if not square."""
+    """Mirror left and right if `flips`, then turn counter-clockwise by quarters; resized if not square."""
     flipped_HW3 = picture_HW3[:, ::-1] if flips else picture_HW3
     turned = np.ascontiguousarray(np.rot90(flipped_HW3, turns))
     return augmentation.resized_to(turned, (picture_HW3.shape[0], picture_HW3.shape[1]))

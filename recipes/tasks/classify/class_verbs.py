@@ -22,7 +22,7 @@ from workbench.data import mixture
 from workbench.data.batching import Indices, MicroBatch, evenly_spaced
 from workbench.data.embedding.rerank_candidates import PairedTexts
 from workbench.data.folds.duplicates import DuplicateClusters
-from workbench.data.images.picture_rows import PictureRows
+from workbench.data.images.picture_reader import PictureRows
 from workbench.data.labelled import class_sampling, fold_data, labelled_data, labels, text_reader
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.data.labelled.labels import Floats, Label, Labels, alike

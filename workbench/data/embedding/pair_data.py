@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from transformers import PreTrainedTokenizerBase
 
 from workbench.config import DataConfig, RunConfig
@@ -18,7 +16,7 @@ from workbench.data import named_sets
 from workbench.data.embedding import pair_records, pair_set
 from workbench.data.embedding.pair_records import PairSource
 from workbench.data.embedding.pair_set import PairSet
-from workbench.data.folds.duplicates import normalised
+from workbench.data.folds.duplicates import components, normalised
 from workbench.data.folds.stratified_folds import Class
 from workbench.data.held_out_split import Splits, hold_out, without_overlap
 from workbench.data.text.quality import cleaning, rules
@@ -71,7 +69,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[PairSe
 
 
 def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSources:
-    """Read the rows of all splits, none of which shares a text with another.
+    """Read the rows of all splits, which share no text.
 
     Args:
         require: Refuses training rows from which the recipe cannot learn.
@@ -119,7 +117,7 @@ def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSourc
 
 
 def _cleaned(train: PairSource, data: DataConfig) -> tuple[PairSource, Cleaning | None]:
-    """Training rows without those of which `data.clean` flags a text, and what it found; None where it has no rule.
+    """Training rows without those with a text that `data.clean` flags, and what it found; None where it has no rule.
 
     Of duplicates in several sources, whose rows stand one after another, the first stays.
     """
@@ -187,14 +185,14 @@ def _split(source: PairSource, *, share: float, seed: int) -> tuple[PairSource, 
     numbers = pair_set.numbered(text for own in texts for text in own)
     rows = np.repeat(np.arange(len(texts)), [len(own) for own in texts])
     text_ids = np.asarray([numbers[text] for own in texts for text in own])
-    size = len(texts) + len(numbers)
-    edges = coo_array((np.ones(len(rows)), (rows, len(texts) + text_ids)), shape=(size, size))
-    _, group = connected_components(edges, directed=False)
+    # Texts connect rows to groups: an anchor's other positives tell of its first.
+    edges = np.stack([rows, len(texts) + text_ids], axis=1)
+    component = components(len(texts) + len(numbers), edges)[: len(texts)].tolist()
     first: dict[int, str] = {}
-    # By its first text, so that the order of rows does not matter.
-    for own, number in sorted(zip(texts, group[: len(texts)].tolist(), strict=True)):
+    # A group is named by its first text, so that the order of rows does not matter.
+    for own, number in sorted(zip(texts, component, strict=True)):
         first.setdefault(number, own[0])
-    groups = [first[number] for number in group[: len(texts)].tolist()]
+    groups = [first[number] for number in component]
     held_out = hold_out(strata, groups=groups, share=share, seed=seed)
     if source.form == "labelled":
         alone = _without_partners(source.subset(~held_out))
@@ -209,7 +207,7 @@ def _split(source: PairSource, *, share: float, seed: int) -> tuple[PairSource, 
 
 
 def _of_one_class(source: PairSource) -> PairSource:
-    """Labelled rows without texts that have several labels, of which nothing says which is theirs."""
+    """Labelled rows without texts that have several labels, as it is unknown which is right."""
     if source.form != "labelled":
         return source
     labels: dict[str, set[str]] = {}
@@ -227,7 +225,7 @@ def _of_one_class(source: PairSource) -> PairSource:
 
 
 def _without_partners(train: PairSource) -> set[str]:
-    """Classes of which there is one text, which so has no positive."""
+    """Classes with a single text, which has no positive."""
     texts: dict[str, set[str]] = {}
     for record in train.records:
         texts.setdefault(record.label, set()).add(record.texts[0])

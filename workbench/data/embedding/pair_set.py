@@ -347,5 +347,5 @@ def encode(
 
 
 def first_units(rows: PairSet, count: int) -> TextUnits:
-    """The first so many texts of a set."""
+    """The first `count` texts of a set."""
     return rows.units.subset(np.arange(min(count, len(rows.units.texts))))

@@ -48,12 +48,12 @@ class PairTokenizer:
         return int(self.tokenizer.num_special_tokens_to_add(pair=True))
 
     def whole(self, query: Indices, passage: Indices) -> Indices:
-        """Tokens of pairs of texts with so many tokens each, before they are cut."""
+        """Tokens of pairs of texts before they are cut, from the tokens of each text."""
         whole: Indices = query + passage + self.special
         return whole
 
     def lengths(self, query: Indices, passage: Indices) -> Indices:
-        """Tokens of pairs of texts with so many tokens each."""
+        """Tokens of pairs of texts after cutting, from the tokens of each text."""
         return np.minimum(self.whole(query, passage), self.max_tokens)
 
     def require_room(self, units: TextUnits, queries: Indices) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Ints: TypeAlias = NDArray[np.int64]
 
 TEXTS_AT_ONCE = 2**15
-"""Texts of which shingles are taken at a time."""
+"""Texts whose shingles are taken at a time."""
 HASHED_AT_ONCE = 1024
 """Texts that are hashed at a time: their shingles fit into a core's cache."""
 
@@ -462,7 +462,7 @@ def find(
 
 
 def joined(clusters: DuplicateClusters, vectors_ND: NDArray[np.float32], *, threshold: float) -> DuplicateClusters:
-    """The clusters, those of which are one that two rows with like vectors link.
+    """Merge the clusters that are linked by two rows with similar vectors.
 
     Args:
         vectors_ND: Features of each row; of equal rows the first one's count.

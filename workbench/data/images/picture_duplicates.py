@@ -125,7 +125,7 @@ def _interpolation(grey: Pixels, side: int) -> int:
 
 
 def _candidates(spectra_UF: Floats) -> Ints:
-    """Pairs (P, 2) of pictures, the smaller number first, of which one has the other among its nearest."""
+    """Pairs (P, 2) of pictures, the smaller number first, where one is among the other's nearest."""
     centred = torch.from_numpy(spectra_UF - spectra_UF.mean(0))
     unit_UF = torch.nn.functional.normalize(centred, dim=1)
     count = min(CANDIDATES + 1, len(unit_UF))  # the nearest of all is the picture itself

@@ -65,7 +65,7 @@ def has_deep_mode(image: Image.Image) -> bool:
 
 
 def packing_of_16_bits(image: ImageFile.ImageFile) -> str:
-    """How a file that is not loaded yet packs 16 bits a value, of which Pillow would drop the lower 8; else empty.
+    """How a file that is not loaded yet packs 16 bits a value, if Pillow would drop the lower 8; else empty.
 
     It does so with colours, and with grey that has transparency.
     """
@@ -492,7 +492,7 @@ class PictureFile:
 _OF_8_BITS = (".jpg", ".jpeg", ".jfif", ".gif", ".webp", ".bmp")
 """Ends of names of files that are not opened to see whether they are deep: thousands would hold a first epoch up."""
 _START = 32
-"""Bytes that say of which kind a file is."""
+"""Bytes that tell the kind of a file."""
 _UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 """Errors of the disk, and those that a damaged zip archive raises."""
 

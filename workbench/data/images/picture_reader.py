@@ -82,7 +82,7 @@ class Augmenter:
     def plan(
         self, *, epoch: int, key: int, row: int, rows: int, size: tuple[int, int], repeat: int, progress: float
     ) -> augmentation.MixPlan | None:
-        """How a draw of a row of a set of so many is mixed with another row, if it is."""
+        """How a sampled row is mixed with another of the `rows` rows of its set; None: it is not."""
         return augmentation.mix_plan(
             self.config,
             seed=self.seed,
@@ -247,7 +247,7 @@ class PictureReader:
     """Side of the patches that the backbone cuts a picture into, in pixels."""
     seed: int
     epochs: Callable[[int], float]
-    """Passes over so many training rows that the run will make."""
+    """From a number of training rows to the passes that the run makes over them."""
     statistics: PictureStatistics | None = None
     """Colours of the training pictures, as a run saved them."""
     training: Callable[[PictureReader], Sequence[LabelledRecord]] | None = None
@@ -455,7 +455,7 @@ class PictureReader:
         return RecordSource(source.name, source.fingerprint, kept, (*source.skipped, *stored.mistakes.values()), rows)
 
     def augmenter(self, rows: int) -> Augmenter | None:
-        """How so many training rows, as an epoch draws them, are augmented; None where they are not."""
+        """How training rows are augmented, given the rows of an epoch; None where they are not."""
         if not self.image.augment.is_on:
             return None
         return Augmenter(self.image.augment, self.seed, self.epochs(rows), self.patch)

@@ -172,7 +172,7 @@ def _last_use(store: Path) -> float:
 
 
 def _removed(store: Path) -> bool:
-    """Delete a store that nobody uses or makes."""
+    """Delete a store unless a process uses or makes it; whether it was deleted."""
     try:
         with store.with_suffix(".used").open("a") as used, store.with_suffix(".lock").open("a") as lock:
             for file in (used, lock):

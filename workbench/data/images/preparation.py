@@ -219,7 +219,7 @@ MOST = 1000
 def measure_statistics(
     files: Sequence[PictureFile], prepare: PrepareConfig, *, max_pixels: int, ranges: ValueRanges = NO_RANGES
 ) -> PictureStatistics:
-    """Mean and standard deviation of each channel over pictures, all of which weigh the same whatever their size.
+    """Mean and standard deviation of each channel over pictures, which weigh the same whatever their size.
 
     Args:
         files: Of training rows only: held-out rows would leak into what is trained on. Unreadable ones do not count.

@@ -28,7 +28,7 @@ from workbench.losses.class_losses import class_weights
 
 @dataclass(frozen=True, eq=False)
 class RepeatedRows(DealtRows[LabelledSet]):
-    """Rows of which number `row + repeat * N` is a row that its epoch has drawn `repeat` times before.
+    """Rows whose number `row + repeat * N` stands for the sample of a row that its epoch has sampled `repeat` times.
 
     Where it is read in the same way at each draw, as a text is, its number is always `row`.
     """
@@ -80,7 +80,7 @@ class RepeatedRows(DealtRows[LabelledSet]):
 
 @dataclass(frozen=True, eq=False)
 class ClassBalancedRows(RepeatedRows):
-    """Labelled rows of which every class is drawn equally often in an epoch.
+    """Labelled rows that sample every class equally often in an epoch.
 
     The draws of a class are an endless row of shuffled passes over its rows, cut into epochs: a row comes again only
     when every other row of its class has come as often, across epochs too.

@@ -92,7 +92,7 @@ class EncodedTexts:
 
     @classmethod
     def of(cls, rows: Iterable[FieldTokens]) -> EncodedTexts:
-        """Copy the tokens of rows, of which no two have to be in memory together."""
+        """Copy the tokens of rows, which are read one at a time."""
         lengths, truncated = array("q"), array("b")
 
         def stored(row: FieldTokens) -> bytes:
@@ -174,7 +174,7 @@ class RecordTable(Sequence[LabelledRecord]):
 
     @classmethod
     def of(cls, records: Iterable[LabelledRecord]) -> RecordTable:
-        """Copy records, of which no two have to be in memory together."""
+        """Copy records, which are read one at a time."""
         lengths, weights = array("q"), array("d")
         names: list[tuple[str, ...]] = []
         labels: list[Label | None] = []

@@ -221,7 +221,7 @@ class AugmentedTexts:
         return self._with([*self.texts, *other.texts], [*self.places, *other.places])
 
     def alone(self, operator: OperatorName) -> AugmentedTexts:
-        """The same rows, all of which `operator` rewrites in each pass."""
+        """The same rows, with each pass rewriting all of them by `operator`."""
         return replace(
             self, config=self.config.model_copy(update={"operators": (operator,), "probability": 1.0}), _known={}
         )
@@ -276,7 +276,7 @@ class TokenRows:
         return TokenRows(self.encoded.take(indices), augmented)
 
     def concatenated(self, other: TokenRows) -> TokenRows:
-        """These rows, followed by those of `other`, both of which are rewritten or neither."""
+        """These rows, followed by those of `other`; either both or neither are rewritten."""
         assert (self.augmented is None) == (other.augmented is None)
         both = self.augmented and other.augmented and self.augmented.concatenated(other.augmented)
         return TokenRows(self.encoded.concatenated(other.encoded), both)

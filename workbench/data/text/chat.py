@@ -309,7 +309,7 @@ def assistants(messages: Sequence[Message]) -> list[int]:
 
 
 def written_out(part: str, text: str) -> bool:
-    """Whether `text` holds a part of a message, of which templates may trim the start: its last line tells."""
+    """Whether `text` holds a part of a message, by its last line, as templates may trim its start."""
     return not part.strip() or part.strip().splitlines()[-1].strip() in text
 
 

@@ -49,7 +49,7 @@ class Example:
     weight: float = 1.0
     """How often it counts in the loss."""
     desired: bool | None = None
-    """Whether its answer is the better one, or a good one; None where nobody has judged it."""
+    """Whether its answer is the better one, or a good one; None for rows that are not preference rows."""
     rejected: Example | None = None
     """The worse answer to the same prompt, where a row has two."""
     margin: float = 0.0
@@ -185,7 +185,7 @@ def _ambiguous(source: str, names: list[str], fits: list[str]) -> str:
 
 
 def _lacking(names: set[str]) -> dict[str, str]:
-    """The formats of which a row with these columns lacks a single one, and the first such column of each."""
+    """Formats that need just one more column than these, and that column for each."""
     lacking: dict[str, str] = {}
     for known in _FORMATS:
         for required in known.required:

@@ -25,7 +25,7 @@ KEY = "data.length_warm_up"
 
 @dataclass(frozen=True, eq=False)
 class GrowingRows(ResampledRows[TokenizedSet]):
-    """Rows of which a step reads the first tokens, as many as the section says; a function of the step alone.
+    """Rows that a step reads only the first tokens of, as many as the section says; a function of the step alone.
 
     Tokens that are cut are neither read nor predicted, and a step's loss is the mean over those that are left.
     """
@@ -37,13 +37,6 @@ class GrowingRows(ResampledRows[TokenizedSet]):
     """Tokens of a row that are read; None: all."""
     _views: dict[int, Self] = field(default_factory=dict)
     """The last views by their limits."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Each draw takes the row of its number."""
-        return self.rows.sample(draws, epoch=epoch)
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
         """The rows as long as step `step` reads them."""
@@ -62,18 +55,13 @@ class GrowingRows(ResampledRows[TokenizedSet]):
         return int(self.rows.lengths.max())
 
     @cached_property
-    def cut_lengths(self) -> Indices:
+    def lengths(self) -> Indices:
         """Tokens of each row that are read."""
         token_counts: Indices = self.rows.lengths if self.limit is None else np.minimum(self.rows.lengths, self.limit)
         return token_counts
 
-    @property
-    def lengths(self) -> Indices:
-        """Tokens of each row that are read."""
-        return self.cut_lengths
-
     @cached_property
-    def predicted(self) -> Indices:
+    def supervised(self) -> Indices:
         """Tokens of each row that are predicted."""
         if self.limit is None:
             return self.rows.supervised
@@ -82,11 +70,6 @@ class GrowingRows(ResampledRows[TokenizedSet]):
             end = np.minimum(part.start + self.limit, part.end)
             found_N[part.rows] = part.before_T[end] - part.before_T[part.start + 1]
         return found_N
-
-    @property
-    def supervised(self) -> Indices:
-        """Tokens of each row that are predicted."""
-        return self.predicted
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The rows `indices`, cut and padded."""

@@ -36,7 +36,7 @@ from workbench.data.text.tokenized_set import TokenizedSet, TokenTable
 from workbench.errors import DataError
 
 PROMPTS = ("messages", "conversations", "prompt")
-"""Columns of a prompt, the first of which that is there counts."""
+"""Columns that may hold the prompt; the first that the row has is used."""
 _SAME = "Remove the row, or write data.on_bad_row=skip to leave out such rows and count them."
 
 
@@ -365,7 +365,7 @@ def without_ties(split: TokenizedSet, *, refuse: bool, loss: str, cure: str) -> 
 
 
 def require_preferences(pairs: Splits[PreferenceSet]) -> None:
-    """Refuse pairs of which none says which answer is better: nothing could be learnt, or no accuracy measured."""
+    """Refuse sets that hold only ties: nothing could be learnt, and no accuracy measured."""
     for name, rows in pairs._asdict().items():
         if rows is not None and rows.paired and rows.ties.all():
             raise DataError(
@@ -386,7 +386,7 @@ def labelled(rows: TokenizedSet, indices: Indices, each: int, *, epoch: int) -> 
 
 
 def with_answers(batch: MicroBatch, answers_B: Indices) -> MicroBatch:
-    """The same rows with labels (N, 4), of which `answers_B` are the numbers of their answers."""
+    """The same rows with labels (N, 4); `answers_B` are the numbers of their answers."""
     row_N = batch.row_of_label.numpy()
     count_B = np.bincount(row_N, minlength=len(answers_B))
     place_N = np.arange(len(row_N)) - np.repeat(np.cumsum(count_B) - count_B, count_B)

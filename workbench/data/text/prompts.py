@@ -169,7 +169,7 @@ def _prompt_of(whole: Encoded) -> Encoded:
 
 @dataclass(frozen=True, eq=False)
 class MixedPrompts(MixedRows[TokenizedSet]):
-    """Prompts of which number `prompt + repeat * N` is one that its epoch has drawn `repeat` times before."""
+    """Prompts whose number `prompt + repeat * N` stands for a prompt sampled `repeat` times before in its epoch."""
 
     @cached_property
     def numbered(self) -> TokenizedSet:

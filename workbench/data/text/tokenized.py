@@ -68,7 +68,7 @@ Item = formats.Example | str
 
 
 class Emptied(NamedTuple):
-    """The examples of which cutting to data.max_tokens leaves no supervised token."""
+    """Examples that lose all supervised tokens by cutting to data.max_tokens."""
 
     examples: int = 0
     """All examples, whether they were cut or not."""

@@ -62,7 +62,7 @@ class TokenTable:
         return self._batches[batch].slice(number - self._starts[batch], 1)
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
-        """A column of numbers or truth values none of which is null."""
+        """A column of numbers or truth values without nulls."""
         return np.concatenate([values(batch.column(name)) for batch in self._batches])
 
 

@@ -193,7 +193,7 @@ def _together(parts: Sequence[DuplicateClusters | None]) -> DuplicateClusters | 
 
 
 def _repeated(rows: Sequence[RowText], titles: Sequence[str], clusters: DuplicateClusters | None) -> list[Flag]:
-    """Pictures of which all pixels are those of an earlier one, and those that are like an earlier one."""
+    """Flags on pictures whose pixels equal an earlier picture's, and on pictures that are like an earlier one."""
     if clusters is None:
         return []
     equal = cleaning.repeat_flags("exact_duplicate", rows, clusters.distinct_N.tolist(), titles)
@@ -238,7 +238,7 @@ def _conflicts(group: Sequence[SourceRows], rows: Sequence[RowText], clusters: D
 
 
 def _unlikely(read: SourceRows) -> list[Flag]:
-    """Rows of which the logarithm of the perplexity is DEVIATIONS from the median."""
+    """Flags on rows whose log-perplexity is more than DEVIATIONS from the median."""
     if not read.perplexities:
         return []
     numbers = list(read.perplexities)
