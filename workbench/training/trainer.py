@@ -54,7 +54,7 @@ OBSERVED_ROWS = 8
 
 @dataclass
 class Trainer:
-    """Trains one adapter, or one whole backbone, on this process and on those that share its work."""
+    """Trains one adapter, or one whole backbone, on this process and those that share its work."""
 
     model: nn.Module
     signal: TrainingSignal
@@ -63,7 +63,7 @@ class Trainer:
     width: int
     """Hidden size of the backbone."""
     held_out: Sequence[Examples]
-    """Rows that `held_out_loss` reads, and others that the model reads later; a prefix cache holds them too."""
+    """Rows that `held_out_loss` reads, and others that the model reads later, for a prefix cache."""
     held_out_loss: Callable[[], float]
     config: TrainingSections
     compute: torch.dtype
@@ -72,9 +72,9 @@ class Trainer:
     held_out_parts: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """Further figures of the last call of `held_out_loss`, by their names in metrics.jsonl."""
     clock: ProgressClock = field(default_factory=ProgressClock)
-    """Share of the run that is done, for losses that follow a schedule."""
+    """Share of the run that is done, for losses with a schedule."""
     trial_context: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Context in which the model may be called with rows of another kind, to try the prefix cache."""
+    """Context in which the model may be called with trial rows, to test the prefix cache."""
     kept: PrefixCache | None = None
     """Outputs of the frozen blocks that earlier trainings of the same run computed."""
 
@@ -143,9 +143,9 @@ class Trainer:
 
     def work(self) -> None:
         """Train to the end; raises Stopped after a checkpoint when the callback asks for it."""
-        member = self.member
+        member, config, say = self.member, self.config, self.callback.say
         for sentence in member.resume():
-            self.callback.say(sentence)
+            say(sentence)
         if member.progress.step == 0:
             with self.row_losses.paused():
                 self.choice.make()
@@ -154,60 +154,58 @@ class Trainer:
         self.prepare()
         if member.live:
             left = math.ceil(member.until * member.total - member.progress.step)
-            self.callback.say(f"Training: {left:,} steps of {self.config.batch.size} {self.arrangement.in_words()}.")
+            say(f"Training: {left:,} steps of {config.batch.size} {self.arrangement.in_words()}.")
             self.run.deadline.begin(member.progress.share)
-        shared = thread_choice.chosen([member], self.tokens, self.freezer.backbone)
+        threads = thread_choice.chosen([member], self.tokens, self.freezer.backbone)
         same = cudnn_attention.allowed([self.train.lengths])
         ahead: Prefetcher[MicroBatch] = Prefetcher(pin=self.device.type == "cuda")
-        with closing(self.trackers), closing(ahead) as self.accumulation.ahead, shared, same:
-            self._steps(time.monotonic() - member.progress.elapsed_s)
+        with closing(self.trackers), closing(ahead) as self.accumulation.ahead, threads, same:
+            began = time.monotonic() - member.progress.elapsed_s
+            while member.live:
+                self._follow_policy()
+                try:
+                    rows = member.batch()
+                except WorkbenchError:  # such as a reward that fails: nothing that was learnt until now is lost
+                    if member.progress.step:
+                        member.save(keep=config.save.keep)
+                    raise
+                record = member.finish_step(self.step(rows), began=began)
+                self.trackers.log(record)
+                self.callback.step(record, total=member.total)
+                asked_by_rank = self.ranks.gathered((self.callback.stop_requested(), self.run.evaluation_asked()))
+                stopping, self.evaluation_asked = map(any, zip(*asked_by_rank, strict=True))
+                if member.due or stopping:
+                    with self.run.deadline.phase("checkpoint"):
+                        member.save(keep=config.save.keep)
+                if member.live and stopping:
+                    raise Stopped(f"Stopped after {member.place}; checkpoint saved.")
         self.accumulation.ahead = None
         self.prefix.close()
 
-    def _steps(self, began: float) -> None:
-        """Train until the run ends."""
-        member = self.member
-        while member.live:
-            self._follow_policy()
-            try:
-                rows = member.batch()
-            except WorkbenchError:  # such as a reward that fails: nothing that was learnt until now is lost
-                if member.progress.step:
-                    member.save(keep=self.config.save.keep)
-                raise
-            record = member.finish_step(self.step(rows), began=began)
-            self.trackers.log(record)
-            self.callback.step(record, total=member.total)
-            asked_by_rank = self.ranks.gathered((self.callback.stop_requested(), self.run.evaluation_asked()))
-            stopping, self.evaluation_asked = map(any, zip(*asked_by_rank, strict=True))
-            if member.due or stopping:
-                with self.run.deadline.phase("checkpoint"):
-                    member.save(keep=self.config.save.keep)
-            if member.live and stopping:
-                raise Stopped(f"Stopped after {member.place}; checkpoint saved.")
-
-    @contextmanager
-    def final_values(self) -> Iterator[None]:
-        """After `work`: inside the block the model holds the float32 values to save, of the best or the last step."""
-        self.step_noise.stacking.require_grown()
-        self.run.note(elapsed_s=self.member.progress.elapsed_s, peak_bytes=peak_bytes(self.device))
-        with self.member.final_values(self.callback.say), self.masters.exposed():
-            yield
-
     def step(self, rows: Indices) -> dict[str, Any]:
         """One optimizer step on these rows; its line of metrics.jsonl."""
-        began, waited = time.monotonic(), self._waited()
-        member = self.member
+        member, ahead, began = self.member, self.accumulation.ahead, time.monotonic()
+        waited_before = 0.0 if ahead is None else ahead.waited_s
         self.clock.share = member.progress.share
         if isinstance(order := member.order, sampling.Sampler):
             by_token = self.config.data.sampling.by == "tokens"
             losses = self.accumulation.losses_now(rows, labels=by_token) if order.looks else None
             rows, *_ = self.accumulation.drawn = order.drawn(rows, losses)
-        loss, metrics = self._gradients_that_fit(rows)
+
+        def compute(tokens: int) -> tuple[Tensor, dict[str, float]]:
+            self.tokens = tokens
+            return self.gradients(rows, step=member.progress.step)
+
+        try:  # with smaller micro-batches, or fewer activations kept, where memory runs out
+            loss, metrics = self.keeping.until_it_fits(
+                compute, self.tokens, longest=self._longest, retry=self._go_on_with
+            )
+        except torch.OutOfMemoryError:
+            raise capacity.nothing_fits(self._longest, self.train) from None
         try:
             mean, norm = read_scalars([loss, member.clip(rows)])
             record = member.update(mean, norm, rows)
-        except torch.OutOfMemoryError:  # halfway through the parameters: the step cannot be done again
+        except torch.OutOfMemoryError:  # some parameters have moved, so that the step cannot be repeated
             raise TrainingError(
                 f"Out of memory in the optimizer, at step {member.progress.step + 1}.\n  Write "
                 f"batch.tokens_per_device={max(self._longest, self.tokens // 2)} --resume, or optimizer.name=adamw8bit."
@@ -218,56 +216,11 @@ class Trainer:
         self.row_losses.done(member.progress.step)
         self.masters.refresh()
         metrics |= member.order.metrics() if isinstance(member.order, sampling.Sampler) else {}
-        return measured({**record, **metrics}, since=began, waited_s=self._waited() - waited, device=self.device)
-
-    def _waited(self) -> float:
-        """Seconds that the training has waited for rows so far."""
-        return 0.0 if self.accumulation.ahead is None else self.accumulation.ahead.waited_s
-
-    def _gradients_that_fit(self, rows: Indices) -> tuple[Tensor, dict[str, float]]:
-        """`gradients`; where memory runs out, the same in smaller micro-batches."""
-
-        def compute(tokens: int) -> tuple[Tensor, dict[str, float]]:
-            self.tokens = tokens
-            return self.gradients(rows, step=self.member.progress.step)
-
-        try:
-            return self.keeping.until_it_fits(compute, self.tokens, longest=self._longest, retry=self._go_on_with)
-        except torch.OutOfMemoryError:
-            raise capacity.nothing_fits(self._longest, self.train) from None
-
-    def _go_on_with(self, tokens: int) -> None:
-        """Report, and remember for later runs, that only so many tokens fit into memory."""
-        if not self.ranks.alone:
-            raise TrainingError(
-                f"Out of memory with {self.tokens} tokens in a forward pass, which are the same on every "
-                f"device.\n  Write batch.tokens_per_device={tokens}{self.keeping.to_write} --resume"
-            )
-        self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass{self.keeping.in_words}.")
-        self.tokens = tokens
-        self._note_batch()
-        if self.config.batch.tokens_per_device == "auto":
-            self._remembered.write(tokens, self.keeping.now)
-        self._free_memory()
-        forget_peak(self.device)
-
-    def _note_batch(self) -> None:
-        """Note how a step is computed, for a run that goes on."""
-        kept = dict(checkpointing=self.keeping.now, offload_activations=self.keeping.offloads)
-        how = dict(tokens_per_device=self.tokens, **kept, steps=self.member.total)
-        self.run.note(batch={**how, **self.arrangement.facts()})
-
-    @property
-    def _longest(self) -> int:
-        """Tokens of the longest row that one device computes."""
-        return capacity.longest_part(self.config, self.train.lengths)
-
-    @property
-    def _remembered(self) -> capacity.Remembered:
-        return capacity.Remembered(self.config, self._longest, self.signal.settings)
+        waited_s = 0.0 if ahead is None else ahead.waited_s - waited_before
+        return measured({**record, **metrics}, since=began, waited_s=waited_s, device=self.device)
 
     def gradients(self, rows: Indices, *, step: int) -> tuple[Tensor, dict[str, float]]:
-        """Compute the gradients of rows in a step (from 0); returns their mean loss, and metrics of the gradients."""
+        """Compute the gradients of rows in a step (from 0); returns their mean loss and metrics."""
         every = self.config.optimizer.noise_scale
         parts = GradientParts(self.masters) if every and step % every == 0 else None
         self.row_losses.begin()
@@ -282,7 +235,7 @@ class Trainer:
                 again, labels = partial(self.backward, rows, step=step), self.member.seen.supervised[rows].sum().item()
                 self.sharpness.sharpen(step, again)
                 own_optimizers.see_curvature(self.member.optimizer, step, again, self.signal.draws, labels)
-        if parts is not None:  # last: a step that runs out of memory is done again
+        if parts is not None:  # last, because a step that runs out of memory is repeated
             self.noise.add(parts.estimate())
             metrics |= {} if self.noise.value is None else {"noise_scale": self.noise.value}
         if self.config.freeze.policy != "none":
@@ -290,7 +243,7 @@ class Trainer:
         return loss, metrics | self.step_noise.stacking.metrics
 
     def backward(self, rows: Indices, parts: GradientParts | None = None, *, step: int) -> Tensor:
-        """Add up the gradients of rows in a step (from 0), in micro-batches; returns their mean loss.
+        """Add up the gradients of rows in a step (from 0) over micro-batches and processes; returns their mean loss.
 
         Args:
             parts: Receives the gradients of parts of the batch, to estimate their noise.
@@ -312,7 +265,7 @@ class Trainer:
         self.accumulation.tokens = tokens
 
     def _follow_policy(self) -> None:
-        """Set which layers train in the next step, as the freezing policy says, and stack blocks where it is time."""
+        """Stack blocks where it is due, and set the layers that train in the next step, as the freezing policy says."""
         self.step_noise.stacking.follow(self.member, self.callback.say)
         self.freezer.follow(step=self.member.progress.step, share=self.member.progress.share)
         if isinstance(self.masters, MasterWeights):
@@ -320,23 +273,13 @@ class Trainer:
         self.member.follow(self.freezer.frozen, self.freezer.plan.rates)
         self.prefix.follow()
 
-    def _hooks(self) -> dict[str, TrainHook]:
-        """Training hooks by the name of their file in a checkpoint."""
-        hooks: dict[str, TrainHook] = (
-            dict(self.row_losses.observers) | self.step_noise.stacking.hooks | self.exchange.hooks
-        )
-        hooks |= observers.of(self.freezer, self.masters.named(), self._observed_batch)
-        hooks |= {"noise": self.noise} if self.config.optimizer.noise_scale else {}
-        return hooks | self.sharpness.hooks | self.choice.hooks | dict(self.signal.keeps)
-
-    def _observed_batch(self) -> MicroBatch:
-        """Run the model on the first rows, for a policy that observes activations; returns these rows."""
-        batch = self.train.batch(np.arange(min(OBSERVED_ROWS, len(self.train)))).to(self.device)
-        self.model.eval()
-        with torch.no_grad():
-            self.loss(batch, 1.0)
-        self.model.train()
-        return batch
+    @contextmanager
+    def final_values(self) -> Iterator[None]:
+        """After `work`: inside the block the model holds the float32 values to save, of the best or the last step."""
+        self.step_noise.stacking.require_grown()
+        self.run.note(elapsed_s=self.member.progress.elapsed_s, peak_bytes=peak_bytes(self.device))
+        with self.member.final_values(self.callback.say), self.masters.exposed():
+            yield
 
     def _held_out_loss(self) -> float:
         self.model.eval()
@@ -346,7 +289,7 @@ class Trainer:
         return loss
 
     def prepare(self) -> None:
-        """Training mode, gradient checkpointing, compilation, the tokens of a forward pass."""
+        """Set training mode, noise, kernels, activation checkpointing, compilation and the size of micro-batches."""
         self.masters.refresh()
         self.model.train()
         self.step_noise.install()
@@ -366,7 +309,7 @@ class Trainer:
             tokens = int(remembered or self.arrangement.worth(tokens))
         if auto and not remembered and self.device.type != "cpu" and self.config.distributed.rows_together == 1:
             tokens = min(self.ranks.gathered(self._largest_that_fits(tokens)))
-            forget_peak(self.device)  # the longest rows together, which no step may meet
+            forget_peak(self.device)  # of the longest rows together, which may never come in one step
         self.tokens = tokens
         self._note_batch()
 
@@ -378,7 +321,7 @@ class Trainer:
         return fitting
 
     def _trial(self, batch: MicroBatch) -> None:
-        """A forward and backward pass with as much memory taken as the optimizer will add in its first step."""
+        """A forward and backward pass with as much memory taken as the optimizer will allocate in its first step."""
         try:
             state = torch.empty(self.member.missing_state_bytes(), dtype=torch.uint8, device=self.device)
             self.loss(batch.to(self.device), 1.0).backward()
@@ -390,3 +333,51 @@ class Trainer:
         for parameter in [*self.model.parameters(), *self.masters]:
             parameter.grad = None
         release_memory()
+
+    def _go_on_with(self, tokens: int) -> None:
+        """Report, and remember for later runs, that only so many tokens fit in memory."""
+        if not self.ranks.alone:
+            raise TrainingError(
+                f"Out of memory with {self.tokens} tokens in a forward pass, which are the same on every "
+                f"device.\n  Write batch.tokens_per_device={tokens}{self.keeping.to_write} --resume"
+            )
+        self.callback.say(f"Out of memory: going on with {tokens} tokens in a forward pass{self.keeping.in_words}.")
+        self.tokens = tokens
+        self._note_batch()
+        if self.config.batch.tokens_per_device == "auto":
+            self._remembered.write(tokens, self.keeping.now)
+        self._free_memory()
+        forget_peak(self.device)
+
+    def _note_batch(self) -> None:
+        """Note how a step is computed, for a resumed run."""
+        kept = dict(checkpointing=self.keeping.now, offload_activations=self.keeping.offloads)
+        how = dict(tokens_per_device=self.tokens, **kept, steps=self.member.total)
+        self.run.note(batch={**how, **self.arrangement.facts()})
+
+    @property
+    def _longest(self) -> int:
+        """Tokens of the longest row that one device computes."""
+        return capacity.longest_part(self.config, self.train.lengths)
+
+    @property
+    def _remembered(self) -> capacity.Remembered:
+        return capacity.Remembered(self.config, self._longest, self.signal.settings)
+
+    def _hooks(self) -> dict[str, TrainHook]:
+        """Training hooks by the name of their file in a checkpoint."""
+        hooks: dict[str, TrainHook] = (
+            dict(self.row_losses.observers) | self.step_noise.stacking.hooks | self.exchange.hooks
+        )
+        hooks |= observers.of(self.freezer, self.masters.named(), self._observed_batch)
+        hooks |= {"noise": self.noise} if self.config.optimizer.noise_scale else {}
+        return hooks | self.sharpness.hooks | self.choice.hooks | dict(self.signal.keeps)
+
+    def _observed_batch(self) -> MicroBatch:
+        """Run the model on the first rows, for a policy that observes activations; returns these rows."""
+        batch = self.train.batch(np.arange(min(OBSERVED_ROWS, len(self.train)))).to(self.device)
+        self.model.eval()
+        with torch.no_grad():
+            self.loss(batch, 1.0)
+        self.model.train()
+        return batch
