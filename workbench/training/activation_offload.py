@@ -1,9 +1,9 @@
-"""Inputs of blocks that are computed again, in the host's memory from the forward pass to the backward pass.
+"""Activation offload: inputs of recomputed blocks wait in the host's memory between forward and backward pass.
 
-On their way they pass beside the computation, two at a time: in the forward pass the next block waits until the input
-before the last is there; in the backward pass the input of a block comes back while the block above it is computed. The
-last block's input stays, as it is the first that is needed. Values are the same bits (Unsloth, and torchtune's
-OffloadActivations; torch's save_on_cpu copies between two computations, and transformers' offload=True is that).
+Copies overlap with the computation, two at a time: in the forward pass the next block waits until the input before the
+last has been copied; in the backward pass the input of a block returns while the block above it is computed. The last
+block's input stays, because it is needed first. Values are the same bits (as in Unsloth and torchtune's
+OffloadActivations; torch's save_on_cpu, which transformers' offload=True uses, copies between two computations).
 """
 
 from __future__ import annotations
@@ -23,41 +23,40 @@ from workbench.errors import ConfigError
 from workbench.models import recomputation
 
 PIECE = 2**26
-"""Bytes of a copy at most: torch makes room for a power of two of pinned bytes."""
+"""Most bytes in one copy: torch allocates pinned memory in powers of two."""
 _PLANNED: ContextVar[CountedCopies | None] = ContextVar("planned", default=None)
 
 
 class Copies(Protocol):
-    """The way of tensors to the host and back."""
+    """Copies tensors to the host and back."""
 
     def away(self, tensor: Tensor) -> Any:
-        """Begin a copy on the host; what `back` is handed for it."""
+        """Start a copy to the host; returns the argument of `back`."""
 
     def back(self, kept: Any) -> Tensor:
-        """Begin a copy on the device, which is to be read after `arrived` alone."""
+        """Start a copy to the device, which may be read only after `arrived`."""
 
     def arrived(self) -> None:
-        """Let the computation wait for what is on its way back."""
+        """Let the computation wait for copies that return."""
 
 
-class PinnedCopies:
-    """Copies on a stream of their own, in pinned memory where there is an accelerator.
+class PinnedCopies(Copies):
+    """Copies on a separate stream, in pinned memory where there is an accelerator.
 
-    A tensor that has left is held until the computation waits for its copy, so that what comes next may take its place
-    at once: memory that `record_stream` keeps is free only when the host, which is far ahead, sees the copy done.
+    A tensor that has left is held until the computation waits for its copy, so that its memory can be reused at once:
+    memory that `record_stream` keeps is free only when the host, which is far ahead, sees that the copy is done.
 
     Args:
-        pinned: Whether the host's memory is pinned: a device reads and writes no other while it computes.
+        pinned: Whether the host's memory is pinned: a device can only copy from and to pinned memory while it computes.
     """
 
     def __init__(self, device: torch.device, *, pinned: bool = True) -> None:
         self._device, self._pinned = device, pinned
         self._stream = torch.Stream(device)
-        self._leaving: Tensor | None = None
-        """The last that was sent away."""
+        self._leaving: Tensor | None = None  # the last that was sent
 
     def away(self, tensor: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """A tensor without values of the same kind, and pieces on the host."""
+        """A tensor without values of the same shape, and pieces on the host."""
         self._let_go()
         pieces = []
         self._stream.wait_stream(torch.accelerator.current_stream(self._device))
@@ -69,7 +68,6 @@ class PinnedCopies:
         return torch.empty_like(tensor, device="meta"), pieces
 
     def back(self, kept: tuple[Tensor, list[Tensor]]) -> Tensor:
-        """The tensor on the device, on its way."""
         self._let_go()
         like, pieces = kept
         tensor = torch.empty_like(like, device=self._device)
@@ -80,7 +78,6 @@ class PinnedCopies:
         return tensor
 
     def arrived(self) -> None:
-        """Let the computation wait until all copies are made."""
         torch.accelerator.current_stream(self._device).wait_stream(self._stream)
 
     def _let_go(self) -> None:
@@ -91,21 +88,20 @@ class PinnedCopies:
 
 @dataclass(frozen=True, eq=False)
 class _Kind:
-    """All that a plan knows of a tensor."""
+    """A tensor without its values, in a plan."""
 
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
 
 
-class CountedCopies:
-    """Copies that nobody makes, as in a plan, and the bytes that they would take."""
+class CountedCopies(Copies):
+    """Counts the bytes of copies, in a plan, without copying."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
 
     def away(self, tensor: Tensor) -> _Kind:
-        """Its shape, precision and device."""
         kind = _Kind(tensor.shape, tensor.dtype, tensor.device)
         self.now += tensor.nbytes
         self.most = max(self.most, self.now)
@@ -113,11 +109,10 @@ class CountedCopies:
         return kind
 
     def back(self, kept: _Kind) -> Tensor:
-        """A tensor of this kind, whose values nobody reads."""
         return torch.empty(kept.shape, dtype=kept.dtype, device=kept.device)
 
     def arrived(self) -> None:
-        """Nothing is on its way."""
+        return
 
     def _forget(self, size: int) -> None:
         self.now -= size
@@ -132,12 +127,12 @@ class _WaitingInput:
         self._before = None if before is None else weakref.ref(before)
 
     def come(self) -> None:
-        """Begin to come back."""
+        """Start the copy to the device."""
         if self._coming is None:
             self._coming = self._copies.back(self._there)
 
     def here(self) -> Tensor:
-        """The input, and the one of the block below on its way."""
+        """The input on the device; starts the copy of the input of the block below."""
         self.come()
         assert self._coming is not None
         tensor, self._coming = self._coming, None
@@ -148,14 +143,14 @@ class _WaitingInput:
 
 
 class ActivationOffload:
-    """Keeps inputs of blocks by way of `copies`."""
+    """Lets inputs of blocks wait on the host."""
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
         self._last: weakref.ref[_WaitingInput] | None = None
 
     def around(self, checkpoint: Callable[..., Any]) -> Callable[..., Any]:
-        """A function such as torch's `checkpoint`, the first of whose inputs waits on the host."""
+        """A function like torch's `checkpoint` whose first input waits on the host."""
 
         def checkpointed(function: Callable[..., Any], *inputs: Any) -> Any:
             if not inputs:
@@ -184,12 +179,10 @@ def _unpack(saved: Tensor | _WaitingInput) -> Tensor:
 
 
 def begin(model: nn.Module, device: torch.device) -> None:
-    """Keep the inputs of a model's blocks on the host from now on, but the last block's.
-
-    Their activations have to be computed again already.
+    """From now on, offload the inputs of a model's blocks, except the last one's; the blocks must be checkpointed.
 
     Raises:
-        ConfigError: There is no other memory than the host's.
+        ConfigError: The device is the host.
     """
     copies = _PLANNED.get()
     if copies is None and (reason := refusal(device)):
@@ -202,7 +195,7 @@ def begin(model: nn.Module, device: torch.device) -> None:
 
 
 def refusal(device: torch.device) -> str | None:
-    """Why nothing can wait on the host, and what to write; None where it can, or a plan is for such a device."""
+    """Why nothing can be offloaded, and what to write; None where it can, or where a plan is for such a device."""
     if device.type != "cpu" or _PLANNED.get() is not None:
         return None
     return (
@@ -213,7 +206,7 @@ def refusal(device: torch.device) -> str | None:
 
 @contextmanager
 def planned(accelerated: bool) -> Iterator[CountedCopies]:
-    """Inside, nothing is copied: the bytes are counted, and where `accelerated` a CPU stands for an accelerator."""
+    """Inside, bytes are counted and nothing is copied; where `accelerated` a CPU stands for an accelerator."""
     copies = CountedCopies()
     token = _PLANNED.set(copies if accelerated else None)
     try:

@@ -1,4 +1,9 @@
-"""Bank"""
+"""The loop over a bank: one forward and backward pass for the rows of all members that are still learning.
+
+A fleet is a bank that members leave when they have ended, and that others join between two steps.
+
+Legend: N labels.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,7 @@ from workbench.training.step_metrics import forget_peak, measured
 
 
 class EpochRows(NamedTuple):
-    """Rows of a member in a micro-batch, and all of them as a pass over its data sees them."""
+    """Rows of a member in a micro-batch, and all of its rows as a pass over its data reads them."""
 
     member: AdapterTrainer
     indices: Indices
@@ -48,20 +53,20 @@ class EpochRows(NamedTuple):
 
 
 def rows_of_members(members: Sequence[AdapterTrainer], parts: Sequence[OwnerRows]) -> list[EpochRows]:
-    """The rows of a micro-batch of the next step, of members by their places."""
+    """The rows of a micro-batch of the next step; the owner of a part is an index of `members`."""
     owned = [(members[part.owner], part.indices) for part in parts]
     return [EpochRows(member, indices, member.epoch, member.seen) for member, indices in owned]
 
 
 def joined_rows(rows: Sequence[EpochRows], arrangement: RowLayout) -> JoinedRows:
-    """The micro-batch that they make, laid out."""
+    """The micro-batch of these rows."""
     owned = [seen.batch(indices, epoch=epoch) for _, indices, epoch, seen in rows]
     numbered = [each.numbered(indices, seen.lengths) for each, (_, indices, _, seen) in zip(owned, rows, strict=True)]
     return JoinedRows(laid_together(owned, arrangement), [len(each.labels_N) for each in owned], numbered)
 
 
 def rows_key(rows: Sequence[EpochRows]) -> Hashable:
-    """A name of the rows, by which a micro-batch that was collated before is known."""
+    """A key of the rows, by which a micro-batch that was collated ahead is found."""
     return tuple((id(member), id(seen), indices.tobytes(), epoch) for member, indices, epoch, seen in rows)
 
 
@@ -73,7 +78,7 @@ Objective = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def refusal(config: RunConfig) -> str | None:
-    """Reason why adapters must train one after another; None where a bank can train them together."""
+    """Why adapters must train one after another; None where a bank can train them together."""
     alone = {
         "model.new_tokens": (bool(config.model.new_tokens), "a bank trains no rows of new tokens"),
         "model.dropout": (config.model.dropout, "the backbone's own dropout would draw other numbers in a bank"),
@@ -109,19 +114,20 @@ def refusal(config: RunConfig) -> str | None:
 class BankTrainer:
     """Trains the members of a bank, each as if it trained alone; a member that has ended costs nothing more.
 
-    Their rows are computed together, so the last bits of each depend on where the others are. Whenever one saves, all
-    do that are still learning; a bank that was killed, also between two of these checkpoints, resumes to the same bits.
+    Their rows are computed together, so the last bits of each member depend on the progress of the others. Whenever one
+    saves, all that are still learning do; a bank that was killed, even between two of these checkpoints, resumes to the
+    same bits.
 
     Args:
         train_tasks: One for each member of the bank.
         freezer: Of the bank's model.
         rows: Other rows that the run reads.
         kept: Outputs of frozen blocks that an earlier training of the same run has cached.
-        objectives: One for each member, for the labels that its rows have.
+        objectives: Losses of the members, for the labels of their rows.
         compute: Precision of matrix products.
-        tokens: In one forward pass, padding included. They decide last bits: a resumed run needs the same.
-        label_losses: Losses of single rows from their outputs, for who observes them; None: nobody does.
-        reads_packed: Whether `predict` finds its positions in rows that are packed into one sequence.
+        tokens: In one forward pass, padding included. The last bits depend on it: a resumed run needs the same number.
+        label_losses: Losses of single rows from their outputs, for observers; None: there are none.
+        reads_packed: Whether `predict` works on rows that are packed into one sequence.
     """
 
     def __init__(
@@ -147,20 +153,23 @@ class BankTrainer:
         """Settings that all members share."""
         self.run = train_tasks[0].run
         self.ranks = self.run.ranks
-        """The processes that train all members together."""
+        """The processes that train the bank together."""
         self.shares = BankShares(bank.model, self.config.distributed, self.ranks)
         self.tokens, self.device = tokens, next(bank.model.parameters()).device
         self.ahead: Prefetcher[JoinedRows] | None = None
-        """Collates the next rows, while `work` goes on."""
+        """Collates the next rows in a thread, during `work`."""
         self.masters = MasterWeights(bank.model, compute)
         self.label_losses = label_losses
         self.row_losses = {name: RowLossWatch() for name in bank.members}
         tasks = dict(zip(bank.members, train_tasks, strict=True))
-        self.visits = {} if label_losses is None else self._visit_records(tasks)
-        """Losses of the rows of each member, where they are recorded."""
+        self.visits: dict[str, VisitRecord] = {}
+        """Losses of the rows of each member that records them."""
+        for name, task in tasks.items() if label_losses is not None else ():
+            if (record := row_losses.record(task.config, len(task.train), self.ranks)) is not None:
+                self.visits[name] = self.row_losses[name].observers["dynamics"] = record
         self.members = {name: self.member(name, task) for name, task in tasks.items()}
         self.begun = dict.fromkeys(self.members, 0)
-        """Step of each member when this bank began, where members come from others; all are in step from there."""
+        """Step of each member when this bank began, as members may come from other banks."""
         self.keeping = ActivationKeeping(self.config, freezer.backbone)
         self.arrangement = packing.of_bank(
             train_tasks, freezer.backbone, reads_packed=reads_packed, tokens=tokens, compute=compute
@@ -178,25 +187,17 @@ class BankTrainer:
         )
 
     def member(self, name: str, task: TrainTask) -> AdapterTrainer:
-        """The training of a member, not begun."""
+        """The training of a member, which has not begun."""
         every, own = trained(self.masters, self.freezer), self.bank.parameters_of(name)
         values = {key: each for key, each in every.values.items() if key in own}
         shared = replace(task, held_out_loss=partial(self.shares.reading, task.held_out_loss))
         return AdapterTrainer(shared, replace(every, values=values), hooks=self.row_losses[name].observers)
 
-    def _visit_records(self, tasks: Mapping[str, TrainTask]) -> dict[str, VisitRecord]:
-        """Records of the losses of rows, of those members that keep them."""
-        records = {name: row_losses.record(task.config, len(task.train), self.ranks) for name, task in tasks.items()}
-        kept = {name: record for name, record in records.items() if record is not None}
-        for name, record in kept.items():
-            self.row_losses[name].observers["dynamics"] = record
-        return kept
-
     def work(self) -> None:
         """Train every member to its end, or to its error; raises Stopped after checkpoints when the callback asks.
 
         Raises:
-            TrainingError: every member failed; this is the first one's.
+            TrainingError: every member failed; it is the error of the first.
         """
         self._resume()
         self.prepare()
@@ -211,7 +212,7 @@ class BankTrainer:
 
     @contextmanager
     def _computing(self) -> Iterator[Mapping[str, float]]:
-        """Inside, rows are collated beside the training; yields when each member's clock began."""
+        """Inside, a thread collates rows ahead; yields the time at which each member's clock began."""
         shared = thread_choice.chosen(self.members.values(), self.tokens, self.freezer.backbone)
         same = cudnn_attention.allowed([each.task.train.lengths for each in self.members.values()])
         with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead, shared, same:
@@ -219,25 +220,25 @@ class BankTrainer:
         self.ahead = None
 
     def prepare(self) -> None:
-        """Let the model compute as in training, and recompute activations where that is asked for.
+        """Set training mode, noise, kernels and activation checkpointing.
 
         Raises:
-            ConfigError: The backbone cannot.
+            ConfigError: The backbone does not allow activation checkpointing.
         """
         self.masters.refresh()
-        self.keeping.begin(self.keeping.now)  # a bank that goes on keeps its way
+        self.keeping.begin(self.keeping.now)  # a bank that trained before keeps its way
         self.bank.train()
         kernels.install(self.freezer.backbone, self.config, self.device, self.run)
         forward_noise.install(self.freezer.backbone, self.freezer.blocks, self.config.regularise)
 
     @contextmanager
     def final_values(self, name: str) -> Iterator[None]:
-        """After `work`: the model holds what is to be saved of a member, in float32."""
+        """After `work`: inside the block the model holds the values of a member to save, in float32."""
         with self.members[name].final_values(self.callback.say), self.masters.exposed():
             yield
 
     def _resume(self) -> None:
-        """Every member goes back to the last step of the bank that all can go on from, or stays where it had ended."""
+        """Resume every member from the last step of the bank that all can resume, or where it had ended."""
         step = self.ranks.agreed(self._common_step() if self.ranks.first else math.inf)
         for name, member in self.members.items():
             sentences = member.resume(at_most=step + self.begun[name])
@@ -246,7 +247,7 @@ class BankTrainer:
                 self.callback.say(f"{name}: {sentence}")
 
     def _common_step(self) -> float:
-        """The last step of the bank, counted from where it began, that every member can go on from."""
+        """The last step of the bank, counted from its beginning, that every member can resume."""
         step, all_ = math.inf, self.members.items()
         while (common := min(each.reaches(step + self.begun[name]) - self.begun[name] for name, each in all_)) < step:
             step = common
@@ -254,8 +255,11 @@ class BankTrainer:
 
     def _step(self, live: dict[str, AdapterTrainer], began: Mapping[str, float]) -> None:
         """One optimizer step of every live member."""
-        started, waited, records = time.monotonic(), self._waited(), {}
-        for (name, member), loss, norm in zip(live.items(), *self._figures(live), strict=True):
+        started, ahead, records = time.monotonic(), self.ahead, {}
+        waited = 0.0 if ahead is None else ahead.waited_s
+        clipped = (member.clip(member.batch()) for member in live.values())  # after the gradients
+        scalars = read_scalars([*self._losses_that_fit(live), *clipped])
+        for (name, member), loss, norm in zip(live.items(), scalars[: len(live)], scalars[len(live) :], strict=True):
             record = member.update(loss, norm, member.batch())
             if record is None:
                 self.callback.say(f"{name} ends here; the others go on. {member.error}")
@@ -263,32 +267,18 @@ class BankTrainer:
                 records[name] = record
                 self.row_losses[name].done(member.progress.step)
         self.masters.refresh()
-        waited = self._waited() - waited
-        records = {
-            name: measured(record, since=started, waited_s=waited, device=self.device)
-            for name, record in records.items()
-        }
-        for name, record in records.items():
+        waited = 0.0 if ahead is None else ahead.waited_s - waited
+        measure = partial(measured, since=started, waited_s=waited, device=self.device)
+        for name, record in [(name, measure(record)) for name, record in records.items()]:
             record = live[name].finish_step(record, began=began[name])
             self.callback.step({**record, "member": name}, total=live[name].total)
         stopping = self.ranks.any(self.callback.stop_requested())
         if stopping or any(member.due for member in live.values()):
             for member in live.values():
-                # Two, because a kill may fall between the writes of two members: one of them then goes a save back.
+                # Two, because a kill may fall between the writes of two members: one then resumes the one before.
                 member.save(keep=max(2, member.task.config.save.keep))
         if stopping and any(member.live for member in live.values()):
             raise Stopped(f"Stopped after step {max(member.progress.step for member in live.values())}.")
-
-    def _waited(self) -> float:
-        """Seconds that the training has waited for rows so far."""
-        return 0.0 if self.ahead is None else self.ahead.waited_s
-
-    def _figures(self, live: dict[str, AdapterTrainer]) -> tuple[list[float], list[float]]:
-        """Mean loss of the next batch of each live member, and the norm of its gradients, which are clipped then."""
-        scalars = read_scalars(
-            [*self._losses_that_fit(live), *(member.clip(member.batch()) for member in live.values())]
-        )
-        return scalars[: len(live)], scalars[len(live) :]
 
     def _losses_that_fit(self, live: dict[str, AdapterTrainer]) -> Tensor:
         """`_losses`; where memory runs out, the same in smaller micro-batches."""
@@ -338,7 +328,7 @@ class BankTrainer:
         return losses
 
     def _next_step(self, members: Sequence[AdapterTrainer]) -> list[EpochRows]:
-        """The first rows of the next step, where no member ends before its last one."""
+        """The first rows of the next step, if no member ends earlier than planned."""
         going = [member for member in members if member.progress.step + 1 < member.total]
         if not going:
             return []
@@ -348,12 +338,12 @@ class BankTrainer:
         return [EpochRows(going[owner], indices, epochs[owner], seen[owner]) for owner, indices, _ in first]
 
     def _cut(self, batches: Sequence[Indices], lengths: Sequence[Indices]) -> Iterator[list[OwnerRows]]:
-        """Micro-batches of the members' rows, of those that this process computes."""
+        """Micro-batches of the members' rows that this process computes."""
         cut = partial(self.shares.cut, arrangement=self.arrangement, tokens=self.tokens)
         return mixed_batches(batches, lengths, cut=cut, padded=not self.config.reads_pictures)
 
     def _collated(self, rows: Sequence[EpochRows], *, then: Sequence[EpochRows]) -> JoinedRows:
-        """A micro-batch; from now on the one of `then` is made beside."""
+        """A micro-batch; the thread goes on with the one of `then`."""
         if self.ahead is None:
             return joined_rows(rows, self.arrangement)
         rows_ready = self.ahead.get(rows_key(rows), partial(joined_rows, rows, self.arrangement))
@@ -372,7 +362,7 @@ class BankTrainer:
         """Add the gradients of a micro-batch; returns the scaled loss of each part.
 
         Args:
-            then: Rows of the micro-batch that probably comes next.
+            then: Rows of the micro-batch that is expected next.
         """
         names, members = list(live), list(live.values())
         collated, labels, numbered = self._collated(rows_of_members(members, parts), then=then)
@@ -405,7 +395,7 @@ class BankTrainer:
 
 
 def _passes(members: Collection[AdapterTrainer]) -> float:
-    """How often training computes each row, where all members have about the same rows."""
+    """How often training computes each row, if all members have about the same rows."""
     drawn = sum((member.passes() or math.inf) * len(member.task.train) for member in members)
     return drawn / max(len(member.task.train) for member in members)
 
@@ -413,12 +403,13 @@ def _passes(members: Collection[AdapterTrainer]) -> float:
 class FleetTrainer(BankTrainer):
     """Trains the members of a bank until one of them ends. Then all have saved, and the bank may change.
 
-    The members that stay keep their values and optimizers where they are. A process that was killed since begins with
-    the members that there were at that moment, `begun` saying where each stood, and goes on with the same bits.
+    The members that stay keep their values and optimizers. A process that is killed later restarts with the members of
+    this moment, at the steps in `begun`, and continues with the same bits.
 
     Args:
-        every: Tasks of all that will ever train here: how rows are laid out must not depend on who is there.
-        options: As of `BankTrainer`.
+        every: Tasks of all members that will ever train here, because the arrangement of rows must not depend on the
+            present ones.
+        options: See `BankTrainer`.
     """
 
     def __init__(
@@ -439,7 +430,7 @@ class FleetTrainer(BankTrainer):
         )
 
     def work_until_one_ends(self) -> list[str]:
-        """Train, and return the names of those that came to their end or failed; raises Stopped as `work` does."""
+        """Train, and return the names of members that have ended or failed; raises Stopped as `work` does."""
         if not self._resumed:
             self._resume()
             self._resumed = True
@@ -450,10 +441,10 @@ class FleetTrainer(BankTrainer):
         return [name for name, member in self.members.items() if not member.live]
 
     def join(self, name: str, task: TrainTask, objective: Objective, *, freezer: Freezer) -> None:
-        """Take a member that the bank has begun.
+        """Add a member that the bank already has.
 
         Args:
-            freezer: Of the bank's model as it is with this member.
+            freezer: Of the bank's model with this member.
         """
         self.freezer = freezer
         self.masters.add(self.bank.parameters_of(name), self._compute)
@@ -461,7 +452,7 @@ class FleetTrainer(BankTrainer):
         self.members[name] = self.member(name, task)
 
     def leave(self, name: str) -> None:
-        """Forget a member, its optimizer included, which the bank has still."""
+        """Forget a member with its optimizer; the bank still has it."""
         self.masters.forget(self.bank.parameters_of(name))
         for known in (self.members, self.objectives, self.row_losses, self.begun):
             del known[name]
