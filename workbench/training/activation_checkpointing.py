@@ -1,7 +1,7 @@
-"""How the activations of each block are kept for the backward pass: the one place that decides it.
+"""Activation checkpointing: which activations each block keeps for the backward pass, and which it recomputes.
 
-A block keeps all of them, or all but results of elementwise operations, or its inputs alone; whatever is not kept is
-computed again (Chen et al. 2016, arXiv:1604.06174). All ways give the same bits.
+A block keeps all of them, or all but the results of elementwise operations, or only its inputs; the rest is recomputed
+(Chen et al. 2016, arXiv:1604.06174). Every way computes the same bits.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from workbench.training import activation_offload, capacity
 
 T = TypeVar("T")
 Way = Literal["kept", "elementwise", "whole"]
-"""Activations of a block that are kept, or computed again: none, those of elementwise operations, all."""
+"""What a block recomputes: nothing, elementwise operations, or everything."""
 
 ENOUGH = 8192
-"""Tokens of a forward pass from which half of them are as fast on an accelerator, and so are tried first.
+"""Tokens of a forward pass from which half as many are as fast on an accelerator: so fewer tokens are tried first.
 
-By arithmetic: unpacking 4-bit weights takes 10 % of a step of 2,000 tokens in a forward pass, and 2 % of one of 8,000,
-as much as computing elementwise operations again.
+An estimate: unpacking 4-bit weights takes 10 % of a step with 2,000 tokens in a forward pass, and 2 % with 8,000, as
+much as recomputing elementwise operations.
 """
 HALF = 0.5
-"""Share of the blocks that are recomputed whole before all are."""
+"""Share of the blocks that `auto` recomputes whole before it recomputes all."""
 
 
 def ways(wanted: Checkpointing, blocks: int) -> list[Way]:
-    """The way of each of so many blocks, in the order in which they compute; `auto` begins by keeping everything.
+    """The way of each block, in the order in which they compute; `auto` starts by keeping everything.
 
-    A share of the blocks means the first ones, rounded up, and never the last: the backward pass would begin by
-    computing it. The others recompute elementwise operations.
+    A share of the blocks means the first ones, rounded up, and never the last, which the backward pass would have to
+    recompute at once. The others recompute elementwise operations.
     """
     if wanted is True:
         return ["whole"] * blocks
@@ -54,7 +54,7 @@ def ways(wanted: Checkpointing, blocks: int) -> list[Way]:
 
 
 def require(config: TrainingSections, model: Any) -> None:
-    """Raise ConfigError where activations are to be recomputed, and on this backbone the method does not allow it.
+    """Raise ConfigError where activations are to be recomputed, and this method or backbone does not allow it.
 
     Args:
         model: The backbone, with the adapter or without.
@@ -75,7 +75,7 @@ def require(config: TrainingSections, model: Any) -> None:
 
 
 def refusal(config: TrainingSections, model: Any) -> str:
-    """Say with what on this backbone activations cannot be recomputed; empty where they can be."""
+    """The setting with which this backbone's activations cannot be recomputed; empty where they can."""
     if reason := config.adapter.no_checkpointing(model):
         return f"adapter.method={config.adapter.method}: {reason}"
     if not model.supports_gradient_checkpointing:
@@ -84,15 +84,15 @@ def refusal(config: TrainingSections, model: Any) -> str:
 
 
 def by_block(config: TrainingSections, model: nn.Module) -> bool:
-    """Whether each block can be kept in a way of its own."""
-    blocks = _blocks(model)
-    return bool(blocks) and all(map(_is_alone, blocks)) and not any(unable_by_block(config))
+    """Whether each block can have its own way."""
+    alone = [isinstance(block, GradientCheckpointingLayer) for block in _blocks(model)]
+    return bool(alone) and all(alone) and not any(unable_by_block(config))
 
 
 def keep(model: Any, wanted: Checkpointing) -> None:
-    """Let the blocks of a backbone keep their activations as is wanted; what was recomputed before stays so."""
+    """Let the blocks of a backbone keep activations as `wanted`; what was recomputed before still is."""
     if wanted is True:
-        # Transformers' name for it; 5.17 has the older one alone.
+        # Transformers' present name; 5.17 has only the older one.
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
         return
@@ -105,27 +105,27 @@ def keep(model: Any, wanted: Checkpointing) -> None:
 
 
 class ActivationKeeping:
-    """How a training keeps activations: as configured, or in `auto` fewer and fewer of them as memory runs out.
+    """How a training keeps activations: as configured, or with `auto` fewer and fewer of them as memory runs out.
 
     Args:
-        device: From which inputs of blocks may go to the host; None: they stay.
+        device: The device from which inputs of blocks may be offloaded; None: they may not.
     """
 
     def __init__(self, config: TrainingSections, backbone: Any, device: torch.device | None = None) -> None:
         self._config, self._backbone, self._device = config, backbone, device
         asked = config.train.checkpointing
         self.now: Checkpointing = False if asked == "auto" else asked
-        """Setting that does the same."""
+        """The present way, as a setting."""
         self.offloads = False
-        """Whether inputs of blocks wait on the host."""
+        """Whether inputs of blocks are offloaded."""
 
     def begin(self, remembered: Checkpointing | None = None, *, offloads: bool = False) -> None:
-        """Keep them as configured; in `auto` all, or as an earlier run did.
+        """Start as configured; with `auto` by keeping all, or as an earlier run did.
 
         Raises:
-            ConfigError: the backbone cannot.
+            ConfigError: the backbone does not allow it.
         """
-        require(self._config, self._backbone)  # a plan comes here without having asked
+        require(self._config, self._backbone)  # a plan has not checked it before
         asked = self._config.train.checkpointing
         self._take((remembered or False) if asked == "auto" else asked)
         if self._device is not None and (offloads or self._config.train.offload_activations is True):
@@ -137,7 +137,7 @@ class ActivationKeeping:
         """Result of `compute(tokens)`; where memory runs out, with fewer tokens or with fewer activations kept.
 
         Args:
-            tokens: The most in a forward pass.
+            tokens: Most tokens in a forward pass.
             longest: Tokens of the longest row, the fewest that are tried.
             retry: Called with the number of tokens before each further try, to free memory and to report.
 
@@ -159,7 +159,7 @@ class ActivationKeeping:
     def largest_that_fits(
         self, tokens: int, train: Examples, trial: Callable[[MicroBatch], None], *, remembered: capacity.Remembered
     ) -> int:
-        """Tokens of which a forward and backward pass over the longest rows fits the accelerator's memory.
+        """Number of tokens with which a forward and backward pass over the longest rows fits in memory.
 
         Raises:
             TrainingError: not even one row fits.
@@ -185,18 +185,18 @@ class ActivationKeeping:
 
     @property
     def in_words(self) -> str:
-        """Half a sentence on what is not kept; empty where everything is."""
+        """End of a sentence on what is recomputed; empty where nothing is."""
         return f", recomputing activations ({self.to_write.strip()})" if self.to_write else ""
 
     @property
     def to_write(self) -> str:
-        """The present setting after a space, as the command line has it; empty where everything is kept."""
+        """The present way as words of the command line, after a space; empty where everything is kept."""
         words = f" train.checkpointing={str(self.now).lower()}" if self.now else ""
         return f"{words} train.offload_activations=true" if self.offloads else words
 
     def _take(self, wanted: Checkpointing | Literal["offload"]) -> None:
         if wanted == "offload":
-            assert self._device is not None, "inputs of blocks go to the host from a device"
+            assert self._device is not None
             activation_offload.begin(self._backbone, self._device)
             self.offloads = True
             return
@@ -204,7 +204,7 @@ class ActivationKeeping:
         keep(self._backbone, wanted)
 
     def _upcoming(self) -> Checkpointing | Literal["offload"] | None:
-        """The next way that keeps less, where the configuration leaves it open."""
+        """The next way that keeps less, if the configuration allows one."""
         if self._order and (following := self._order.index(self.now) + 1) < len(self._order):
             return self._order[following]
         able = self._device is not None and self._device.type != "cpu" and self.now is True and not self.offloads
@@ -212,19 +212,11 @@ class ActivationKeeping:
 
     @cached_property
     def _order(self) -> list[Checkpointing]:
-        """Ways that keep less and less, where the configuration leaves it open: each step asks, and blocks are many."""
+        """Ways that keep less and less, if the configuration allows them; cached, because every step asks."""
         if self._config.train.checkpointing != "auto" or refusal(self._config, self._backbone):
             return []
-        return [False, *(_PARTS if by_block(self._config, self._backbone) else []), True]
-
-
-_PARTS: list[Checkpointing] = ["elementwise", HALF]
+        return [False, "elementwise", HALF, True] if by_block(self._config, self._backbone) else [False, True]
 
 
 def _blocks(model: nn.Module) -> list[Any]:
     return [model.get_submodule(path) for stack in anatomy.blocks(model) for path in stack]
-
-
-def _is_alone(block: nn.Module) -> bool:
-    """Whether transformers recomputes a block by itself."""
-    return isinstance(block, GradientCheckpointingLayer)

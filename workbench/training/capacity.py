@@ -1,4 +1,4 @@
-"""Size of the micro-batch in tokens: found before the first step, remembered for later runs."""
+"""Size of a micro-batch, in tokens: found before the first step, and remembered for later runs."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from workbench.runs import files
 T = TypeVar("T")
 
 WITHOUT_TENSORS = {"seed", "data", "evaluate", "save", "trackers", "budget", "schedule", "plugins"}
-"""Sections of the configuration on which the tensors of a step do not depend, except by the lengths of rows."""
+"""Sections of the configuration on which the memory of a step depends only through the lengths of rows."""
 
 CPU_ELEMENTS, CPU_TOKENS = 2**18, 640
-"""On a CPU, tokens times hidden width of a micro-batch, and the fewest tokens that are worth a pass over the weights:
-more takes more memory, and more time out of the caches.
+"""On a CPU, the size of a micro-batch in tokens times hidden width, and its fewest tokens: larger ones take more
+memory, and more time because they exceed the processor's caches.
 
 Processor time of a step, of 2,300 tokens in short rows at width 384 (512 / 768 / 1,365 / 2,600 tokens a micro-batch):
 2.10, 2.13, 2.53, 3.05 s in float32; nf4 2.11, 2.22, 2.23, 2.61. Of 2,600 tokens in rows of 170 at width 768, bfloat16
 (256 / 384 / 683 / 1,400): 9.6, 9.5, 9.3, 10.1.
 """
 HALF_BANK_ELEMENTS = 2**19
-"""The same for a bank in half precision, whose members' low-rank products gain by more rows of each.
+"""The same for a bank in half precision, whose members' low-rank products gain from more rows.
 
 Processor time of the gradients of five members' 160 short rows at width 384, packed, in half precision (683 / 1,400 /
 2,800 tokens a micro-batch): 2.02, 1.76, 1.71 s; 2,800 take 100 MB more. In float32: 2.17, 1.99, 2.00.
 """
 EVEN_CPU_ELEMENTS = 2**20
-"""The same where all rows have one length, as pictures have: a larger micro-batch has no more padding.
+"""The same where all rows have one length, as pictures have, so that larger micro-batches have no more padding.
 
 Processor time of a bank's step of 160 pictures of 65 patches at width 160 (1,638 / 4,096 / 10,400 patches a
 micro-batch): 0.78, 0.60, 0.62 s in bfloat16; 1.39, 1.38, 1.37 in float32 (the last of 8,192). Of 32 pictures of 197 at
@@ -50,10 +50,10 @@ width 384, bfloat16 (682 / 1,576 / 3,152 / 6,304): 1.95, 1.79, 1.75, 1.72.
 
 
 FORWARD_TOKENS, MOST_FORWARD_TOKENS = 4096, 2**16
-"""Padded tokens of a forward pass without gradients: on a CPU and at least elsewhere, and at most."""
+"""Padded tokens of a forward pass without gradients: on a CPU and at least elsewhere; at most."""
 FORWARD_ELEMENTS = 32
-"""Float32 numbers that such a pass holds for each token and hidden feature: hidden states, an MLP four times as wide
-with its gate, keys and values of a generation."""
+"""Float32 numbers in such a pass for each token and hidden feature: hidden states, an MLP four times as wide with its
+gate, keys and values of a generation."""
 
 
 def tokens_per_device(
@@ -65,12 +65,12 @@ def tokens_per_device(
     members: int = 1,
     compute: torch.dtype = torch.float32,
 ) -> int:
-    """The configured budget, checked against the longest row; for `auto` the largest worth trying.
+    """Tokens of a micro-batch as configured, checked against the longest row; for `auto` the most worth trying.
 
     Args:
         width: Hidden size of the backbone.
-        members: Adapters of which a step has a batch each.
-        compute: Type that the matrix products of several members run in.
+        members: Adapters with a batch each in a step.
+        compute: Precision of the matrix products of several members.
     """
     require_longest_fits(config, train)
     wanted = config.batch.tokens_per_device
@@ -79,7 +79,7 @@ def tokens_per_device(
     own = longest_part(config, train.lengths)
     whole_batch = own * config.batch.size * config.rows_of_draw * members
     if device.type != "cpu":
-        # Processes that compute rows together cannot each try how many fit: one row at a time is what they are for.
+        # Processes that compute rows together cannot try separately how many fit; they are meant for one row at a time.
         return whole_batch if config.distributed.rows_together == 1 else own
     elements = HALF_BANK_ELEMENTS if members > 1 and compute in HALVES else CPU_ELEMENTS
     if train.lengths.max() == train.lengths.min():
@@ -88,7 +88,7 @@ def tokens_per_device(
 
 
 def longest_part(config: TrainingSections, lengths: Indices) -> int:
-    """Tokens that one device computes of the longest of these rows."""
+    """Tokens of the longest row that one device computes."""
     return -(-int(lengths.max()) // config.distributed.sequence)
 
 
@@ -102,8 +102,8 @@ def available(device: torch.device) -> int:
 def forward_tokens(device: torch.device, *, width: int) -> int:
     """Padded tokens worth trying in one forward pass without gradients.
 
-    On an accelerator those that fill half of its free memory, rounded down to a power of two, so that the last bits of
-    scores do not depend on each megabyte that is free. On a CPU a constant: more are not faster.
+    On an accelerator as many as fill half of its free memory, rounded down to a power of two, so that the last bits of
+    scores do not depend on every megabyte that is free. On a CPU a constant: more are not faster.
 
     Args:
         width: Hidden size of the backbone.
@@ -116,11 +116,8 @@ def forward_tokens(device: torch.device, *, width: int) -> int:
 
 def require_longest_fits(config: TrainingSections, train: Examples) -> None:
     """Raise ConfigError where the configured budget is below the longest row."""
-    own, wanted, devices = (
-        longest_part(config, train.lengths),
-        config.batch.tokens_per_device,
-        config.distributed.sequence,
-    )
+    own, wanted = longest_part(config, train.lengths), config.batch.tokens_per_device
+    devices = config.distributed.sequence
     if wanted != "auto" and wanted < own:
         share = f", of which each of {devices} devices computes {own}" if devices > 1 else ""
         raise ConfigError(
@@ -131,10 +128,10 @@ def require_longest_fits(config: TrainingSections, train: Examples) -> None:
 
 
 def smaller_until_fits(compute: Callable[[int], T], tokens: int, *, longest: int, retry: Callable[[int], None]) -> T:
-    """Result of `compute(tokens)`; where memory runs out, of the same with half of the tokens, and so on.
+    """Result of `compute(tokens)`; where memory runs out, with half as many tokens, and so on.
 
     Args:
-        tokens: The most to try, of tokens or of whatever else takes memory.
+        tokens: The most to try, of tokens or of anything else that takes memory.
         longest: Tokens of the longest row, the fewest that are tried.
         retry: Called with the smaller number before it is tried, to free memory and to report.
 
@@ -147,13 +144,13 @@ def smaller_until_fits(compute: Callable[[int], T], tokens: int, *, longest: int
         except torch.OutOfMemoryError:
             if tokens <= longest:
                 raise
-        # Outside of the handler, whose traceback holds the tensors of the pass that failed.
+        # Outside of the handler, whose traceback holds the tensors of the failed pass.
         tokens = max(longest, tokens // 2)
         retry(tokens)
 
 
 class Fitting(NamedTuple):
-    """A way to compute a step that fitted into memory."""
+    """A way to compute a step that fits in memory."""
 
     tokens: int
     """In a forward pass."""
@@ -162,10 +159,10 @@ class Fitting(NamedTuple):
 
 @dataclass(frozen=True)
 class Remembered:
-    """Ways to compute that fitted in earlier runs like this one; written only where memory was the limit.
+    """Ways to compute a step that fitted in earlier runs like this one; written only where memory was the limit.
 
     Args:
-        config: All sections except `WITHOUT_TENSORS` belong to the key.
+        config: All sections except `WITHOUT_TENSORS` are part of the key.
         longest: Tokens of the longest row.
         signal: `TrainingSignal.settings`, such as the teacher of a distillation.
     """
@@ -182,7 +179,7 @@ class Remembered:
         return Fitting(int(kept["tokens_per_device"]), kept["checkpointing"])
 
     def write(self, tokens: int, checkpointing: Checkpointing) -> None:
-        """Keep the number of tokens that fits, and how activations are kept meanwhile."""
+        """Remember the number of tokens that fits, and how activations are kept."""
         files.write_json(self._path, {"tokens_per_device": tokens, "checkpointing": checkpointing})
 
     @cached_property
@@ -200,7 +197,7 @@ class Remembered:
 
 
 def nothing_fits(longest: int, train: Examples) -> TrainingError:
-    """Error where no micro-batch is small enough."""
+    """The error where no micro-batch is small enough."""
     return TrainingError(
         f"Not even one example fits into memory: the longest has {longest} tokens "
         f"({train.place(int(train.lengths.argmax()))}).\n"

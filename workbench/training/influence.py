@@ -1,11 +1,11 @@
 """Influence of training rows on others by their gradients: LESS (Xia et al. 2024, arXiv:2402.04333).
 
-A step of Adam on a row moves the trainable values along the row's direction; it lowers the loss of another row as far
-as it points along that row's gradient. Both are compared by their cosine at a checkpoint of a short training.
+A step of Adam on a row moves the trainable values in some direction; it lowers the loss of another row as far as this
+direction agrees with that row's gradient. Both are compared by their cosine, at a checkpoint of a short training.
 
-The target may have parts, such as its classes: a row is compared with the mean direction of each, so that rows are
-found that help one part alone. The authors project all gradients to 8,192 numbers in order to keep them. Here only the
-mean directions are kept, so that nothing is projected while these fit into half a gigabyte.
+The target may have parts, such as its classes: a row is compared with the mean direction of each part, so that rows are
+found that help only one. The authors project all gradients to 8,192 numbers to keep them; here only the mean directions
+are kept, and nothing is projected while these fit in half a gigabyte.
 
 Legend: P trainable values, S of them or of their sums, T target rows, G parts of the target.
 """
@@ -26,9 +26,9 @@ from workbench.training import checkpoints
 from workbench.training.trainer import Trainer
 
 BETAS, EPS = (0.9, 0.999), 1e-8
-"""Those of torch's AdamW, where the configuration names none."""
+"""Defaults of torch's AdamW, where the configuration sets none."""
 KEPT = 2**27
-"""Values that the mean directions of all parts have together: half a gigabyte."""
+"""Most values in the mean directions of all parts together: half a gigabyte."""
 Members = npt.NDArray[np.bool_]
 
 
@@ -42,9 +42,9 @@ class AdamMoments:
     eps: float = EPS
 
     def direction(self, gradient_P: Tensor) -> Tensor:
-        """Where the next step would go with this gradient (P,), up to a factor.
+        """Direction of the next step with this gradient (P,), up to a factor.
 
-        Without the bias corrections, as in the authors' code: they are the same factors for all rows.
+        Without bias corrections, as in the authors' code: they are the same factors for all rows.
         """
         keep_first, keep_second = self.betas
         first_P = keep_first * self.first_P + (1 - keep_first) * gradient_P
@@ -79,13 +79,13 @@ class Projection:
 def at_checkpoint(
     trainer: Trainer, checkpoint: Path, *, rows: Examples, target: Examples, parts_TG: Members, chosen: Iterable[int]
 ) -> Iterator[tuple[int, list[float]]]:
-    """Number of each chosen one of `rows`, and its influence on the loss of each part of the target, from -1 to 1.
+    """Number of each chosen row, and its influence on the loss of each part of the target, from -1 to 1.
 
-    A part is the mean of its rows' unit gradients, so that a row of few tokens counts as much as any other.
+    A part is the mean of its rows' unit gradients, so that a row with few tokens counts as much as any other.
 
     Args:
         trainer: A training that has ended; it is left with the values of the checkpoint.
-        parts_TG: Which rows of the target each part has; at least one.
+        parts_TG: The rows of the target in each part; at least one.
     """
     masters = trainer.masters.named()
     values, kept = (checkpoints.read_tensors(checkpoint, stem) for stem in ("trainable", "optimizer"))

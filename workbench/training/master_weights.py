@@ -13,20 +13,20 @@ from torch._subclasses.fake_tensor import FakeTensor
 from workbench.models.weight_storage import HALVES
 
 AUXILIARY = "auxiliary"
-"""Prefix of the names of parameters that train with the model and are no part of it."""
+"""Prefix of the names of parameters that train with the model but are no part of it."""
 
 
 class MasterWeights:
-    """Every trainable parameter in float32, and its copy in `compute` that the model multiplies with.
+    """Every trainable parameter in float32, and its copy in `compute` with which the model computes.
 
-    Where `compute` is no half precision the parameter is its own master. Otherwise each gradient is added to the
-    master's as soon as its backward pass is complete, and freed. Masters of frozen parameters lie in memory-mapped
-    files, which are unlinked at once, so that a killed process leaves none behind.
+    Where `compute` is not a half precision the parameter is its own master. Otherwise each gradient is added to the
+    master's as soon as it is complete, and freed. Masters of frozen parameters are in memory-mapped files, which are
+    unlinked at once, so that a killed process leaves none behind.
 
     Args:
         auxiliary: A module that trains with the model and is no part of it, such as the projections of a loss.
-        frozen: Names of parameters that begin frozen.
-        folder: For the files of frozen masters; made when the first is written.
+        frozen: Names of parameters that start frozen.
+        folder: For the files of frozen masters; created with the first.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class MasterWeights:
         self._pairs: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
         self._folder = folder
         self._in_files: dict[str, int] = {}
-        """Names of masters that lie in files, with the tensor version at the last copy into the computing parameter."""
+        """Names of masters in files, with the tensor version at the last copy into the computing parameter."""
         named = [
             *model.named_parameters(),
             *(auxiliary.named_parameters(prefix=AUXILIARY) if auxiliary is not None else ()),
@@ -53,11 +53,11 @@ class MasterWeights:
                     self._move_to_file(name)
 
     def add(self, parameters: Mapping[str, nn.Parameter], compute: torch.dtype) -> None:
-        """Take further trainable parameters, by their names in the model."""
+        """Add further trainable parameters, by their names in the model."""
         self._pairs |= {name: (parameter, _master(parameter, compute)) for name, parameter in parameters.items()}
 
     def forget(self, names: Collection[str]) -> None:
-        """Let these go, which leave the model."""
+        """Forget parameters that leave the model."""
         self._pairs = {name: pair for name, pair in self._pairs.items() if name not in names}
 
     def __iter__(self) -> Iterator[nn.Parameter]:
@@ -68,7 +68,7 @@ class MasterWeights:
         return {name: master for name, (_, master) in self._pairs.items()}
 
     def computing(self) -> dict[str, nn.Parameter]:
-        """Each trainable parameter that the model multiplies with, by the same names."""
+        """Each trainable parameter with which the model computes, by the same names."""
         return {name: parameter for name, (parameter, _) in self._pairs.items()}
 
     def backward(self, loss: Tensor) -> None:
@@ -76,7 +76,7 @@ class MasterWeights:
         loss.backward()
 
     def follow(self, frozen: Collection[str]) -> None:
-        """Freeze these parameters: their masters move to files, and come back into memory when they train again."""
+        """Freeze these parameters: their masters move to files, and return to memory when they train again."""
         for name, (parameter, master) in self._pairs.items():
             if parameter is not master:
                 master.requires_grad_(name not in frozen)
@@ -101,7 +101,7 @@ class MasterWeights:
 
     @contextmanager
     def exposed(self) -> Iterator[None]:
-        """The model's parameters hold the float32 masters inside the block, so that these are what is saved."""
+        """Inside the block the model's parameters hold the float32 masters, so that these are saved."""
         computed = {name: parameter.data for name, (parameter, _) in self._pairs.items()}
         for parameter, master in self._pairs.values():
             parameter.data = master.data.to(parameter.device)

@@ -1,4 +1,4 @@
-"""The frozen first blocks of a backbone, computed once for each row: the blocks above read what they gave then.
+"""Cached prefix: the frozen first blocks of a backbone compute each row once, and later calls read their outputs.
 
 Legend: B rows, L padded length, D hidden.
 """
@@ -25,12 +25,12 @@ from workbench.training.capacity import smaller_until_fits
 from workbench.training.freezing.hidden_state_store import HiddenStateStore
 
 _TOKENS, _MASK, _TYPES, _PIXELS = "input_ids", "attention_mask", "token_type_ids", "pixel_values"
-"""Arguments of a stack that say what its rows hold."""
+"""Arguments of a stack of blocks that define its rows."""
 _KNOWN = {_TOKENS, _MASK, _TYPES, _PIXELS, "return_dict", anatomy.INTERPOLATE}
 
 
 class UnpaddedRows(NamedTuple):
-    """The rows of a batch, without what pads them."""
+    """The rows of a batch without padding."""
 
     keys: list[bytes]
     """Digest of each row's inputs, 16 bytes."""
@@ -46,19 +46,20 @@ class UnpaddedRows(NamedTuple):
 
 
 class CachedPrefix:
-    """Gives the output of block `depth` as it was computed once; computes only the rows that `states` lacks.
+    """Replaces the first `depth` blocks by their stored outputs; computes only the rows that `states` lacks.
 
     Between `install` and `remove`, calls of the backbone with whole rows of tokens, or with pictures, read states.
-    Others (generation with a cache, embeddings, given positions, another adapter below the line than at first) compute
-    as ever.
+    Other calls (generation with a cache, embeddings, given positions, other adapters in the frozen blocks than at
+    first) compute as usual.
 
     Args:
         backbone: Without an adapter around it; adapters may be in it.
         blocks: Its whole stack, in order.
-        depth: How many of the first ones are frozen, 1 or more; `cache_estimate.refusal` says where that cannot work.
-        trailing: Most zeros that a real row ends with that comes without an attention mask. Zeros pad such rows, so
-            that as many are kept as if they were real.
-        batch_of: The rows that a row, given by its key, is computed with; None: with those of the call that are lacked.
+        depth: Number of frozen blocks, 1 or more; `prefix_cache.refusal` says where that cannot work.
+        trailing: Most zeros at the end of a real row without an attention mask. Zeros also pad such rows, so as many of
+            them are stored as if they were real.
+        batch_of: Returns the rows with which a row, given by its key, is computed; None: with the missing rows of the
+            call.
     """
 
     def __init__(
@@ -75,11 +76,11 @@ class CachedPrefix:
             first_token.widen(backbone)
         self.states = states
         self.computed = 0
-        """Rows that were computed because the store lacked them."""
+        """Number of rows that were computed because they were not stored."""
         self.read = 0
-        """Rows of all calls that read states."""
+        """Number of rows in all calls that read states."""
         self.passed = 0
-        """Calls that computed as ever."""
+        """Number of calls that computed as usual."""
         self._stack = stack_of(backbone, blocks[0])
         self._prefix = list(blocks[:depth])
         self._tuners = [each for block in self._prefix for each in block.modules() if isinstance(each, BaseTunerLayer)]
@@ -92,12 +93,12 @@ class CachedPrefix:
         anything), which `cache_estimate.refusal` tries, or None where a block gives no tuple."""
         self._dtype = states.dtype
         self._given_BLD: Tensor | None = None
-        """States that the running call is to read."""
+        """States for the running call."""
         self._catching = False
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """From now on, calls read states; blocks that are to be compiled are so before, but those below the line."""
+        """From now on, calls read states; blocks above the frozen ones have to be compiled before."""
         assert not self._undo, "it is installed"
         hooks = [
             self._stack.register_forward_pre_hook(self._before, with_kwargs=True),
@@ -109,13 +110,13 @@ class CachedPrefix:
             self._undo.append(_replaced(block, "_compiled_call_impl", None))
 
     def remove(self) -> None:
-        """From now on, the backbone is as it was."""
+        """Restore the backbone."""
         for undo in self._undo:
             undo()
         self._undo = []
 
     def _before(self, _: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Ahead of the stack: have the states of its rows ready."""
+        """Before the stack: provide the states of its rows."""
         call = dict(zip(self._names, arguments, strict=False)) | named
         rows = self._rows(call)
         if rows is None:
@@ -123,7 +124,7 @@ class CachedPrefix:
             return
         self._fetch(call, rows)
         if len(self._more_outputs) < len(self._prefix):
-            self._compute(call, rows, [0])  # which shows what the blocks' outputs look like
+            self._compute(call, rows, [0])  # which shows the form of the blocks' outputs
         self.read += len(rows.keys)
         read = call.get(_TOKENS, call.get(_PIXELS))
         assert isinstance(read, Tensor), "its rows are known"
@@ -132,11 +133,11 @@ class CachedPrefix:
         self._given_BLD = given_BLD.to(device=read.device, dtype=self._dtype)
 
     def _after(self, *_: object) -> None:
-        """Behind the stack, also where it failed."""
+        """After the stack, even if it failed."""
         self._given_BLD = None
 
     def _rows(self, call: Mapping[str, Any]) -> UnpaddedRows | None:
-        """The rows of a call, if what the prefix gives depends on nothing else."""
+        """The rows of a call, if the outputs of the prefix depend on nothing else."""
         if any(not (value is None or value is False) for name, value in call.items() if name not in _KNOWN):
             return None
         if self._adapters() != self._switches:
@@ -144,7 +145,7 @@ class CachedPrefix:
         return self._read(call)
 
     def _fetch(self, call: Mapping[str, Any], rows: UnpaddedRows) -> None:
-        """Compute what the store lacks of the rows of a call."""
+        """Compute the rows of a call that are not stored."""
         for key in [rows.keys[place] for place in self.states.missing(rows.keys)]:
             if self.states.missing([key]) and (batch := self._batch_of(key)) is not None:
                 self._keep(call, batch, range(len(batch.keys)))
@@ -152,7 +153,7 @@ class CachedPrefix:
             self._keep(call, rows, unknown)
 
     def _keep(self, call: Mapping[str, Any], rows: UnpaddedRows, places: Sequence[int]) -> None:
-        """Compute some rows together, and put what the store lacks of them there."""
+        """Compute some rows together, and store those that are missing."""
         row_states = self._compute(call, rows, places)
         keys = [rows.keys[place] for place in places]
         unknown = self.states.missing(keys)
@@ -160,7 +161,7 @@ class CachedPrefix:
         self.computed += len(unknown)
 
     def _compute(self, call: Mapping[str, Any], rows: UnpaddedRows, places: Sequence[int]) -> list[Tensor]:
-        """States (l, D) of some rows of a call; of fewer at once where memory runs out."""
+        """States (l, D) of some rows of a call; in smaller batches where memory runs out."""
         row_states: list[Tensor] = []
 
         def remaining(count: int) -> list[Tensor]:
@@ -205,7 +206,7 @@ class CachedPrefix:
         def forward(*arguments: Any, **named: Any) -> Any:
             if self._given_BLD is not None:
                 hidden_BLD = arguments[0] if arguments else named["hidden_states"]
-                if last:  # above, the call is an ordinary one, and holds on to nothing
+                if last:  # the blocks above compute as usual; free the states
                     hidden_BLD, self._given_BLD = self._given_BLD, None
                 more = self._more_outputs[number]
                 return hidden_BLD if more is None else (hidden_BLD, *more)
@@ -220,12 +221,12 @@ class CachedPrefix:
         return forward
 
     def _adapters(self) -> list[tuple[Any, ...]]:
-        """Which adapters below the line compute."""
+        """The adapters that are active in the frozen blocks."""
         return [(each.disable_adapters, *each.active_adapters, *each.merged_adapters) for each in self._tuners]
 
 
 class _Reached(Exception):
-    """Ends a pass at the line: hooks and blocks above it take no notice of it."""
+    """Ends a pass after the frozen blocks: hooks and blocks above do not run."""
 
     def __init__(self, hidden_BLD: Tensor) -> None:
         super().__init__()
@@ -239,7 +240,7 @@ def reader(backbone: PreTrainedModel, *, trailing: int) -> Callable[[Mapping[str
         trailing: As `CachedPrefix` is told.
     """
     longest = getattr(backbone.config.get_text_config(), "max_position_embeddings", None) or 0
-    # Pictures are known by what the backbone computes with, which a hook in front of it may have rounded already.
+    # Keys of pictures have the precision in which the backbone computes: a hook may have rounded them to it already.
     compute = anatomy.picture_stem(backbone).weight.dtype if anatomy.reads_pictures(backbone) else torch.float32
     return partial(rows_of, causal=backbone.can_generate(), trailing=trailing, longest=longest, compute=compute)
 
@@ -252,13 +253,13 @@ def rows_of(
     longest: int = 0,
     compute: torch.dtype = torch.float32,
 ) -> UnpaddedRows | None:
-    """The rows of a model's inputs; None where they are not padded on the right, so that nobody can tell what they are.
+    """The rows of a model's inputs; None where they are not padded on the right, so that they cannot be separated.
 
-    Pictures are not padded. The mask says what padding is. Without one, a causal model's is zeros, of which `trailing`
-    are kept, in a row of at most `longest` tokens; any other model looks at everything.
+    Pictures have no padding. The attention mask tells padding. Without one, zeros at the end pad the rows of a causal
+    model, of which `trailing` are kept, in rows of at most `longest` tokens; any other model reads everything.
 
     Args:
-        compute: Precision in which a backbone reads pictures: rows that it rounds to the same are the same.
+        compute: Precision in which a backbone reads pictures: rows that are equal after rounding are the same row.
     """
     tokens, mask, types, pixels = (inputs.get(name) for name in (_TOKENS, _MASK, _TYPES, _PIXELS))
     if pixels is not None:
@@ -292,26 +293,26 @@ def rows_of(
 
 
 def stack_of(backbone: PreTrainedModel, block: nn.Module) -> nn.Module:
-    """The innermost module around a block that reads tokens or pixels: what every call of the backbone goes through."""
+    """The innermost module around a block that reads tokens or pixels; every call of the backbone goes through it."""
     around = [each for each in backbone.modules() if any(part is block for part in each.modules())]
     read = {_TOKENS, _PIXELS}
     return next(each for each in reversed(around) if read & set(inspect.signature(each.forward).parameters))
 
 
 def parts(output: Any) -> tuple[Tensor, tuple[None, ...] | None]:
-    """Hidden states that a block gave, and as many times None as there is more in a tuple; None where it is none."""
+    """Hidden states in a block's output, and None for each further output; None instead where it is no tuple."""
     return (output[0], (None,) * (len(output) - 1)) if isinstance(output, (tuple, list)) else (output, None)
 
 
 def _cut(array_BL: Indices, lengths_B: Indices) -> list[Indices]:
-    """Each row as long as `lengths_B` says, with zeros where it was shorter."""
+    """Each row in its length of `lengths_B`, filled up with zeros where it was shorter."""
     wide_BL = np.zeros((len(array_BL), max(array_BL.shape[1], int(lengths_B.max()))), array_BL.dtype)
     wide_BL[:, : array_BL.shape[1]] = array_BL
     return [row[:length] for row, length in zip(wide_BL, lengths_B, strict=True)]
 
 
 def _replaced(module: nn.Module, name: str, value: Any) -> Callable[[], None]:
-    """Give a module an attribute of its own; returns what takes it back."""
+    """Set an attribute of a module; returns a function that restores it."""
     own = module.__dict__
     before = own.get(name)
     was_own = name in own

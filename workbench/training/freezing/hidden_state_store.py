@@ -1,6 +1,6 @@
-"""Where outputs of a frozen prefix are kept: in memory, or in files that several runs share.
+"""Stores for outputs of a frozen prefix: in memory, or in files that several runs share.
 
-Rows are known by 16 bytes that say what they hold. Legend: B rows, L padded length, D hidden, W bytes of D numbers.
+The key of a row is a digest of its content, 16 bytes. Legend: B rows, L padded length, D hidden, W bytes of D numbers.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class HiddenStateStore(ABC):
-    """Hidden states of rows by their keys. What it holds of a row never changes.
+    """Hidden states of rows by their keys. The states of a row never change.
 
     Args:
-        dtype: Precision that states are kept in.
+        dtype: Precision of the stored states.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -44,14 +44,14 @@ class HiddenStateStore(ABC):
 
     @abstractmethod
     def missing(self, keys: Sequence[bytes]) -> list[int]:
-        """Where in `keys` those stand that it knows nothing of; of one that comes twice, the first place."""
+        """Places in `keys` of those that are not stored; only the first place of a key that occurs twice."""
 
     @abstractmethod
     def put(self, keys: Sequence[bytes], rows: Sequence[Tensor]) -> None:
-        """Keep the states (l, D) of each row; none of them is known yet."""
+        """Store the states (l, D) of each row; none of them is stored yet."""
 
     def get(self, keys: Sequence[bytes], length: int) -> Tensor:
-        """States (B, `length`, D) of known rows, on the CPU: cut, or with zeros after their end."""
+        """States (B, `length`, D) of stored rows, on the CPU: cut, or with zeros after their end."""
         found_BLW = np.empty((len(keys), length, self._width(keys[0])), np.uint8)
         for key, row_LW in zip(keys, found_BLW, strict=True):
             row_LW[self._read(key, row_LW) :] = 0
@@ -59,20 +59,19 @@ class HiddenStateStore(ABC):
 
     @abstractmethod
     def length(self, key: bytes) -> int:
-        """l, as a known row has it."""
+        """l of a stored row."""
 
     @abstractmethod
     def _width(self, key: bytes) -> int:
-        """W, as a known row has it."""
+        """W of a stored row."""
 
     @abstractmethod
     def _read(self, key: bytes, row_LW: Bytes) -> int:
-        """Write the first states of a known row into `row_LW`; returns how many there are."""
+        """Write the first states of a stored row into `row_LW`; returns how many there are."""
 
     def _bytes(self, row: Tensor) -> Bytes:
-        """States (l, D) as they are kept, (l, W)."""
-        kept = row.detach().to("cpu", self.dtype).contiguous()
-        return kept.view(torch.uint8).numpy()
+        """States (l, D) as they are stored, (l, W)."""
+        return row.detach().to("cpu", self.dtype).contiguous().view(torch.uint8).numpy()
 
 
 class MemoryStore(HiddenStateStore):
@@ -87,7 +86,7 @@ class MemoryStore(HiddenStateStore):
 
     def put(self, keys: Sequence[bytes], rows: Sequence[Tensor]) -> None:
         for key, row in zip(keys, rows, strict=True):
-            self._rows[key] = self._bytes(row).copy()  # on its own, not the batch that it came in
+            self._rows[key] = self._bytes(row).copy()  # without the rest of its batch
 
     def length(self, key: bytes) -> int:
         return len(self._rows[key])
@@ -103,29 +102,29 @@ class MemoryStore(HiddenStateStore):
 
 
 class _Place(NamedTuple):
-    """Where in the file the states of a row are."""
+    """Place of a row's states in the file."""
 
     start: int
     length: int
     width: int
     checksum: int | None
-    """Checksum of their bytes until it has been compared; then None."""
+    """Checksum of their bytes; None once it has been compared."""
 
 
 _RECORD = struct.Struct("<16sQIII")
-"""Key, start, length, width, checksum of the states; a checksum of these follows."""
+"""Key, start, length, width and checksum of the states; a checksum of the record follows."""
 _RECORD_BYTES = _RECORD.size + 4
 
 
 class DiskStore(HiddenStateStore):
-    """In two files that grow, of all runs whose prefix has the same `fingerprint`, at the same time too.
+    """In two growing files, shared by all runs whose prefix has the same `fingerprint`, also at the same time.
 
-    States are written first, then a record in the index that says where they are, with checksums of both: whatever a
-    killed process, a full disk or a power cut leaves behind is either whole or missing. Files are read rather than
-    mapped: a mapped file that somebody cuts kills the process, and cannot grow.
+    States are written first, then a record in the index with their place, with checksums of both: whatever a killed
+    process, a full disk or a power cut leaves behind is either complete or missing. Files are read rather than mapped:
+    truncating a mapped file kills the process, and a mapping cannot grow.
 
     Args:
-        instead: Settings that do without these files, for a message where they cannot be written.
+        instead: Settings that need no such files, for a message where they cannot be written.
 
     Raises:
         FileError: the files cannot be read or written.
@@ -144,11 +143,13 @@ class DiskStore(HiddenStateStore):
         self.folder = folder / fingerprint
         with self._explained_errors():
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._states, self._index = (_opened(self.folder / name) for name in ("states.bin", "index.bin"))
-        weakref.finalize(self, _close, self._states, self._index)
+            paths = (self.folder / name for name in ("states.bin", "index.bin"))
+            self._states, self._index = (os.open(path, os.O_RDWR | os.O_CREAT, 0o644) for path in paths)
+        for descriptor in (self._states, self._index):
+            weakref.finalize(self, os.close, descriptor)
         self._places: dict[bytes, _Place] = {}
         self._indexed = 0
-        """Bytes of the index that were read."""
+        """Bytes of the index that have been read."""
 
     def missing(self, keys: Sequence[bytes]) -> list[int]:
         firsts = _firsts(keys)
@@ -164,13 +165,13 @@ class DiskStore(HiddenStateStore):
                 for key, row in zip(keys, rows, strict=True)
                 if key not in self._places
             ]
-            # A process that was killed here may have left a part of a record.
+            # A process that was killed here may have left an incomplete record.
             end = os.fstat(self._index).st_size // _RECORD_BYTES * _RECORD_BYTES
             os.ftruncate(self._index, end)
             _write(self._index, b"".join(records), end)
 
     def _append(self, key: bytes, content: Bytes) -> bytes:
-        """Write a row's states behind all others; returns its record."""
+        """Append a row's states; returns their record."""
         start = os.fstat(self._states).st_size
         _write(self._states, content.tobytes(), start)
         self._places[key] = _Place(start, len(content), content.shape[1], None)
@@ -178,7 +179,7 @@ class DiskStore(HiddenStateStore):
         return record + zlib.crc32(record).to_bytes(4, "little")
 
     def _refresh(self) -> None:
-        """Read what was added to the index, by whomever."""
+        """Read what any process has added to the index."""
         added = os.fstat(self._index).st_size - self._indexed
         content = os.pread(self._index, max(0, added), self._indexed)
         for start in range(0, len(content) - _RECORD_BYTES + 1, _RECORD_BYTES):
@@ -186,12 +187,12 @@ class DiskStore(HiddenStateStore):
             if zlib.crc32(record).to_bytes(4, "little") == content[start + _RECORD.size : start + _RECORD_BYTES]:
                 key, *place = _RECORD.unpack(record)
                 known = self._places.get(key)
-                if known is None or known.checksum is not None:  # a later record mends an earlier one
+                if known is None or known.checksum is not None:  # a later record replaces a damaged one
                     self._places[key] = _Place(*place)
         self._indexed += len(content) // _RECORD_BYTES * _RECORD_BYTES
 
     def _holds(self, key: bytes) -> bool:
-        """Whether the states of a row are there; at the first time, whether they are what was written."""
+        """Whether the states of a row are stored; verifies them the first time."""
         place = self._places.get(key)
         if place is None:
             return False
@@ -239,13 +240,13 @@ class DiskStore(HiddenStateStore):
 def fingerprint(
     backbone: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: int, dtype: torch.dtype, about: Mapping[str, str]
 ) -> str:
-    """A name for what the outputs of the first `depth` blocks depend on, besides the row.
+    """A digest of everything that the outputs of the first `depth` blocks depend on, besides the row.
 
-    The content of every frozen weight below the line counts, of adapters too, so it does not matter where a backbone
-    came from; what trains is left out, because the prefix may not depend on it.
+    It covers the content of every frozen weight in and before these blocks, of adapters too, wherever the backbone came
+    from. What trains is left out, because the prefix does not depend on it.
 
     Args:
-        dtype: Precision that states are kept in.
+        dtype: Precision of the stored states.
         about: What tensors do not show: compute precision, format of the weights, versions of packages.
     """
     above = {id(tensor) for block in blocks[depth:] for tensor in (*block.parameters(), *block.buffers())}
@@ -262,28 +263,19 @@ def fingerprint(
 
 
 _ORIGINS = {"_name_or_path", "_commit_hash", "transformers_version", "architectures"}
-"""Keys of a configuration that name its origin."""
+"""Keys of a configuration that only name its origin."""
 
 
 def _firsts(keys: Sequence[bytes]) -> dict[bytes, int]:
-    """Where each key stands first."""
+    """First place of each key."""
     first_places: dict[bytes, int] = {}
     for place, key in enumerate(keys):
         first_places.setdefault(key, place)
     return first_places
 
 
-def _opened(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-
-
-def _close(*descriptors: int) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
 def _write(descriptor: int, content: bytes, start: int) -> None:
-    """All of it; the system may take a part at a time."""
+    """Write all of it; the system may take only a part at a time."""
     rest = memoryview(content)
     while rest:
         done = os.pwrite(descriptor, rest, start)
