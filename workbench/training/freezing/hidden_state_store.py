@@ -52,9 +52,10 @@ class HiddenStateStore(ABC):
 
     def get(self, keys: Sequence[bytes], length: int) -> Tensor:
         """States (B, `length`, D) of stored rows, on the CPU: cut, or with zeros after their end."""
-        found_BLW = np.empty((len(keys), length, self._width(keys[0])), np.uint8)
-        for key, row_LW in zip(keys, found_BLW, strict=True):
-            row_LW[self._read(key, row_LW) :] = 0
+        row_states = [self._first(key, length) for key in keys]
+        found_BLW = np.zeros((len(keys), length, row_states[0].shape[1]), np.uint8)
+        for states_LW, row_LW in zip(row_states, found_BLW, strict=True):
+            row_LW[: len(states_LW)] = states_LW
         return torch.from_numpy(found_BLW).view(self.dtype)
 
     @abstractmethod
@@ -62,12 +63,8 @@ class HiddenStateStore(ABC):
         """l of a stored row."""
 
     @abstractmethod
-    def _width(self, key: bytes) -> int:
-        """W of a stored row."""
-
-    @abstractmethod
-    def _read(self, key: bytes, row_LW: Bytes) -> int:
-        """Write the first states of a stored row into `row_LW`; returns how many there are."""
+    def _first(self, key: bytes, most: int) -> Bytes:
+        """The first states of a stored row (l, W), at most `most`."""
 
     def _bytes(self, row: Tensor) -> Bytes:
         """States (l, D) as they are stored, (l, W)."""
@@ -91,14 +88,8 @@ class MemoryStore(HiddenStateStore):
     def length(self, key: bytes) -> int:
         return len(self._rows[key])
 
-    def _width(self, key: bytes) -> int:
-        width: int = self._rows[key].shape[1]
-        return width
-
-    def _read(self, key: bytes, row_LW: Bytes) -> int:
-        kept_LW = self._rows[key][: len(row_LW)]
-        row_LW[: len(kept_LW)] = kept_LW
-        return len(kept_LW)
+    def _first(self, key: bytes, most: int) -> Bytes:
+        return self._rows[key][:most]
 
 
 class _Place(NamedTuple):
@@ -207,15 +198,13 @@ class DiskStore(HiddenStateStore):
     def length(self, key: bytes) -> int:
         return self._places[key].length
 
-    def _width(self, key: bytes) -> int:
-        return self._places[key].width
-
-    def _read(self, key: bytes, row_LW: Bytes) -> int:
+    def _first(self, key: bytes, most: int) -> Bytes:
         place = self._places[key]
-        known_LW = row_LW[: place.length]
-        if os.preadv(self._states, [known_LW.data], place.start) < known_LW.nbytes:
+        count = min(most, place.length)
+        content = os.pread(self._states, count * place.width, place.start)
+        if len(content) < count * place.width:
             raise FileError(f"{self.folder}: cut while it was in use. Resume; what is lost is computed again.")
-        return len(known_LW)
+        return np.frombuffer(content, np.uint8).reshape(count, place.width)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

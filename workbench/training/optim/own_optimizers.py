@@ -42,6 +42,11 @@ WAITING = "waiting"
 class OwnOptimizer(torch.optim.Optimizer):
     """Moves each parameter that has a gradient by `move`; weight decay is decoupled."""
 
+    def __init__(
+        self, groups: Sequence[dict[str, Any]], *, lr: float, betas: Betas = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Take one step."""
@@ -64,11 +69,6 @@ class AdamMini(OwnOptimizer):
     output neurons of a layer, the tokens of embeddings and of a head that predicts them; any other parameter is one
     block. The paper makes one block of the rows of a head of queries or keys; separate blocks cost a vector.
     """
-
-    def __init__(
-        self, groups: Sequence[dict[str, Any]], *, lr: float, betas: Betas = (0.9, 0.999), eps: float = 1e-8
-    ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
 
     def move(self, parameter: nn.Parameter, gradient: Tensor, state: State, group: dict[str, Any]) -> None:
         (first, second), squared = group["betas"], gradient.square()
@@ -97,7 +97,7 @@ class Sophia(OwnOptimizer):
     def __init__(
         self, groups: Sequence[dict[str, Any]], *, lr: float, gamma: float, every: int, betas: Betas = (0.96, 0.99)
     ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas})
+        super().__init__(groups, lr=lr, betas=betas)
         self.gamma, self.every = gamma, every
 
     def move(self, parameter: nn.Parameter, gradient: Tensor, state: State, group: dict[str, Any]) -> None:
@@ -165,7 +165,7 @@ class Shampoo(OwnOptimizer):
     def __init__(
         self, groups: Sequence[dict[str, Any]], *, lr: float, every: int, betas: Betas = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
+        super().__init__(groups, lr=lr, betas=betas, eps=eps)
         self.every = every
 
     def move(self, parameter: nn.Parameter, gradient: Tensor, state: State, group: dict[str, Any]) -> None:
@@ -226,7 +226,7 @@ class SubspaceAdam(OwnOptimizer):
         betas: Betas = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
+        super().__init__(groups, lr=lr, betas=betas, eps=eps)
         self.rank, self.every, self.scale, self.seed = rank, every, scale, seed
         parameters = (parameter for group in self.param_groups for parameter in group["params"])
         self.number: dict[nn.Parameter, int] = {parameter: number for number, parameter in enumerate(parameters)}

@@ -1,7 +1,7 @@
-"""Choice of a learning rate from short trainings that differ in nothing else.
+"""Choice of a learning rate from short trainings that differ only in it (`workbench lr`).
 
-All trainings start from the same values and see the same rows in the same steps, so that their losses differ by the
-rate alone: differences are taken step by step, and the noise of rows, which is far larger, falls out of them.
+All trainings start from the same values and see the same rows in the same steps. Losses are compared step by step, so
+that the noise of rows, which is far larger than the effect of the rate, cancels.
 
 Legend: K rates, S steps.
 """
@@ -16,27 +16,27 @@ import numpy as np
 from scipy import stats
 
 LATE = 0.5
-"""Share of the steps, at the end, whose losses count."""
+"""Share of the steps, at the end, whose losses are compared."""
 CONFIDENCE = 0.95
 TOLERANCE = 0.01
-"""A rate whose mean loss is higher than the lowest by more than this share is not as good, however noisy it is."""
+"""A rate whose mean loss exceeds the lowest by more than this share is worse, however noisy the difference."""
 
 
 @dataclass(frozen=True)
 class TriedRate:
-    """A rate, and what its training came to."""
+    """A learning rate, and the result of its training."""
 
     rate: float
     losses: tuple[float, ...]
     """Losses of its steps; a training that exploded has fewer."""
     mean: float | None
-    """Mean loss of the late steps; None where it did not come to its end."""
+    """Mean loss of the late steps; None where the training did not reach its end."""
     excess: float | None
-    """Mean difference of the late steps from the best rate's, in nats."""
+    """Mean difference of the late steps from those of the best rate, in nats."""
     error: float | None
     """Half of the 95 % interval of `excess`, over steps."""
     alike: bool
-    """Whether it cannot be told apart from the best rate."""
+    """Whether it is as good as the best rate, within noise."""
 
 
 @dataclass(frozen=True)
@@ -45,42 +45,43 @@ class RateChoice:
 
     tried: tuple[TriedRate, ...]
     best: TriedRate
-    """That with the lowest mean loss."""
+    """The one with the lowest mean loss."""
     lowest: TriedRate
-    """The smallest of those around the best one that cannot be told apart from it."""
+    """The smallest of the rates around the best one that are as good."""
     highest: TriedRate
     """The largest of these."""
     steps: int
     """Steps of each training."""
     late: int
-    """Steps whose losses count."""
+    """Number of steps whose losses are compared."""
 
     def suggested(self, whole: int | None) -> float:
-        """The middle of the rates that are alike, in two digits, lowered for a run of `whole` steps.
+        """The geometric mean of the rates that are as good, in two digits, lowered for a run of `whole` steps.
 
-        By the root of how much longer that run is: so the best rate of stochastic gradient descent falls with its
-        steps (Zinkevich 2003, theorem 1). None: nobody knows how long it is, and nothing is lowered.
+        It is divided by the root of how much longer that run is, as the best rate of stochastic gradient descent falls
+        with the number of steps (Zinkevich 2003, theorem 1); not where that is unknown (None).
         """
         middle = math.sqrt(self.lowest.rate * self.highest.rate)
         return float(f"{middle * self.lowered(whole):.1e}")
 
     def lowered(self, whole: int | None) -> float:
-        """Factor on the rate of a run of so many steps."""
+        """Factor on the rate for a run of `whole` steps."""
         return 1.0 if whole is None else min(1.0, math.sqrt(self.steps / whole))
 
 
 def choose(rates: Sequence[float], losses: Sequence[Sequence[float]], *, steps: int) -> RateChoice | None:
-    """The best rate, and those around it whose late losses are within noise of its own, with no worse one between.
+    """The best rate, and the rates around it that are as good, with no worse one between.
 
-    A difference is noise where its interval over steps contains 0 and it is below TOLERANCE of the lowest loss.
+    A rate is as good where the 95 % interval of its difference over steps contains 0 and the difference is below
+    TOLERANCE of the lowest loss.
 
     Args:
-        rates: In rising order.
-        losses: Of each rate's steps.
-        steps: Of a training that came to its end.
+        rates: In ascending order.
+        losses: Losses of each rate's steps.
+        steps: Of a training that reached its end.
 
     Returns:
-        None where no training came to its end.
+        None where no training reached its end.
     """
     late = max(2, round(LATE * steps))
     ended = {number: np.asarray(own[-late:]) for number, own in enumerate(losses) if len(own) == steps}

@@ -1,14 +1,17 @@
-"""Every parameter has its layer, whatever the family and the adapter."""
+"""Layers of backbones, and the parts in each."""
 
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 from tests.conftest import T5_SIZES, tiny
 from workbench import adapters
 from workbench.adapters import Lora
+from workbench.config import RunConfig
 from workbench.errors import BackboneError
-from workbench.training.freezing.layer_map import survey
+from workbench.training.freezing import freezer as freezing
+from workbench.training.freezing.layer_map import ORDER, kind, survey
 
 BEFORE = {
     "Llama": {"model.embed_tokens.weight"},
@@ -53,3 +56,61 @@ def test_adapters_and_copies_of_heads_follow_their_module() -> None:
 def test_two_stacks_are_refused() -> None:
     with pytest.raises(BackboneError, match="has 2 stacks of blocks"):
         survey(tiny("T5", head="Seq2SeqLM", **T5_SIZES))
+
+
+KINDS = {
+    "self_attn.q_proj.lora_A.default.weight": "q",
+    "self_attn.q_norm.weight": "norm",
+    "mlp.experts.gate_up_proj": "gate, up",
+    "mlp.gate.weight": "router",
+    "attn.c_attn.weight": "qkv",
+    "attn.c_proj.weight": "o",
+    "mlp.c_proj.weight": "down",
+    "attention.self.query.weight": "q",
+    "attention.output.dense.weight": "o",
+    "attention.output.LayerNorm.weight": "norm",
+    "intermediate.dense.weight": "up",
+    "output.dense.base_layer.weight": "down",
+    "layer.0.SelfAttention.v.weight": "v",
+    "layer.1.DenseReluDense.wi_0.weight": "gate",
+    "ln_1.weight": "norm",
+    "model.embed_tokens.weight": "embedding",
+    "prompt_encoder.default.embedding.weight": "virtual tokens",
+    "lm_head.weight": "head",
+    "something.new": "other",
+}
+
+
+@pytest.mark.parametrize(("path", "expected"), KINDS.items())
+def test_kinds(path: str, expected: str) -> None:
+    assert kind(path) == expected and expected in ORDER
+
+
+def _freezer(family: str, **sections: object) -> freezing.Freezer:
+    values = {"recipe": "sft", "model": {"id": "m"}, "data": {"train": "t.jsonl"}, **sections}
+    config = RunConfig.model_validate(values)
+    return freezing.attach(tiny(family), config, seed=0)
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "GPTNeoX", "Mixtral", "OPT", "Falcon"])
+@pytest.mark.parametrize("adapter", [{"method": "lora", "rank": 2}, {"method": "full"}])
+def test_every_value_that_trains_counts_once(family: str, adapter: dict[str, object]) -> None:
+    freezer = _freezer(family, adapter=adapter, train={"learning_rate": 1e-3})
+    assert sum(sum(each.parts.values()) for each in freezer.parts) == _trainable(freezer.model)
+    blocks = [each for each in freezer.parts if each.name.startswith("block")]
+    assert [each.layer for each in blocks] == list(range(1, len(freezer.blocks) + 1))
+    for block, each in zip(freezer.blocks, blocks, strict=True):
+        assert sum(each.parts.values()) == _trainable(block)
+        assert "other" not in each.parts and list(each.parts) == [name for name in ORDER if name in each.parts]
+
+
+def test_parts_that_the_method_leaves_frozen_are_there_as_zeros() -> None:
+    freezer = _freezer("Llama", adapter={"method": "lora", "rank": 2, "targets": ["q_proj", "v_proj"]})
+    found = {each.name: each.parts for each in freezer.parts}
+    assert {name for name, values in found["block 1"].items() if values} == {"q", "v"}
+    assert {name for name, values in found["block 1"].items() if not values} == {"k", "o", "gate", "up", "down", "norm"}
+    assert found["before the blocks"] == {"embedding": 0}
+
+
+def _trainable(module: nn.Module) -> int:
+    return sum(each.numel() for each in module.parameters() if each.requires_grad)

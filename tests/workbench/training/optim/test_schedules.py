@@ -1,4 +1,4 @@
-"""Schedules against the formulas of their papers, written a second time, and those of torch and transformers."""
+"""Learning rates over a run, and how much of it is done."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from workbench.config import RunConfig
 from workbench.config.sections.schedule_config import ScheduleConfig
 from workbench.config.yaml_text import override
 from workbench.errors import ConfigError
+from workbench.runs import deadline
+from workbench.runs.deadline import Deadline
 from workbench.schema import parse
-from workbench.training.optim.schedules import drop_due, factor, falls_from, moments
+from workbench.training.optim.schedules import Limits, drop_due, factor, falls_from, limits, moments, total_steps
 
 FALLING: dict[str, dict[str, Any]] = {
     "linear": {"name": "linear"},
@@ -327,3 +329,59 @@ def test_mistakes_say_what_to_write(words: list[str], expected: str) -> None:
 def test_two_contradictions_are_told_at_once() -> None:
     with pytest.raises(ValueError, match=r"(?s)decay and decay_shape are for wsd.*one_cycle needs a warm-up"):
         ScheduleConfig(name="one_cycle", warmup=0, decay=0.5)
+
+
+def config(**sections: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {"recipe": "sft", "data": {"train": "rows.jsonl"}, "batch": {"size": 10}, **sections}
+    )
+
+
+@given(steps=st.floats(0, 50), tokens=st.floats(0, 5000), done=st.floats(0, 1))
+def test_the_largest_share_counts(steps: float, tokens: float, done: float) -> None:
+    found = Limits(40, 4000).share(done, steps=steps, tokens=tokens, part=1)
+    assert found == min(1.0, max(steps / 40, tokens / 4000, done))
+
+
+def test_what_is_not_limited_counts_nothing() -> None:
+    assert Limits(None).share(0, steps=1e9, tokens=1e9, part=1) == 0
+    assert Limits(None, tokens=100).share(0, steps=1e9, tokens=25, part=1) == 0.25
+    assert Limits(8).share(0, steps=2, tokens=1e9, part=1) == 0.25
+
+
+@pytest.mark.parametrize("part", [0.5, 1.0])
+def test_the_clock_is_asked_for_the_same_part_of_a_step(part: float) -> None:
+    now = [0.0]
+    clock = Deadline(100 / (1 - deadline.SPARE), began=0.0, clock=lambda: now[0])
+    clock.begin(0.0)
+    now[0] = 10.0
+    clock.stepped()
+    assert Limits(None, deadline=clock).share(0.0, steps=0, tokens=0, part=part) == pytest.approx(part / 10)
+
+
+@pytest.mark.parametrize(
+    ("sections", "steps"),
+    [
+        ({}, 10),
+        ({"train": {"epochs": 2.5}}, 25),
+        ({"train": {"steps": 7, "epochs": 2.5}}, 7),
+        ({"budget": {"tokens": 5000}}, None),
+        ({"budget": {"tokens": 5000}, "train": {"epochs": 3}}, 30),
+        ({"budget": {"time": "2h"}}, None),
+        ({"budget": {"time": "2h"}, "train": {"steps": 4}}, 4),
+    ],
+)
+def test_steps_of_a_run(sections: dict[str, Any], steps: int | None) -> None:
+    assert total_steps(config(**sections), draws=95) == steps
+
+
+def test_limits_of_a_configuration() -> None:
+    clock = Deadline()
+    assert limits(config(budget={"tokens": 5000}, train={"epochs": 3}), 95, clock) == Limits(30, 5000, clock)
+    clock = Deadline(60.0)
+    assert limits(config(budget={"time": 60}), 95, clock) == Limits(None, None, clock)
+
+
+def test_a_run_that_ends_in_time_has_a_clock() -> None:
+    with pytest.raises(AssertionError):
+        limits(config(budget={"time": 60}), 95, Deadline())
