@@ -217,7 +217,7 @@ class Lisa(ThawingConfig):
     """LISA (Pan et al. 2024, arXiv:2403.17919): layerwise importance sampled AdamW.
 
     The embeddings and what comes after the blocks always train. Which blocks do is a function of the run's seed and
-    of the step; every block is chosen equally often.
+    of the step; every block is drawn equally often.
     """
 
     policy: Literal["lisa"] = "lisa"

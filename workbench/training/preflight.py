@@ -1,4 +1,4 @@
-"""Reasons to refuse a run that are known before weights are read; `check` and `run` refuse the same."""
+"""Preflight: refuses runs that would fail, before weights are read; `check` and `run` refuse the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from workbench.training.optim import optimizers
 
 
 class MeasuredExamples(Examples, Protocol):
-    """Examples with the longest sequence that one stack (encoder or decoder) of the model reads."""
+    """Examples whose longest sequence for one stack (encoder or decoder) of the model is known."""
 
     @property
     def longest_sequences(self) -> Indices:
@@ -42,7 +42,7 @@ class MeasuredExamples(Examples, Protocol):
 
 
 def require_runnable(config: RunConfig, data: Splits[TokenizedSet]) -> list[str]:
-    """Refuse a run that would fail, or would not do what its configuration says.
+    """Refuse a run that would fail, or that would not do what its configuration says.
 
     Returns:
         The names of the modules that get an adapter; none for full fine-tuning.
@@ -58,7 +58,7 @@ def require_runnable(config: RunConfig, data: Splits[TokenizedSet]) -> list[str]
 
 
 def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task: ModelHead) -> list[str]:
-    """Refuse what the backbone, the adapter, the memory budget or a missing package would not allow.
+    """Refuse what the backbone, the adapter, the memory budget or a missing package does not allow.
 
     Args:
         splits: The training rows first.
@@ -96,7 +96,7 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
 
 
 def _require_savings(config: TrainingSections, model: PreTrainedModel) -> None:
-    """Refuse savings of memory that this backbone or this device does not have."""
+    """Refuse savings of memory that this backbone or this device does not support."""
     tokens = config.train.mlp_tile
     reasons = map(tiled_mlp.refusal, anatomy.decoder_layers(model)) if isinstance(tokens, int) else ()
     if reason := next(filter(None, reasons), None):
@@ -106,7 +106,7 @@ def _require_savings(config: TrainingSections, model: PreTrainedModel) -> None:
 
 
 def _require_layers(config: TrainingSections, model: PreTrainedModel) -> None:
-    """Refuse what finds no stack of blocks, none that it can act on, or leaves nothing to train."""
+    """Refuse settings of blocks where there is no stack of blocks, no suitable block, or nothing left to train."""
     if not config.by_block:
         return
     paths = stack(model)
@@ -128,7 +128,7 @@ def _require_layers(config: TrainingSections, model: PreTrainedModel) -> None:
 
 
 def _require_matrices(config: TrainingSections, model: PreTrainedModel) -> None:
-    """Refuse an optimizer of matrices where AdamW would take all steps. Attaches the adapter to `model`."""
+    """Refuse an optimizer for matrices where AdamW would take all steps. Attaches the adapter to `model`."""
     if config.optimizer.name not in OF_INNER_MATRICES:
         return
     layers = LayerMap(tuple(stack(model)), {})
@@ -143,7 +143,7 @@ def _require_matrices(config: TrainingSections, model: PreTrainedModel) -> None:
 
 
 def _require_tokens(config: TrainingSections, train: MeasuredExamples) -> None:
-    """Refuse a token budget that the first step would use up: its learning rate would be that of the end."""
+    """Refuse a token budget that the first step uses up, as its learning rate would be that of the end."""
     budget, step = config.budget.tokens, round(config.batch.size * float(train.lengths.mean()))
     if budget is not None and budget < step:
         raise ConfigError(
@@ -153,7 +153,7 @@ def _require_tokens(config: TrainingSections, train: MeasuredExamples) -> None:
 
 
 def longest_sequence(hub: PretrainedConfig) -> int | None:
-    """Tokens that a backbone was made for, stretched rotary positions included; None where it names no limit."""
+    """Most tokens that a backbone was made for, including scaled rotary positions; None where it has no limit."""
     text: Any = anatomy.body_config(hub)
     limit: int | None = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}

@@ -23,19 +23,19 @@ class StepMeter:
         self._sums: dict[str, Tensor] = {}
 
     def begin(self) -> None:
-        """A step begins, or begins again."""
+        """Start a step, or start it again."""
         self._sums = {}
 
     @torch.no_grad()
     def add(self, figures: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Figures of a micro-batch by their names: values (P,) and the weight (P,) of each in the mean."""
+        """Add figures of a micro-batch by their names: values (P,), and the weight (P,) of each in the mean."""
         for name, (value_P, weight_P) in figures.items():
             weight_P = weight_P.double()
             sums = torch.stack([(value_P.detach().double() * weight_P).sum(), weight_P.sum()])
             self._sums[name] = self._sums[name] + sums if name in self._sums else sums
 
     def means(self, ranks: Ranks) -> dict[str, float]:
-        """The means since `begin`; each process has to ask. Without those of which there was nothing."""
+        """The means since `begin`, of all processes; each must call it. Figures without weight are left out."""
         rank_sums = ranks.gathered({name: sums.tolist() for name, sums in self._sums.items()})
         names = dict.fromkeys(name for each in rank_sums for name in each)
         sums = {name: [sum(each.get(name, (0.0, 0.0))[at] for each in rank_sums) for at in (0, 1)] for name in names}
@@ -46,7 +46,7 @@ def measured(record: dict[str, Any], *, since: float, waited_s: float, device: t
     """The record of a step that began at `since` (`time.monotonic`), with its speed, memory and wait for data.
 
     Args:
-        waited_s: Seconds of the step in which the next rows were not there yet.
+        waited_s: Seconds of the step spent waiting for rows.
     """
     took_s = time.monotonic() - since
     speed, share = round(record["tokens"] / took_s, 1), round(min(1.0, waited_s / took_s), 4)
@@ -54,7 +54,7 @@ def measured(record: dict[str, Any], *, since: float, waited_s: float, device: t
 
 
 def forget_peak(device: torch.device) -> None:
-    """Look for the most memory from now on, without what did not fit; a CPU knows that of the whole process alone."""
+    """Reset the peak of memory; on a CPU, where it is that of the whole process, this does nothing."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 

@@ -372,7 +372,7 @@ def test_the_clock_is_asked_for_the_same_part_of_a_step(part: float) -> None:
     ],
 )
 def test_steps_of_a_run(sections: dict[str, Any], steps: int | None) -> None:
-    assert total_steps(config(**sections), draws=95) == steps
+    assert total_steps(config(**sections), rows=95) == steps
 
 
 def test_limits_of_a_configuration() -> None:
