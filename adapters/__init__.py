@@ -1,7 +1,7 @@
-"""Small trainable parts over a frozen backbone: attach, save, load, merge, count. The engine never asks which.
+"""Adapters over a frozen backbone: attach, save, load, merge, count. Callers need not know the method.
 
 torch and peft are imported inside the functions, so that a recipe is validated without them. Importing this package
-makes our tuners known to PEFT: at once where peft is imported already, otherwise as soon as it is.
+registers our tuners with PEFT: at once where peft is imported already, otherwise as soon as it is.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ __all__ = [
 
 
 class Count(NamedTuple):
-    """Numbers of parameters; a quantised weight counts as many as it has when it is not."""
+    """Numbers of parameters; packed values of a quantised weight are counted one by one."""
 
     total: int
     trainable: int
@@ -138,10 +138,10 @@ def attach(
     Everything else is frozen.
 
     Args:
-        seed: Decides the adapter's random initial values, and nothing else does.
+        seed: The adapter's random initial values depend on nothing else.
         new_token_ids: Rows of the embedding, and of an untied head, that train beside the adapter.
         sample: Model inputs of some training rows, for methods that start from data.
-        below: The first so many blocks never train, and need no adapter.
+        below: Number of first blocks that never train, and need no adapter.
 
     Raises:
         ConfigError: the method does not work on this backbone; the message says what does.
@@ -161,7 +161,7 @@ def attach(
         torch.manual_seed(seed)
         peft_config = config.to_peft(model, ExtraParameters(token_rows=rows, heads=anatomy.fresh_heads(model)))
         anatomy.leave_out(peft_config, model, below=below)
-        # Without values (sizes are predicted so) the adapter has none either, however large it is.
+        # A backbone without values, on the meta device, gets an adapter without values.
         counted = model.device.type == "meta" and not config.made_of_values
         with _without_hints(), torch.device("meta") if counted else nullcontext():
             attached = get_peft_model(model, peft_config)
@@ -203,26 +203,32 @@ def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "defau
 
     Args:
         model: The bare backbone, or one that holds adapters of other names.
-        name: What PEFT calls the adapter.
+        name: PEFT's name of the adapter.
 
     Raises:
-        BackboneError: the adapter was made for another backbone: the tensors that do not fit are named.
-        FileError: a file of the adapter is damaged.
+        BackboneError: The adapter was made for another backbone; names the tensors that do not fit.
+        FileError: A file of the adapter is damaged.
     """
+    from peft import PeftModel
     from safetensors import SafetensorError
 
     from workbench.adapters.precision.peft_layers import compute_in_any_precision
 
     config = saved_config(folder)
     if getattr(config, "trainable_token_indices", None):
-        _prepare_rows(model)  # type: ignore[arg-type]  # PeftModel hands the questions on
+        _prepare_rows(model)  # type: ignore[arg-type]  # PeftModel delegates to it
     if config.peft_type == "TRAINABLE_TOKENS":
         compute_as_stored(model.get_input_embeddings())
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UserWarning)  # PEFT only warns where the adapter's tensors match no module
             with _without_hints():
-                loaded = _with_adapter(model, folder, name).requires_grad_(False).eval()
+                if isinstance(model, PeftModel):
+                    model.load_adapter(str(folder), adapter_name=name)
+                    loaded = model
+                else:
+                    loaded = PeftModel.from_pretrained(model, str(folder), adapter_name=name)
+                loaded.requires_grad_(False).eval()
         compute_in_any_precision(loaded)
         virtual_tokens.require_fitting(loaded, name)
         return loaded
@@ -253,26 +259,18 @@ def saved_config(folder: Path) -> PeftConfig:
 
 
 def _misfit(folder: Path, model: PreTrainedModel | PeftModel, error: Exception) -> str:
+    first_lines = "\n  ".join(str(error).splitlines()[:6])
     return (
         f"{folder}: this adapter does not fit the backbone {model.config._name_or_path} "
-        f"({type(model).__name__}). Load it onto the backbone that it was trained on.\n  {_first_lines(error)}"
+        f"({type(model).__name__}). Load it onto the backbone that it was trained on.\n  {first_lines}"
     )
 
 
-def _with_adapter(model: PreTrainedModel | PeftModel, folder: Path, name: str) -> PeftModel:
-    from peft import PeftModel
-
-    if not isinstance(model, PeftModel):
-        return PeftModel.from_pretrained(model, str(folder), adapter_name=name)
-    model.load_adapter(str(folder), adapter_name=name)
-    return model
-
-
 def merge(model: nn.Module, config: Method) -> PreTrainedModel:
-    """The backbone with the adapter's update added into its weights; a fully trained backbone as it is.
+    """The backbone with the adapter's update added to its weights; a fully trained backbone as it is.
 
     Raises:
-        ConfigError: the method is no update of the weights.
+        ConfigError: The method is no update of the weights.
     """
     from peft import PeftModel
 
@@ -286,9 +284,9 @@ def merge(model: nn.Module, config: Method) -> PreTrainedModel:
 
 
 def detach(model: nn.Module) -> PreTrainedModel | None:
-    """The bare backbone as `attach` was given it, its heads at their first values, frozen, in evaluation mode.
+    """The bare backbone that `attach` was given, its heads at their initial values, frozen, in evaluation mode.
 
-    None where its own weights have trained, and it has to be loaded again.
+    None where its own weights have trained, so that it must be loaded again.
     """
     from peft import PeftModel
 
@@ -336,7 +334,7 @@ def _heads(model: PeftModel) -> dict[str, Any]:
 
 @contextmanager
 def _without_hints() -> Iterator[None]:
-    """Silence warnings of PEFT that a user can do nothing about: deprecated calls, settings that it corrects itself."""
+    """Silence warnings of PEFT that no user can act on: deprecated calls, settings that it corrects itself."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
         warnings.filterwarnings("ignore", message="Unsupported layer type .*Norm(2d)?'", category=UserWarning)
@@ -347,12 +345,12 @@ def _without_hints() -> Iterator[None]:
 
 
 def _prepare_rows(model: PreTrainedModel) -> list[str]:
-    """Leaf names of the modules whose rows can be trained: the embedding, and the head where it is not tied to it.
+    """Leaf names of the modules whose rows can train: the embedding, and the head where the two are not tied.
 
-    PEFT multiplies with their whole weight, so it has to be stored in the precision that it is computed in.
+    PEFT multiplies with their whole weight, which must be stored in the precision that it is computed in.
 
     Raises:
-        BackboneError: the head has a bias, which PEFT would leave out.
+        BackboneError: The head has a bias, which PEFT would leave out.
     """
     import torch
 
@@ -368,10 +366,6 @@ def _prepare_rows(model: PreTrainedModel) -> list[str]:
         module.weight.data = module.weight.data.to(computed)
     names = {id(module): name.rsplit(".", 1)[-1] for name, module in model.named_modules()}
     return [names[id(module)] for module in wanted]
-
-
-def _first_lines(error: Exception) -> str:
-    return "\n  ".join(str(error).splitlines()[:6])
 
 
 def _register_ours() -> None:

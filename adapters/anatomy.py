@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a transformer, whatever is around it, as its family names them."""
     names = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    # By the classes that a class is derived from, too: FSDP2 gives blocks a class of its own.
+    # Base classes count, too: FSDP2 replaces the class of a block by a subclass.
     return [module for module in model.modules() if any(each.__name__ in names for each in type(module).__mro__)]
 
 
 def blocks(model: nn.Module) -> list[list[str]]:
     """Paths of the repeated blocks, one list for each stack; T5 has two, encoder and decoder.
 
-    A stack is an outermost list of modules that multiply by weights: a block's own lists (experts) are inside it. The
-    blocks of the stages of a vision backbone are one stack, as they are computed one after another.
+    A stack is an outermost list of modules with weight matrices; lists inside a block (experts) are none. The blocks of
+    all stages of a vision backbone are one stack, since they are computed one after another.
     """
     stacks = [
         [block for number, part in enumerate(stack.children()) for block in _of_stage(f"{name}.{number}", part)]
@@ -37,31 +37,27 @@ def blocks(model: nn.Module) -> list[list[str]]:
 
 
 def _stacks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    from torch import nn
+
+    of_timm = _is_timm(model)
     stacks: list[tuple[str, nn.Module]] = []
     for name, module in model.named_modules():
-        inside = name.startswith(tuple(f"{stack}." for stack, _ in stacks))
-        if inside or not _is_list(module, of_timm=_is_timm(model)):
+        if name.startswith(tuple(f"{stack}." for stack, _ in stacks)):
             continue
-        if any(is_linear(part) or is_convolution(part) for part in module.modules()):
+        sequence = isinstance(module, nn.Sequential) and all(any(each.children()) for each in module)  # in timm
+        is_list = isinstance(module, nn.ModuleList) or (of_timm and sequence)
+        if is_list and any(is_linear(part) or is_convolution(part) for part in module.modules()):
             stacks.append((name, module))
     return stacks
 
 
-def _is_list(module: nn.Module, *, of_timm: bool) -> bool:
-    """Whether a module may be a stack; those of timm are sequences of modules that have parts."""
-    from torch import nn
-
-    sequence = of_timm and isinstance(module, nn.Sequential) and all(any(each.children()) for each in module)
-    return isinstance(module, nn.ModuleList) or sequence
-
-
 def _is_timm(model: nn.Module) -> bool:
-    """Whether transformers only wraps the backbone, which is a model of the library timm."""
+    """Whether the backbone is a model of the library timm that transformers only wraps."""
     return "timm_model" in model._modules
 
 
 def _of_stage(path: str, module: nn.Module) -> list[str]:
-    """Paths of the blocks of a stage, such as SwinStage; of anything else its own."""
+    """Paths of the blocks of a stage, such as SwinStage; for anything else its own path."""
     from torch import nn
 
     if type(module) is nn.Sequential:
@@ -73,15 +69,15 @@ def _of_stage(path: str, module: nn.Module) -> list[str]:
         for name, part in module.named_children()
         if isinstance(part, (nn.ModuleList, nn.Sequential))
     }
-    # What leads to the next resolution is a list of unlike layers in some families.
+    # In some families the transition to the next resolution is a list, too, of different layers.
     alike = [name for name, parts in lists.items() if parts and len({type(part) for part in parts}) == 1]
     return [f"{path}.{alike[0]}.{number}" for number in range(len(lists[alike[0]]))] if len(alike) == 1 else [path]
 
 
 def leave_out(config: PeftConfig, model: nn.Module, *, below: int) -> None:
-    """Let a method of PEFT pass over the first `below` blocks of the only stack, where it can pass over modules.
+    """Exclude the first `below` blocks of the only stack, where PEFT's configuration can exclude modules.
 
-    Where it cannot, what it puts there has to be frozen.
+    Otherwise the adapter in these blocks must be frozen.
     """
     if below and "exclude_modules" in {field.name for field in dataclasses.fields(config)}:
         (stack,) = blocks(model)
@@ -94,12 +90,12 @@ def linear_modules(model: nn.Module) -> list[str]:
 
 
 def convolutions(model: nn.Module) -> list[str]:
-    """Paths of the convolutions inside the stacks that mix channels, which depthwise ones do not."""
+    """Paths of the convolutions inside the stacks, without grouped and depthwise ones."""
     return [name for name, module in _inside_stacks(model) if is_convolution(module)]
 
 
 def convolves(model: nn.Module) -> bool:
-    """Whether blocks hold convolutions, depthwise ones too: their hidden states are maps, and no rows of patches."""
+    """Whether blocks hold convolutions, depthwise ones too: their hidden states are maps, not sequences of patches."""
     from torch import nn
 
     return any(isinstance(module, nn.Conv2d) for _, module in _inside_stacks(model))
@@ -113,11 +109,11 @@ def _inside_stacks(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def fused_experts(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters inside the blocks that hold the matrices of all experts at once (E, ., .), by path."""
     inside = tuple(f"{name}." for name, _ in _stacks(model))
-    return {name: each for name, each in model.named_parameters() if name.startswith(inside) and _holds_matrices(each)}
-
-
-def _holds_matrices(parameter: nn.Parameter) -> bool:
-    return parameter.ndim == 3 and min(parameter.shape[1:]) > 1  # a scale of each head has three dimensions, too
+    return {
+        name: each
+        for name, each in model.named_parameters()
+        if name.startswith(inside) and each.ndim == 3 and min(each.shape[1:]) > 1  # (heads, 1, 1): scales of heads
+    }
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -129,7 +125,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def is_convolution(module: nn.Module) -> bool:
-    """Whether a module is a convolution of pictures that mixes all channels; not one in groups, or depthwise."""
+    """Whether a module is a two-dimensional convolution without groups; depthwise ones have groups."""
     from torch import nn
 
     return isinstance(module, nn.Conv2d) and module.groups == 1
@@ -143,7 +139,7 @@ def features(layer: Any) -> tuple[int, int]:
 
 
 def dense_weight(layer: Any) -> Tensor:
-    """The weight of a linear layer as numbers, (outputs, inputs), whatever it is stored in."""
+    """The weight (outputs, inputs) of a linear layer, dequantised."""
     import torch
     from transformers.pytorch_utils import Conv1D
 
@@ -169,7 +165,7 @@ def is_attention(path: str) -> bool:
 
 
 def task(model: PreTrainedModel) -> str | None:
-    """PEFT's name of what the model's head does; None where PEFT has none."""
+    """PEFT's name of the model's task; None where PEFT has none."""
     name = type(model).__name__
     if name.endswith("ForSequenceClassification"):
         return "SEQ_CLS"
@@ -179,7 +175,7 @@ def task(model: PreTrainedModel) -> str | None:
 
 
 def fresh_heads(model: PreTrainedModel) -> list[str]:
-    """Names of the modules of a classification head: it starts at random, so it trains and ships with any adapter."""
+    """Names of the modules of a classification head: random at first, so it trains and is saved with any adapter."""
     if not type(model).__name__.endswith(("Classification", "ClassificationWithTeacher")):
         return []
     if _is_timm(model):
@@ -195,7 +191,7 @@ def fresh_heads(model: PreTrainedModel) -> list[str]:
 
 
 def ambiguous_head(model: PreTrainedModel) -> str | None:
-    """Name of a module of the head that is also the end of the name of another one (SwiftFormer's `norm`), or None."""
+    """A module of the head whose name also ends the path of another module (SwiftFormer's `norm`), or None."""
     names = [name for name, _ in model.named_modules()]
     return next((head for head in fresh_heads(model) if sum(name.endswith(head) for name in names) > 1), None)
 
@@ -203,7 +199,7 @@ def ambiguous_head(model: PreTrainedModel) -> str | None:
 def body(model: PreTrainedModel) -> str:
     """Name of the child below the head; empty where there is none.
 
-    Classifiers of CLIP and SigLIP do not say which that is: it reads the pixels.
+    Classifiers of CLIP and SigLIP do not name it: it is the child that reads the pixels.
     """
     if not _is_bare(model):
         return model.base_model_prefix if model.base_model is not model else ""
@@ -211,7 +207,7 @@ def body(model: PreTrainedModel) -> str:
 
 
 def _is_bare(model: PreTrainedModel) -> bool:
-    """Whether a backbone for pictures does not say what is below its head; of several parts each may read pixels."""
+    """Whether a backbone for pictures does not name the child below its head."""
     return model.base_model is model and reads_pictures(model)
 
 
@@ -225,7 +221,7 @@ def reads_pictures(model: nn.Module) -> bool:
 
 
 def block_width(model: PreTrainedModel, block: str) -> int:
-    """Width of the hidden states inside a block; it grows from stage to stage in some backbones for pictures."""
+    """Width of the hidden states in a block; in some backbones for pictures it grows from stage to stage."""
     if reads_pictures(model):
         for module in model.get_submodule(block).modules():
             weight = module._parameters.get("weight")
@@ -242,13 +238,13 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def unread(model: PreTrainedModel) -> list[str]:
-    """Paths of modules whose outputs no head reads: the norm of CLIP's pooled token, where patches are classified."""
+    """Paths of modules whose outputs the head does not read: the norm of CLIP's pooled token."""
     pooled = f"{body(model)}.post_layernorm"
     return [pooled] if model.config.model_type == "clip" and reads_pictures(model) else []
 
 
 def body_config(hub: PretrainedConfig) -> PretrainedConfig:
-    """The part of a configuration that describes what is below the head; of CLIP's, when it classifies, the tower."""
+    """The part of a configuration that describes the model below the head; of a CLIP classifier, the vision tower."""
     from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
 
     if type(hub) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
@@ -260,7 +256,7 @@ def body_config(hub: PretrainedConfig) -> PretrainedConfig:
 def hidden_size(hub: PretrainedConfig) -> int:
     """Width of the hidden states in front of the head, by a backbone's configuration.
 
-    Where it does not say it, as those of MobileNetV2 and of timm's models: 1,280, with which most of them end.
+    Configurations of MobileNetV2 and of timm's models do not say it: 1,280, as in most of them.
     """
     config = body_config(hub)
     for name in ("hidden_size", "hidden_sizes", "embed_dim", "num_features", "hidden_dim"):
@@ -270,9 +266,9 @@ def hidden_size(hub: PretrainedConfig) -> int:
 
 
 INTERPOLATE = "interpolate_pos_encoding"
-"""The argument by which a tower fits its position embeddings to the size of its pictures."""
+"""The argument that makes a tower interpolate its position embeddings to the size of its pictures."""
 USUAL = 224
-"""Side in pixels of most backbones, for those whose configuration says none."""
+"""Side in pixels where the configuration says none."""
 
 
 def picture_tower(model: PreTrainedModel) -> nn.Module:
@@ -294,7 +290,7 @@ def picture_stem(model: PreTrainedModel) -> nn.Conv2d:
 
 
 def picture_size(hub: PretrainedConfig) -> int | None:
-    """The side in pixels that a backbone was trained with, by its configuration; None where it does not say it."""
+    """The side in pixels that a backbone was trained with, by its configuration; None where it says none."""
     vision: Any = getattr(hub, "vision_config", hub)
     of_timm = getattr(hub, "pretrained_cfg", None) or {}
     size = getattr(vision, "image_size", None) or of_timm.get("input_size")
@@ -302,7 +298,7 @@ def picture_size(hub: PretrainedConfig) -> int | None:
 
 
 def blank_picture(model: PreTrainedModel, size: int | None = None) -> Tensor:
-    """One picture (1, 3, size, size) of zeros, by default of the backbone's own size, where its weights are."""
+    """One black picture (1, 3, size, size) on the backbone's device, by default of its own size."""
     import torch
 
     weight, side = picture_stem(model).weight, size or picture_size(model.config) or USUAL
@@ -310,7 +306,7 @@ def blank_picture(model: PreTrainedModel, size: int | None = None) -> Tensor:
 
 
 def reads_size(model: PreTrainedModel, size: int | None = None) -> bool:
-    """Whether the tower computes pictures of this side, by default of its own; it may be without weights."""
+    """Whether the tower accepts pictures of this side, by default of its own; works on the meta device, too."""
     try:
         compute_picture(model, blank_picture(model, size))
     except (ValueError, RuntimeError, AssertionError):
@@ -319,7 +315,7 @@ def reads_size(model: PreTrainedModel, size: int | None = None) -> bool:
 
 
 def compute_picture(model: PreTrainedModel, picture_13HW: Tensor) -> None:
-    """Let the tower compute a picture, in evaluation and without gradients; it may be without weights."""
+    """Run the tower on a picture, in evaluation mode and without gradients; works on the meta device, too."""
     import torch
 
     own, side = picture_size(model.config), picture_13HW.shape[-1]
@@ -334,5 +330,5 @@ def compute_picture(model: PreTrainedModel, picture_13HW: Tensor) -> None:
 
 
 def _interpolates(model: PreTrainedModel) -> bool:
-    """Whether the tower has to be told to fit its position embeddings to pictures of another size."""
+    """Whether the tower takes INTERPOLATE."""
     return INTERPOLATE in inspect.signature(picture_tower(model).forward).parameters

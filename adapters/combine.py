@@ -32,7 +32,7 @@ HARMLESS = frozenset(
         *("megatron_core", "qalora_group_size", "eva_config", "ensure_weight_tying"),
     }
 )
-"""Settings of a LoraConfig with which an adapter is its updates and nothing else."""
+"""Settings of a LoraConfig that keep an adapter a plain sum of updates."""
 PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Values of init_lora_weights that leave the backbone's weights as they are."""
 
@@ -50,7 +50,7 @@ Updates = dict[str, Update]
 
 @dataclass(frozen=True)
 class Saved:
-    """A LoRA adapter as it lies in a folder."""
+    """A LoRA adapter in a folder."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -68,8 +68,8 @@ def read(folder: Path) -> Saved:
     """The updates of the adapter in `folder`.
 
     Raises:
-        ConfigError: it is no plain LoRA, so that a sum of updates would not be what it does.
-        FileError: a file is missing or damaged.
+        ConfigError: It is no plain LoRA, so that it is more than a sum of updates.
+        FileError: A file is missing or damaged.
     """
     try:
         config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
@@ -92,10 +92,10 @@ def read(folder: Path) -> Saved:
 
 
 def weighted_sum(adapters: Sequence[Saved], weights: Sequence[float]) -> Updates:
-    """The sum of weight times update, exact: ranks add up, and a layer that only some adapt gets theirs.
+    """The exact sum of weight times update: ranks add up, and a layer that only some adapters change gets theirs.
 
     Raises:
-        ConfigError: they stand on different backbones.
+        ConfigError: The adapters have different backbones.
     """
     assert len(adapters) == len(weights) > 0
     _require_one_backbone(adapters)
@@ -112,9 +112,9 @@ def weighted_sum(adapters: Sequence[Saved], weights: Sequence[float]) -> Updates
 
 
 def nearest(updates: Updates, rank: int) -> Updates:
-    """The update of at most this rank that is nearest to each, by its singular values (Eckart & Young 1936).
+    """For each update the nearest one of at most this rank, by singular values (Eckart & Young 1936).
 
-    The singular values are shared out evenly between the two factors. The (O, I) product never exists.
+    Both factors carry the roots of the singular values. The (O, I) product is never computed.
     """
     truncated = {}
     for layer, (down, up) in updates.items():
@@ -128,7 +128,7 @@ def nearest(updates: Updates, rank: int) -> Updates:
 
 
 def one_rank(updates: Updates) -> Updates:
-    """The same updates, those of lower rank filled up with zeros."""
+    """The same updates with equal ranks, padded with zeros."""
     rank = max(len(down) for down, _ in updates.values())
     padded = {}
     for layer, (down, up) in updates.items():
@@ -138,7 +138,7 @@ def one_rank(updates: Updates) -> Updates:
 
 
 def error(updates: Updates, wanted: Updates) -> CombinationError:
-    """Relative distance of `found` from `wanted`, for each layer and over all of them."""
+    """Relative distance of `updates` from `wanted`, for each layer and over all of them."""
     differences, norms = {}, {}
     for layer, (down, up) in wanted.items():
         other = updates[layer]
@@ -150,7 +150,7 @@ def error(updates: Updates, wanted: Updates) -> CombinationError:
 
 
 def write(updates: Updates, folder: Path, *, like: Saved) -> Updates:
-    """Write a plain PEFT LoRA, with scale 1, for the backbone of `like`; returns what was written, in float32."""
+    """Write a plain PEFT LoRA with scale 1 for the backbone of `like`; returns what was written, in float32."""
     ranks = {layer: len(down) for layer, (down, _) in updates.items()}
     usual = Counter(ranks.values()).most_common(1)[0][0]
     others = {layer: rank for layer, rank in ranks.items() if rank != usual}
@@ -167,9 +167,7 @@ def write(updates: Updates, folder: Path, *, like: Saved) -> Updates:
         inference_mode=True,
     )
     config.save_pretrained(str(folder))
-    written = {
-        layer: Update(down.float().contiguous(), up.float().contiguous()) for layer, (down, up) in updates.items()
-    }
+    written = {layer: Update(*(each.float().contiguous() for each in update)) for layer, update in updates.items()}
     tensors = {
         f"{PREFIX}{layer}.lora_{part}.weight": tensor
         for layer, update in written.items()
@@ -199,11 +197,10 @@ def _require_plain(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def beyond_updates(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a LoraConfig by which an adapter is more than its updates."""
-    settings = {
-        key: value for key, value in config.items() if key not in HARMLESS and value not in (None, False, "none")
-    }
-    settings = {key: value for key, value in settings.items() if value not in ({}, []) and key != "init_lora_weights"}
+    """Settings of a LoraConfig that make an adapter more than a sum of updates."""
+    off: tuple[object, ...] = (None, False, "none", {}, [])
+    known = {*HARMLESS, "init_lora_weights"}
+    settings = {key: value for key, value in config.items() if key not in known and value not in off}
     start = config.get("init_lora_weights", True)
     return settings if start in PLAIN_STARTS else {**settings, "init_lora_weights": start}
 
@@ -227,7 +224,7 @@ def _require_one_backbone(adapters: Sequence[Saved]) -> None:
 
 
 def scale(config: Mapping[str, Any], layer: str, rank: int) -> float:
-    """Factor of a layer's B A, as PEFT computes it."""
+    """Factor of a layer's B A in PEFT."""
     patterns: dict[str, float] = config.get("alpha_pattern") or {}
     alpha: float = patterns.get(get_pattern_key(list(patterns), layer)) or config["lora_alpha"]
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank

@@ -21,7 +21,7 @@ LORA_OPTIONS: dict[str, str] = {
     "Take adapter.method=lora.",
     "qalora": "PEFT has it for GPTQ weights alone. Take adapter.method=lora with model.weights=nf4.",
 }
-"""Options of PEFT's LoRA that are methods to those who know them, and that are not offered."""
+"""Options of PEFT's LoRA that a user may know as methods, and that are not offered: the reason, and what to write."""
 
 NOT_OFFERED: dict[str, str] = {
     **LORA_OPTIONS,
@@ -45,7 +45,7 @@ NOT_OFFERED: dict[str, str] = {
     "xlora": "it trains no adapter, but what chooses among adapters that are trained already. "
     "Train these with adapter.method=lora, and add them up with `workbench combine`.",
 }
-"""Methods of PEFT's list that `adapter.method` does not have: the reason, and what to write instead."""
+"""Methods of PEFT that `adapter.method` does not have: the reason, and what to write instead."""
 
 
 WEIGHTS = ("float32", "bfloat16", "float16", "int8", "nf4", "fp4")
@@ -59,30 +59,30 @@ METHODS: dict[str, type[Method]] = {}
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """Facts about a method, for people who choose one and for the checks that refuse wrong combinations."""
+    """Facts about a method, for users who choose one and for the checks that refuse wrong combinations."""
 
     trains: str
     """The parameters that train, in a few words."""
     paper: str
     """Authors, year and arXiv number."""
     weights: tuple[str, ...] = WEIGHTS
-    """Formats of the backbone's weights that it works over."""
+    """Formats of the backbone's weights that it supports."""
     why_weights: str = ""
-    """Reason for which it works over no other format; empty where it works over all."""
+    """Why it supports no other format; empty where it supports all."""
     no_merge: str = ""
-    """Reason for which it cannot be added into the backbone's weights; empty where it can."""
+    """Why it cannot be merged into the backbone's weights; empty where it can."""
     starts_elsewhere: str = ""
-    """Reason for which a fresh adapter changes the outputs of the backbone; empty where it does not."""
+    """Why a fresh adapter changes the outputs of the backbone; empty where it does not."""
     no_packing: str = ""
-    """Reason for which the rows under it cannot lie in one sequence; empty where they can."""
+    """Why rows cannot be packed with it; empty where they can."""
     draws: bool = False
-    """Whether each token of a row draws numbers of its own in training, besides dropout."""
+    """Whether it draws random numbers for each token in training, besides dropout."""
     plans_steps: bool = False
-    """Whether it has to know how many steps there will be."""
+    """Whether it needs the number of optimizer steps in advance."""
     no_freezing: str = ""
-    """Reason for which no policy can freeze layers of the backbone under it; empty where one can."""
+    """Why no policy can freeze layers of the backbone with it; empty where one can."""
     token_rows: bool = False
-    """Whether rows of new tokens can train beside it."""
+    """Whether embeddings of new tokens can train beside it."""
 
 
 @dataclass(frozen=True)
@@ -90,35 +90,35 @@ class ExtraParameters:
     """Parameters that train beside the adapter and are saved with it."""
 
     token_rows: dict[str, list[int]] | None = None
-    """Leaf name of the embedding, and of an untied head, to the rows of added tokens."""
+    """Rows of added tokens, by the leaf name of the embedding and of an untied head."""
     heads: list[str] = field(default_factory=list)
     """Leaf names of modules that train whole, such as a fresh classification head."""
 
 
 Sample = Callable[[], "Iterator[dict[str, Tensor]]"]
-"""Model inputs of some training rows, one micro-batch after the other, for methods that start from data."""
+"""Yields model inputs of some training rows, one micro-batch at a time, for methods that start from data."""
 
 RowLosses = Iterator["Tensor"]
-"""Losses of training rows, one row after the other, each with a graph that is computed when it is asked for."""
+"""Losses of training rows, one row at a time, each with a graph that is computed when it is asked for."""
 
 
 class TrainHook(Protocol):
-    """A method's own work during training, besides the loss and the optimizer: AdaLoRA moves its ranks.
+    """A method's own work during training, besides the loss and the optimizer: AdaLoRA reallocates ranks.
 
-    It works on the float32 values and gradients that the optimizer works on, never on the copies that compute.
+    It works on the optimizer's float32 values and gradients, never on the half-precision copies that compute.
     """
 
     def on_gradients(self) -> None:
-        """Called once a step when the loss's gradients are there, before clipping: looks at them, or adds to them."""
+        """Called once a step after the backward pass and before clipping; reads the gradients or adds to them."""
 
     def after_step(self, step: int) -> None:
         """Called after optimizer step `step` (counted from 1), with that step's gradients in place."""
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that its next actions depend on, for a checkpoint."""
+        """Its state, for a checkpoint."""
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Go on from a checkpoint."""
+        """Continue from the `state` of a checkpoint."""
 
 
 class Method(Tagged):
@@ -130,9 +130,9 @@ class Method(Tagged):
     refused: ClassVar[Mapping[str, str]] = NOT_OFFERED
 
     without_looking: ClassVar[str] = "adapter.method=lora"
-    """Settings to write in place of this method's where rows have no losses to look at before the first step."""
+    """Settings to write instead where rows have no loss before the first step that `choose` could use."""
     made_of_values: ClassVar[bool] = False
-    """Whether PEFT makes it from numbers that it draws itself, which takes memory even where it is only counted."""
+    """Whether PEFT makes it from random numbers of its own, which takes memory even where it is only counted."""
     about: ClassVar[dict[str, MethodInfo]] = {}
     """Facts for each name that `method` may have."""
     method: str
@@ -150,11 +150,11 @@ class Method(Tagged):
 
     @property
     def noise(self) -> float:
-        """Share of what it computes that is dropped at random while training."""
+        """Its dropout rate in training."""
         return 0.0
 
     def extra_positions(self, model: PreTrainedModel) -> int:
-        """Number of positions of the backbone that it takes before each row."""
+        """Positions that it takes before each row, such as virtual tokens."""
         return 0
 
     def refusal(self, model: PreTrainedModel) -> str | None:
@@ -162,16 +162,16 @@ class Method(Tagged):
         return None
 
     def no_checkpointing(self, model: PreTrainedModel) -> str:
-        """Say why gradient checkpointing does not go with this backbone; empty where it does."""
+        """Say why it does not work with activation checkpointing on this backbone; empty where it does."""
         return ""
 
     @property
     def planned(self) -> Method:
-        """The method by which a plan counts it: itself, or one of equal size that needs to know no rows."""
+        """The method that a plan counts in its place: itself, or one of equal size that needs no training rows."""
         return self
 
     def modules(self, model: PreTrainedModel) -> list[str]:
-        """Names of the modules that it changes, as `check` shows them; raises ConfigError where there are none."""
+        """Names of the modules that it changes, which `check` prints; raises ConfigError where there are none."""
         raise NotImplementedError
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
@@ -182,35 +182,35 @@ class Method(Tagged):
         """Set initial values that need more than shapes; random numbers come from torch's seeded generator."""
 
     def choose(self, model: PeftModel, losses: RowLosses) -> None:
-        """Before the first step, choose what trains, or from where, by gradients of training rows; most do not ask."""
+        """Choose what trains, or its initial values, by gradients of training rows before the first step."""
 
     def chosen(self, model: PeftModel) -> dict[str, Tensor]:
-        """Tensors that say what trains and do not train themselves, by names of their own: a checkpoint holds them.
+        """Tensors for a checkpoint that say what trains, such as indices, by name.
 
-        One that has the name of a parameter that trains is where this one begins.
+        A tensor with the name of a trainable parameter is that parameter's initial value.
         """
         return {}
 
     @property
     def looks(self) -> int:
-        """Training rows whose gradients `choose` looks at."""
+        """Number of training rows that `choose` takes gradients of."""
         return 0
 
     def rate_factor(self, parameter: str) -> float:
-        """Learning rate of a parameter, by its name in the model, relative to `train.learning_rate`."""
+        """Learning rate of a parameter relative to `train.learning_rate`, by its name in the model."""
         return 1.0
 
     def decays(self, parameter: str) -> bool:
-        """Whether weight decay applies to a matrix, named as in the model; not where 0 would remove an activation."""
+        """Whether weight decay applies to a matrix of this name; not to factors, where 0 would remove an activation."""
         return True
 
     def train_hook(self, trainable: Mapping[str, nn.Parameter], *, steps: int | None) -> TrainHook | None:
-        """The companion of one training; most methods need none.
+        """The hook of one training; None for most methods.
 
         Args:
-            steps: Optimizer steps of the run; None where tokens or wall clock end it, which is not for methods whose
-                facts say `plans_steps`.
             trainable: The float32 values that train, by the parameter's name in the model.
+            steps: Optimizer steps of the run; None where tokens or time end it, which is refused for methods with
+                `plans_steps`.
         """
         return None
 

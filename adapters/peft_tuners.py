@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class OwnForm:
-    """Mixed into a PEFT tuner: says what is saved in place of its own configuration and tensors."""
+    """Mixed into a PEFT tuner whose saved adapter differs from the live one: PiSSA and AdaLoRA ship plain LoRA."""
 
     @abstractmethod
     def shipped(self, name: str, tensors: dict[str, Tensor]) -> tuple[PeftConfig, dict[str, Tensor]]:
         """Configuration and tensors that stock PEFT loads onto the original backbone.
 
         Args:
-            name: Of the adapter.
-            tensors: The whole model's, by name; may be changed and returned. The live configuration is not.
+            name: Name of the adapter.
+            tensors: Those of the whole model, by name; may be changed and returned. The live configuration may not.
         """
 
 
 @contextmanager
 def as_shipped(model: PeftModel) -> Iterator[dict[str, Tensor] | None]:
-    """Inside, PEFT saves `model` as its tuner ships it, given the tensors that this yields; None means its own."""
+    """Yields the tensors that PEFT is to save inside the block, None for its own; sets the configuration to match."""
     tuner = model.base_model
     if not isinstance(tuner, OwnForm):
         yield None
@@ -52,11 +52,11 @@ def as_shipped(model: PeftModel) -> Iterator[dict[str, Tensor] | None]:
 
 
 class ModuleTuner(BaseTuner):
-    """Puts layers beside the modules whose whole paths are `target_modules`, and takes them off."""
+    """Base of tuners that put layers beside modules; `target_modules` are whole paths."""
 
     @abstractmethod
     def put(self, config: PeftConfig, name: str, target: nn.Module, path: str) -> None:
-        """Add the adapter `name` to the layer beside `target`, the module at `path`, and make that layer if need be."""
+        """Add the adapter `name` to the layer beside `target`, the module at `path`; make the layer if needed."""
 
     def _create_and_replace(
         self,
@@ -72,19 +72,19 @@ class ModuleTuner(BaseTuner):
 
     @abstractmethod
     def take_off(self, *, merge: bool) -> None:
-        """Leave the backbone without layers of ours.
+        """Remove our layers from the backbone.
 
         Args:
-            merge: What the active ones do is to become part of it.
+            merge: Make what the active ones do a part of the backbone.
         """
 
     @staticmethod
     def _check_target_module_exists(peft_config: PeftConfig, key: str) -> bool:
-        """Compare whole paths, where PEFT would take the ends of others for them."""
+        """Compare whole paths; PEFT would also match their ends."""
         return key in peft_config.target_modules  # type: ignore[attr-defined]
 
     def _check_merge_allowed(self) -> None:
-        """Allow it, also under tied weights, which layers beside modules leave alone."""
+        """Allow merging under tied weights, too, which layers beside modules do not change."""
 
     def _unload_and_optionally_merge(
         self,
@@ -105,7 +105,7 @@ class UnmergeableTuner(ModuleTuner):
     """A tuner whose layers are no update of weights."""
 
     why: str
-    """Why they cannot be merged, and what to do instead."""
+    """Why it cannot be merged, and what to do instead."""
 
     def _check_merge_allowed(self) -> None:
         raise ConfigError(self.why)
@@ -119,18 +119,18 @@ OURS = (
     "workbench.adapters.prompts.prefix_tuner",
     "workbench.adapters.prompts.visual_prompt_tuner",
 )
-"""Modules that register a tuner, or complete one of PEFT's, when they are imported."""
+"""Modules that register a tuner, or patch one of PEFT's, when they are imported."""
 
 
 def register_ours() -> None:
-    """Register every tuner of ours, before PEFT reads a configuration that names one."""
+    """Register all our tuners, before PEFT reads a configuration that names one."""
     for name in OURS:
         importlib.import_module(name)
 
 
 @dataclass
 class TunerConfig(PeftConfig):
-    """Base of the settings of our tuners, each of the type that it is registered as."""
+    """Base of our tuners' configurations, whose type `register_tuner` sets."""
 
     kind: ClassVar[PeftType]
     modules_to_save: list[str] | None = None
@@ -144,8 +144,8 @@ class TunerConfig(PeftConfig):
 def register_tuner(name: str, config: type[TunerConfig], tuner: type[BaseTuner]) -> None:
     """Register `tuner` under `name` (lower case), its PeftType; its parameters' prefix is `name` + "_".
 
-    PEFT only registers what its enumeration PeftType names, and an enumeration cannot be extended in public:
-    the member is added through enum's own maps. PEFT's minor version is pinned for that.
+    PEFT only registers members of its enumeration PeftType, which has no public way to be extended: the member is added
+    through enum's own maps. PEFT's minor version is pinned for that.
     """
     key = name.upper()
     if key in PeftType.__members__:
@@ -156,6 +156,6 @@ def register_tuner(name: str, config: type[TunerConfig], tuner: type[BaseTuner])
     PeftType._member_map_[key] = member
     PeftType._value2member_map_[key] = member
     PeftType._member_names_.append(key)
-    type.__setattr__(PeftType, key, member)  # Enum's own refuses the name of a member
+    type.__setattr__(PeftType, key, member)  # Enum refuses to set a member's name
     config.kind = member
     register_peft_method(name=name, config_cls=config, model_cls=tuner)

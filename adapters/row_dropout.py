@@ -1,7 +1,7 @@
 """Dropout and noise whose values depend on the seed, the step, the row and the layer alone.
 
-A value is a hash of these and of the token's place and the unit, rather than a draw from a stream of random numbers. So
-it is the same whichever rows share a micro-batch, on every device, in a replayed forward pass, and after a resume.
+A value is a hash of these and of the token's place and the unit, not taken from a stream of random numbers. So it is
+the same whichever rows share a micro-batch, on every device, in a recomputed forward pass, and after a resume.
 
 Legend: B rows, T tokens of a row, I inputs, R ranks.
 """
@@ -38,17 +38,17 @@ class RowDraw(NamedTuple):
     lengths: npt.NDArray[np.int64] | None = None
     """Tokens of each row, for noise that depends on them."""
     packed: bool = False
-    """Whether the rows are one sequence; `lengths` say where each ends."""
+    """Whether the rows are packed into one sequence, in which `lengths` say where each ends."""
     copy: int = 0
-    """Which of several passes over the same rows it is; each has other numbers."""
+    """Number of the pass, where the same rows are passed several times with different values."""
 
 
 class _Now:
-    """The rows that compute now. Backward passes run in threads of their own, and replay layers there."""
+    """The rows of the current pass, for all threads: backward passes recompute layers in threads of their own."""
 
     keys_B: Tensor | None = None
     whole_B: Tensor | None = None
-    """A key of each of packed rows, where `keys_B` has those of their tokens."""
+    """Keys of packed rows, where `keys_B` has those of their tokens."""
     lengths_B: Tensor | None = None
     step_B: npt.NDArray[np.int64] = np.zeros(1, np.int64)
     """A key of the step of each row's training."""
@@ -67,7 +67,7 @@ _NOW = _Now()
 
 @contextmanager
 def drawing(draws: Sequence[RowDraw], device: torch.device) -> Iterator[None]:
-    """Inside, the rows of the batch are these, in this order; the backward pass belongs inside too."""
+    """Declare the rows of the batch, in their order, for the forward and the backward pass inside the block."""
     each = [_keys(draw) for draw in draws]
     keys_B = np.concatenate(each)
     known = [draw.lengths for draw in draws if draw.lengths is not None]
@@ -75,7 +75,7 @@ def drawing(draws: Sequence[RowDraw], device: torch.device) -> Iterator[None]:
     _NOW.whole_B = None
     if draws[0].packed:
         _NOW.whole_B = _sent(keys_B, device)
-        # Those of each training count from its own first token, as a member of a bank sees its tokens alone.
+        # Keys of each training count from its own first token, as a member of a bank sees only its own tokens.
         keys_B = np.concatenate([_token_keys(*pair) for pair in zip(each, known, strict=True)], axis=1)
     _NOW.keys_B = _sent(keys_B, device)
     _NOW.lengths_B = _sent(np.concatenate(known), device) if known else None
@@ -89,11 +89,11 @@ def drawing(draws: Sequence[RowDraw], device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def of_rows(rows: slice, tokens: slice, *, count: int, total: int) -> Iterator[None]:
-    """Inside, some of the rows compute alone, as they do in a layer that only they go through.
+    """Declare that inside the block only some of the rows pass a layer.
 
     Args:
-        rows: Which of `count` they are. All members of a bank may read the same rows, which `drawing` has once.
-        tokens: Which of `total` theirs are, where rows are packed.
+        rows: Their places among `count` rows. All members of a bank may read the same rows, which `drawing` has once.
+        tokens: Their places among `total` tokens, where rows are packed.
     """
     before, keys_B = _NOW.state, _NOW.keys_B
     if keys_B is None:
@@ -110,7 +110,7 @@ def of_rows(rows: slice, tokens: slice, *, count: int, total: int) -> Iterator[N
 
 
 def _part(values: Tensor, where: slice, many: int) -> Tensor:
-    """Those at `where` of `many` in the last dimension, which repeats."""
+    """The values at `where` of the last dimension, after it was repeated to the length `many`."""
     size = values.shape[-1]
     if many == size or where.stop <= size:
         return values[..., where]
@@ -118,19 +118,19 @@ def _part(values: Tensor, where: slice, many: int) -> Tensor:
 
 
 def _sent(values: npt.NDArray[np.int64], device: torch.device) -> Tensor:
-    """The values on a device; a host that sends them from pinned memory does not wait until they are there."""
+    """The values on a device, sent from pinned memory, so that the host does not wait for the copy."""
     here = torch.from_numpy(values)
     return here if device.type == "cpu" else here.pin_memory().to(device, non_blocking=True)
 
 
 def row_keys(tokens: int | None = None) -> Tensor | None:
-    """A key (B,) of each row that computes now; None outside of `drawing`.
+    """A key (B,) for each row of the current pass; None outside of `drawing`.
 
-    Packed rows are one sequence, with a key for each of its tokens (1, T): `row_hash` gives each token the numbers
-    that it has in a row of its own. Those of each training in the batch are told from its first token on.
+    Packed rows are one sequence with a key for each token (1, T), by which `row_hash` gives the token the values that
+    it has in an unpacked row.
 
     Args:
-        tokens: That a layer sees of all rows. Where these are the first tokens of packed rows alone, the keys are
+        tokens: Number of tokens that a layer sees. If it sees only the first token of each packed row, the keys are
             those of rows (B,).
     """
     return _NOW.whole_B if _NOW.whole_B is not None and tokens == len(_NOW.whole_B) else _NOW.keys_B
@@ -138,7 +138,7 @@ def row_keys(tokens: int | None = None) -> Tensor | None:
 
 @contextmanager
 def among(start: int, stop: int) -> Iterator[None]:
-    """Inside, layers see the tokens from `start` to `stop` of each row alone, and give them the numbers of all."""
+    """Declare that inside the block layers see only the tokens from `start` to `stop` of each row."""
     before = _NOW.keys_B, _NOW.whole_B
     if (keys_B := _NOW.keys_B) is not None:
         own = keys_B if keys_B.ndim == 1 else keys_B[:, start:stop]
@@ -150,16 +150,16 @@ def among(start: int, stop: int) -> Iterator[None]:
 
 
 def row_lengths() -> Tensor | None:
-    """Tokens (B,) of each row that computes now, as far as they are told."""
+    """Tokens (B,) of each row of the current pass, where `drawing` was told."""
     return _NOW.lengths_B
 
 
 def row_hash(keys_B: Tensor, place: int | Tensor, *, tokens: int, units: int) -> Tensor:
-    """Evenly spread int32 numbers (B, tokens, units) of each row at a place of the model.
+    """Uniform int32 numbers (B, tokens, units) for each row at a place of the model.
 
     Args:
-        keys_B: Of the rows, or of the tokens of packed rows (1, tokens), from `row_keys`.
-        place: Another number, or scalar tensor, for each layer.
+        keys_B: Keys of rows, or of the tokens of packed rows (1, tokens), from `row_keys`.
+        place: A number, or scalar tensor, that differs from layer to layer.
     """
     tokens_T = torch.arange(tokens, device=keys_B.device)
     place = place.to(keys_B.device) if isinstance(place, Tensor) else place
@@ -172,10 +172,7 @@ def row_hash(keys_B: Tensor, place: int | Tensor, *, tokens: int, units: int) ->
 
 
 class RowDropout(nn.Dropout):
-    """Drops inputs of each row by itself; as nn.Dropout outside of `drawing`, and where tokens are not in rows.
-
-    Tokens are not in rows where a layer chooses among them, as some experts do.
-    """
+    """Dropout by row; as nn.Dropout outside of `drawing`, and in layers that choose among tokens, as experts do."""
 
     layer_key: Tensor
 
@@ -189,12 +186,12 @@ class RowDropout(nn.Dropout):
         return self.drop(x, keys_B)
 
     def drop(self, x: Tensor, keys_B: Tensor) -> Tensor:
-        """Drop inputs of `x` (B, ..., I) or (B * T, I): linear in `x`, and the same whenever it is called.
+        """Drop inputs of `x` (B, ..., I) or (B * T, I): linear in `x`, and the same at every call.
 
-        Of what convolutions read (B, channels, height, width) it drops single values.
+        In the input of convolutions (B, channels, height, width) it drops single values.
 
         Args:
-            keys_B: Of the rows of `x`.
+            keys_B: Keys of the rows of `x`.
         """
         x_BTI = x.reshape(len(keys_B), -1, x.shape[-1])
         hash_BTI = row_hash(keys_B, self.layer_key, tokens=x_BTI.shape[1], units=x_BTI.shape[2])
@@ -203,7 +200,7 @@ class RowDropout(nn.Dropout):
 
 
 class StepDropout(MultiplicativeDropoutLayer):
-    """BOFT's dropout: replaces the same blocks of a rotation for all rows of a step, who share the rotation."""
+    """BOFT's dropout: replaces the same blocks of a rotation for all rows of a step, since they share the rotation."""
 
     layer_seed: int
 
@@ -211,7 +208,7 @@ class StepDropout(MultiplicativeDropoutLayer):
         if not self.training or row_keys() is None:
             untouched: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
             return untouched
-        with torch.random.fork_rng(devices=[]):  # PEFT draws from the host's numbers
+        with torch.random.fork_rng(devices=[]):  # PEFT draws from the CPU's generator
             torch.default_generator.manual_seed((int(_NOW.step_B[0]) ^ self.layer_seed) & (2**63 - 1))
             replaced: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
         return replaced
@@ -226,28 +223,31 @@ def drop_by_row(model: nn.Module) -> None:
     for path, layer in layers:
         for inner, module in layer.named_modules():
             if type(module) in _KINDS and module.p:
-                place = f"{path}.{inner.rpartition('.')[0]}"  # without the adapter's name: members of a bank have each
-                key = int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "big", signed=True)
+                key = _layer_key(f"{path}.{inner.rpartition('.')[0]}")  # without the adapter's name, other in a bank
                 module.__class__ = _KINDS[type(module)]
                 module.layer_seed = key
-                if isinstance(module, RowDropout):  # a tensor, so that compiled code serves all layers
+                if isinstance(module, RowDropout):  # a tensor, so that one compiled layer serves all
                     at = next((each.device for each in layer.parameters() if each.device.type != "meta"), None)
                     module.register_buffer("layer_key", torch.tensor(key, device=at), persistent=False)
 
 
 def _token_keys(keys_B: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """A key for each token of packed rows (1, T): `row_hash` adds its place in the sequence, not in its row."""
+    """A key for each token of packed rows (1, T), less its row's start: `row_hash` adds its place in the sequence."""
     start_B = np.cumsum(lengths_B) - lengths_B
     with np.errstate(over="ignore"):
         return np.repeat(keys_B - start_B * np.int64(_GOLDEN), lengths_B)[None]
 
 
 def _keys(draw: RowDraw) -> npt.NDArray[np.int64]:
-    """A key for each row, in which every bit depends on seed, step and row."""
+    """A key for each row; every bit depends on seed, step and row."""
     entropy = [draw.seed, draw.step, draw.copy] if draw.copy else [draw.seed, draw.step]
     start = np.random.SeedSequence(entropy).generate_state(1, np.uint64).view(np.int64)
     mixed: npt.NDArray[np.int64] = _mixed(torch.from_numpy(start + draw.rows * np.int64(_GOLDEN))).numpy()
     return mixed
+
+
+def _layer_key(path: str) -> int:
+    return int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def _mixed(keys: Tensor) -> Tensor:
@@ -263,7 +263,7 @@ def _high(keys: Tensor) -> Tensor:
 
 
 class NoiseByRow:
-    """Mixed into PEFT's layer: draws for each row by itself; as PEFT does where nobody says which rows compute."""
+    """Mixed into PEFT's layer: noise by row; as in PEFT outside of `drawing`."""
 
     noise_key: int
 
@@ -275,19 +275,18 @@ class NoiseByRow:
             return drawn
         tokens = keys_B.shape[1] if keys_B.ndim == 2 else mean[..., 0].numel() // len(keys_B)
         hash_BTR = row_hash(keys_B, self.noise_key, tokens=tokens, units=mean.shape[-1])
-        # Evenly spread numbers between -1 and 1 become normal ones; the largest are 5.4 standard deviations away.
+        # Uniform numbers between -1 and 1 become normal ones, of at most 5.4 standard deviations.
         even_BTR = (hash_BTR.float() + 0.5) * 2**-31
         normal = torch.erfinv(even_BTR.clamp(-1 + 2**-24, 1 - 2**-24)) * 2**0.5
         return mean + (normal.view(mean.shape) * (0.5 * log_variance).exp()).to(mean.dtype)
 
 
 def draw_noise_by_row(model: nn.Module) -> None:
-    """Make the noise of all layers in `model` a function of seed, step, row and layer."""
+    """Make the noise of PVeRA's layers in `model` a function of seed, step, row and layer."""
     made: dict[type[Any], type[Any]] = {}
     layers: list[tuple[str, Any]] = [pair for pair in model.named_modules() if isinstance(pair[1], PveraLayer)]
     for path, layer in layers:
         kind = type(layer)
         made.setdefault(kind, type(f"RowNoise{kind.__name__}", (NoiseByRow, kind), {}))
-        key = hashlib.blake2b(path.encode(), digest_size=8).digest()
-        layer.noise_key = int.from_bytes(key, "big", signed=True)
+        layer.noise_key = _layer_key(path)
         layer.__class__ = made[kind]

@@ -6,7 +6,7 @@ import difflib
 import itertools
 import math
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -35,23 +35,15 @@ Targets = (
 """A role, or module names such as [q_proj, v_proj]."""
 
 
-class PeftCommon(TypedDict):
-    """Settings that the configurations of all tuners of PEFT on layers have."""
-
-    task_type: str | None
-    target_modules: list[str]
-    modules_to_save: list[str] | None
-
-
 def drawn_seed() -> int:
-    """A number from torch's generator, for tuners that make numbers by a seed of their own."""
+    """A seed from torch's generator, for tuners that take a seed of their own."""
     import torch
 
     return int(torch.randint(2**31, ()))
 
 
 class OnLayers(Method):
-    """Base of the methods that change linear layers, and where they can, convolutions."""
+    """Base of the methods that change linear layers, and some of them convolutions."""
 
     changes_convolutions: ClassVar[bool] = False
     """Whether the method works on convolutions, too."""
@@ -86,13 +78,11 @@ class OnLayers(Method):
         """Names of the layers that are changed."""
         return resolve(model, self.targets)
 
-    def common(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftCommon:
-        """Settings of layers and head that every tuner of PEFT has."""
-        return {
-            "task_type": task(model),
-            "target_modules": self.modules(model),
-            "modules_to_save": beside.heads or None,
-        }
+    def common(self, model: PreTrainedModel, beside: ExtraParameters) -> dict[str, Any]:
+        """Settings of layers, head and rows of tokens that every tuner of PEFT has."""
+        rows = {"trainable_token_indices": beside.token_rows} if self.facts.token_rows else {}
+        modules, heads = self.modules(model), beside.heads or None
+        return {"task_type": task(model), "target_modules": modules, "modules_to_save": heads, **rows}
 
     def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
         """PEFT's configuration for this backbone: the class `tuner` with `common` and `settings`."""
@@ -121,7 +111,7 @@ class OnLayers(Method):
         return f"adapter.{key}={value} does not divide the sizes of all layers. Write one of {able}."
 
     def too_few(self, model: PreTrainedModel, share: float) -> str | None:
-        """Why a share of each layer's weights is too small; None where it leaves one at least."""
+        """Why a share of each layer's weights is too small; None where it is at least one weight of each."""
         for path, (inputs, outputs) in self.sizes(model).items():
             if int(inputs * outputs * share) < 1:
                 return f"{path} has {inputs * outputs:,} weights. Write adapter.share={2 / (inputs * outputs):.1g}."
@@ -142,7 +132,7 @@ class OnLayers(Method):
 
 
 class OnLinear(OnLayers):
-    """Base of the methods on layers that drop some of the adapter's inputs while training."""
+    """Base of the methods on layers with dropout of the adapter's inputs."""
 
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the adapter's inputs that is dropped while training."""
@@ -155,9 +145,9 @@ class OnLinear(OnLayers):
 def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
     """Module names for a role (`attention`, `mlp`, `all-linear`, `convolutions`, `all-layers`) or a list of names.
 
-    Leaf names such as `q_proj` where they mean the same everywhere, full paths where a leaf name (BERT's `dense`)
-    stands both inside and outside the role. A role names nothing outside the blocks, but for the convolution that reads
-    the pixels, which is one of `all-layers`.
+    Leaf names such as `q_proj` where all modules of that name have the role, full paths where only some have it (BERT's
+    `dense`). A role names nothing outside the blocks, except that `all-layers` includes the convolution that reads the
+    pixels.
 
     Raises:
         ConfigError: a name matches no such layer (the nearest that exist are listed).
@@ -171,13 +161,10 @@ def resolve(model: PreTrainedModel, targets: str | Sequence[str]) -> list[str]:
         near = sorted({match for name in unknown for match in difflib.get_close_matches(name, leaves, n=3, cutoff=0.3)})
         raise ConfigError(
             f"adapter.targets: no linear layer of {type(model).__name__} is called {', '.join(unknown)}. "
-            f"Nearest: {', '.join(near or sorted(leaves))}. Roles: attention, mlp, all-linear" + _also(model)
+            f"Nearest: {', '.join(near or sorted(leaves))}. Roles: attention, mlp, all-linear"
+            f"{', convolutions, all-layers' if convolutions(model) else ''}."
         )
     return list(targets)
-
-
-def _also(model: PreTrainedModel) -> str:
-    return ", convolutions, all-layers." if convolutions(model) else "."
 
 
 def _of_role(model: PreTrainedModel, role: str) -> list[str]:
@@ -212,12 +199,12 @@ def _by_name(model: PreTrainedModel) -> list[str]:
 
 
 def about_experts(model: PreTrainedModel, method: Method) -> str | None:
-    """Sentences on what a method on linear layers trains and leaves frozen of a mixture; None where it is none."""
+    """Sentences on what a method trains and leaves frozen of a mixture of experts; None for a dense backbone."""
     experts = fused_experts(model)
     if not experts or not isinstance(method, OnLayers):
         return None
     if getattr(method, "experts", False):
-        sentences = ["Mixture of experts: each expert has an update of its own; what chooses among them stays frozen."]
+        sentences = ["Mixture of experts: each expert has an update of its own; the router stays frozen."]
     else:
         share = sum(each.numel() for each in experts.values()) / sum(each.numel() for each in model.parameters())
         sentences = [
@@ -248,14 +235,14 @@ def _layers(model: PreTrainedModel, targets: str | Sequence[str]) -> dict[str, n
 
 
 def short_names(model: PreTrainedModel, paths: Collection[str]) -> list[str]:
-    """Leaf names where they mean the modules at `paths` and no others; otherwise the paths."""
+    """Leaf names where they match the modules at `paths` and no others; otherwise the paths."""
     leaves = {_leaf(path) for path in paths}
     others = {_leaf(name) for name, _ in model.named_modules() if name not in set(paths)}
     return sorted(paths) if leaves & others else sorted(leaves)
 
 
 def matches(path: str, name: str) -> bool:
-    """Whether a module at `path` is meant by `name`, a leaf name or the end of a path."""
+    """Whether `name`, a leaf name or the end of a path, matches a module at `path`."""
     return path == name or path.endswith("." + name)
 
 
@@ -264,11 +251,10 @@ def _leaf(path: str) -> str:
 
 
 def taken_for_experts(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
-    """Those of the names of linear layers that PEFT gives to the experts instead, so that LoRA cannot have the layers.
+    """Those names of linear layers that PEFT takes for experts, so that LoRA cannot change the layers.
 
-    transformers 5 puts the experts' matrices into one parameter. So that older adapters load, PEFT translates the names
-    that they had (gate_proj, up_proj, down_proj), also where dense MLPs or shared experts have them, as in DeepSeek-V3.
-    It does so whenever such an adapter is loaded, and so everywhere.
+    transformers 5 puts the experts' matrices into one parameter. For older adapters PEFT translates the names that
+    these matrices had (gate_proj, up_proj, down_proj), even where dense MLPs or shared experts have them (DeepSeek-V3).
     """
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers

@@ -1,9 +1,9 @@
 """A bank: K adapters, with classification heads where the backbone has one, over one frozen backbone.
 
-One forward pass computes rows of all members, each row with its own adapter, as if its adapter were the only one. The
-methods of members may differ. PEFT holds those of plain LoRA by name in one model, so that their low-rank products are
-computed together (`bank_layers`); every other one has layers of its own (`bank_members`). Each is saved and loaded like
-an adapter that is alone.
+One forward pass computes rows of all members, each row with its own adapter, as if that adapter were the only one. The
+members' methods may differ. PEFT holds plain LoRA by name in one model, so that the low-rank products are computed
+together (`bank_layers`); every other member has layers of its own (`bank_members`). Each is saved and loaded like a
+single adapter.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Bank:
 
     Args:
         backbone: What all members share.
-        plain: The same with the LoRA adapters of members, by their names; None where there are none.
-        members: Names of all members, in order; of the others `add` gives the adapters.
-        bare: A copy of the backbone without adapters, for members of other methods and those that begin later.
+        plain: The same with the plain LoRA adapters of members, by name; None where there are none.
+        members: Names of all members, in order; `add` brings the adapters of those that are not in `plain`.
+        bare: A copy of the backbone without adapters, for members of other methods and for those that begin later.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Bank:
                 layer.routing, layer.own = self._routing, {}
 
     def add(self, member: str, attached: PeftModel) -> None:
-        """The adapter of a member whose rows go through layers of its own, over `copy` of the backbone."""
+        """Add the adapter of a member with layers of its own, attached to a `copy` of the backbone."""
         assert self._others is not None, "a bank of LoRA alone has no copy of its backbone"
         self._others.add(member, attached)
 
@@ -112,12 +112,12 @@ class Bank:
         self._route_layers()
 
     def begin(self, config: Method, *, seed: int, number: int) -> str:
-        """A fresh, trainable adapter as one more member, with the values that it begins with alone; returns its name.
+        """Add a fresh, trainable adapter with the initial values that it has alone; returns its name.
 
         Args:
-            config: Of a method that was among `later` when the bank was made.
-            seed: Decides the values.
-            number: In its name, which no other member has.
+            config: One of `later` of the bank.
+            seed: Of the initial values.
+            number: Part of its name, other than those of all members.
         """
         name = _name(number)
         assert self._others is not None, "a bank that members join has a copy of its backbone"
@@ -146,28 +146,25 @@ class Bank:
         plain: Any = self._plain
         training = {id(each) for each in self.model.parameters() if each.requires_grad}
         rest = [each for each in plain.peft_config if each != member]
-        if rest and member in plain.active_adapters:  # PEFT lets the one that is active train, and no other
+        if rest and member in plain.active_adapters:  # PEFT lets only the active one train
             plain.set_adapter(rest[0])
         plain.delete_adapter(member)
         for parameter in self.model.parameters():
             parameter.requires_grad_(id(parameter) in training)
 
     def give_head(self, member: str, path: str, head: nn.Module) -> None:
-        """Put a trainable head at `path` of the backbone in the place of the member's own."""
-        heads, key = self._heads(member, path)
-        heads[key] = head.requires_grad_(True)
-
-    def _heads(self, member: str, path: str) -> tuple[Any, str]:
+        """Replace the member's head at `path` of the backbone by a trainable one."""
         wrapped: Any = self.model.get_submodule(f"base_model.model.{path}")
         own = wrapped.own.get(member)
-        return (wrapped.modules_to_save, member) if own is None else (own.modules_to_save, ALONE)
+        heads, key = (wrapped.modules_to_save, member) if own is None else (own.modules_to_save, ALONE)
+        heads[key] = head.requires_grad_(True)
 
     @contextmanager
     def route(self, rows: Sequence[MemberRows], *, length: int | None) -> Iterator[None]:
-        """Inside, a batch's rows belong to these members, in this order; the backward pass belongs inside too.
+        """Declare which members the batch's rows belong to, for the forward and the backward pass inside the block.
 
         Args:
-            length: Tokens of each row, padding included; of no account for pictures. None: rows are packed.
+            length: Tokens of each row, padding included; unused for pictures. None: rows are packed.
         """
         self._routing.set(rows, length=length)
         try:
@@ -177,7 +174,7 @@ class Bank:
 
     @contextmanager
     def only(self, member: str) -> Iterator[None]:
-        """Inside, every row goes through one member's adapter, and the model evaluates."""
+        """Let every row inside the block go through one member's adapter, in evaluation mode."""
         self._routing.set_all(member)
         self.model.eval()
         try:
@@ -188,11 +185,11 @@ class Bank:
                 self.train()
 
     def parameters_of(self, member: str) -> dict[str, nn.Parameter]:
-        """The parameters of one member, by their names in the model, which depend on no other member."""
+        """The parameters of one member by their names in the model, which do not depend on other members."""
         return {name: each for name, each in self.model.named_parameters() if member in name.split(".")}
 
     def parameters_alone(self, member: str) -> dict[str, nn.Parameter]:
-        """The same by the names that they have in an adapter that is alone."""
+        """The same by the names that they have in a single adapter."""
         own = self._others is not None and member in self._others.models
         return {
             name.replace(f".{member}", "" if own else f".{ALONE}", 1): each
@@ -200,9 +197,9 @@ class Bank:
         }
 
     def train(self) -> None:
-        """Compute as in training, without the backbone's own dropout: its masks would depend on the other members.
+        """Switch to training mode, but for the backbone's own dropout, whose masks would depend on the other members.
 
-        bitsandbytes computes int8 layers by other kernels in training than in evaluation.
+        Linear layers switch, too: bitsandbytes computes int8 layers by other kernels in training.
         """
         self._training = True
         self.model.eval()
@@ -216,7 +213,7 @@ class Bank:
                 module.training = True  # else transformers keeps its activations
 
     def save(self, member: str, folder: Path) -> None:
-        """Write one member into `folder` in PEFT's format, as `adapters.save` does with an adapter that is alone."""
+        """Write one member into `folder` in PEFT's format, as `adapters.save` writes a single adapter."""
         if self._others is not None and member in self._others.models:
             adapters.save(self._others.models[member], folder)
             return
@@ -239,18 +236,18 @@ def attach(
     below: int = 0,
     later: Sequence[Method] = (),
 ) -> Bank:
-    """The backbone with K fresh, trainable adapters; the initial values of each are those that it has alone.
+    """The backbone with K fresh, trainable adapters, each with the initial values that it has alone.
 
     Args:
         configs: One for each member. Methods, ranks, scales and targets may differ.
         seeds: One for each member.
-        numbers: In the names of the members, for those that come back in another bank; by default their places.
-        below: The first so many blocks never train, and need no adapters.
-        later: Of members that may begin later. Where not all are plain LoRA, plain LoRA has layers of its own, too:
-            PEFT would look for places among the others' layers, and bits must not depend on who was there before.
+        numbers: Parts of the members' names, for members that come back in another bank; by default 0 to K - 1.
+        below: Number of first blocks that never train, and need no adapters.
+        later: Configurations of members that may begin later. Unless all are plain LoRA, plain LoRA has layers of its
+            own, too: PEFT would match targets inside the others' layers, so that results depended on earlier members.
 
     Raises:
-        ConfigError: a method does not work on this backbone, or not in a bank.
+        ConfigError: A method does not work on this backbone, or not in a bank.
     """
     for config in [*configs, *later]:
         require_fit(model, config)
@@ -284,7 +281,7 @@ def _plain(wanted: Sequence[tuple[str, Method, int]], model: PreTrainedModel, *,
                 attached = get_peft_model(model, peft_config, adapter_name=name)
             else:
                 attached.add_adapter(name, peft_config)
-    for peft_config in configs:  # PEFT corrects it (GPT-2) where it makes a layer, which only the first member does
+    for peft_config in configs:  # PEFT corrects it (GPT-2) only for the first member
         peft_config.fan_in_fan_out = configs[0].fan_in_fan_out
     if attached is not None:
         drop_by_row(attached)
@@ -330,5 +327,5 @@ def _require_able(folder: Path) -> Any:
 
 
 def _name(number: int) -> str:
-    """The name of a member: part of no other member's name, which PEFT would confuse, and of no module's."""
+    """The name of a member; all have one length, since PEFT confuses names that contain another one."""
     return f"{_MEMBER}{number:04}"

@@ -1,6 +1,12 @@
-"""The members that the rows of a batch belong to, and where in what a layer reads their rows are.
+"""Layers of a bank: each row of a batch belongs to a member, and goes through the member's own adapter.
 
-Legend: B rows, L tokens of each, I inputs.
+A member's rows stand together, so that its low-rank product is one matrix product over a slice, beside one product with
+the frozen weight for all rows. Members may differ in their number of rows, ranks and scales; neighbours that agree in
+all three are one batched product. Measured on two cores with bfloat16 units (5 members of rank 16 with 480 tokens each,
+384 wide), forward and backward, by slices and as one batched product: 2.2 and 1.4 ms in bfloat16 beside 4.1 ms for the
+frozen weight, 3.2 and 3.1 ms beside 9.5 ms in float32; on one core 3.1 and 2.2, 5.3 and 4.4 ms.
+
+Legend: K members, B rows, L tokens of a row, N of all rows, T of each member, I inputs, O outputs, R rank.
 """
 
 from __future__ import annotations
@@ -31,55 +37,55 @@ class MemberRows(NamedTuple):
     member: str
     many: int
     tokens: int = 0
-    """Their tokens together, where rows are packed."""
+    """Number of their tokens, where rows are packed."""
 
 
 class RowRun(NamedTuple):
-    """Rows beside each other that go one way through a layer."""
+    """Neighbouring rows that take the same way through a layer."""
 
     member: str | None
-    """Member with a way of its own; None: all others share one."""
+    """Member with layers of its own; None: members that share the layer."""
     rows: slice
     """Places in the routing."""
     where: slice
-    """Places in a dimension of what the layer reads."""
+    """Places in a dimension of the layer's input."""
 
 
 class Routing:
-    """The members whose rows are computed; every layer of a bank reads it."""
+    """Which member each row of the batch belongs to; every layer of a bank reads it."""
 
     def __init__(self, *, pictures: bool) -> None:
         self._rows: tuple[MemberRows, ...] = ()
         self._length: int | None = 1
         self._pictures = pictures
-        """Whether rows are pictures: their patches stand together in any number, in windows, fewer in each stage."""
+        """Whether rows are pictures: their number of patches differs between stages and windows."""
         self.latest = LatestWeight()
-        """The quantised weight that several members multiply with, between one batch and the next."""
+        """The quantised weight that several members multiply with, within a batch."""
 
     def set(self, rows: Sequence[MemberRows], *, length: int | None) -> None:
-        """The rows of the next batches, in their order, of `length` tokens each; None: packed into one sequence."""
+        """Set the rows of the next batches, in their order, of `length` tokens each; None: packed into one sequence."""
         self.latest.clear()
         self._rows, self._length = tuple(rows), length
 
     def set_all(self, member: str) -> None:
-        """All rows of the next batches are one member's, however many there are."""
+        """Give all rows of the next batches to one member, however many there are."""
         self._rows, self._length = (MemberRows(member, -1),), 1
 
     @property
     def is_packed(self) -> bool:
-        """Whether the rows lie one after another in one sequence."""
+        """Whether the rows are packed into one sequence."""
         return self._length is None
 
     @property
     def count(self) -> int:
-        """Rows of the next batches; negative where any number may come."""
+        """Number of rows in the next batches; negative where it may be any."""
         return sum(each.many for each in self._rows)
 
     def slices(self, x: Tensor) -> Iterator[tuple[str, slice]]:
-        """Each member, and where in the first dimension of `x` (B, ...) or (B * L, ...) its rows are.
+        """Each member, and where its rows are in the first dimension of `x` (B, ...) or (B * L, ...).
 
         Raises:
-            BackboneError: `x` holds neither, so that nobody can tell whose it is.
+            BackboneError: `x` has another shape, so that its rows cannot be assigned to members.
         """
         if not self._rows:
             raise RuntimeError("a bank computes inside `with bank.route(...)` or `with bank.only(...)`")
@@ -97,14 +103,14 @@ class Routing:
             start = stop
 
     def token_slices(self, x: Tensor) -> Iterator[tuple[str, slice]]:
-        """Each member, and which of all tokens of `x` (..., I) are its rows'. Raises as `slices` does."""
+        """Each member, and where its tokens are among all tokens of `x` (..., I). Raises as `slices` does."""
         tokens = x[..., 0].numel()
         if not self.is_packed:
             per = tokens // len(x)  # in one element of the first dimension
             for member, where in self.slices(x):
                 yield member, slice(where.start * per, where.stop * per)
             return
-        of_rows = tokens == self.count  # where only the first token of each goes on
+        of_rows = tokens == self.count  # layers that read only the first token of each row
         if not of_rows and tokens != sum(each.tokens for each in self._rows):
             raise self._unknown(tokens)
         start = 0
@@ -114,10 +120,10 @@ class Routing:
             start = stop
 
     def runs(self, x: Tensor, own: Collection[str]) -> tuple[int, list[RowRun]]:
-        """The dimension of `x` that rows follow one another in, and the ways that they go. Raises as `slices` does.
+        """The dimension of `x` along which rows follow one another, and their runs. Raises as `slices` does.
 
         Args:
-            own: Members whose rows go a way of their own.
+            own: Members with layers of their own.
         """
         in_sequence = self.is_packed and x.ndim > 2 and len(x) == 1
         places = self.token_slices(x) if self.is_packed else self.slices(x)
@@ -133,7 +139,7 @@ class Routing:
 
     @contextmanager
     def within(self, run: RowRun) -> Iterator[None]:
-        """Inside, these rows compute alone."""
+        """Declare that inside the block only these rows are computed."""
         rows = self._rows
         if rows[0].many < 0 or run.rows == slice(0, len(rows)):
             yield
@@ -173,18 +179,18 @@ short rows: 1.30 s with windows, 1.90 s without, in padded passes half as large 
 
 
 def joined(parts: Sequence[Tensor], *, dim: int) -> Tensor:
-    """Outputs (..., C) for the rows of members, one after another; where heads tell fewer classes apart, with zeros."""
+    """Outputs (..., C) for the rows of members, concatenated; heads with fewer classes are padded with zeros."""
     widest = max(part.shape[-1] for part in parts)
     wide = [part if part.shape[-1] == widest else F.pad(part, (0, widest - part.shape[-1])) for part in parts]
     return torch.cat(wide, dim=dim)
 
 
 class Routed:
-    """Mixed into a layer of a bank: some members' rows go through a layer of their own, the others through `shared`."""
+    """Mixed into a layer of a bank: rows of some members go through layers of their own, others through `shared`."""
 
     routing: Routing
     own: dict[str, nn.Module]
-    """By member. They are no children of this one: only what trains in them is."""
+    """Own layers, by member. No children of this module: only their trainable parts are."""
 
     def forward(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
         if not self.own:
@@ -209,7 +215,7 @@ class Routed:
 
     @abstractmethod
     def shared(self, x: Tensor, *more: Any, **named: Any) -> Tensor:
-        """The outputs for rows of the members that have no layer of their own here."""
+        """The outputs for rows of members without a layer of their own."""
 
 
 class RoutedLora(Routed, nn.Module, LoraLayer):
@@ -237,14 +243,14 @@ class RoutedLora(Routed, nn.Module, LoraLayer):
         return output
 
     def _weight(self, matrices: Any, member: str, dtype: torch.dtype, part: _Part) -> Tensor:
-        """A member's A or B, the latter with what its scale is more than that of the part, a power of two."""
+        """A member's A or B; B times the ratio of its scale to the part's, a power of two."""
         weight: Tensor = matrices[member].weight.to(dtype)
         more = self.scaling[member] / part.scale if matrices is self.lora_B else 1.0
         return weight if more == 1 else weight * more
 
 
 def _dropout(layer: Any, member: str, where: slice, many: int) -> Callable[[Tensor], Tensor] | None:
-    """A member's dropout for its rows, which are at `where` of `many`; None where nothing is dropped."""
+    """A member's dropout for its rows, which are at `where` of `many` tokens; None where nothing is dropped."""
     dropout = layer.lora_dropout[member]
     if not isinstance(dropout, RowDropout) or not dropout.training:
         return None
@@ -282,18 +288,18 @@ class _Part(NamedTuple):
     scale: float
     rank: int
     members: tuple[str, ...]
-    """As many tokens are each one's, in this order."""
+    """In the order of their tokens, of which each has as many."""
     drop: Callable[[Tensor], Tensor] | None
     """Dropout of the inputs: linear in them, and the same at every call."""
     window: slice | None = None
-    """These tokens and some beside, in a number that comes again; of one member."""
+    """These tokens and some neighbours, in a multiple of STRETCH; only for a part of one member."""
 
     def around(self, x_NF: Tensor) -> Tensor:
         """A view (T, F) of the window; without one, see `of`."""
         return self.of(x_NF) if self.window is None else x_NF[self.window]
 
     def own(self, inner_KTR: Tensor) -> Tensor:
-        """A view of this part's own rows in a product over `around`; the rest, which is others', becomes 0."""
+        """A view of this part's own rows in a product over `around`; rows of the others are set to 0."""
         if self.window is None:
             return inner_KTR
         first, last = self.tokens.start - self.window.start, self.tokens.stop - self.window.start
@@ -302,7 +308,7 @@ class _Part(NamedTuple):
         return inner_KTR[first:last]
 
     def of(self, x_NF: Tensor) -> Tensor:
-        """A view (K, T, F) of this part's tokens, (T, F) where they are one member's."""
+        """A view (K, T, F) of this part's tokens; (T, F) for one member."""
         found_TF = x_NF[self.tokens]
         return found_TF if len(self.members) == 1 else found_TF.view(len(self.members), -1, found_TF.shape[-1])
 
@@ -313,10 +319,10 @@ class _Part(NamedTuple):
 
 
 def _together(parts: Sequence[_Part], *, unequal: bool = False) -> list[_Part]:
-    """Parts beside each other that agree in tokens, scale and rank as one; those with dropout stay alone.
+    """Joins neighbouring parts of equal tokens, scale and rank; parts with dropout stay alone.
 
     Args:
-        unequal: Those with few tokens need not agree in rank, and in scale but for a power of two.
+        unequal: Parts with few tokens may differ in rank, and in scale by a power of two.
     """
     merged: list[_Part] = []
     for part in parts:
@@ -329,7 +335,7 @@ def _together(parts: Sequence[_Part], *, unequal: bool = False) -> list[_Part]:
 
 
 def _half_on_cpu(x: Tensor) -> bool:
-    """Whether oneDNN compiles a product for each number of tokens, more than some zeros cost: in half precision."""
+    """Whether products run in oneDNN in half precision, which compiles one for each number of tokens."""
     return x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
 
 
@@ -343,9 +349,9 @@ def _agree(first: _Part, second: _Part, *, unequal: bool) -> bool:
 
 
 def _in_stretches(part: _Part, many: int) -> _Part:
-    """A part of one member with a window of whole stretches among `many` tokens, where there is room for it.
+    """A part of one member with a window of whole stretches among `many` tokens, if they fit.
 
-    Neighbours' tokens take part in its products with 0, which changes nothing.
+    Tokens of neighbours enter its products with 0, which changes nothing.
     """
     length = -(-part.many // STRETCH) * STRETCH
     if len(part.members) > 1 or part.drop is not None or length > many:
@@ -355,7 +361,7 @@ def _in_stretches(part: _Part, many: int) -> _Part:
 
 
 class _RoutedProduct(torch.autograd.Function):
-    """Base product and low-rank updates as one operation: no output-sized temporaries, no weight is saved twice."""
+    """Base product and low-rank updates in one operation: no output-sized temporaries, no weight saved twice."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, base: nn.Module, parts: list[_Part], *weights: Tensor) -> Tensor:
@@ -396,15 +402,15 @@ class _RoutedProduct(torch.autograd.Function):
 
 
 def _cut(value: Any, *, where: slice, dimension: int, size: int) -> Any:
-    """Some rows of a tensor that has rows in this dimension, so many with all members'; anything else as it is."""
+    """Rows of a tensor whose `dimension` has `size` rows; any other value unchanged."""
     has_rows = isinstance(value, Tensor) and value.ndim > dimension and value.shape[dimension] == size
     return value.narrow(dimension, where.start, where.stop - where.start) if has_rows else value
 
 
 def _stacked(weights: Sequence[Any]) -> Tensor:
-    """(K, ...) of several matrices, the one itself otherwise: a batch of one takes up to three times a product.
+    """Several matrices as (K, ...), smaller ones padded with zeros after their ranks.
 
-    Smaller ones have zeros, after their ranks.
+    One matrix stays as it is: a batched product of one takes up to three times as long.
     """
     one: Tensor = weights[0]
     if len(weights) == 1:

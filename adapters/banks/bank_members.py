@@ -1,9 +1,9 @@
 """Members of a bank that are more than a low-rank product: each has layers of its own over the shared weights.
 
-PEFT puts such an adapter onto a copy of the backbone's modules, which has the same tensors for weights. So it starts,
-computes and is saved as if it were alone. Of the copy only what the adapter changes is used: a layer of the backbone
-sends the rows of the member through the member's layer (`bank_layers.Routed`), and networks beside layers, which
-bottleneck adapters are, read and change the rows of their member.
+PEFT attaches such an adapter to a copy of the backbone's modules that shares the weights' tensors. So it starts,
+computes and is saved as if it were alone. Only the changed layers of the copy are used: a layer of the backbone sends
+the rows of the member through the member's layer (`bank_layers.Routed`), and bottleneck networks beside layers read and
+change the rows of their member.
 
 Shapes: B rows of all members, L tokens of each, D hidden.
 """
@@ -29,13 +29,13 @@ from workbench.adapters.inserted.bottleneck_tuner import CHILD, KINDS, Bottlenec
 from workbench.adapters.precision.quantised_weights import share_latest
 
 ALONE = "default"
-"""The name that PEFT knows the only adapter of a copy by."""
+"""PEFT's name of the only adapter of a copy."""
 _SHARED = ("base_layer", "original_module")
 """Children of PEFT's layers that belong to the backbone."""
 
 
 class RoutedLayer(Routed, nn.Module, BaseTunerLayer):
-    """Any module of the backbone in which members have layers of their own; the others' rows go through the module."""
+    """A module of the backbone in which some members have layers of their own; rows of others go through the module."""
 
     def __init__(self, module: nn.Module, routing: Routing) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class RoutedLayer(Routed, nn.Module, BaseTunerLayer):
         self.merged_adapters = []
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes that a family reads of its module, such as the strides of a convolution."""
+        """Attributes of the module that a backbone reads, such as the strides of a convolution."""
         modules = self.__dict__.get("_modules", {})
         if name in modules or "base_layer" not in modules:
             return super().__getattr__(name)
@@ -68,7 +68,7 @@ class RoutedHead(Routed, ModulesToSaveWrapper):
 
 
 class BareBackbone(nn.Module):
-    """A backbone with the paths that its modules have in PEFT's models, for a bank of which PEFT holds no member."""
+    """A backbone whose modules have the paths that they have in PEFT's models, for a bank without plain LoRA."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -86,11 +86,11 @@ class BareBackbone(nn.Module):
 
 
 class MemberParts(nn.ModuleDict):
-    """The parts of a module that are one member's: they stand as the module's child of the member's name."""
+    """The parts of a module that belong to one member: the module's child of the member's name."""
 
 
 def copied(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the modules of a backbone that has the same parameters and buffers."""
+    """A copy of a backbone's modules that shares its parameters and buffers."""
     kept: list[Any] = list(chain(model.parameters(), model.buffers()))
     for module in model.modules():  # scales of quantised weights, which stand beside them
         kept += [each for name in ("state", "quant_state") if (each := vars(module).get(name)) is not None]
@@ -98,10 +98,10 @@ def copied(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class BankMembers:
-    """Puts adapters onto a backbone that other members share, each with the places that it changes.
+    """Puts the changed layers of members into the backbone that all members share.
 
     Args:
-        backbone: That computes.
+        backbone: The backbone that computes.
         bare: A copy of it, made before anything was attached.
     """
 
@@ -113,7 +113,7 @@ class BankMembers:
         """Networks beside modules, by path and kind."""
 
     def add(self, member: str, attached: PeftModel) -> None:
-        """One more member: an adapter over a copy of the backbone."""
+        """Add a member: an adapter over a copy of the backbone."""
         self.models[member] = attached
         parts: list[nn.Module] = []
         for path, own in list(_changed(attached.get_base_model(), self.bare)):
@@ -143,26 +143,22 @@ class BankMembers:
             each.layers.pop(member, None)
 
     def train(self) -> None:
-        """Let the members' layers compute as in training, but for normalisation and the dropout of heads."""
-        for module in self._computing():
-            module.training = not anatomy.is_norm(module)
-
-    def _computing(self) -> Iterator[nn.Module]:
-        """The modules that members compute with, without heads."""
+        """Switch the members' layers to training mode, without norms and heads."""
         routed = (each for each in self.backbone.modules() if isinstance(each, Routed))
         own = (each for layer in routed for each in layer.own.values() if not isinstance(each, ModulesToSaveWrapper))
         networks = (layer for each in self._beside.values() for layer in each.layers.values())
-        return (module for each in chain(own, networks) for module in each.modules())
+        for module in (module for each in chain(own, networks) for module in each.modules()):
+            module.training = not anatomy.is_norm(module)
 
     def _layer(self, member: str, path: str, own: Any) -> MemberParts:
-        """Send the member's rows at `path` through its layer; returns what in it is the member's."""
+        """Send the member's rows at `path` through its layer; returns the parts of it that belong to the member."""
         layer: Any = self.backbone.get_submodule(path)
         if not isinstance(layer, Routed):
             beside = {name: each for name, each in layer._modules.items() if isinstance(each, MemberParts)}
             for name in beside:
                 del layer._modules[name]
             layer = RoutedLayer(layer, self._routing)
-            layer._modules.update(beside)  # where they stand if they come later
+            layer._modules.update(beside)  # as if they had come later
             self.backbone.set_submodule(path, layer)
         original = self.bare.get_submodule(path)
         names = [name for name in own._modules if name not in _SHARED and name not in original._modules]
@@ -185,7 +181,7 @@ class BankMembers:
 
 
 def _changed(own: nn.Module, bare: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Where a model with an adapter differs from the same without one: outermost modules, by path."""
+    """The outermost modules in which a model with an adapter differs from the same without one, by path."""
     if type(own) is not type(bare):
         yield path, own
         return
@@ -198,10 +194,10 @@ def _changed(own: nn.Module, bare: nn.Module, path: str = "") -> Iterator[tuple[
 
 
 class RoutedBottlenecks:
-    """The networks of one kind at one module: each changes the rows of its member. See `bottleneck_layers`.
+    """The bottleneck networks of one kind at one module: each changes the rows of its member.
 
     Args:
-        read: Path of the module whose input networks `beside` read.
+        read: Path of the module whose input is read by networks `beside`.
     """
 
     def __init__(self, path: str, kind: str, routing: Routing, *, read: str) -> None:
@@ -213,7 +209,7 @@ class RoutedBottlenecks:
         self._input: Tensor | None = None
 
     def put(self, backbone: PreTrainedModel) -> None:
-        """Work on the modules that stand at the paths now."""
+        """Hook the modules that are at the paths now."""
         for handle in self._handles:
             handle.remove()
         changed = backbone.get_submodule(self.path)

@@ -15,29 +15,29 @@ OWN_LAYERS = (
     *("vera", "pvera", "oft", "boft", "hra", "road", "miss", "loha", "lokr", "gralora", "delora", "randlora"),
     *("tinylora", "c3a", "fourierft", "waveft", "hira", "deft", "glora", "peanut"),
 )
-"""Methods that change layers one by one, and need nothing but the backbone to start: a bank sends the rows of a member
-through its own layers."""
+"""Methods that change single layers and start from the backbone alone: a bank routes a member's rows through layers of
+its own."""
 
 WHY = {
     "full": "it trains the backbone that all members share",
     "last-layers": "its rows would share no block above its first one with the others",
-    "linear-probe": "the output head computes outside of the layers that a bank knows the rows in",
+    "linear-probe": "the output head is outside of the layers in which a bank routes rows",
     "block-expansion": "it adds blocks that the rows of other members would pass, too",
-    "adalora": "its ranks move over all of its layers by their gradients",
-    "alora": "it acts from a place of the text on, which a bank does not look for",
-    "trainable-tokens": "the embedding computes rows of tokens, which a bank does not change",
+    "adalora": "its ranks move between all of its layers by their gradients",
+    "alora": "it acts from a place in the text on, which a bank does not look for",
+    "trainable-tokens": "it trains rows of the embedding, which a bank does not route",
 }
-"""Why members of a method train alone."""
+"""Why members with a method train one after the other."""
 _DATA = "its start comes from the training rows, or from the weights"
-_TOKENS = "it puts virtual tokens before its rows, which the others' have not"
-_VALUES = "its values are shared by layers or stand in single places of weights"
+_TOKENS = "it puts virtual tokens before its rows, which the rows of the others do not have"
+_VALUES = "its values are shared by layers, or are single places of weights"
 WHY |= dict.fromkeys(("eva", "corda", "lora-ga", "pissa", "olora", "loftq", "osf", "psoft"), _DATA)
 WHY |= dict.fromkeys(("prompt", "p-tuning", "p-tuning-v2", "prefix"), _TOKENS)
 WHY |= dict.fromkeys(("vb-lora", "uni-lora", "sparse", "shira", "super"), _VALUES)
 
 
 def together(config: Method) -> bool:
-    """Whether the low-rank products of such members are computed together."""
+    """Whether the low-rank products of members with this configuration are computed together."""
     return isinstance(config, (Lora, LoraPlus)) and config.method != "dora"
 
 

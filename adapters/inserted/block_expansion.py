@@ -21,9 +21,9 @@ _CURE = "Write adapter.method=lora, or adapter.method=last-layers, which trains 
 
 @register
 class BlockExpansion(Method):
-    """LLaMA Pro: after every few blocks a copy of the last of them, whose outputs begin at zero: it adds nothing yet.
+    """LLaMA Pro: after every few blocks a copy of the last one, whose output projections start at zero.
 
-    A copy is whole: attention, MLP and norms train. Merged, it is a plain backbone with more blocks.
+    A copy trains whole: attention, MLP and norms. Merged, it is a plain backbone with more blocks.
     """
 
     about: ClassVar[dict[str, MethodInfo]] = {
@@ -41,7 +41,7 @@ class BlockExpansion(Method):
     """Blocks of the backbone before each new one; the last few have one, too, where fewer are left."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Refuse a backbone on which a copy cannot begin as nothing, or that says of each block what it is."""
+        """Refuse backbones on which a copy cannot start as the identity, or that configure each block by itself."""
         stacks, name = anatomy.blocks(model), type(model).__name__
         if len(stacks) != 1:
             return f"{name} has {len(stacks)} stacks of blocks, and block-expansion deepens one. {_CURE}"
@@ -61,7 +61,7 @@ class BlockExpansion(Method):
         return None
 
     def outputs(self, model: PreTrainedModel) -> list[str]:
-        """Paths of the linear layers that give what the expanded blocks add: of attention, and of the MLP."""
+        """Paths of the output projections of attention and MLP in the blocks that are copied."""
         inside = tuple(f"{path}." for path in self.modules(model))
         return [path for path in bottleneck.find_places(model, "houlsby").after if path.startswith(inside)]
 
@@ -84,10 +84,10 @@ class BlockExpansion(Method):
         )
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
-        """See that the new blocks add nothing, which not every family's blocks would.
+        """Check by a forward pass that the new blocks add nothing.
 
         Raises:
-            ConfigError: They do.
+            ConfigError: They add something, as blocks of some families do even with output projections at zero.
         """
         import torch
         from torch._subclasses.fake_tensor import FakeTensor
@@ -123,7 +123,7 @@ def _trial(backbone: PreTrainedModel) -> dict[str, Any]:
 
 
 def _per_block(model: PreTrainedModel, blocks: int) -> list[str]:
-    """Settings of each block in a backbone's configuration, which a deeper one would lack."""
+    """Settings in a backbone's configuration that list a value for each block."""
     settings = anatomy.body_config(model.config).to_dict()
     listed = [key for key, each in settings.items() if isinstance(each, list) and len(each) == blocks > 1]
     return [key for key in listed if key not in ("layer_types", "architectures")]

@@ -1,7 +1,7 @@
-"""The PEFT tuner of block expansion: new blocks behind those of a backbone, each as a child of the one before it.
+"""The PEFT tuner of block expansion: new blocks after those of a backbone, each a child of the block before it.
 
-The backbone's list of blocks stays as it is, so that paths, layers and switching off need no account of the new ones; a
-merge makes one list of all.
+The backbone's list of blocks stays as it is, so that paths do not change and the adapter can be switched off; a merge
+makes one list of all blocks.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ CHILD = "expansion"
 
 @dataclass
 class BlockExpansionConfig(TunerConfig):
-    """Paths of the blocks that new ones follow, and of what in them gives what they add."""
+    """Paths of the blocks that are copied, and of their output projections."""
 
     blocks: list[str] = field(default_factory=list)
     """Blocks that are copied; a copy follows each."""
     outputs: list[str] = field(default_factory=list)
-    """Linear layers inside of them that begin at zero in the copies."""
+    """Linear layers inside these blocks that are zero in a fresh copy."""
     trainable_token_indices: dict[str, list[int]] | None = None
     """Rows of embeddings that train beside."""
 
     @property
     def target_modules(self) -> tuple[str, ...]:
-        """The blocks. PEFT shortens a long list of names to their ends, but no tuple."""
+        """The blocks. A tuple: PEFT shortens the names in a long list or set."""
         return tuple(self.blocks)
 
 
 class ExpansionLayer(nn.Module, BaseTunerLayer):
-    """The new blocks behind one block, of all named adapters; active ones compute in their order.
+    """The new blocks of all adapters after one block; active ones compute in their order.
 
     Args:
-        block: This stands as its child.
-        index: Place of the new blocks in a cache of keys and values.
+        block: The block whose child this is.
+        index: Index of the new blocks in the key-value cache.
     """
 
     adapter_layer_names = ("expansion_blocks",)
@@ -59,7 +59,7 @@ class ExpansionLayer(nn.Module, BaseTunerLayer):
         self.handle = block.register_forward_hook(self._follow, with_kwargs=True)
 
     def add(self, name: str, block: nn.Module, zeros: list[str], dtype: torch.dtype) -> None:
-        """A copy of the block for one more adapter, in which the layers of these paths give zero."""
+        """Copy the block for one more adapter, and set the layers at the paths `zeros` to zero."""
         hooks, own = block._forward_hooks.copy(), block._modules.pop(CHILD, None)
         del block._forward_hooks[self.handle.id]
         new = copy.deepcopy(block)
@@ -67,7 +67,7 @@ class ExpansionLayer(nn.Module, BaseTunerLayer):
         if own is not None:
             block._modules[CHILD] = own
         for parameter in new.parameters():
-            if parameter.dtype != torch.float32:  # where half a backbone keeps one in float32, so does the copy
+            if parameter.dtype != torch.float32:  # a half-precision backbone may keep single ones in float32
                 parameter.data = parameter.data.to(dtype)
         for path in zeros:
             for parameter in new.get_submodule(path).parameters():
@@ -87,20 +87,20 @@ class ExpansionLayer(nn.Module, BaseTunerLayer):
         return output
 
     def remove(self, block: nn.Module) -> None:
-        """Leave the block without new ones behind it."""
+        """Remove the new blocks after this one."""
         self.handle.remove()
         delattr(block, CHILD)
 
 
 class ExpansionModel(ModuleTuner):
-    """Puts new blocks behind those of a backbone, and takes them off."""
+    """Tuner of block expansion."""
 
     prefix = "expansion_"
     tuner_layer_cls = ExpansionLayer
 
     @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
-        """Take the name out of the middle, where PEFT does not look for it."""
+        """Remove the name from the middle of a key, where PEFT does not look for it."""
         around = key.split(f".expansion_blocks.{adapter_name}.", 1)
         return (
             ".expansion_blocks.".join(around)
@@ -115,7 +115,7 @@ class ExpansionModel(ModuleTuner):
             body: Any = anatomy.body_config(self.model.config)
             (stack,) = anatomy.blocks(self.model)
             layer = ExpansionLayer(target, body.num_hidden_layers)
-            body.num_hidden_layers += 1  # by which caches are made; the model walks through its list of blocks
+            body.num_hidden_layers += 1  # sizes the cache; the model iterates over its list of blocks
             if getattr(body, "layer_types", None) is not None:
                 body.layer_types = [*body.layer_types, body.layer_types[stack.index(path)]]
             target.add_module(CHILD, layer)
@@ -155,7 +155,7 @@ class ExpansionModel(ModuleTuner):
 
 
 def _number(block: nn.Module, number: int) -> None:
-    """Tell the modules of a block which one it is: by that they find their keys and values in a cache."""
+    """Set the index of a block in its modules, by which they find their keys and values in the cache."""
     for module in block.modules():
         if isinstance(getattr(module, "layer_idx", None), int):
             module.layer_idx = number  # type: ignore[assignment]

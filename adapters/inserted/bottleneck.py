@@ -18,6 +18,7 @@ from workbench.adapters.anatomy import (
     blocks,
     body,
     convolves,
+    features,
     hidden_size,
     is_attention,
     is_linear,
@@ -30,7 +31,6 @@ from workbench.schema import Unit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
-    from torch import nn
     from transformers import PreTrainedModel
 
 NOT_LINEAR = "it is a network with an activation, which no change of the backbone's weights equals"
@@ -93,7 +93,7 @@ class Bottleneck(Method):
         return self.dropout
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Refuse a backbone whose blocks have no place that is recognised, or a bottleneck without units."""
+        """Refuse backbones whose blocks have no place that is recognised, and bottlenecks without units."""
         try:
             find_places(model, self.method)
             self._width(model)
@@ -137,7 +137,7 @@ class Bottleneck(Method):
 
 
 READS = re.compile(r"(q|k|v|qkv|query|key|value|w[qkv])(_|$)", re.IGNORECASE)
-"""Names of projections that read the hidden states: where one of them is built last, the output projection is not."""
+"""Names of projections that read the hidden states, and so are no output projection."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Mlp:
-    """The parts of a block's MLP that adapters touch; a mixture of experts is one module, first and last."""
+    """First and last module of a block's MLP; a mixture of experts is both."""
 
     first: str
     """The module that reads the MLP's input."""
@@ -170,7 +170,7 @@ def find_places(model: PreTrainedModel, method: str) -> Places:
     """The places of `houlsby`, `pfeiffer` or `parallel`.
 
     Raises:
-        ConfigError: a block has no such place that can be told from its modules.
+        ConfigError: A block has no such place that can be recognised from its modules.
     """
     paths = [path for stack in blocks(model) for path in stack]
     if not paths:
@@ -208,7 +208,7 @@ def _attentions(model: PreTrainedModel, block: str) -> list[str]:
     last: dict[str, str | None] = {_attention_of(name): None for name in names}
     for name in names:
         # Phi-3 builds its output projection before the others, which are wider.
-        if _outputs(model.get_submodule(f"{block}.{name}")) == block_width(model, block):
+        if features(model.get_submodule(f"{block}.{name}"))[1] == block_width(model, block):
             last[_attention_of(name)] = name
     projections = [name for name in last.values() if name and not READS.match(name.rpartition(".")[2])]
     if not projections or len(projections) < len(last):
@@ -231,35 +231,28 @@ def _mlp(model: PreTrainedModel, block: str) -> Mlp:
     names = [name for name in _linears(model, block) if not is_attention(name)]
     parents = {name.rpartition(".")[0] for name in names}
     together = len(parents) == 1 or parents == {"intermediate", "output"}
-    if not together or _outputs(model.get_submodule(f"{block}.{names[-1]}")) != block_width(model, block):
+    if not together or features(model.get_submodule(f"{block}.{names[-1]}"))[1] != block_width(model, block):
         raise _no_place(model, block, "MLP", names)
     return Mlp(f"{block}.{names[0]}", f"{block}.{names[-1]}")
 
 
 def _linears(model: PreTrainedModel, block: str) -> list[str]:
-    """Paths inside a block, in the order in which the block builds them, which puts an output projection last."""
+    """Paths of the linear layers of a block, in the order of their construction: output projections come last."""
     return [name for name, module in model.get_submodule(block).named_modules() if is_linear(module)]
 
 
-def _outputs(module: nn.Module) -> int:
-    """Output features of a linear layer, quantised or not."""
-    from torch import nn
-
-    return module.out_features if isinstance(module, nn.Linear) else module.nf  # type: ignore[return-value]
-
-
 def _norm_beside(model: PreTrainedModel, block: str, projection: str) -> str | None:
-    """The normalisation in the same module as an output projection: BERT's adds the residual and normalises."""
+    """The norm in the same module as an output projection, as in BERT: it normalises after the residual is added."""
     parent = projection.rpartition(".")[0]
     if parent == block:
-        return None  # a flat block such as OPT's, whose norms are beside everything
+        return None  # a flat block such as OPT's, which holds projections and norms alike
     norms = [(name, module) for name, module in model.get_submodule(parent).named_children() if is_norm(module)]
     wide = [name for name, module in norms if module.weight.shape[-1] == block_width(model, block)]  # type: ignore[index]
     return f"{parent}.{wide[0]}" if wide else None
 
 
 def _has_final_norm(model: PreTrainedModel, block: str) -> bool:
-    """Whether a norm follows the stack, which tells that its blocks leave the residual stream unnormalised."""
+    """Whether a norm follows the stack, so that its blocks do not normalise the residual stream themselves."""
     stack = block.rpartition(".")[0]
     holder = stack.rpartition(".")[0]
     near = {body(model), f"{body(model)}.pooler"} if reads_pictures(model) else {holder, holder.rpartition(".")[0]}

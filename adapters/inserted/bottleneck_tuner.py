@@ -1,7 +1,7 @@
 """The PEFT tuner of bottleneck adapters, whose networks work through forward hooks.
 
-No module of the backbone is replaced: each network stands as a child of the module that it changes. So it does not
-matter how that module is stored, and switched off nothing differs.
+No module of the backbone is replaced: each network is a child of the module that it changes. So that module may be
+stored in any format, and with the adapter off nothing differs.
 
 Shapes: B batch, L sequence, D hidden; a flat [B * L, D] and pictures' patches work as well.
 """
@@ -24,11 +24,11 @@ from workbench.adapters.peft_tuners import TunerConfig, UnmergeableTuner, regist
 
 
 class BottleneckLayer(nn.Module, BaseTunerLayer):
-    """The networks of all named adapters at one place; active ones work in their order.
+    """The networks of all adapters at one place; active ones work in their order.
 
     Args:
-        changed: The module whose output changes; this stands as its child.
-        read: The module that is read, where it is another one.
+        changed: The module whose output changes, and whose child this is.
+        read: The module whose input is read; only `beside` it differs from `changed`.
     """
 
     adapter_layer_names = ("bottleneck_down", "bottleneck_up")
@@ -46,10 +46,10 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
 
     @abstractmethod
     def hook(self, changed: nn.Module, read: nn.Module) -> list[RemovableHandle]:
-        """Put this layer's work onto the modules."""
+        """Register the hooks of this layer."""
 
     def add(self, name: str, *, hidden: int, width: int, activation: str, scale: float, dropout: float) -> None:
-        """One more adapter. Its up-projection is zero, so it adds nothing yet, and receives the first gradient."""
+        """Add an adapter. Its up-projection is zero, so that it adds nothing yet, and gets the first gradient."""
         down, up = nn.Linear(hidden, width), nn.Linear(width, hidden)
         nn.init.zeros_(down.bias)
         nn.init.zeros_(up.weight)
@@ -64,14 +64,14 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         return [] if self.disable_adapters else [name for name in self.active_adapters if name in self.scales]
 
     def update(self, name: str, x_BLD: Tensor) -> Tensor:
-        """A(x), computed in the precision of the adapter and given in that of `x_BLD`."""
+        """A(x), computed in the precision of the adapter, returned in that of `x_BLD`."""
         down, up = self.bottleneck_down[name], self.bottleneck_up[name]
         bottleneck = self.activations[name](down(x_BLD.to(down.weight.dtype)))  # type: ignore[arg-type]
         added: Tensor = self.dropouts[name](up(bottleneck) * self.scales[name])
         return added.to(x_BLD.dtype)
 
     def remove(self) -> None:
-        """Take this layer's work off the modules."""
+        """Remove the hooks of this layer."""
         for handle in self.handles:
             handle.remove()
 
@@ -104,7 +104,7 @@ class NormalisedBottleneck(BottleneckLayer):
 
 
 class ParallelBottleneck(BottleneckLayer):
-    """y + A(x), x being the input of another module, which runs before."""
+    """y + A(x), where x is the input of another module, which runs before."""
 
     def hook(self, changed: nn.Module, read: nn.Module) -> list[RemovableHandle]:
         self._read: Tensor | None = None
@@ -128,19 +128,19 @@ KINDS: dict[str, type[BottleneckLayer]] = {
     "within": NormalisedBottleneck,
     "beside": ParallelBottleneck,
 }
-"""Class of the layer for each field of the configuration that names places."""
+"""Class of the layer, by the field of the configuration that lists its places."""
 CHILD = "_bottleneck"
-"""End of the name of such a child, after its field; PEFT skips modules whose path contains the tuner's prefix."""
+"""The child's name is a field and this; PEFT skips modules whose path contains the tuner's prefix."""
 
 
 def hidden_of(output: Any) -> Tensor:
-    """The hidden states of what a module gives: alone, or first of several."""
+    """The hidden states in a module's output, alone or first of a tuple."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden
 
 
 def with_hidden(output: Any, hidden: Tensor) -> Any:
-    """The same with other hidden states."""
+    """A module's output with other hidden states."""
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
 
@@ -167,12 +167,12 @@ class BottleneckConfig(TunerConfig):
 
     @property
     def target_modules(self) -> tuple[str, ...]:
-        """Every module that is changed. PEFT shortens a long list or set of names to their ends, but no tuple."""
+        """Every module that is changed. A tuple: PEFT shortens the names in a long list or set."""
         return (*self.after, *self.within, *self.beside)
 
 
 class BottleneckModel(UnmergeableTuner):
-    """Puts bottleneck networks onto a backbone, and takes them off."""
+    """Tuner of bottleneck adapters."""
 
     prefix = "bottleneck_"
     tuner_layer_cls = BottleneckLayer

@@ -1,7 +1,7 @@
 """Prefix tuning and P-tuning v2: trainable keys and values before each row, in every layer.
 
-In a causal model that writes text they are PEFT's, and stand in the key-value cache. Everywhere else (encoders,
-encoder-decoders, classifiers) they are ours, and stand in each attention module.
+In causal language models they are PEFT's, in the key-value cache. Everywhere else (encoders, encoder-decoders,
+classifiers) they are ours, in each attention module.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Prefix(VirtualTokens):
         return sorted(leaves)
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Refuse a backbone without a place for keys and values, and text that does not look back far enough."""
+        """Refuse backbones without a place for keys and values, and attention windows that are too short."""
         if not _cached(model):
             return self._refusal_in_attention(model)
         if virtual_tokens.cache_sizes(model) is None:
@@ -68,11 +68,11 @@ class _Prefix(VirtualTokens):
     def _refusal_in_attention(self, model: PreTrainedModel) -> str | None:
         from workbench.adapters.prompts.prefix_tuner import COMPUTED
 
-        kind, implementation = type(model).__name__, model.config._attn_implementation
+        implementation = model.config._attn_implementation
         if not self._places(model):
             return (
-                f"{kind} does not compute attention by transformers' functions, which is where a prefix "
-                "stands. Use adapter.method=lora."
+                f"{type(model).__name__} does not compute attention by transformers' functions, which is where a "
+                "prefix stands. Use adapter.method=lora."
             )
         if implementation not in COMPUTED:
             return f"a prefix is not added to {implementation}. Write model.attention=sdpa, or use adapter.method=lora."
@@ -84,11 +84,11 @@ class _Prefix(VirtualTokens):
         return attention_sizes(model)
 
     def extra_positions(self, model: PreTrainedModel) -> int:
-        """Number of virtual tokens in the cache; 0 where they stand in the attention modules."""
+        """Number of virtual tokens in the cache; 0 for prefixes in the attention modules."""
         return self.virtual_tokens if _cached(model) else 0
 
     def no_checkpointing(self, model: PreTrainedModel) -> str:
-        """Say why not where the prefix stands in the cache; empty where it stands in the attention modules."""
+        """Say why not for a prefix in the cache; empty for one in the attention modules."""
         return CHECKPOINTING if _cached(model) else ""
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
@@ -126,8 +126,8 @@ class _Prefix(VirtualTokens):
 class Prefix(_Prefix):
     """Keys and values of virtual tokens in every layer, computed by a small network that is dropped at the end.
 
-    In a causal model one network computes those of all layers, as in the paper; elsewhere each attention module has
-    a network of its own, so that a layer's activations can be recomputed without the others.
+    In a causal model one network computes them for all layers, as in the paper; elsewhere each attention module has its
+    own network, so that a layer's activations can be recomputed without the others.
 
     Try train.learning_rate=0.003; ten times that has diverged.
     """
@@ -168,5 +168,5 @@ class DeepPrompt(_Prefix):
 
 
 def _cached(model: Any) -> bool:
-    """Whether the prefix stands in a key-value cache, as PEFT has it, rather than in the attention modules."""
+    """Whether the prefix is PEFT's, in the key-value cache, rather than ours in the attention modules."""
     return anatomy.task(model) == "CAUSAL_LM"

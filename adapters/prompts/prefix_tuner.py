@@ -29,11 +29,11 @@ from workbench.adapters import anatomy
 from workbench.adapters.peft_tuners import OwnForm, TunerConfig, UnmergeableTuner, register_tuner
 
 PREFIXED = "workbench_prefix"
-"""The name under which transformers finds `attend`."""
+"""The name of `attend` in transformers' registry."""
 LOOKING = "workbench_looking"
-"""The name under which it finds a function that only notes which module calls."""
+"""The name of a function that only records which module calls it."""
 COMPUTED = ("eager", "sdpa")
-"""Implementations of attention to which keys and values can be added."""
+"""Attention backends to which keys and values can be added."""
 
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 AttentionSizes = tuple[int, int, int]
@@ -41,10 +41,10 @@ AttentionSizes = tuple[int, int, int]
 
 
 def attention_sizes(model: PreTrainedModel) -> dict[str, AttentionSizes]:
-    """Paths of the attention modules that a token, or a patch, passes, with the sizes of their keys and values.
+    """Paths of the attention modules that a token or a patch passes, with the sizes of their keys and values.
 
-    Empty where the backbone has none, or does not compute attention through transformers' functions. The
-    backbone may be without weights.
+    Empty where the backbone has none, or does not compute attention through transformers' functions. Works on the meta
+    device, too.
     """
     if anatomy.reads_pictures(model):
         with _looking(model) as seen:
@@ -63,7 +63,7 @@ def attention_sizes(model: PreTrainedModel) -> dict[str, AttentionSizes]:
 
 @contextmanager
 def _looking(model: nn.Module) -> Iterator[dict[str, AttentionSizes]]:
-    """Inside, attention computes zeros, and the dictionary fills with the modules that ask for it."""
+    """Let attention return zeros inside the block, and record the modules that call it in the dictionary."""
     modules = {id(module): (path, module) for path, module in model.named_modules() if _chooses(module)}
     sizes: dict[str, AttentionSizes] = {}
 
@@ -87,7 +87,7 @@ def _looking(model: nn.Module) -> Iterator[dict[str, AttentionSizes]]:
 
 
 def _chooses(module: nn.Module) -> bool:
-    """Whether a module looks up how attention is computed; a whole model has the configuration for its parts."""
+    """Whether a module looks up its attention function; modules with configured parts hold the config for these."""
     config = vars(module).get("config")
     home = sys.modules[type(module).__module__]
     return (
@@ -98,7 +98,7 @@ def _chooses(module: nn.Module) -> bool:
 
 
 def renamed(config: Any, name: str) -> Any:
-    """A copy of a configuration that names another function; parts that it holds are shared, and stay as they are."""
+    """A shallow copy of a configuration that names another attention function."""
     changed = copy.copy(config)
     changed._attn_implementation_internal = name
     return changed
@@ -113,13 +113,13 @@ def attend(
     position_bias: Tensor | None = None,
     **settings: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention to the virtual tokens of `module.prefix` and to the text, all of which sees all of them.
+    """Attention to the text and to the virtual tokens of `module.prefix`, which every query sees.
 
     Args:
         query: (B, H, Q, W).
         key: (B, H, K, W); `value` alike.
-        attention_mask: True where, or what is added to scores so that, a query sees a key; None: all, or all before.
-        position_bias: What T5 adds to scores; virtual tokens are at no position and get none.
+        attention_mask: Boolean (True: a query sees a key) or added to scores; None: all keys, or all earlier ones.
+        position_bias: Added to scores by T5; 0 for virtual tokens, which have no position.
     """
     layer: Any = module.prefix
     compute = _own_attention(module, layer.implementation)
@@ -151,7 +151,7 @@ def _causal(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _own_attention(module: nn.Module, implementation: str) -> Attention:
-    """The function that the backbone itself would call; each family has an eager one of its own."""
+    """The attention function of the backbone itself; each family has an eager one of its own."""
     own = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
     attention_forward: Attention = AttentionInterface().get_interface(implementation, own)
     return attention_forward
@@ -169,15 +169,15 @@ class AttentionPrefixConfig(TunerConfig):
     """Number of virtual tokens, and the attention modules that see them."""
 
     virtual_tokens: int = 20
-    """Keys, and values, before those of the text."""
+    """Number of keys, and of values, before those of the text."""
     network_width: int | None = None
-    """Hidden width of the network that computes them in training; None: they are trained, or shipped, as they are."""
+    """Hidden width of the network that computes them in training; None: they train as they are, or are saved."""
     sizes: dict[str, list[int]] = field(default_factory=dict)
     """Paths of the attention modules, with the number of heads and the widths of a key and of a value."""
 
     @property
     def target_modules(self) -> tuple[str, ...]:
-        """Every attention module. PEFT shortens a long list or set of names to their ends, but no tuple."""
+        """Every attention module. A tuple: PEFT shortens the names in a long list or set."""
         return tuple(self.sizes)
 
 
@@ -212,7 +212,7 @@ class Network(nn.Module):
 
 
 class PrefixLayer(nn.Module, BaseTunerLayer):
-    """The prefixes of all named adapters at one attention module, as whose child it stands.
+    """The prefixes of all adapters at one attention module; it is the module's child.
 
     Args:
         owner: The attention module.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class CacheSizes(NamedTuple):
-    """Number and size of the keys that are cached of one token; the values are alike."""
+    """Number and size of the cached keys of one token; values have the same."""
 
     layers: int
     heads: int
@@ -25,9 +25,10 @@ class CacheSizes(NamedTuple):
 
 
 def cache_sizes(model: PreTrainedModel) -> CacheSizes | None:
-    """The sizes that a causal model caches of a token; it may be without weights.
+    """Sizes of the keys and values that a causal backbone caches for each token, found by a forward pass.
 
-    None where layers differ, where keys and values do (DeepSeek), or where nothing such is kept (Mamba, encoders).
+    The families' configurations name these sizes in too many ways to read them there. Works on the meta device, too.
+    None where layers differ, where keys and values differ (DeepSeek), or where nothing is cached (Mamba, encoders).
     """
     import inspect
 
@@ -44,7 +45,7 @@ def cache_sizes(model: PreTrainedModel) -> CacheSizes | None:
 
 
 def attention_window(model: PreTrainedModel) -> int | None:
-    """Number of tokens that a token sees, itself included, where every layer has a window; None where one has none."""
+    """Number of tokens that a token sees, itself included, if every layer has a sliding window; otherwise None."""
     config = model.config.get_text_config()
     full = "full_attention" in (getattr(config, "layer_types", None) or ())
     limit: int | None = getattr(config, "sliding_window", None)
@@ -52,7 +53,7 @@ def attention_window(model: PreTrainedModel) -> int | None:
 
 
 def _first_layer(model: PreTrainedModel) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Shapes of the keys and values that the first layer keeps of one token."""
+    """Shapes of the keys and values that the first layer caches for one token."""
     import torch
     from transformers import DynamicCache
 
@@ -60,7 +61,7 @@ def _first_layer(model: PreTrainedModel) -> tuple[tuple[int, ...], tuple[int, ..
         def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
             raise _Seen(tuple(key_states.shape), tuple(value_states.shape))
 
-    # Embeddings and no mask: without weights, nobody may look at values.
+    # Embeddings and no mask: on the meta device, no value may be read.
     one = model.get_input_embeddings()(torch.zeros(1, 1, dtype=torch.int64, device=model.device))
     try:
         with torch.no_grad():
@@ -82,11 +83,11 @@ class VirtualTokens(Method):
     """Base of the methods that put trainable tokens before each row."""
 
     virtual_tokens: Annotated[PositiveInt, Unit("tokens")] = 20
-    """Number of virtual tokens before each row. They take memory, time, and, but for prefixes in attention
-    modules, positions of the backbone."""
+    """Number of virtual tokens before each row. They take memory, time and (except as prefixes in attention modules)
+    positions of the backbone."""
 
     def extra_positions(self, model: PreTrainedModel) -> int:
-        """Number of virtual tokens; none beside patches, where they are at no position."""
+        """Number of virtual tokens; 0 beside patches, where they have no position."""
         return 0 if anatomy.reads_pictures(model) else self.virtual_tokens
 
     def refusal(self, model: PreTrainedModel) -> str | None:
@@ -103,7 +104,7 @@ def require_fitting(model: PeftModel, name: str) -> None:
     """Check that the virtual tokens loaded as `name` fit the backbone; PEFT fails only in the first forward pass.
 
     Raises:
-        ValueError: they do not.
+        ValueError: They do not fit.
     """
     from peft import PrefixTuningConfig
     from peft.config import PromptLearningConfig
@@ -126,9 +127,9 @@ def require_fitting(model: PeftModel, name: str) -> None:
 
 
 def follow_precision(model: PeftModel) -> None:
-    """Give a prefix the precision of the keys and values that it stands beside.
+    """Compute a prefix in the precision of the backbone's keys and values.
 
-    PEFT takes that of the first parameter, which may only be stored in it.
+    PEFT takes the precision of the first parameter, in which it may only be stored.
     """
     import torch
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from workbench.adapters import anatomy
-from workbench.adapters.method import ExtraParameters, MethodInfo, Sample, TrainHook, register
+from workbench.adapters.method import MethodInfo, Sample, TrainHook, register
 from workbench.adapters.target_modules import OnLinear
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
-    from peft import PeftConfig, PeftModel
+    from peft import PeftModel
     from torch import nn
     from transformers import PreTrainedModel
 
@@ -28,6 +27,7 @@ class AdaLora(OnLinear):
                          "Zhang et al. 2023, arXiv:2303.10512", plans_steps=True,
                          no_freezing="it shares out ranks among all layers", token_rows=True),
     }  # fmt: skip
+    tuner: ClassVar[str] = "AdaLoraConfig"
     method: Literal["adalora"] = "adalora"
     rank: Annotated[PositiveInt, Unit("ranks")] = 8
     """Ranks per layer at the end, on average over the layers."""
@@ -59,19 +59,13 @@ class AdaLora(OnLinear):
         """Ranks of every layer at the start."""
         return math.ceil(1.5 * self.rank) if self.initial_rank is None else self.initial_rank
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> PeftConfig:
-        """PEFT's AdaLoraConfig for this backbone, without PEFT's schedule and penalty: the companion has its own."""
-        from peft import AdaLoraConfig
-
-        return AdaLoraConfig(
-            task_type=anatomy.task(model),
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        # Without PEFT's schedule and penalty: `train_hook` has its own.
+        return dict(
             target_r=self.rank,
             init_r=self.first_rank,
-            lora_alpha=self.alpha,  # type: ignore[arg-type]  # PEFT divides it; its annotation says int
+            lora_alpha=self.alpha,
             lora_dropout=self.dropout,
-            target_modules=self.modules(model),
-            modules_to_save=beside.heads or None,
-            trainable_token_indices=beside.token_rows,
             total_step=1,
             orth_reg_weight=0.0,
         )

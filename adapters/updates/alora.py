@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import NonNegativeInt
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import ExtraParameters, MethodInfo, register
+from workbench.adapters.method import MethodInfo, register
 from workbench.adapters.updates.lora import Lora, LowRank
 from workbench.errors import ConfigError
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
     from transformers import PreTrainedModel
 
 
 @register
 class ALora(LowRank):
-    """W + scale * B A for the tokens from the last invocation of a row on, and W alone for those before it.
+    """W + scale * B A for the tokens from a row's last invocation on, and W alone for those before it.
 
-    So keys and values of what comes before are the backbone's, and a cache of them serves every such adapter.
+    Keys and values before the invocation are the backbone's, so one cache of them serves every such adapter.
     """
 
     about: ClassVar[dict[str, MethodInfo]] = {
@@ -35,7 +34,7 @@ class ALora(LowRank):
     }
     method: Literal["alora"] = "alora"
     invocation: Annotated[str | tuple[NonNegativeInt, ...], Unit("text or token ids")] = ""
-    """Tokens from the last occurrence of which on the adapter acts; a text is tokenised. Empty: what the chat template
+    """The adapter acts from the last occurrence of these tokens on; a text is tokenised. Empty: what the chat template
     writes to ask for the next answer."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
@@ -53,18 +52,11 @@ class ALora(LowRank):
         """Say that PEFT loses the place of the invocation in a repeated forward pass."""
         return "a pass over a block that is repeated does not know where the invocation is"
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> LoraConfig:
-        """PEFT's LoraConfig for this backbone.
-
-        Raises:
-            ConfigError: The invocation is no list of token ids yet. Where only sizes are asked for, any id will do.
-        """
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
         ids = () if isinstance(self.invocation, str) else self.invocation
-        if not ids and model.device.type != "meta":
+        if not ids and model.device.type != "meta":  # where only sizes are asked for, any id will do
             raise ConfigError(
                 "adapter.invocation: the token ids of the invocation are not known here. "
                 "Write them, as adapter.invocation=[5,7]."
             )
-        config = super().to_peft(model, beside)
-        config.alora_invocation_tokens = list(ids or (0,))
-        return config
+        return super().settings(model) | {"alora_invocation_tokens": list(ids or (0,))}

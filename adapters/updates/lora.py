@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from workbench.adapters import anatomy
-from workbench.adapters.method import ExtraParameters, MethodInfo, register
+from workbench.adapters.method import MethodInfo, register
 from workbench.adapters.target_modules import OnLinear, taken_for_experts
 from workbench.errors import ConfigError
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
     from transformers import PreTrainedModel
 
 Decomposition = Literal["auto", "exact", "randomised"]
@@ -22,6 +21,7 @@ Decomposition = Literal["auto", "exact", "randomised"]
 class LowRank(OnLinear):
     """W + scale * B A, with A (rank, in) and B (out, rank): what all LoRA methods have in common."""
 
+    tuner: ClassVar[str] = "LoraConfig"
     rank: Annotated[PositiveInt, Unit("ranks")] = 16
     """Rank of the update B A."""
     alpha: float = Field(default=32.0, gt=0)
@@ -48,32 +48,25 @@ class LowRank(OnLinear):
             )
         return [name for name in names if name not in lost]
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> LoraConfig:
-        """PEFT's LoraConfig for this backbone."""
-        from peft import LoraConfig
-
-        return LoraConfig(
-            task_type=anatomy.task(model),
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        return dict(
             r=self.rank,
-            lora_alpha=self.alpha,  # type: ignore[arg-type]  # PEFT divides it; its annotation says int
+            lora_alpha=self.alpha,
             lora_dropout=self.dropout,
-            target_modules=self.modules(model),
-            modules_to_save=beside.heads or None,
-            use_rslora=self.method == "rslora",
+            use_rslora=self.method in ("rslora", "lora-ga"),
             use_dora=self.method == "dora",
-            trainable_token_indices=beside.token_rows,
         )
 
 
 class OverExperts(LowRank):
-    """LoRA that reaches the experts of a mixture, whose matrices stand in one parameter, by PEFT's target_parameters.
+    """LoRA that also changes the experts of a mixture, which are one parameter (PEFT's target_parameters).
 
     Each expert has an update of its own. The router stays frozen.
     """
 
     experts: bool = False
-    """Change the experts of a mixture, too; with targets=mlp nothing else where all MLPs are experts. Each pass adds
-    every update to its expert's weights, so it takes memory for a second copy of a block's experts."""
+    """Change the experts of a mixture, too; with targets=mlp only these, where all MLPs are experts. Each pass adds the
+    updates to the experts' weights, which takes memory for a second copy of a block's experts."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
         """Refuse experts that there are none of, beside what other methods refuse."""
@@ -86,18 +79,18 @@ class OverExperts(LowRank):
         return None if self._experts_alone(model) else super().refusal(model)
 
     def modules(self, model: PreTrainedModel) -> list[str]:
-        """Names of the layers that are changed; none where the experts are all that there is to change."""
+        """Names of the layers that are changed; empty where only experts are."""
         return [] if self._experts_alone(model) else super().modules(model)
 
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> LoraConfig:
-        """PEFT's LoraConfig for this backbone."""
-        config = super().to_peft(model, beside)
+    def settings(self, model: PreTrainedModel) -> dict[str, Any]:
+        settings = super().settings(model)
         if self.experts:
-            config.target_parameters = sorted({".".join(path.split(".")[-2:]) for path in anatomy.fused_experts(model)})
-        return config
+            ends = {".".join(path.split(".")[-2:]) for path in anatomy.fused_experts(model)}
+            settings["target_parameters"] = sorted(ends)
+        return settings
 
     def _experts_alone(self, model: PreTrainedModel) -> bool:
-        """Whether the MLPs that are asked for have no layers that LoRA could have beside the experts."""
+        """Whether targets=mlp leaves LoRA nothing but the experts."""
         mlp = [name for name in anatomy.linear_modules(model) if not anatomy.is_attention(name)]
         return self.experts and self.targets == "mlp" and len(taken_for_experts(model, mlp)) == len(mlp)
 

@@ -10,7 +10,6 @@ from workbench.adapters.anatomy import features
 from workbench.adapters.method import (
     HALF_OR_FULL,
     WEIGHTS,
-    ExtraParameters,
     MethodInfo,
     RowLosses,
     Sample,
@@ -22,7 +21,7 @@ from workbench.errors import ConfigError
 from workbench.schema import Unit
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
+    from peft import PeftModel
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -150,12 +149,6 @@ class LoraGa(Decomposed):
     authors' own runs of Llama 2 have 64."""
     decomposition: Decomposition = "auto"
     """Singular value decomposition: exact, randomised, or auto, which is exact where a side is at most 1,024 wide."""
-
-    def to_peft(self, model: PreTrainedModel, beside: ExtraParameters) -> LoraConfig:
-        """PEFT's LoraConfig for this backbone, of the paper's scale alpha / sqrt(rank)."""
-        config = super().to_peft(model, beside)
-        config.use_rslora = True
-        return config
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
         """Remember a start of zero, in whose place `choose` puts the one along the gradient."""

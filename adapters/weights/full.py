@@ -48,10 +48,18 @@ class Full(Method):
     def release(self, model: PreTrainedModel) -> None:
         """Let every weight train, but those that are pruned."""
         model.requires_grad_(True)
-        if self.sparsity is not None:
-            from workbench.adapters.weights.pruning import prune
+        if self.sparsity is None:
+            return
+        import torch
 
-            prune([model.get_submodule(path).get_parameter("weight") for path in self._layers(model)], self.sparsity)
+        # A pruned value gets no gradient, so that nothing but the weights has to be kept: an optimizer that moves each
+        # value by its own gradients leaves it at zero, and so do weight decay and averages.
+        for path in self._layers(model):
+            weight = model.get_submodule(path).get_parameter("weight")
+            with torch.no_grad():
+                count = int(self.sparsity * weight.numel())
+                weight.view(-1)[torch.topk(weight.abs().flatten(), count, largest=False).indices] = 0.0
+            weight.register_hook(lambda gradient, weight=weight: gradient * (weight != 0))
 
     def _layers(self, model: PreTrainedModel) -> list[str]:
         """Paths of the linear layers in the blocks, or of the convolutions where there are none."""

@@ -1,8 +1,8 @@
 """A PEFT tuner that trains copies of a module's own parameters, and leaves the parameters as they are.
 
-The module stays where and what it is: its class gets a property for each of these parameters, which reads the active
-copy. So whoever reads `module.weight` finds what computes, in a forward pass, when activations are recomputed, and
-when a parent reads a child's weights.
+The module stays in place: its class gets a property for each of these parameters, which reads the active copy. So
+`module.weight` is what computes, in a forward pass, when activations are recomputed, and when a parent reads a child's
+weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from workbench.adapters.peft_tuners import TunerConfig, register_tuner
 
 @dataclass
 class PartialConfig(TunerConfig):
-    """Names of the parameters that train, and of the modules that own them."""
+    """The parameters that train, and the modules that own them."""
 
     target_modules: list[str] | str | None = None
     """Paths of the modules, or ends of their paths, that own the parameters."""
@@ -35,11 +35,11 @@ class PartialConfig(TunerConfig):
 
 
 class PartialLayer(nn.Module, BaseTunerLayer):
-    """The copies that belong to one module; it stands as the child `partial` of that module.
+    """The copies of one module's parameters; it is the module's child `partial`.
 
     Args:
         owner: The module; its class is replaced by a subclass.
-        computed: What the backbone computes in; it may store less.
+        computed: The precision in which the backbone computes; it may store less.
     """
 
     adapter_layer_names = ("partial_copies",)
@@ -55,11 +55,11 @@ class PartialLayer(nn.Module, BaseTunerLayer):
 
     @property
     def base_layer(self) -> nn.Module:
-        """The module whose parameters these are copies of."""
+        """The module whose parameters are copied."""
         return self._owner[0]
 
     def add(self, adapter: str, names: list[str], *, inference_mode: bool) -> None:
-        """Copy the parameters of these names for one more adapter."""
+        """Copy the parameters `names` for one more adapter."""
         owned = self.base_layer._parameters
         originals = {name: own for name in names if (own := owned.get(name)) is not None}
         copies = {name: nn.Parameter(own.detach().to(self._dtype(own), copy=True)) for name, own in originals.items()}
@@ -76,9 +76,9 @@ class PartialLayer(nn.Module, BaseTunerLayer):
         super().set_adapter(names, inference_mode=inference_mode)
 
     def value(self, name: str) -> Tensor | None:
-        """The tensor that the module computes with under a parameter's name: the active copy, or its own."""
+        """The tensor that the module computes with: the active copy of a parameter, or its own."""
         own = self.base_layer._parameters[name]
-        # FSDP2 asks for what it cut; whole weights are back in its place when the module computes.
+        # FSDP2 reads its shards (DTensor); when the module computes, whole weights are in their place.
         if own is None or self.disable_adapters or isinstance(own, DTensor):
             return own
         for adapter in self.active_adapters:
@@ -90,23 +90,23 @@ class PartialLayer(nn.Module, BaseTunerLayer):
         return own
 
     def _dtype(self, own: Tensor) -> torch.dtype:
-        """The precision of a copy: float32 also where a half-precision backbone keeps this one parameter in float32."""
+        """The precision of a copy: float32 where the backbone stores this parameter so, else `computed`."""
         return torch.float32 if own.dtype == torch.float32 else self.computed
 
     def remove(self, *, merge: bool) -> None:
-        """Leave the module without copies; with the values of the active ones where `merge` says so."""
+        """Remove the copies; with `merge` the module keeps the values of the active ones."""
         owner = self.base_layer
         values = {name: self.value(name) for name in owner._parameters} if merge else {}
         owner.__class__ = self.original_class
         del owner.partial
         for name, value in values.items():
             if value is not None and value is not owner._parameters[name]:
-                # A parameter of its own, so that tied weights are not overwritten.
+                # A new parameter, so that tied weights are not overwritten.
                 owner.register_parameter(name, nn.Parameter(value.detach().clone(), requires_grad=False))
 
 
 class PartialModel(BaseTuner):
-    """Puts `PartialLayer`s onto modules, and takes them off."""
+    """Tuner that trains copies of modules' own parameters."""
 
     prefix = "partial_"
     tuner_layer_cls = PartialLayer
@@ -131,7 +131,7 @@ class PartialModel(BaseTuner):
         layer.add(adapter_name, peft_config.parameter_names or [], inference_mode=peft_config.inference_mode)
 
     def _check_tied_modules(self, model: nn.Module, peft_config: PeftConfig) -> None:
-        """Skip PEFT's warning about tied heads: a copy is untied, and stays so when it is merged."""
+        """Skip PEFT's warning about tied heads: a copy is untied, also when it is merged."""
 
     def _check_merge_allowed(self) -> None:
         """Allow merging under tied weights, for the same reason."""
@@ -163,7 +163,7 @@ class PartialModel(BaseTuner):
 
 
 _READING: dict[tuple[type[nn.Module], tuple[str, ...]], type[nn.Module]] = {}
-"""One subclass for all modules of a class: the compiler guards on it, and would compile each block anew."""
+"""One subclass for all modules of a class: torch.compile guards on the class, and would recompile each block."""
 
 
 def _reading_copies(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
@@ -178,7 +178,7 @@ def _reading_copies(cls: type[nn.Module], names: tuple[str, ...]) -> type[nn.Mod
 
 
 def computed(model: nn.Module) -> torch.dtype:
-    """The precision that the backbone computes in; for pictures that which it is stored in."""
+    """The precision in which the backbone computes; for pictures the one in which it is stored."""
     if anatomy.reads_pictures(model):
         return next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     embedding = model.get_input_embeddings()  # type: ignore[operator]
@@ -187,7 +187,7 @@ def computed(model: nn.Module) -> torch.dtype:
 
 
 def _ties(model: nn.Module) -> int:
-    """Number of parameter names that are further names of the same parameter (tied weights)."""
+    """Number of tied weights: further names of the same parameter."""
     named = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     return len(named) - len(set(named))
 
