@@ -1,4 +1,4 @@
-"""Several adapters on one backbone: by name, one after the other, or a different one for each row of a batch."""
+"""Several adapters on one backbone, selected by name, or a different one for each row of a batch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from workbench import adapters
 from workbench.errors import ConfigError
 
 BARE = "__base__"
-"""The name, in a mixed batch, of no adapter at all."""
+"""Stands for no adapter in a mixed batch."""
 
 
 def load(model: PreTrainedModel, folders: Mapping[str, Path]) -> PeftModel:
-    """The backbone with the adapters that lie in `folders`, by name, frozen; the first is active.
+    """The backbone with the adapters in `folders`, by name, frozen; the first is active.
 
     Raises:
-        ConfigError: they are of different kinds, which PEFT cannot hold beside each other, or train token rows.
-        BackboneError: one was made for another backbone.
+        ConfigError: They have different types, which PEFT cannot hold together, or train rows of tokens.
+        BackboneError: One was made for another backbone.
     """
     configs = {name: PeftConfig.from_pretrained(str(folder)) for name, folder in folders.items()}
     kinds = {name: _kind(config) for name, config in configs.items()}
@@ -47,13 +47,13 @@ def use(model: PeftModel, name: str) -> None:
 
 
 def rows(model: PeftModel, names: Sequence[str]) -> dict[str, list[str]]:
-    """Keyword arguments of `model(...)` or `model.generate(...)` that let row i of the batch meet adapter names[i].
+    """Keyword arguments of `model(...)` or `model.generate(...)` by which row i of the batch uses adapter names[i].
 
     Args:
         names: One for each row; BARE for the backbone alone.
 
     Raises:
-        ConfigError: no such adapter, or PEFT computes mixed batches of this kind of adapter wrongly or not at all.
+        ConfigError: There is no such adapter, or PEFT cannot compute mixed batches of adapters of this type.
     """
     _require_known(model, [name for name in names if name != BARE])
     for name, config in model.peft_config.items():

@@ -102,13 +102,21 @@ class ModuleTuner(BaseTuner):
 
 
 class UnmergeableTuner(ModuleTuner):
-    """A tuner whose layers are no update of weights."""
+    """A tuner whose layers are no update of weights: children of the modules beside which they work."""
 
     why: str
     """Why it cannot be merged, and what to do instead."""
 
     def _check_merge_allowed(self) -> None:
         raise ConfigError(self.why)
+
+    def take_off(self, *, merge: bool) -> None:
+        kind: Any = self.tuner_layer_cls
+        for module in list(self.model.modules()):
+            for name, layer in list(module.named_children()):
+                if isinstance(layer, kind):
+                    layer.remove()
+                    delattr(module, name)
 
 
 OURS = (

@@ -205,13 +205,5 @@ class BottleneckModel(UnmergeableTuner):
         if next(layer.parameters()).device != torch.device("meta"):
             layer.to(held)
 
-    def take_off(self, *, merge: bool) -> None:
-        for module in list(self.model.modules()):
-            for kind in KINDS:
-                layer = module._modules.get(kind + CHILD)
-                if isinstance(layer, BottleneckLayer):
-                    layer.remove()
-                    delattr(module, kind + CHILD)
-
 
 register_tuner("bottleneck", BottleneckConfig, BottleneckModel)

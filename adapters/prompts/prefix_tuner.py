@@ -245,10 +245,9 @@ class PrefixLayer(nn.Module, BaseTunerLayer):
         return torch.cat(keys, dim=1), torch.cat(values, dim=1)
 
     def remove(self) -> None:
-        """Leave the attention module as it was."""
+        """Give the attention module its own function back."""
         (owner,) = self._owner
         owner.config = self.original
-        delattr(owner, CHILD)
 
 
 class AttentionPrefixModel(OwnForm, UnmergeableTuner):
@@ -292,10 +291,6 @@ class AttentionPrefixModel(OwnForm, UnmergeableTuner):
         held = next(target.parameters()).device
         layer.attention_prefix_parts[name] = part if held.type == "meta" else part.to(held)
         layer.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
-
-    def take_off(self, *, merge: bool) -> None:
-        for layer in [module for module in self.model.modules() if isinstance(module, PrefixLayer)]:
-            layer.remove()
 
 
 register_tuner("attention_prefix", AttentionPrefixConfig, AttentionPrefixModel)

@@ -1,7 +1,7 @@
 """The PEFT tuner of visual prompts: trainable tokens beside the patches (Jia et al. 2022, arXiv:2203.12119).
 
-They are appended where the first block reads, and taken away behind the last one, so that every head pools over what
-it knows. Attention does not care where in a sequence a token without a position stands.
+They are appended to the input of the first block and removed from the output of the last one, so that every head pools
+over the patches alone. Attention does not depend on the place of tokens without positions.
 
 Legend: B rows, N tokens of a row, P virtual tokens, D hidden.
 """
@@ -35,25 +35,25 @@ class VisualPromptConfig(TunerConfig):
     width: int = 0
     """Size of a token, which is that of the hidden states."""
     patch: int = 16
-    """Side of a patch in pixels; decides how wide the initial values are."""
+    """Side of a patch in pixels; the range of the initial values depends on it."""
     deep: bool = False
-    """Whether every block reads tokens of its own, in place of what the block before made of its."""
+    """Whether every block reads its own tokens, in place of the previous block's outputs for its tokens."""
     blocks: list[str] = field(default_factory=list)
     """Paths of all blocks, in order."""
 
     @property
     def target_modules(self) -> tuple[str, ...]:
-        """The blocks where tokens enter or leave. PEFT shortens a long list of names to their ends, but no tuple."""
+        """The blocks where tokens enter or leave. A tuple: PEFT shortens the names in a long list or set."""
         return tuple(self.blocks if self.deep else dict.fromkeys((self.blocks[0], self.blocks[-1])))
 
 
 class VisualPromptLayer(nn.Module, BaseTunerLayer):
-    """The virtual tokens of all named adapters at one block, as whose child it stands.
+    """The virtual tokens of all adapters at one block, whose child this is.
 
     Args:
-        block: It reads and gives hidden states (B, N, D).
-        first: Whether tokens are added to what it reads; otherwise, they take the places of those that are there.
-        last: Whether tokens end here.
+        block: Reads and returns hidden states (B, N, D).
+        first: Whether tokens are appended to the block's input; otherwise they replace those that are there.
+        last: Whether tokens are removed from the block's output.
     """
 
     adapter_layer_names = ("visual_prompt_tokens",)
@@ -70,20 +70,20 @@ class VisualPromptLayer(nn.Module, BaseTunerLayer):
         ]
 
     def add(self, name: str, tokens_PD: Tensor | None, *, count: int) -> None:
-        """One more adapter; without tokens where those of an earlier block only pass."""
+        """Add an adapter; without tokens where those of an earlier block pass through."""
         self.counts[name] = count
         if tokens_PD is not None:
             self.visual_prompt_tokens[name] = nn.Parameter(tokens_PD)
 
     def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
-        """Make one adapter active; which tokens replace which would not be known of several."""
+        """Make one adapter active; with several it would be unclear which tokens replace which."""
         names = [adapter_names] if isinstance(adapter_names, str) else list(adapter_names)
         if len([name for name in names if name in self.counts]) > 1:
             raise ValueError(f"{', '.join(names)} are visual prompts. Activate one of them at a time.")
         super().set_adapter(names, inference_mode=inference_mode)
 
     def remove(self) -> None:
-        """Leave the block as it was."""
+        """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
 
@@ -113,7 +113,7 @@ class VisualPromptLayer(nn.Module, BaseTunerLayer):
 
 
 class VisualPromptModel(UnmergeableTuner):
-    """Puts virtual tokens into the blocks of a backbone, and takes them out."""
+    """Tuner of visual prompts."""
 
     prefix = "visual_prompt_"
     tuner_layer_cls = VisualPromptLayer
@@ -144,41 +144,34 @@ class VisualPromptModel(UnmergeableTuner):
         layer.add(name, tokens, count=config.virtual_tokens)
         layer.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
 
-    def take_off(self, *, merge: bool) -> None:
-        for module in list(self.model.modules()):
-            layer = module._modules.get(CHILD)
-            if isinstance(layer, VisualPromptLayer):
-                layer.remove()
-                delattr(module, CHILD)
-
 
 def initial(config: VisualPromptConfig) -> Tensor:
-    """Tokens (P, D) as in the authors' code: uniform, as wide as Xavier's start of the projection of patches."""
+    """Tokens (P, D) as in the authors' code: uniform, with the range of Xavier's start of the patch projection."""
     bound = math.sqrt(6 / (3 * config.patch**2 + config.width))
     return torch.empty(config.virtual_tokens, config.width).uniform_(-bound, bound)
 
 
 def virtual_tokens(model: nn.Module) -> int:
-    """Virtual tokens behind those of a row, from the first block to the end of the last; 0 where none are active."""
+    """Number of virtual tokens between the first and the last block; 0 where none are active."""
     layers = [module for module in model.modules() if isinstance(module, VisualPromptLayer)]
     return max((layer.counts[name] for layer in layers if (name := layer._active()) is not None), default=0)
 
 
 def token_width(model: PreTrainedModel) -> int | None:
-    """Width of the hidden states between the blocks, if these take one more token; None where they do not.
+    """Width of the hidden states between the blocks, if these accept one more token; None where they do not.
 
-    The backbone is called once, and may be without weights.
+    Calls the backbone once; works on the meta device, too.
     """
     stacks = anatomy.blocks(model)
     if len(stacks) != 1 or len({block.rpartition(".")[0] for block in stacks[0]}) != 1:
-        return None  # stages, whose blocks read pictures of other sizes
+        return None  # stages, whose blocks read different resolutions
     with _one_more(model.get_submodule(stacks[0][0]), model.get_submodule(stacks[0][-1])) as widths:
         return widths[0] if anatomy.reads_size(model) and widths else None
 
 
 @contextmanager
 def _one_more(first: nn.Module, last: nn.Module) -> Iterator[list[int]]:
-    """Inside, the blocks read a token of zeros more, and the list holds its width when they have."""
+    """Append a token of zeros to the input of the blocks inside the block; its width is added to the list."""
     widths: list[int] = []
 
     def enter(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -1,7 +1,7 @@
-"""2:4 sparsity of a frozen backbone: of each four consecutive inputs of an output, the two largest weights stay.
+"""2:4 sparsity of a frozen backbone: of four consecutive inputs of an output, the two largest weights stay.
 
-After Mishra et al. 2021 (arXiv:2104.08378), by magnitude and once, on the linear layers inside the blocks. The weights
-stay dense tensors, half of whose values are zero.
+After Mishra et al. 2021 (arXiv:2104.08378): pruned once, by magnitude, in the linear layers inside the blocks. The
+weights remain dense tensors, half of whose values are zero.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 GROUP = 4
-"""Consecutive inputs of an output, of whose weights half stay."""
+"""Consecutive inputs of an output; half of their weights stay."""
 
 
 def mark(model: PreTrainedModel) -> None:
-    """Note on a backbone, with or without values, which of its layers are pruned, as `pattern` tells.
+    """Record in a backbone, also on the meta device, which of its layers are pruned; `pattern` reads it.
 
     Raises:
         BackboneError: It has no such layers, or one whose inputs are no multiple of four.
@@ -49,7 +49,7 @@ def mark(model: PreTrainedModel) -> None:
 
 
 def pattern(model: nn.Module) -> str | None:
-    """A regular expression that the whole paths of the pruned layers match, and no others; None where none are."""
+    """A regular expression that matches the whole paths of the pruned layers and no others; None without any."""
     paths: str | None = getattr(model, "pruned_layers", None)
     return paths
 
@@ -58,7 +58,7 @@ def prune(model: PreTrainedModel) -> None:
     """Set half of the weights of the linear layers in the blocks to zero, and `mark` the backbone.
 
     Raises:
-        BackboneError: as `mark` does.
+        BackboneError: As `mark`.
     """
     mark(model)
     for path in anatomy.linear_modules(model):
@@ -66,9 +66,9 @@ def prune(model: PreTrainedModel) -> None:
 
 
 def drop_smaller(weight_OI: Tensor) -> None:
-    """Set the two smaller magnitudes of each four consecutive inputs to zero in place; of equal ones the later.
+    """Set the two smaller magnitudes of four consecutive inputs to zero in place; of equal ones the later.
 
-    Magnitudes are compared in bfloat16, so that a checkpoint in float32 and its copy in bfloat16 lose the same weights:
+    Magnitudes are compared in bfloat16, so that a float32 checkpoint and its bfloat16 copy lose the same weights:
     values that differ by less than 2^-8 of their size may count as equal.
 
     Args:
@@ -92,7 +92,7 @@ def sentence(model: PreTrainedModel) -> str:
 
 
 def reloading(model: PreTrainedModel) -> list[str]:
-    """Lines of Python that prune `backbone` likewise with torch alone; none where no layers are pruned."""
+    """Lines of Python that prune `backbone` in the same way with torch alone; none where no layers are pruned."""
     if (layers := pattern(model)) is None:
         return []
     return [

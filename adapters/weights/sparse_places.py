@@ -20,39 +20,39 @@ from workbench.errors import BackboneError
 
 
 def places(model: nn.Module) -> dict[str, Tensor]:
-    """The places that train in each layer (P), int32, counted along the rows of its weight, by the layer's path."""
+    """The places that train in each layer (P), int32 indices into its flat weight, by the layer's path."""
     return {path: layer.supertuning_indices["default"] for path, layer in _layers(model).items()}
 
 
 @torch.no_grad()
 def place(layer: SupertuningLayer, score_OI: Tensor) -> None:
-    """Let the weights of the highest scores train, as many as the layer has places."""
+    """Train the weights with the highest scores, as many as the layer has places."""
     place_P: Tensor = layer.supertuning_indices["default"]
     place_P.copy_(torch.topk(score_OI.flatten(), len(place_P)).indices.sort().values)
 
 
 def of_largest_gradients(model: nn.Module, losses: Iterable[Tensor], *, squared: bool) -> None:
-    """Choose the weights by their gradients, of rows together or squared row by row.
+    """Choose the weights with the largest summed gradients, or squared gradients of single rows.
 
-    Squared it is the diagonal of the empirical Fisher information (Sung et al. 2021, equation 6), but for the number of
-    rows. The sums take four bytes for each weight of a layer that is changed, while this goes on.
+    The squares are the diagonal of the empirical Fisher information (Sung et al. 2021, equation 6), times the number of
+    rows. The sums take four bytes for each weight of a changed layer.
 
     Args:
-        losses: Of one row after another, each with a graph that is computed when it is asked for.
+        losses: One loss for each row, with a graph that is computed when it is asked for.
     """
     layers = list(_layers(model).values())
     weights = {layer: layer.get_base_layer().weight for layer in layers}
     totals = {layer: torch.zeros_like(weight, dtype=torch.float32) for layer, weight in weights.items()}
     with _having_gradients({weights[layer]: totals[layer] for layer in layers}, squared=squared):
         for loss in losses:
-            loss.backward(inputs=list(weights.values()))  # and no value that trains keeps a gradient for its first step
+            loss.backward(inputs=list(weights.values()))  # no trainable value gets a gradient
     for layer in layers:
         place(layer, totals[layer].abs_())
 
 
 @contextmanager
 def _having_gradients(totals: dict[nn.Parameter, Tensor], *, squared: bool) -> Iterator[None]:
-    """Inside the block these frozen weights have gradients, each of which is added up and freed as it comes."""
+    """Compute gradients of these frozen weights inside the block; each is added to its total and freed at once."""
 
     def add(weight: nn.Parameter) -> None:
         assert weight.grad is not None
@@ -71,13 +71,13 @@ def _having_gradients(totals: dict[nn.Parameter, Tensor], *, squared: bool) -> I
 
 
 def moved_furthest(model: PeftModel, folder: Path) -> None:
-    """Choose the weights that a full training moved furthest (Ansell et al. 2022, section 3.1).
+    """Choose the weights that a full fine-tuning moved furthest (Ansell et al. 2022, section 3.1).
 
     Args:
-        folder: Of the model that came of it; it is in memory while the two are compared.
+        folder: Of the fine-tuned model, which is loaded for the comparison.
 
     Raises:
-        BackboneError: It is another model, or has not moved.
+        BackboneError: It is another model, or equal to the backbone.
     """
     backbone: Any = model.get_base_model()
     ends = _trained(type(backbone), folder)
