@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 QUANTISED = tuple(name for name in WEIGHTS if name not in HALF_OR_FULL)
+_facts = partial(MethodInfo, token_rows=True)
 
 
 class Decomposed(LowRank):
@@ -35,7 +37,7 @@ class Decomposed(LowRank):
     """Singular parts of a matrix that a rank takes."""
 
     def refusal(self, model: PreTrainedModel) -> str | None:
-        """Refuse convolutions, and a rank above the shorter side of a matrix, which has no more singular parts."""
+        """Refuse convolutions, and ranks above the number of singular parts of a matrix, its shorter side."""
         if reason := super().refusal(model):
             return reason
         for path, layer in linear_layers(model, self.targets).items():
@@ -47,7 +49,7 @@ class Decomposed(LowRank):
 
 
 class FromWeights(Decomposed):
-    """W + scale * (B A - B0 A0), where training starts at B0 A0, a part of W: the identity at the start."""
+    """W + scale * (B A - B0 A0), where B A starts at B0 A0, a part of W: the identity at the start."""
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
         """Set A and B to parts of the weights, and remember them."""
@@ -65,9 +67,7 @@ class Pissa(FromWeights):
     """LoRA from the largest singular values and vectors of each weight."""
 
     about: ClassVar[dict[str, MethodInfo]] = {
-        "pissa": MethodInfo(
-            "lora, from the largest singular parts", "Meng et al. 2024, arXiv:2404.02948", token_rows=True
-        ),
+        "pissa": _facts("lora, from the largest singular parts", "Meng et al. 2024, arXiv:2404.02948"),
     }
     method: Literal["pissa"] = "pissa"
     decomposition: Decomposition = "auto"
@@ -85,7 +85,7 @@ class Olora(FromWeights):
     """LoRA from the first orthonormal directions of each weight."""
 
     about: ClassVar[dict[str, MethodInfo]] = {
-        "olora": MethodInfo("lora, from an orthonormal basis", "Büyükakyüz 2024, arXiv:2406.01775", token_rows=True),
+        "olora": _facts("lora, from an orthonormal basis", "Büyükakyüz 2024, arXiv:2406.01775"),
     }
     method: Literal["olora"] = "olora"
 
@@ -105,9 +105,7 @@ class Corda(FromWeights):
     """LoRA from the parts of each weight that the task's inputs excite most, or least."""
 
     about: ClassVar[dict[str, MethodInfo]] = {
-        "corda": MethodInfo(
-            "lora, from what data excite of the weights", "Yang et al. 2024, arXiv:2406.05223", token_rows=True
-        ),
+        "corda": _facts("lora, from the parts of weights that data excite", "Yang et al. 2024, arXiv:2406.05223"),
     }
     method: Literal["corda"] = "corda"
     mode: Literal["ipm", "kpm"] = "ipm"
@@ -130,35 +128,33 @@ class Corda(FromWeights):
 class LoraGa(Decomposed):
     """LoRA whose first step moves W as the full gradient would: along its 2 * rank largest singular parts.
 
-    A starts at the right singular vectors of the first half of these and B at the left ones of the second half, of the
-    gradient of each whole weight, which need not be stored unquantised. Until `choose` has seen it: plain LoRA.
+    Of the gradient of each whole weight (which may be quantised), A starts at the right singular vectors of the first
+    half of these parts and B at the left ones of the second half. Plain LoRA until `choose` is called.
     """
 
     about: ClassVar[dict[str, MethodInfo]] = {
-        "lora-ga": MethodInfo(
-            "lora, along the full gradient's largest parts", "Wang et al. 2024, arXiv:2407.05000", token_rows=True
-        ),
+        "lora-ga": _facts("lora, along the full gradient's largest parts", "Wang et al. 2024, arXiv:2407.05000"),
     }
     parts: ClassVar[int] = 2
     method: Literal["lora-ga"] = "lora-ga"
     rows: Annotated[PositiveInt, Unit("rows")] = 64
-    """Training rows whose summed gradient is decomposed before the first step, or all there are. The sums take four
-    bytes for each weight of a layer that is changed, while this goes on."""
+    """Training rows whose summed gradient is decomposed before the first step, or all there are. The sums temporarily
+    take four bytes for each weight of a changed layer."""
     gamma: float = Field(default=64.0, gt=0)
-    """A and B start with rows and columns of length (outputs / gamma^2)^(1/4): the higher, the nearer to zero. The
-    authors' own runs of Llama 2 have 64."""
+    """A and B start with rows and columns of length (outputs / gamma^2)^(1/4): the higher gamma, the nearer to zero.
+    The authors' runs of Llama 2 have 64."""
     decomposition: Decomposition = "auto"
     """Singular value decomposition: exact, randomised, or auto, which is exact where a side is at most 1,024 wide."""
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
-        """Remember a start of zero, in whose place `choose` puts the one along the gradient."""
+        """Start at zero until `choose` sets the start along the gradient."""
         from workbench.adapters.updates.lora_start_values import shift_later
 
         shift_later(model)
 
     @property
     def looks(self) -> int:
-        """Training rows that are looked at before the first step."""
+        """Training rows whose gradients are summed."""
         return self.rows
 
     def choose(self, model: PeftModel, losses: RowLosses) -> None:
@@ -168,7 +164,7 @@ class LoraGa(Decomposed):
         start_along_gradients(model, losses, gamma=self.gamma, decomposition=self.decomposition)
 
     def chosen(self, model: PeftModel) -> dict[str, Tensor]:
-        """Where A and B of each layer begin."""
+        """Initial A and B of each layer."""
         from workbench.adapters.updates.lora_start_values import starts
 
         return starts(model)
@@ -179,12 +175,13 @@ class Eva(LowRank):
     """LoRA whose A, and whose rank in each layer, come from principal components of the layers' inputs; B is zero."""
 
     about: ClassVar[dict[str, MethodInfo]] = {
-        "eva": MethodInfo("lora, along what data excite", "Paischer et al. 2024, arXiv:2410.07170", token_rows=True),
+        "eva": _facts("lora, along the inputs' principal components", "Paischer et al. 2024, arXiv:2410.07170"),
     }
     method: Literal["eva"] = "eva"
     rho: float = Field(default=1.0, ge=1)
-    """Times `rank` that a layer may have where its inputs vary in more directions than others'; the sum over layers
-    stays. At 1 every layer has `rank`; the paper takes 2, and the number of parameters then depends on the data."""
+    """Largest rank of a layer, in multiples of `rank`; layers whose inputs vary in more directions get more, and the
+    sum over layers stays. At 1 every layer has `rank`; the paper takes 2: the parameter count then depends on the data.
+    """
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
         """Set A from one pass over the sample."""
@@ -201,17 +198,16 @@ class Eva(LowRank):
 class Loftq(Decomposed):
     """LoRA that starts at the low-rank update nearest to each weight's quantisation error.
 
-    This is the first of the alternating steps in the paper (algorithm 1 with T = 1): later ones would change the
-    quantised weights, and what is shipped would not fit a backbone that anybody else quantises.
+    This is the first of the paper's alternating steps (algorithm 1 with T = 1): later ones would change the quantised
+    weights, so that the adapter would not fit a backbone that others quantise.
     """
 
     about: ClassVar[dict[str, MethodInfo]] = {
-        "loftq": MethodInfo(
-            "lora, from what quantisation took away",
+        "loftq": _facts(
+            "lora, from the quantisation error",
             "Li et al. 2023, arXiv:2310.08659",
-            token_rows=True,
             weights=QUANTISED,
-            why_weights="it starts from what quantisation took away",
+            why_weights="it starts from the quantisation error",
             starts_elsewhere="it starts nearer to the unquantised backbone",
         ),
     }
@@ -229,7 +225,7 @@ class Loftq(Decomposed):
         return super().refusal(model)
 
     def initialise(self, model: PeftModel, sample: Sample | None) -> None:
-        """Set A and B from the unquantised weights, which are read one after the other."""
+        """Set A and B from the unquantised weights, which are read one at a time."""
         from workbench.adapters.updates.lora_start_values import start_from_rounding
 
         if model.device.type != "meta":
