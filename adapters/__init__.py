@@ -368,11 +368,11 @@ def _prepare_rows(model: PreTrainedModel) -> list[str]:
     return [names[id(module)] for module in wanted]
 
 
-def _register_ours() -> None:
-    """Make our tuners PEFT methods, so that a stock `PeftModel.from_pretrained` loads what they saved."""
+def _register_tuners() -> None:
     from workbench.adapters.peft_tuners import register_ours
 
     register_ours()
 
 
-after_import("peft", _register_ours)
+# A stock `PeftModel.from_pretrained` loads what our tuners saved.
+after_import("peft", _register_tuners)

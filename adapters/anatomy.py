@@ -319,7 +319,7 @@ def compute_picture(model: PreTrainedModel, picture_13HW: Tensor) -> None:
     import torch
 
     own, side = picture_size(model.config), picture_13HW.shape[-1]
-    named = {INTERPOLATE: True} if own not in (None, side) and _interpolates(model) else {}
+    named = {INTERPOLATE: True} if own not in (None, side) and interpolates(model) else {}
     training = model.training
     model.eval()
     try:
@@ -329,6 +329,6 @@ def compute_picture(model: PreTrainedModel, picture_13HW: Tensor) -> None:
         model.train(training)
 
 
-def _interpolates(model: PreTrainedModel) -> bool:
+def interpolates(model: PreTrainedModel) -> bool:
     """Whether the tower takes INTERPOLATE."""
     return INTERPOLATE in inspect.signature(picture_tower(model).forward).parameters

@@ -24,13 +24,15 @@ BUTTERFLIES = "import workbench.adapters  # computes BOFT's factors where PEFT c
 def write(model: PeftModel, folder: Path) -> None:
     """Write `folder`/README.md from the adapter_config.json that lies there; PEFT's own is an empty template."""
     saved: dict[str, Any] = json.loads((folder / "adapter_config.json").read_text())
-    kind, base = saved["peft_type"], saved["base_model_name_or_path"]
+    kind, base, backbone = saved["peft_type"], saved["base_model_name_or_path"], model.get_base_model()
+    is_sparse = semi_structured.pattern(backbone) is not None
+    sparsity = ", pruned to 2:4 sparsity as below: without, it is another model" if is_sparse else ""
     (folder / "README.md").write_text(
         "---\nlibrary_name: peft\n---\n\n"
         f"# {kind} adapter\n\n"
-        f"- Base model: `{base}` ({_family(model)}){_sparsity(model)}\n"
+        f"- Base model: `{base}` ({type(backbone).__name__}){sparsity}\n"
         f"- Method: {kind}, in the format of PEFT {peft.__version__}\n\n"
-        f"```python\n{_lines(model.get_base_model(), saved)}\n```\n\n"
+        f"```python\n{_lines(backbone, saved)}\n```\n\n"
         "Trained with peft-workbench.\n",
         encoding="utf-8",
     )
@@ -75,13 +77,3 @@ def needed(saved: dict[str, Any]) -> str | None:
     if home.startswith("workbench.adapters."):
         return OURS.format(kind=kind)
     return f"# First run the plugin that makes {kind} known to PEFT."
-
-
-def _sparsity(model: PeftModel) -> str:
-    if semi_structured.pattern(model.get_base_model()) is None:
-        return ""
-    return ", pruned to 2:4 sparsity as below: without, it is another model"
-
-
-def _family(model: PeftModel) -> str:
-    return type(model.get_base_model()).__name__

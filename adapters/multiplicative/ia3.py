@@ -66,7 +66,8 @@ class Ia3(Method):
         """Names of the layers whose outputs are scaled, and of those whose inputs are."""
         if isinstance(self.targets, str):
             chosen = [*_keys_and_values(model), *_ends_of_mlps(model)]
-            chosen = [path for path in chosen if self.targets in ("all-linear", _role(path))]
+            roles = {path: "attention" if is_attention(path) else "mlp" for path in chosen}
+            chosen = [path for path in chosen if self.targets in ("all-linear", roles[path])]
         else:
             chosen = list(linear_layers(model, self.targets))
         if not chosen:
@@ -77,10 +78,6 @@ class Ia3(Method):
             )
         outputs = [path for path in chosen if is_attention(path)]
         return short_names(model, outputs), short_names(model, [path for path in chosen if path not in outputs])
-
-
-def _role(path: str) -> str:
-    return "attention" if is_attention(path) else "mlp"
 
 
 def _keys_and_values(model: PreTrainedModel) -> list[str]:

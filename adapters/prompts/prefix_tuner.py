@@ -130,11 +130,11 @@ def attend(
     causal_setting = settings.get("is_causal")
     causal = getattr(module, "is_causal", False) if causal_setting is None else causal_setting
     if attention_mask is None and causal and query.shape[2] > 1:
-        attention_mask = _causal(query, key)
+        seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device)
+        attention_mask = seen.tril(key.shape[2] - query.shape[2])[None, None]  # the last query is at the last key
     more = given[0].shape[1]
     if attention_mask is not None:
-        seen: Any = attention_mask.dtype == torch.bool
-        attention_mask = F.pad(attention_mask, (more, 0), value=seen)
+        attention_mask = F.pad(attention_mask, (more, 0), value=attention_mask.dtype == torch.bool)
     if position_bias is not None:
         biased["position_bias"] = F.pad(position_bias, (more, 0))
     key, value = (
@@ -142,12 +142,6 @@ def attend(
         for added, text in zip(given, (key, value), strict=True)
     )
     return compute(module, query, key, value, attention_mask, **biased, **settings)
-
-
-def _causal(query: Tensor, key: Tensor) -> Tensor:
-    """True where a query sees a key: (1, 1, Q, K), the last query being at the last key."""
-    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=key.device)
-    return seen.tril(key.shape[2] - query.shape[2])[None, None]
 
 
 def _own_attention(module: nn.Module, implementation: str) -> Attention:

@@ -78,7 +78,9 @@ class Prompt(_SoftPrompt):
         reason = super().refusal(model)
         if reason or self.text is None:
             return reason
-        count = len(_encode(model, self.text))
+        from transformers import AutoTokenizer
+
+        count = len(AutoTokenizer.from_pretrained(model.config._name_or_path)(self.text)["input_ids"])  # as in PEFT
         if count > self.virtual_tokens:
             return (
                 f"adapter.text has {count} tokens, more than adapter.virtual_tokens={self.virtual_tokens}. "
@@ -178,11 +180,3 @@ class PTuning(_SoftPrompt):
             encoder_reparameterization_type=self.encoder.upper(),
             encoder_hidden_size=self.encoder_width,  # type: ignore[arg-type]  # PEFT's own default is None
         )
-
-
-def _encode(model: PreTrainedModel, text: str) -> list[int]:
-    """The text's ids, as PEFT will see them."""
-    from transformers import AutoTokenizer
-
-    ids: list[int] = AutoTokenizer.from_pretrained(model.config._name_or_path)(text)["input_ids"]
-    return ids

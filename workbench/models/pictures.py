@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
 from workbench.adapters import anatomy
-from workbench.adapters.anatomy import INTERPOLATE, _interpolates, picture_size, picture_stem, picture_tower, reads_size
+from workbench.adapters.anatomy import INTERPOLATE, interpolates, picture_size, picture_stem, picture_tower, reads_size
 from workbench.errors import BackboneError, ConfigError
 
 CHANNELS = 3
@@ -91,7 +91,7 @@ def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
     hold_statistics(model)
     _keep_products(model)
     picture_tower(model).register_forward_pre_hook(
-        _Fit(compute, picture_size(model.config) if _interpolates(model) else None, _layout(model)), with_kwargs=True
+        _Fit(compute, picture_size(model.config) if interpolates(model) else None, _layout(model)), with_kwargs=True
     )
 
 
