@@ -25,7 +25,7 @@ from workbench.data.tta_views import RowView, user_merge
 from workbench.evaluation import frozen_features, run_embedder
 from workbench.evaluation.forward_passes import ResultStore
 from workbench.evaluation.frozen_features import FrozenProbe
-from workbench.models import backbones, classifier, row_readers
+from workbench.models import backbones, classifier
 from workbench.recipes.over import crossval_stages
 from workbench.recipes.over.crossval_stages import CrossvalContext
 from workbench.recipes.task import MembersAtOnce
@@ -112,10 +112,10 @@ def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list
     Refuses what would fail or mislead.
     """
     classifier.require_known_form(config)
-    reader, embedders = row_readers.of_backbone(config), run_embedder.in_words(config)
+    reader, embedders = classifier.reader_of_backbone(config), run_embedder.in_words(config)
     data = fold_data.load(config, reader, run_embedder.of_sources(config, reader))
     unlabelled = data.unlabelled and training_rows(data.unlabelled, config, reader)
-    together = row_readers.augmented_together(data.rows, config, reader)
+    together = classifier.augmented_together(data.rows, config, reader)
     data = data._replace(rows=training_rows(together, config, reader), unlabelled=unlabelled)
     _, notes = neighbour_correction.fitting(config.correction, data.folds, data.cluster_N)
     if config.data.drop_suspects:

@@ -22,7 +22,7 @@ from workbench.distillation.feature_matching import FeatureMatching
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
 from workbench.evaluation import classification_scores
-from workbench.losses.criterion import criterion
+from workbench.losses.class_losses import criterion
 from workbench.models import backbones
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier, task

@@ -10,7 +10,7 @@ from workbench.config import RunConfig
 from workbench.data import mixture
 from workbench.distillation.student_loss import mutual_loss
 from workbench.evaluation import Likelihood
-from workbench.models import exported, model_summary
+from workbench.models import exported, model_sizes
 from workbench.recipes.tasks.sft.text_run import TextRun
 from workbench.training.freezing import freezer as freezing
 from workbench.training.signal import ProgressClock, TrainingSignal
@@ -25,7 +25,7 @@ def train(config: RunConfig, student: TextRun) -> None:
     student.score_before(backbone)
     seeds = [base.seed + number for number in range(count)]
     together, freezer = freezing.attach_bank(backbone.model, base, [base.adapter] * count, seeds=seeds)
-    run.note(model=model_summary.member(base, backbone, together, together.members[0]))
+    run.note(model=model_sizes.member_facts(base, backbone, together, together.members[0]))
     with together.only(together.members[0]):
         live = student.assemble(together.model, backbone)
 

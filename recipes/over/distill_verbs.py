@@ -15,7 +15,7 @@ from workbench.data.text import tokenized
 from workbench.data.text.row_encoder import row_encoder
 from workbench.distillation import students
 from workbench.errors import ConfigError
-from workbench.models import backbones, row_readers
+from workbench.models import backbones, classifier
 from workbench.recipes.over import distill, distill_classes
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.tasks.sft.text_run import read_template
@@ -37,7 +37,7 @@ def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
         inspection = inspect(base.model_copy(update={"evaluate": unprobed}))
         if base.task.labelled:
             assert source is not None, "peers and caches are for tokens"
-            extra = distill_classes.prepare(config, base, source, inspection.data, row_readers.of_backbone(base))
+            extra = distill_classes.prepare(config, base, source, inspection.data, classifier.reader_of_backbone(base))
             drawn = inspection.drawn + (0 if extra is None else len(extra))
             inspection = replace(inspection, drawn=drawn, steps=total_steps(base, drawn))
         else:

@@ -17,7 +17,7 @@ from workbench.adapters.banks.bank import Bank
 from workbench.config import RunConfig
 from workbench.config.expansions.member_runs import Trial
 from workbench.data.batching import Examples, MicroBatch
-from workbench.models import backbones, model_summary
+from workbench.models import backbones, model_sizes
 from workbench.models.backbones import Backbone, Loader
 from workbench.recipes.single.single_run import SingleRun
 from workbench.recipes.task import implementation
@@ -119,7 +119,7 @@ class FleetBank:
 
     def facts(self, name: str) -> dict[str, Any]:
         """The facts of a run with this member alone."""
-        return model_summary.member(self.members[name].trial.config, self.backbone, self.bank, self.names[name])
+        return model_sizes.member_facts(self.members[name].trial.config, self.backbone, self.bank, self.names[name])
 
     def give_head(self, name: str) -> None:
         """Give a member the head that it has alone, where the backbone has a fresh one."""

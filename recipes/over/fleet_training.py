@@ -12,8 +12,8 @@ from workbench.config.expansions.member_runs import Trial
 from workbench.config.model_heads import HIDDEN, ModelHead
 from workbench.errors import ConfigError, Stopped, TrainingError
 from workbench.evaluation.generation import AnswerSamples
-from workbench.models import adapter_sizes, backbones
-from workbench.models.adapter_sizes import AdapterSize
+from workbench.models import backbones, model_sizes
+from workbench.models.model_sizes import AdapterSize
 from workbench.recipes.over.fleet_bank import FleetBank, FleetMember
 from workbench.recipes.over.fleet_board import FleetBoard
 from workbench.training import bank_trainer, capacity
@@ -48,7 +48,7 @@ def adapters(config: RunConfig, trials: Sequence[Trial[RunConfig]]) -> list[Adap
     for trial in trials:
         method = trial.config.adapter
         if (key := method.model_dump_json()) not in known:
-            known[key] = adapter_sizes.predict(config.model, method, task=known_head(config))
+            known[key] = model_sizes.predict(config.model, method, task=known_head(config))
     return [known[trial.config.adapter.model_dump_json()] for trial in trials]
 
 

@@ -13,7 +13,7 @@ from workbench.config import RunConfig
 from workbench.config.expansions import sweep_expansion
 from workbench.config.expansions.member_runs import Trial
 from workbench.errors import TrainingError
-from workbench.models import backbones, model_summary
+from workbench.models import backbones, model_sizes
 from workbench.recipes.over import fold_ensemble, sweep_tasks
 from workbench.recipes.over.sweep_tasks import SweepBank, SweepTask
 from workbench.recipes.task import MembersAtOnce
@@ -133,7 +133,7 @@ def training(task: SweepTask, entries: Sequence[SweepMember], callback: Callback
     loaded = task.load_bank([entry.trial for entry in entries])
     members = loaded.bank.members
     for member, entry in zip(members, entries, strict=True):
-        entry.run.note(model=model_summary.member(entry.trial.config, loaded.backbone, loaded.bank, member))
+        entry.run.note(model=model_sizes.member_facts(entry.trial.config, loaded.backbone, loaded.bank, member))
     callback.say(_memory([entry.run.manifest["model"]["trainable"] for entry in entries]))
     tokens = max(
         capacity.tokens_per_device(

@@ -22,7 +22,7 @@ from workbench.data.batching import Examples, Indices, MicroBatch, first_rows
 from workbench.evaluation import GeneratedAnswer
 from workbench.evaluation.forward_passes import ModelResults, stored_results
 from workbench.evaluation.generation import AnswerSamples
-from workbench.models import backbones, model_summary
+from workbench.models import backbones, model_sizes
 from workbench.models.backbones import Backbone, Loader
 from workbench.runs import deadline, evaluation_request, files
 from workbench.runs.run_directory import Run
@@ -122,7 +122,7 @@ class SingleRun(ABC, Generic[M, R]):
         layers = freezing.layers_of(backbone.model, config)
         model = self.adapted(backbone, blocks=len(layers.blocks))
         freezer = Freezer(model, backbone.model, layers, config.freeze, seed=config.seed)
-        self.run.note(model=model_summary.model(config, backbone, model))
+        self.run.note(model=model_sizes.model_facts(config, backbone, model))
         live = self.assemble(model, backbone)
         self.plan_time(live)
         return live, self.trainer(backbone, freezer, live, supervise, samples)
@@ -207,7 +207,7 @@ class SingleRun(ABC, Generic[M, R]):
     def backbone(self) -> Backbone:
         """The backbone that trains; on the host where processes share it."""
         backbone = self._load_backbone()
-        self.callback.say(model_summary.storage(backbone, self.config.adapter))
+        self.callback.say(model_sizes.storage_summary(backbone, self.config.adapter))
         return backbone
 
     def _load_backbone(self) -> Backbone:

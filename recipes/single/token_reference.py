@@ -18,7 +18,7 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.evaluation import reference_loss_store
 from workbench.evaluation.reference_loss_store import Answerer
-from workbench.models import backbones, model_files
+from workbench.models import backbones
 from workbench.runs import provenance, units
 from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback
@@ -46,7 +46,7 @@ class Reference:
     @property
     def files(self) -> dict[str, str]:
         """Digests of all files that its losses depend on."""
-        file_digests = model_files.digests(self.source.model)
+        file_digests = backbones.file_digests(self.source.model)
         for adapter in self.source.adapters:
             file_digests |= provenance.digests(adapter, title=str(adapter))
         return file_digests

@@ -14,7 +14,7 @@ from workbench.evaluation import held_out_losses
 from workbench.evaluation.perplexity import Agreement
 from workbench.models import backbones, exported
 from workbench.models.backbones import DTYPES, QUANTISED
-from workbench.models.exporting import card, hub, lora_limits
+from workbench.models.exporting import card, lora_limits
 from workbench.models.exporting.card import CardFacts
 from workbench.models.exporting.lora_limits import MERGE
 from workbench.recipes.task import OutputError, implementation
@@ -103,7 +103,7 @@ def export(
     if out.exists():
         raise ConfigError(f"{out} exists already. Name another folder, or delete it first.")
     if push is not None:
-        hub.require_name(push)
+        card.require_repository_name(push)
     config = run_directory.shipped_config(run, Trust(trust))
     form = _form(run, config, to, normalise=normalise, whole=whole)
     _require_supported(run, config, to, form)
@@ -116,7 +116,7 @@ def export(
         facts = _card_facts(source, to, written, command)
         values = config.model_dump(mode="json")
         card.write(run, folder, values, facts, out=out)
-    pushed = None if push is None else hub.push(out, push)
+    pushed = None if push is None else card.push_to_hub(out, push)
     return Exported(facts.form, facts.error, written.usage.replace("DIR", str(out)), pushed)
 
 
@@ -192,9 +192,9 @@ def _require_architecture(run: Path, config: RunConfig, to: str) -> None:
             "--to peft or --to merged."
         )
     if to in ("gguf", "ollama") and find_spec("gguf") is not None:
-        from workbench.models.exporting import gguf_layout
+        from workbench.models.exporting import gguf_files
 
-        gguf_layout.require_known(model)
+        gguf_files.require_known_architecture(model)
 
 
 def _require_packages(to: str, target: Target) -> None:

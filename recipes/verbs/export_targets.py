@@ -19,7 +19,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.errors import ConfigError
 from workbench.models import backbones, exported
 from workbench.models.backbones import DTYPES
-from workbench.models.exporting import lora_limits, ollama, onnx_model, sglang, vllm
+from workbench.models.exporting import lora_limits, ollama, onnx_model
 from workbench.models.exporting.lora_limits import LoraLimits
 from workbench.recipes.task import OutputError, RunOutputs
 from workbench.recipes.tasks.classify.class_verbs import ClassReference
@@ -152,28 +152,28 @@ def _gguf_adapter(source: Source, folder: Path) -> WrittenExport:
 
 
 def _write_gguf_adapter(source: Source, path: Path) -> tuple[OutputError, PreTrainedModel]:
-    from workbench.models.exporting import gguf_adapter
+    from workbench.models.exporting import gguf_files
 
     with tempfile.TemporaryDirectory() as name:
         adapter, again = Path(name) / "adapter", Path(name) / "again"
         again.mkdir()
         _copy_adapter(source, adapter)
         backbone = _base(source)
-        gguf_adapter.write(adapter, backbone.config, path, name=source.run.name)
-        gguf_adapter.restore(path, backbone.config, again, like=adapter)
+        gguf_files.write_adapter(adapter, backbone.config, path, name=source.run.name)
+        gguf_files.restore_adapter(path, backbone.config, again, like=adapter)
         error = source.reference.error(adapters.load(backbone, again), backbone)
     return error, backbone
 
 
 def _write_gguf(source: Source, model: PreTrainedModel, path: Path) -> OutputError:
-    from workbench.models.exporting import gguf_model
+    from workbench.models.exporting import gguf_files
 
     tokenizer = source.reference.tokenizer
     assert tokenizer is not None, "only models of text become GGUF"
     name = source.run.resolve().name
     template, stop = source.template.source, source.stop
-    gguf_model.write(model, tokenizer, path, template=template, stop=stop, bos=source.begins, name=name)
-    stock = gguf_model.load(path)
+    gguf_files.write_model(model, tokenizer, path, template=template, stop=stop, bos=source.begins, name=name)
+    stock = gguf_files.load_model(path)
     return source.reference.error(stock, stock)
 
 
@@ -213,12 +213,13 @@ def _context(source: Source) -> int:
 
 def vllm_folder(source: Source, folder: Path) -> WrittenExport:
     """An adapter or a whole model for vLLM."""
-    return _served(source, folder, vllm.model_command(), vllm.adapter_command)
+    return _served(source, folder, "vllm serve DIR", lora_limits.vllm_adapter_command)
 
 
 def sglang_folder(source: Source, folder: Path) -> WrittenExport:
     """An adapter or a whole model for SGLang."""
-    return _served(source, folder, sglang.model_command(), sglang.adapter_command)
+    command = "python -m sglang.launch_server --model-path DIR"
+    return _served(source, folder, command, lora_limits.sglang_adapter_command)
 
 
 def _served(source: Source, folder: Path, model_command: str, adapter_command: Callable[..., str]) -> WrittenExport:
@@ -285,8 +286,8 @@ def require_base_template(run: Path, config: RunConfig) -> None:
 
 
 LIMITS: dict[str, LoraLimits] = {
-    "vllm": vllm.LIMITS,
-    "sglang": sglang.LIMITS,
+    "vllm": lora_limits.VLLM,
+    "sglang": lora_limits.SGLANG,
     "gguf": lora_limits.LLAMA_CPP,
     "ollama": lora_limits.LLAMA_CPP,
 }

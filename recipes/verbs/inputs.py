@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from workbench.config import RunConfig, plugins
 from workbench.config.sections.distill_config import TEACHER
 from workbench.errors import WorkbenchError
-from workbench.models import model_files
+from workbench.models import backbones
 from workbench.recipes.single import token_reference
 from workbench.recipes.task import implementation
 from workbench.runs import provenance
@@ -26,7 +26,7 @@ def require_same(config: RunConfig, run: Run) -> None:
     own = [*config.plugins, *filter(None, (config.tta.function, config.data.curriculum.function))]
     provenance.note_files(run, "your code", plugins.fingerprints(own))
     if config.model.id != TEACHER:
-        provenance.note_files(run, "backbone", model_files.digests(config.model))
+        provenance.note_files(run, "backbone", backbones.file_digests(config.model))
     template = config.model.chat_template
     if template is not None and template.is_file():
         provenance.note_files(run, "chat template", {str(template): provenance.digest(template)})
@@ -55,7 +55,7 @@ def require_same(config: RunConfig, run: Run) -> None:
 
 
 def _teacher(source: TeacherSource) -> dict[str, str]:
-    file_digests = model_files.digests(source.model)
+    file_digests = backbones.file_digests(source.model)
     for adapter in source.adapters:
         file_digests |= provenance.digests(adapter, title=str(adapter))
     for name in (

@@ -17,7 +17,7 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.evaluation import perplexity
 from workbench.evaluation.frozen_features import LARGEST
-from workbench.models import backbones, model_files, output_heads
+from workbench.models import backbones, output_heads
 
 MOST = 1000
 """Rows of a file that `auto` reads at most."""
@@ -93,7 +93,7 @@ def _measured(
         parameters = sum(
             each.numel() for each in backbones.skeleton(config.model, task=model_heads.of(config)).parameters()
         )
-        if parameters > LARGEST or not model_files.are_here(config.model):
+        if parameters > LARGEST or not backbones.weights_are_local(config.model):
             why = "is not on this machine" if parameters <= LARGEST else f"has over {LARGEST // 10**6} M parameters"
             return Perplexities({}, f"Perplexities were not measured: {config.model.id} {why}. Write --perplexity 500.")
         work = WORK[backbones.device().type] / (2 * parameters) / len(sources)

@@ -25,7 +25,7 @@ from workbench.data.text.prompts import read_questions
 from workbench.errors import ConfigError
 from workbench.evaluation import rewards
 from workbench.evaluation.generation import AnswerSampler
-from workbench.models import exported, model_files
+from workbench.models import backbones, exported
 from workbench.models.exported import ExportedModel
 from workbench.recipes.tasks.sft import text_verbs
 from workbench.recipes.verbs import evaluate, generate, sample_rows
@@ -131,7 +131,7 @@ def _identity(
     """All that the answers depend on."""
     return {
         "run": provenance.digests(run / "adapter", title="adapter") if (run / "adapter").is_dir() else {},
-        "backbone": model_files.digests(config.model),
+        "backbone": backbones.file_digests(config.model),
         "prompts": fingerprint(source),
         "overrides": list(overrides),
         "n": settings.n,

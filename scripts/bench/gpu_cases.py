@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from workbench.data.batching import Indices, MicroBatch, Row, collate
-from workbench.models import quantisation
+from workbench.models import weight_formats
 
 RANK, ALPHA = 16, 32
 KEYS = 8
@@ -92,9 +92,9 @@ def model(case: Case, device: torch.device) -> PreTrainedModel:
     torch.set_default_dtype(torch.float32)
     found.requires_grad_(False)
     if case.weights == "nf4":
-        quantisation.put_off(found, "nf4", torch.bfloat16)
+        weight_formats.put_off(found, "nf4", torch.bfloat16)
         for module in found.modules():
-            quantisation.pack(module, device)
+            weight_formats.pack(module, device)
     return found
 
 

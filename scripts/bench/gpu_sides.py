@@ -77,7 +77,7 @@ def ours(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool, *, pa
     """The workbench's trainer, which finds how much it computes at once; returns the tokens of each step."""
     from workbench.config import RunConfig
     from workbench.errors import Stopped
-    from workbench.models import output_heads, packed_attention
+    from workbench.models import attention_backend, output_heads
     from workbench.recipes.tasks.sft.text_run import next_token_loss
     from workbench.runs import run_directory
     from workbench.training.freezing import freezer as freezing
@@ -102,7 +102,7 @@ def ours(case: Case, clock: Clock, rows_at_once: int, checkpointing: bool, *, pa
             return not self.going
 
     config = RunConfig.model_validate(_recipe(case, packed=packed))
-    packed_attention.register()
+    attention_backend.register()
     backbone, rows = gpu_cases.model(case, DEVICE), RandomRows(case)
     freezer = freezing.attach(backbone, config, seed=0)
     loss = next_token_loss(freezer.model, output_heads.known(backbone))

@@ -29,7 +29,7 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.text_reader import TextReader
 from workbench.evaluation import classification_scores
-from workbench.losses.criterion import Objective, criterion
+from workbench.losses.class_losses import Objective, criterion
 from workbench.models import backbones, classifier
 from workbench.models.backbones import Backbone
 from workbench.models.classifier import Classifier

@@ -39,7 +39,7 @@ from workbench.data.packing import PACKED, PADDED, RowLayout
 from workbench.distillation.student_loss import distillation_loss, mutual_loss
 from workbench.distillation.teacher_cache import TopTokens
 from workbench.distillation.teachers import LiveTeacher, TeacherModel
-from workbench.models import backbones, output_heads, packed_attention
+from workbench.models import attention_backend, backbones, output_heads
 from workbench.models.embedder import Embedder
 from workbench.training import packing
 from workbench.training.signal import Loss
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--of", choices=list(STEPS), nargs="+", default=["body"], help="whose step")
     options = parser.parse_args()
     torch.manual_seed(0)
-    packed_attention.register()
+    attention_backend.register()
     compute = getattr(torch, options.compute)
     for recipe in options.of:
         timed = STEPS[recipe](options.hidden, options.layers, compute)

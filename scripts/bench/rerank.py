@@ -24,7 +24,7 @@ from workbench.config.model_heads import HIDDEN
 from workbench.config.sections.embed_config import EmbedConfig
 from workbench.data.embedding import pair_set, rerank_candidates
 from workbench.evaluation import retrieval_scores
-from workbench.losses.embedding_losses import leading
+from workbench.losses.ranking_losses import leading
 from workbench.models import backbones, reranker
 from workbench.models.embedder import Embedder
 from workbench.runs import run_directory

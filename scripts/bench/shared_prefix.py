@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from workbench import losses
 from workbench.data.batching import MicroBatch, Row, collate
 from workbench.data.packing import PACKED, PADDED, RowLayout, SharedPrefix
-from workbench.models import fused_lora, output_heads, packed_attention
+from workbench.models import attention_backend, fused_lora, output_heads
 from workbench.training.capacity import CPU_ELEMENTS, CPU_TOKENS
 
 VOCABULARY = 8000
@@ -124,7 +124,7 @@ def rows_of(count: int, prefix: int, rest: int) -> list[Row]:
 def random_lora(hidden: int, layers: int, compute: torch.dtype) -> PeftModel:
     """A Llama of heads of 64 under LoRA, whose B is no zero."""
     torch.manual_seed(0)
-    packed_attention.register()
+    attention_backend.register()
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=hidden,

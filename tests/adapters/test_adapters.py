@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from workbench import adapters
 from workbench.adapters import METHODS, Full, Lora
 from workbench.errors import BackboneError
-from workbench.models import weight_storage
+from workbench.models import weight_formats
 
 # Stock PEFT uses what transformers calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
@@ -194,7 +194,7 @@ def test_new_rows_over_half_precision_weights_computed_in_float32(tied: bool, tm
     base, _ = _with_tokens(tied, tmp_path / "base")
     reference = _attach(copy.deepcopy(base).bfloat16().float(), new=NEW)
     stored = base.bfloat16()
-    weight_storage.compute_in(stored, torch.float32)
+    weight_formats.compute_in(stored, torch.float32)
     bare = copy.deepcopy(stored)
     model = _attach(stored, new=NEW)
     torch.testing.assert_close(_logits(model), _logits(reference))

@@ -18,10 +18,10 @@ from workbench.config import ModelConfig, RunConfig
 from workbench.data.batching import Row, collate
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import BackboneError, ConfigError
-from workbench.losses.chunked import CHUNK_ELEMENTS, MEMORY_SHARE, _chunk_elements
+from workbench.losses.chunked_loss import CHUNK_ELEMENTS, MEMORY_SHARE, _chunk_elements
 from workbench.losses.next_token import next_token
 from workbench.losses.token_log_probs import token_log_probs
-from workbench.models import backbones, liger_kernels, packed_attention, short_row_attention
+from workbench.models import attention_backend, backbones, liger_kernels
 from workbench.planning import step_time
 from workbench.recipes.verbs import doctor
 from workbench.runs.run_directory import hardware
@@ -85,7 +85,7 @@ def test_attention_of_short_rows() -> None:
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         halves = (each.bfloat16() for each in (query, key, value))
-        return short_row_attention.attend(cast(Any, module), *halves, None)[0].float()
+        return attention_backend.attend_short_rows(cast(Any, module), *halves, None)[0].float()
 
     cpu, here = on_both(attend, query, key, value)
     torch.testing.assert_close(here, cpu, rtol=0.05, atol=0.05)
@@ -112,7 +112,7 @@ def test_packed_rows_see_themselves_alone(dtype: torch.dtype, heads: int) -> Non
 
     def attend(*rows: torch.Tensor) -> torch.Tensor:
         given = {"row_lengths": lengths_B, "row_starts": starts.to(rows[0].device), "is_causal": True}
-        return packed_attention.attend(layer, *(each.to(dtype) for each in rows), None, **given)[0].float()
+        return attention_backend.attend(layer, *(each.to(dtype) for each in rows), None, **given)[0].float()
 
     cpu, here = on_both(attend, *rows)
     close = 0.05 if dtype == torch.bfloat16 else 1e-4
@@ -122,8 +122,8 @@ def test_packed_rows_see_themselves_alone(dtype: torch.dtype, heads: int) -> Non
 def test_what_packs_unasked() -> None:
     config = tiny("Llama").config
     assert packing.refusal(config, longest=10, reads_packed=True) is None
-    at_once = packed_attention.at_once(config, DEVICE, torch.bfloat16)
-    assert at_once == HERE and not packed_attention.at_once(config, DEVICE, torch.float32)
+    at_once = attention_backend.packs_in_one_kernel(config, DEVICE, torch.bfloat16)
+    assert at_once == HERE and not attention_backend.packs_in_one_kernel(config, DEVICE, torch.float32)
     assert packing.pays(0.5, compute=torch.bfloat16, at_once=at_once)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from workbench.config.foreign.translation import Translation
     from workbench.config.reference import NamedChoice, SettingReference
-    from workbench.models.adapter_sizes import SizeTable
+    from workbench.models.model_sizes import SizeTable
     from workbench.planning.plan import Plan
     from workbench.recipes.verbs.combine import Combined
     from workbench.recipes.verbs.data_report import DataReport

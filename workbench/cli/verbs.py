@@ -492,7 +492,7 @@ def ls(
     from workbench.cli import render
 
     if what == "adapters":
-        from workbench.models.adapter_sizes import survey
+        from workbench.models.model_sizes import survey
 
         (render.methods_json if json else render.methods)(survey(overrides or ()))
     elif json or overrides:

@@ -34,9 +34,9 @@ from workbench.data.labelled.records import RowReader
 from workbench.errors import TrainingError
 from workbench.evaluation import classification_scores
 from workbench.evaluation.forward_passes import ResultStore
-from workbench.losses.criterion import criterion
+from workbench.losses.class_losses import criterion
 from workbench.losses.label_losses import LabelTap, class_losses
-from workbench.models import backbones, classifier, model_summary
+from workbench.models import backbones, classifier, model_sizes
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.classifier import Classifier
 from workbench.runs import files
@@ -251,14 +251,14 @@ class FoldBank(NamedTuple):
 def fold_bank(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callback: Callback) -> FoldBank:
     """The tasks in one bank, training not begun."""
     backbone = context.backbone()
-    callback.say(model_summary.storage(backbone, context.config.adapter))
+    callback.say(model_sizes.storage_summary(backbone, context.config.adapter))
     together, freezer = freezing.attach_bank(
         backbone.model,
         context.config,
         [context.config.adapter] * len(fold_tasks),
         seeds=[each.seed for each in fold_tasks],
     )
-    run.note(model=model_summary.member(context.config, backbone, together, together.members[0]))
+    run.note(model=model_sizes.member_facts(context.config, backbone, together, together.members[0]))
     with together.only(together.members[0]):
         model = classifier.classification_model(together.model, backbone.model, context.reader, context.labels)
     train_tasks = [
@@ -329,7 +329,7 @@ def _apart(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callb
             backbone.model, context.config, seed=each.seed, sample=partial(first_rows, each.train, seed=each.seed)
         )
         attached = freezer.model
-        run.note(model=model_summary.model(context.config, backbone, attached))
+        run.note(model=model_sizes.model_facts(context.config, backbone, attached))
         model = classifier.classification_model(attached, backbone.model, context.reader, context.labels)
         task = _train_task(own, context.config, each, model, nullcontext)
         tap = LabelTap(class_losses(context.labels.kind))

@@ -21,7 +21,7 @@ from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Floats
 from workbench.data.tta_views import RowView, user_merge
 from workbench.errors import ConfigError
-from workbench.models import classifier, row_readers
+from workbench.models import classifier
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 
@@ -31,7 +31,7 @@ def fold_context(run: Path, config: RunConfig) -> FoldContext:
     if not (run / "decision.json").exists():
         raise ConfigError(f"{run}: the cross-validation has not ended. Continue it: workbench run --out {run} --resume")
     first = adapter_folders(run)[0].parent
-    return FoldContext(config, classifier.read_labels(run), row_readers.of_run(first, config))
+    return FoldContext(config, classifier.read_labels(run), classifier.reader_of_run(first, config))
 
 
 def adapter_folders(run: Path) -> list[Path]:

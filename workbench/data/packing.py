@@ -3,7 +3,7 @@ prefix once.
 
 Packed rows lie in one sequence: positions restart with each, and no row sees another. Rows that begin alike can share
 their first tokens: a system prompt or few-shot examples in front of every row are computed once in a forward pass, and
-once in the backward pass, where the gradients of all rows meet. `workbench.models.packed_attention` reads the rows'
+once in the backward pass, where the gradients of all rows meet. `workbench.models.attention_backend` reads the rows'
 lengths, and lets each rest see what is shared and itself. Rows of several owners, such as the members of a bank, can
 lie in one micro-batch.
 
@@ -107,7 +107,7 @@ class Padded(RowLayout):
 class Packed(RowLayout):
     """Rows lie one after another in one sequence: positions restart with each, and no row sees another.
 
-    What computes each token by itself computes no padding; `workbench.models.packed_attention` reads the rows' lengths.
+    No padding is computed; `workbench.models.attention_backend` reads the lengths of the rows.
     """
 
     @property

@@ -38,10 +38,9 @@ from workbench.data.text.formats import renamed
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import classification_scores
-from workbench.losses.class_losses import squared_error
-from workbench.losses.criterion import Objective
+from workbench.losses.class_losses import Objective, squared_error
 from workbench.losses.divergences import log_probs, scaled
-from workbench.models import backbones, classifier, exported, row_readers
+from workbench.models import backbones, classifier, exported
 from workbench.models.classifier import Classifier
 from workbench.runs import files, run_directory
 from workbench.runs.run_directory import Run
@@ -156,8 +155,8 @@ def _classifiers(source: TeacherSource, student: RunConfig, labels: Labels) -> l
                 f"distill.teacher.id={run}: a run of recipe {config.recipe} says nothing of classes. Write one of "
                 "recipe classify or crossval, or a model that has a classification head."
             )
-        exported.require_saved(run, config, "classes.json", row_readers.file(config))
-        meant, reader = classifier.read_labels(run / "adapter"), row_readers.of_run(run, config)
+        exported.require_saved(run, config, "classes.json", classifier.reader_file(config))
+        meant, reader = classifier.read_labels(run / "adapter"), classifier.reader_of_run(run, config)
         predict = partial(_predict, partial(classifier.load, run, config))
         teachers.append(ClassTeacher(str(run), meant, config, reader, predict))
     return teachers

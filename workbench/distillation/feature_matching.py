@@ -27,8 +27,8 @@ from workbench.data.batching import MicroBatch
 from workbench.data.packing import padded_length
 from workbench.errors import ConfigError
 from workbench.losses import feature_losses
-from workbench.losses.chunked import wide
-from workbench.models import first_token
+from workbench.losses.chunked_loss import wide
+from workbench.models import classifier
 
 _APART = (
     ("q_proj", "k_proj", "v_proj"),  # Llama, OPT, BART and most
@@ -91,7 +91,7 @@ class ComparedLayers:
     """
 
     def __init__(self, model: PreTrainedModel, picture_13HW: Tensor | None = None) -> None:
-        first_token.widen(model)
+        classifier.widen_last_block(model)
         self.family = type(model).__name__
         self.model = model
         self.blocks = (anatomy.blocks(model) or [[]])[-1]

@@ -24,7 +24,7 @@ from workbench.data.packing import in_sequence, join, padded_length
 from workbench.distillation.feature_matching import FeatureMatching
 from workbench.errors import ConfigError
 from workbench.losses import divergences
-from workbench.losses.chunked import Criterion, Project
+from workbench.losses.chunked_loss import Criterion, Project
 from workbench.losses.divergences import Divergence, log_probs
 from workbench.losses.next_token import cross_entropy
 from workbench.models.output_heads import Head

@@ -21,7 +21,7 @@ from workbench.config.sections.distill_config import TEACHER, StudentConfig
 from workbench.data.images.picture_reader import PROCESSOR
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError
-from workbench.models import backbones, classifier, row_readers
+from workbench.models import backbones, classifier
 from workbench.models.backbones import DTYPES
 from workbench.runs import files
 from workbench.runs.ranks import ALONE, Ranks
@@ -298,5 +298,5 @@ def _save(model: PreTrainedModel, origin: _Origin, folder: Path, *, weights: boo
             kept.config.to_json_file(aside / "config.json")
         if origin.tokenizer is not None:
             origin.tokenizer.save_pretrained(aside)
-        elif processor := row_readers.processor(origin.model):
+        elif processor := classifier.processor(origin.model):
             files.write_json(aside / PROCESSOR, processor)

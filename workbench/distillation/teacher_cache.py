@@ -40,7 +40,7 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation.student_loss import Teacher, TeacherLogits, TeacherSignal, divergence
 from workbench.distillation.teacher_sources import TeacherSource
 from workbench.errors import ConfigError, Stopped, WorkbenchError
-from workbench.losses.chunked import chunks
+from workbench.losses.chunked_loss import chunks
 from workbench.losses.divergences import log_probs, sampled_forward_kl, top_k_and_rest
 from workbench.models import backbones
 from workbench.runs import files

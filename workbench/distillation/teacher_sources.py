@@ -21,7 +21,7 @@ from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.token_masking import MlmEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import BackboneError, ConfigError, DataError
-from workbench.models import backbones, exported, packed_attention, row_readers
+from workbench.models import attention_backend, backbones, classifier, exported
 from workbench.runs import files, run_directory
 from workbench.runs.trust import Trust
 
@@ -58,9 +58,9 @@ class TeacherSource:
     def reader(self, config: RunConfig) -> RowReader:
         """Reads labelled rows for the teacher, with the columns of `config` where no run says which."""
         if self.run is not None and self.config is not None and not self.config.crossvalidates:
-            return row_readers.of_run(self.run, self.config)
+            return classifier.reader_of_run(self.run, self.config)
         with self.named_in_errors():
-            return row_readers.of_backbone(config.model_copy(update={"model": self.model}))
+            return classifier.reader_of_backbone(config.model_copy(update={"model": self.model}))
 
     def hub_config(self) -> PretrainedConfig:
         """The backbone's architecture; raises BackboneError where it is not there."""
@@ -75,7 +75,7 @@ class TeacherSource:
                 return f"the teacher is {self.name}: with adapter.method={method.method} {method.facts.no_packing}"
         if self.model.attention not in ("auto", "sdpa"):
             return f"the teacher is {self.name}, whose attention is {self.model.attention}, and packed rows need sdpa"
-        reason = packed_attention.refusal(self.hub_config(), longest=longest)
+        reason = attention_backend.packing_refusal(self.hub_config(), longest=longest)
         return reason and f"the teacher is {self.name}, and {reason}"
 
     def template(self, student: RunConfig, tokenizer: PreTrainedTokenizerBase) -> ChatEncoder | MlmEncoder:
@@ -149,7 +149,7 @@ def _one(name: str, teacher: TeacherConfig) -> TeacherSource:
             path / fold_adapters.round_folder(decided["round"]) / member / "adapter" for member in decided["members"]
         ]
         return TeacherSource(name, _stored(config.model, teacher), tuple(folders), path, config, trusted)
-    exported.require_saved(path, config, row_readers.file(config))
+    exported.require_saved(path, config, classifier.reader_file(config))
     if isinstance(config.adapter, Full):
         whole = config.model.model_copy(update={"id": str((path / "adapter").resolve()), "revision": None})
         return TeacherSource(name, _stored(whole, teacher), (), path, config, trusted)

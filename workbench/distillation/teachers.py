@@ -26,7 +26,7 @@ from workbench.data.batching import MicroBatch, micro_batches
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.distillation.student_loss import TeacherLogits
 from workbench.distillation.teacher_sources import TeacherSource
-from workbench.losses.chunked import chunks
+from workbench.losses.chunked_loss import chunks
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.output_heads import Head

@@ -21,8 +21,8 @@ from workbench.data.batching import Indices, MicroBatch, Row, evenly_spaced
 from workbench.data.packing import PACKED, PADDED
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
-from workbench.losses.chunked import Project
-from workbench.losses.universal_logit import universal
+from workbench.losses.chunked_loss import Project
+from workbench.losses.divergences import universal
 
 if TYPE_CHECKING:
     from workbench.distillation.teachers import TeacherModel

@@ -36,7 +36,7 @@ from workbench.data.text.tokenized import cache_folder
 from workbench.errors import WorkbenchError
 from workbench.evaluation.forward_passes import over_rows
 from workbench.evaluation.prediction_table import ranked, suspects
-from workbench.models import backbones, classifier, model_files
+from workbench.models import backbones, classifier
 from workbench.models.classifier import Classifier
 from workbench.runs import files, run_directory
 from workbench.runs.run_directory import Run
@@ -203,7 +203,7 @@ def _store(model: ModelConfig, reader: RowReader) -> DiskStore:
     """The cache for everything that features depend on besides the row."""
     pictures = reader.format.facts if isinstance(reader, PictureReader) else None
     versions = run_directory.versions()
-    facts = [FORMAT, model_files.digests(model), model.model_dump(), pictures, backbones.device().type, versions]
+    facts = [FORMAT, backbones.file_digests(model), model.model_dump(), pictures, backbones.device().type, versions]
     return DiskStore(
         cache_folder() / "features",
         fingerprint=hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32],
@@ -365,7 +365,7 @@ def rows_in_check(config: RunConfig, task: ModelHead, lengths: Indices) -> int:
     """
     if config.evaluate.probe != "auto":
         return config.evaluate.probe
-    if not model_files.are_here(config.model):
+    if not backbones.weights_are_local(config.model):
         return 0
     parameters, work = _parameters(config, task), CHECK_WORK.get(backbones.device().type, CHECK_WORK["cuda"])
     rows = min(MOST, int(work / (2 * parameters * float(lengths.mean()))))

@@ -22,7 +22,7 @@ from workbench.data import named_sets
 from workbench.data.batching import Indices, MicroBatch, Row, collate
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation.forward_passes import ModelResults, over_rows
-from workbench.losses.chunked import chunks
+from workbench.losses.chunked_loss import chunks
 from workbench.models.output_heads import Head
 from workbench.runs import units
 

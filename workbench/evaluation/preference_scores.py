@@ -19,8 +19,8 @@ from workbench.data.text.preference_pairs import PreferenceSet, labelled
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import metrics
 from workbench.evaluation.forward_passes import ModelResults, over_rows
-from workbench.losses import answer_losses, preferences
-from workbench.losses.answer_losses import Answers
+from workbench.losses import preference_losses
+from workbench.losses.preference_losses import Answers
 from workbench.models.output_heads import Head
 from workbench.runs import units
 from workbench.training import preference_objective
@@ -51,7 +51,7 @@ def read(
         batch, longest = batch.to(device), int(tokens_B.max())
         log_p_N = preference_objective.log_probs(model, head, batch)
         log_p_BL = preference_objective.dense(log_p_N, batch.labels_N, rows=len(tokens_B), longest=longest)
-        log_probs = answer_losses.answers(log_p_BL, tokens_B, shared_B, config)
+        log_probs = preference_losses.answers(log_p_BL, tokens_B, shared_B, config)
         return list(zip(log_probs.counted_B.tolist(), log_probs.mean_B.tolist(), strict=True))
 
     log_probs = over_rows(model, rows.lengths, compute, scoring=scoring, content=_content(rows, shared_S, config))
@@ -87,8 +87,11 @@ def summary(
         reference_S: Log-probabilities of the reference; None where the loss has none.
         drift: Mean log-ratio of answers to other prompts, kto's reference point; else 0.
     """
-    beta, baseline = config.beta_at(1.0), float(preferences.kto_baseline(torch.tensor(drift, dtype=torch.float64)))
-    judged = answer_losses.judge(
+    beta, baseline = (
+        config.beta_at(1.0),
+        float(preference_losses.kto_baseline(torch.tensor(drift, dtype=torch.float64))),
+    )
+    judged = preference_losses.judge(
         Answers(torch.from_numpy(counted_S), torch.from_numpy(mean_S)),
         None if reference_S is None else torch.from_numpy(reference_S),
         config,

@@ -21,9 +21,8 @@ from workbench.data.embedding.rerank_candidates import CandidateSet, PairedTexts
 from workbench.evaluation import metrics
 from workbench.evaluation.forward_passes import ModelResults, over_rows
 from workbench.evaluation.metrics import RESAMPLES
-from workbench.losses.embedding_losses import leading
-from workbench.models.embedder import Embedder
-from workbench.models.embedding_objective import EmbeddingLoss
+from workbench.losses.ranking_losses import leading
+from workbench.models.embedder import Embedder, EmbeddingLoss
 from workbench.models.reranker import Reranker
 from workbench.runs import units
 

@@ -23,8 +23,8 @@ from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError
 from workbench.evaluation import frozen_features, retrieval_scores
 from workbench.evaluation.frozen_features import Floats
-from workbench.losses.embedding_losses import leading
-from workbench.models import backbones, embedder, exported, model_files, sentence_transformers_files
+from workbench.losses.ranking_losses import leading
+from workbench.models import backbones, embedder, exported
 from workbench.runs import provenance, run_directory
 from workbench.runs.trust import Trust
 from workbench.training.freezing.hidden_state_store import DiskStore
@@ -49,7 +49,7 @@ class RunEmbedder:
     def files(self) -> dict[str, str]:
         """Digests of all files that embeddings depend on."""
         adapter = provenance.digests(self.run / "adapter", title=f"{self.run}/adapter")
-        return adapter if isinstance(self.config.adapter, Full) else adapter | model_files.digests(self.config.model)
+        return adapter if isinstance(self.config.adapter, Full) else adapter | backbones.file_digests(self.config.model)
 
     @property
     def digest(self) -> str:
@@ -129,7 +129,7 @@ def of(config: RunConfig, section: str) -> RunEmbedder | None:
             f"{key}={path}: its run is of recipe={own.recipe}, which embeds no texts. Name a run of recipe=embed, or "
             f"leave {key} out for features of the frozen backbone."
         )
-    exported.require_saved(path, own, "tokenizer.json", sentence_transformers_files.MODULES)
+    exported.require_saved(path, own, "tokenizer.json", embedder.MODULES_FILE)
     return RunEmbedder(path, own)
 
 

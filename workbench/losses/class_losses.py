@@ -1,18 +1,23 @@
-"""Losses of classification, summed over rows; a row's weight multiplies its term.
+"""Losses of classification, summed over rows and weighted by row, and the one that a configuration asks for.
 
-Legend: B rows, C classes.
+Legend: B rows, C outputs (classes, or 1 for a number).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from workbench.config.sections.classes_config import ClassesConfig
+
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Outputs (B, C), targets (B, C) and weights (B,) to a scalar, summed over the rows."""
+Objective = Callable[[Tensor, Tensor, float], Tensor]
+"""Outputs (B, C), weights and targets (B, 1 + C) and a factor to the summed loss times that factor."""
 
 
 def cross_entropy(logits_BC: Tensor, target_BC: Tensor, weight_B: Tensor, *, gamma: float = 0.0) -> Tensor:
@@ -79,3 +84,38 @@ def class_weights(counts_C: Tensor, *, scheme: str, beta: float = 0.999) -> Tens
         return torch.ones_like(counts_C).float()
     raw_C = 1 / counts_C if scheme == "balanced" else (1 - beta) / -torch.expm1(counts_C * torch.tensor(beta).log())
     return (raw_C * counts_C.sum() / (raw_C * counts_C).sum()).float()
+
+
+def criterion(config: ClassesConfig, targets_NC: Tensor) -> Objective:
+    """Training loss with smoothing and logit adjustment.
+
+    Args:
+        targets_NC: Targets of all training rows; logit adjustment needs the frequencies of the classes.
+    """
+    base = _base(config)
+    log_prior_C = (targets_NC.double().sum(0) / targets_NC.double().sum()).log().float()
+
+    def objective(outputs_BC: Tensor, labels_B: Tensor, scale: float) -> Tensor:
+        weight_B, target_BC = labels_B[:, 0], labels_B[:, 1:]
+        if config.smoothing:
+            target_BC = _smoothed(target_BC, config)
+        if config.logit_adjustment:
+            log_prior = log_prior_C.to(outputs_BC.device)
+            outputs_BC = logit_adjusted(outputs_BC.float(), log_prior, config.logit_adjustment)
+        return base(outputs_BC, target_BC, weight_B) * scale
+
+    return objective
+
+
+def _base(config: ClassesConfig) -> Loss:
+    if config.kind == "number":
+        return squared_error
+    if config.kind == "several":
+        return partial(binary_cross_entropy, gamma=config.gamma)
+    return partial(cross_entropy, gamma=config.gamma)
+
+
+def _smoothed(target_BC: Tensor, config: ClassesConfig) -> Tensor:
+    if config.kind == "several":  # each class is a binary label
+        return torch.lerp(target_BC, torch.full_like(target_BC, 0.5), config.smoothing)
+    return smooth(target_BC, config.smoothing)

@@ -1,8 +1,10 @@
 """Divergences between a student's and a teacher's probabilities, summed over positions, in nats.
 
-An event of probability 0 has log-probability -inf; 0 log 0 is 0, in the value and in the gradient.
+An event of probability 0 has log-probability -inf; 0 log 0 is 0, in the value and in the gradient. `universal` compares
+models with different vocabularies.
 
-Legend: N positions, V vocabulary, k tokens kept of each position, E events (V tokens, or k and all others together).
+Legend: N positions, V (student's) vocabulary, W teacher's vocabulary, k tokens kept of each position, E events (V
+tokens, or k and all others together).
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from workbench.losses.chunked import wide
+from workbench.losses.chunked_loss import wide
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 """Student's and teacher's log-probabilities (N, E) of the same events to a scalar, summed over the positions."""
-
 WithGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """The same arguments to that scalar and its derivative (N, E) by the student's log-probabilities."""
 
@@ -119,10 +121,6 @@ def sampled_forward_kl(
     return (negative_entropy_N - cross_N).sum()
 
 
-# Values and derivatives are computed together, in half of the arrays over the vocabulary that autograd would keep.
-# p is the teacher's probability, q the student's, m that of their mixture.
-
-
 def _forward_kl(student_NE: Tensor, teacher_NE: Tensor) -> tuple[Tensor, Tensor]:
     """Derivative: -p."""
     p_NE = teacher_NE.exp()
@@ -212,3 +210,24 @@ class _Differentiable(torch.autograd.Function):
 def _lowest(logp: Tensor) -> float:
     """Stands for -inf in sums of several of them, whose gradient would be NaN."""
     return torch.finfo(logp.dtype).min / 4
+
+
+def universal(student_logits_NV: Tensor, teacher_logits_NW: Tensor, *, temperature: float) -> Tensor:
+    """Sum of |p - q| over the sorted probabilities of both models, times the temperature.
+
+    Tokens are not matched; the smaller vocabulary is padded with probabilities of 0. The factor keeps the scale of the
+    gradient independent of the temperature. Boizard et al. 2024, arXiv:2402.12030.
+
+    Returns:
+        Scalar, float32 or wider.
+    """
+    size = max(student_logits_NV.shape[1], teacher_logits_NW.shape[1])
+    student, teacher = (
+        F.pad(sorted_, (0, size - sorted_.shape[1]))
+        for sorted_ in (_sorted(logits, temperature) for logits in (student_logits_NV, teacher_logits_NW))
+    )
+    return (student - teacher).abs().sum() * temperature
+
+
+def _sorted(logits_NV: Tensor, temperature: float) -> Tensor:
+    return log_probs(logits_NV, temperature).exp().sort(-1, descending=True).values

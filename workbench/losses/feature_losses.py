@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.losses.chunked import wide
+from workbench.losses.chunked_loss import wide
 
 
 def hidden_mse(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Loss of each label, beside the sum that trains: what a training tells of single rows.
+"""Loss of each label, recorded beside the sum that trains, and labels sampled from the model's own predictions.
 
-Nothing here has a gradient, and nothing is computed where nobody listens.
+Recording has no gradient, and costs nothing while nobody listens. Sampled labels, for estimates of curvature, are a
+function of seed, step, row and token alone, whichever rows share a micro-batch.
 
-Legend: N labels, C classes, V vocabulary.
+Legend: B rows, L length, N labels, C classes, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from workbench.adapters.row_dropout import row_hash, row_keys
 from workbench.config.sections.classes_config import Kind
+
+_PLACE = 0x50F1A
+"""Keeps these random numbers apart from those of dropout masks."""
 
 
 class LabelLosses(NamedTuple):
@@ -32,7 +37,7 @@ LabelScorer = Callable[[Tensor, Tensor], LabelLosses]
 
 
 class LabelTap:
-    """Hands on the losses of the labels that a loss function sees, part by part, while somebody listens."""
+    """Records the losses of the labels that a loss function sees, part by part, while somebody listens."""
 
     def __init__(self, score: LabelScorer) -> None:
         self._score = score
@@ -40,7 +45,7 @@ class LabelTap:
 
     @contextmanager
     def listening(self) -> Iterator[list[LabelLosses]]:
-        """Inside the block, what is seen goes into the list."""
+        """Inside the block, losses are appended to the list."""
         self._parts = []
         try:
             yield self._parts
@@ -48,12 +53,12 @@ class LabelTap:
             self._parts = None
 
     def see(self, outputs: Tensor, labels: Tensor) -> None:
-        """Called by a loss function with all that it computes with."""
+        """Record the losses of outputs and labels; called by a loss function."""
         if self._parts is not None:
             self._parts.append(self._score(outputs, labels))
 
     def take(self, losses: LabelLosses) -> None:
-        """Called in the place of `see` by a loss function that has computed these on its way."""
+        """Record losses that a loss function has computed already."""
         if self._parts is not None:
             self._parts.append(losses)
 
@@ -81,3 +86,34 @@ def class_losses(kind: Kind) -> LabelScorer:
         return LabelLosses(loss_N, outputs_NC.argmax(-1) == target_NC.argmax(-1))
 
     return score
+
+
+class LabelDraws:
+    """Decides whether a loss replaces the rows' labels by sampled ones."""
+
+    def __init__(self) -> None:
+        self._on = False
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Inside the block labels are sampled."""
+        self._on = True
+        try:
+            yield
+        finally:
+            self._on = False
+
+    def numbers(self, positions_N: Tensor, *, tokens: int) -> Tensor | None:
+        """A random number in [0, 1) for each label of the current rows (N,), float32; None outside of `drawing`.
+
+        Args:
+            positions_N: Flat places of the labels in the rows (B * L).
+            tokens: L.
+        """
+        if not self._on:
+            return None
+        keys_B = row_keys()
+        assert keys_B is not None, "rows compute inside of `drawing`"
+        hash_BL = row_hash(keys_B, _PLACE, tokens=tokens, units=1)[..., 0]
+        even_N = (hash_BL.flatten()[positions_N] >> 8).float() * 2**-24 + 0.5  # the 24 bits that a float32 holds
+        return even_N.clamp_(0, 1 - 2**-24)

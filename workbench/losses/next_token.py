@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.losses import few_parts
 from workbench.losses import r_drop as r_drops
-from workbench.losses.chunked import Project, chunked, chunks, wide
+from workbench.losses.chunked_loss import Project, chunked, chunks, wanted_parts, wide
 from workbench.losses.label_losses import LabelLosses, LabelTap
 
 NO_LABEL = -100
@@ -116,7 +115,7 @@ class CrossEntropy:
         rows = CACHED_ELEMENTS // logits_NV.shape[1] if logits_NV.device.type == "cpu" else len(logits_NV)
         own = LabelLosses(torch.empty_like(factor_N), torch.empty_like(labels_N, dtype=torch.bool))
         tensors = (logits_NV, labels_N.clamp_min(0), factor_N, gradient_NV, *own)
-        for part in few_parts.wanted(list(zip(*(tensor.split(max(1, rows)) for tensor in tensors), strict=True))):
+        for part in wanted_parts(list(zip(*(tensor.split(max(1, rows)) for tensor in tensors), strict=True))):
             loss += self._fill(*part)
         if self.tap is not None:
             self.tap.take(own)
@@ -227,7 +226,7 @@ def token_scores(hidden_ND: Tensor, labels_N: Tensor, project: Project, *, vocab
     """Negative log-likelihood (N,) float32 in nats, and whether the label is the most likely token (N,) bool."""
     losses_N = torch.empty(len(labels_N), device=labels_N.device)
     hits_N = torch.empty_like(labels_N, dtype=torch.bool)
-    for hidden, labels, losses, hits in few_parts.wanted(chunks(vocabulary, hidden_ND, labels_N, losses_N, hits_N)):
+    for hidden, labels, losses, hits in wanted_parts(chunks(vocabulary, hidden_ND, labels_N, losses_N, hits_N)):
         logits = project(hidden).float()
         losses.copy_(F.cross_entropy(logits, labels, reduction="none"))
         torch.eq(logits.argmax(-1), labels, out=hits)

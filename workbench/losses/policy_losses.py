@@ -1,9 +1,9 @@
-"""Losses of answers that a model wrote itself, from their advantages: clipped ratios, and a penalty of divergence.
+"""Losses of sampled answers: advantages from rewards, clipped probability ratios, and a penalty of divergence.
 
-A ratio is the probability of a token now over that when the answer was written. What is averaged, and over how much, is
-where GRPO, Dr. GRPO and DAPO differ.
+A ratio is the probability of a token now divided by that when the answer was sampled. GRPO, Dr. GRPO and DAPO differ in
+what they average, and over how much.
 
-Legend: B answers, L their tokens, padded.
+Legend: P prompts, G answers to each, B answers, L their tokens, padded.
 """
 
 from __future__ import annotations
@@ -15,6 +15,62 @@ import torch
 from torch import Tensor
 
 from workbench.config.sections.reinforce_config import Normalise
+
+EPSILON = 1e-4
+"""Added to a standard deviation, as TRL does: rewards that hardly differ do not become large advantages."""
+
+
+def group_advantages(reward_PG: Tensor, *, scaled: bool) -> Tensor:
+    """Reward minus the mean of the answers to the same prompt (P, G), G > 1.
+
+    Args:
+        scaled: Divide by their standard deviation (with G - 1), as GRPO does (Shao et al. 2024, arXiv:2402.03300); Dr.
+            GRPO (Liu et al. 2025, arXiv:2503.20783) does not: it makes prompts count more that are nearly always, or
+            nearly never, answered well.
+    """
+    centred_PG = reward_PG - reward_PG.mean(1, keepdim=True)
+    return centred_PG / (reward_PG.std(1, keepdim=True) + EPSILON) if scaled else centred_PG
+
+
+def leave_one_out(reward_PG: Tensor) -> Tensor:
+    """Reward minus the mean of the other answers to the same prompt (P, G), G > 1.
+
+    RLOO (Ahmadian et al. 2024, arXiv:2402.14740, eq. 8). It is G / (G - 1) times the centred reward.
+    """
+    others = reward_PG.shape[1] - 1
+    return reward_PG - (reward_PG.sum(1, keepdim=True) - reward_PG) / others
+
+
+def whitened(value_BL: Tensor, mask_BL: Tensor) -> Tensor:
+    """Value minus the mean over all tokens of all answers, divided by their standard deviation; 0 where there is none.
+
+    REINFORCE++ (Hu 2025, arXiv:2501.03262): one baseline for the whole batch.
+    """
+    known = value_BL[mask_BL]
+    spread = known.std(correction=0)
+    return ((value_BL - known.mean()) / (spread + EPSILON)).masked_fill(~mask_BL, 0)
+
+
+def returns_to_come(value_BL: Tensor, mask_BL: Tensor) -> Tensor:
+    """Sum of the values of each token and of those after it (B, L)."""
+    return value_BL.masked_fill(~mask_BL, 0).flip(1).cumsum(1).flip(1)
+
+
+def overlong_penalty(tokens_B: Tensor, *, limit: int, buffer: int) -> Tensor:
+    """Penalty (B,) of long answers: 0 up to `limit - buffer` tokens, -1 at the limit, a straight line between.
+
+    Soft overlong punishment of DAPO (Yu et al. 2025, arXiv:2503.14476, eq. 13).
+
+    Args:
+        tokens_B: Tokens of each answer, at most `limit`.
+        buffer: > 0.
+    """
+    return ((limit - buffer - tokens_B).double() / buffer).clamp(-1, 0)
+
+
+def all_rewards_equal(reward_PG: Tensor) -> Tensor:
+    """Whether all answers to a prompt have the same reward (P,), so that nothing can be learnt from it."""
+    return (reward_PG == reward_PG[:, :1]).all(1)
 
 
 class Clipped(NamedTuple):
@@ -58,14 +114,14 @@ class Importance(NamedTuple):
 
 
 def importance(old_BL: Tensor, sampled_BL: Tensor, mask_BL: Tensor, *, cap: float, normalise: Normalise) -> Importance:
-    """min(p / p_sampler, cap): how much likelier the model finds what another one drew, or the same computed otherwise.
+    """min(p / p_sampler, cap): how much likelier the trained model finds what the sampler sampled.
 
     Truncated importance sampling (Ionides 2008), as Yao et al. 2025, "Your efficient RL framework secretly brings you
     off-policy RL training", weigh each token's loss by it.
 
     Args:
         old_BL: Log-probabilities by the model that trains, before the first update.
-        sampled_BL: Those that the tokens were drawn by.
+        sampled_BL: Those that the sampler sampled the tokens with.
         mask_BL: Which tokens there are.
         cap: Highest weight, > 0.
         normalise: As of `policy_loss`; `whole`: one weight for each answer, that of all its tokens together.

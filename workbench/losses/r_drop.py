@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from workbench.config.sections.classes_config import Kind
-from workbench.losses.chunked import Project, wide
-from workbench.losses.criterion import Objective
+from workbench.losses.chunked_loss import Project, wide
+from workbench.losses.class_losses import Objective
 
 
 def disagreement(first_NC: Tensor, second_NC: Tensor, kind: Kind = "one") -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.losses.chunked import Project, chunks, wide
+from workbench.losses.chunked_loss import Project, chunks, wide
 from workbench.losses.next_token import CPU_MULTIPLE, NO_LABEL
 
 

@@ -11,14 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_flash_attn_2_available
 
@@ -27,35 +22,132 @@ from workbench.adapters.weights import semi_structured
 from workbench.config import ModelConfig
 from workbench.config.checks import sparsity_checks
 from workbench.config.model_heads import TEXT, ModelHead
-from workbench.errors import BackboneError
-from workbench.models import origins, packed_attention, pictures, quantisation, weight_storage
+from workbench.data import starter
+from workbench.errors import BackboneError, WorkbenchError, out_of_memory
+from workbench.models import attention_backend, pictures, weight_formats
+from workbench.runs import provenance
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-QUANTISED = quantisation.FORMATS
+QUANTISED = weight_formats.FORMATS
+
+
+def source_path(config: ModelConfig) -> str:
+    """A folder, or an id on the hub; raises BackboneError where it can be neither."""
+    location = starter.resolve(config.id)
+    looks_local = location.startswith((".", "/", "~")) or location.count("/") > 1
+    if looks_local and not Path(location).expanduser().is_dir():
+        raise BackboneError(
+            f"model.id: no folder {config.id}. Write an existing folder, a hub id such as "
+            "Qwen/Qwen3-0.6B, or `starter`."
+        )
+    if config.revision is not None and Path(location).expanduser().is_dir():
+        raise BackboneError(
+            f"model.revision={config.revision} names a branch, tag or commit on the hub, but model.id={config.id} is a "
+            "folder. Leave model.revision out."
+        )
+    return str(Path(location).expanduser()) if looks_local else location
+
+
+def source_arguments(config: ModelConfig) -> dict[str, Any]:
+    """Further arguments of transformers' `from_pretrained`."""
+    return {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
+
+
+OTHER_SHAPES = (
+    "its weights do not have the shapes that its config.json asks for. Fetch weights and config.json that belong "
+    "together."
+)
+
+
+class loading_errors:
+    """Turns errors of transformers, safetensors and the hub while loading into a BackboneError that says what to do.
+
+    Args:
+        part: A word for what is loaded.
+        patterns: The files of a folder that hold it; one of them is enough.
+    """
+
+    def __init__(self, config: ModelConfig, part: str, *patterns: str) -> None:
+        self.id, self.part, self.patterns = config.id, part, patterns
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # Whatever foreign code raises over foreign files, the backbone cannot be loaded.
+        if isinstance(error, Exception) and not isinstance(error, WorkbenchError):
+            raise BackboneError(f"model.id={self.id} cannot be loaded: {self._why(error)}") from error
+
+    def _why(self, error: Exception) -> str:
+        text = " ".join(str(error).split())
+        folder = Path(starter.resolve(self.id)).expanduser()
+        if isinstance(error, torch.OutOfMemoryError):
+            return "it does not fit into the device's memory. Write model.weights=nf4, or take a smaller one."
+        if out_of_memory(error):
+            return (
+                "the machine's memory is exhausted. End other programs, write model.weights=nf4, or take a smaller one."
+            )
+        for words, cure in (_CURES if folder.is_dir() else _CURES | _HUB_CURES).items():
+            if any(word in text for word in words):
+                return cure.format(id=self.id)
+        if not folder.is_dir():
+            return f"{type(error).__name__}: {text[:300]}"
+        if not any(True for pattern in self.patterns for _ in folder.glob(pattern)):
+            return f"the folder holds no {self.part} ({', '.join(self.patterns)}). Save or fetch all of it."
+        return f"damaged {self.part} ({type(error).__name__}: {text[:300].rstrip('.')}). Save or fetch all of it again."
+
+
+_CURES = {
+    ("trust_remote_code",): "it brings its own Python code. If you trust its authors, write "
+    "model.trust_remote_code=true, or --trust to read a run that had it.",
+    ("does not recognize this architecture",): "this version of transformers does not know its architecture. Update "
+    "transformers, or take another backbone.",
+    ("ignore_mismatched_sizes",): OTHER_SHAPES,
+    ("requires the timm library",): "it is a model of timm, which is not installed. Run: pip install timm, with the "
+    "torchvision of this build of torch.",
+    ("torchvision::nms",): "timm needs torchvision, and the one that is installed was made for another build of torch. "
+    "Install that of this one.",
+}
+
+
+_HUB_CURES = {
+    ("couldn't connect", "offline mode"): "the hub cannot be reached and the files are not cached. Write a folder as "
+    "model.id, use the shipped `starter`, or fetch it where there is a network: hf download {id}",
+    ("gated", "401"): "it is gated or private: accept its terms on the hub, then run: hf auth login",
+    (
+        "not a valid model identifier",
+        "404",
+    ): "no such folder, and no such id on the hub. Check the spelling: owner/name",
+}
+"""Words of an error message, and what to do about it; the first match counts."""
+
 
 transformers_logging.disable_progress_bar()
-# A table of missing tensors, which `load` judges by itself.
+
+
+# Hide a table of missing tensors, which `load` checks itself.
 logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
-# One line per layer and step about a cast that is meant.
+
+
+# Hide one line per layer and step about a cast that is intended.
 logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
 class Backbone:
-    """A loaded backbone, and in words what was decided about it."""
+    """A loaded backbone, and notes on what was decided about it."""
 
     model: PreTrainedModel
     weights: str
     """How the weights are stored: float32, bfloat16, float16, int8, nf4 or fp4."""
     compute: torch.dtype
-    """Type that matrix products run in."""
+    """Type in which matrix products are computed."""
     weight_bytes: int
     """Bytes of all weights as stored, quantisation constants included."""
     notes: list[str] = field(default_factory=list)
 
 
 class Loader(Protocol):
-    """Loads backbones as `load` does, or stands in for it where no weight is to be read."""
+    """Loads backbones as `load` does, or replaces it where no weights should be read."""
 
     def __call__(
         self,
@@ -77,12 +169,10 @@ def device() -> torch.device:
 def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The backbone's tokenizer with `model.new_tokens` added.
 
-    No pad token is needed or invented: rows are padded where nothing looks, and masks never read token ids.
+    It needs no pad token: masks come from lengths, never from token ids.
     """
-    with origins.loading_errors(config, "tokenizer", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"):
-        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            origins.path(config), **origins.arguments(config)
-        )
+    with loading_errors(config, "tokenizer", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"):
+        loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source_path(config), **source_arguments(config))
     if config.new_tokens:
         known = [token for token in config.new_tokens if token in loaded.get_vocab()]
         if known:
@@ -95,13 +185,10 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def hub_config(config: ModelConfig) -> PretrainedConfig:
     """The backbone's architecture, without its weights."""
-    with origins.loading_errors(config, "config", "config.json"):
-        backbone_config: PretrainedConfig = AutoConfig.from_pretrained(
-            origins.path(config), **origins.arguments(config)
-        )
-    backbone_config.architectures = (
-        backbone_config.architectures or []
-    )  # DeiT has two classifiers, between which transformers looks there
+    with loading_errors(config, "config", "config.json"):
+        backbone_config: PretrainedConfig = AutoConfig.from_pretrained(source_path(config), **source_arguments(config))
+    # DeiT has two classifiers; transformers chooses by this field, which may be None.
+    backbone_config.architectures = backbone_config.architectures or []
     return backbone_config
 
 
@@ -109,8 +196,8 @@ def of_one_sequence(config: ModelConfig, *, recipe: str, take: str = "a causal b
     """The architecture of a backbone that reads a text as one sequence; raises BackboneError for an encoder-decoder.
 
     Args:
-        recipe: Names what does not read those.
-        take: The backbones that it reads.
+        recipe: What cannot use an encoder-decoder, for the message.
+        take: What to take instead, for the message.
     """
     hub = hub_config(config)
     if hub.is_encoder_decoder:
@@ -122,11 +209,11 @@ def of_one_sequence(config: ModelConfig, *, recipe: str, take: str = "a causal b
 
 
 def skeleton(config: ModelConfig, *, task: ModelHead = TEXT, trainable: bool = False) -> PreTrainedModel:
-    """The backbone's modules without their weights; refuses what `load` would refuse before it reads a weight."""
+    """The backbone's modules without weights; refuses what `load` refuses before it reads weights."""
     hub, target = task.configured(hub_config(config)), device()
     auto = _auto_class(config, task, hub)
     weights, compute, _ = _precision(config, hub, target, trainable=trainable)
-    with origins.loading_errors(config, "config", "config.json"), torch.device("meta"):
+    with loading_errors(config, "config", "config.json"), torch.device("meta"):
         model: PreTrainedModel = auto.from_config(
             hub,
             attn_implementation=_attention(config, compute, target),
@@ -135,22 +222,22 @@ def skeleton(config: ModelConfig, *, task: ModelHead = TEXT, trainable: bool = F
     if config.sparsity is not None:
         semi_structured.mark(model)
     if weights in QUANTISED:
-        quantisation.settings(weights, compute, model)
-        quantisation.untranspose(model)
+        weight_formats.quantisation_settings(weights, compute, model)
+        weight_formats.untranspose(model)
     return model
 
 
 def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, trainable: bool = False) -> Backbone:
-    """The backbone as `load` leaves it, from its config.json alone: on the meta device, without numbers.
+    """The backbone as `load` returns it, from its config.json alone: on the meta device, without values.
 
-    Layers that will be quantised are bitsandbytes' already, and their weights not packed yet.
+    Layers that will be quantised are bitsandbytes' layers with unpacked weights.
 
     Args:
-        vocabulary: Tokens of the tokenizer; of no account where the backbone reads pictures.
+        vocabulary: Tokens of the tokenizer; ignored where the backbone reads pictures.
     """
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
     hub.update({} if config.dropout else dict.fromkeys(_dropouts(hub), 0.0))
-    with origins.loading_errors(config, "config", "config.json"), torch.device("meta"):
+    with loading_errors(config, "config", "config.json"), torch.device("meta"):
         model: PreTrainedModel = auto.from_config(
             hub,
             dtype=stored,
@@ -166,10 +253,10 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, t
         semi_structured.mark(model)
         notes.append(semi_structured.sentence(model))
     if weights in QUANTISED:
-        quantisation.replace(model, weights, compute)
+        weight_formats.replace(model, weights, compute)
     if stored != compute:
         _keep_precise(model, anatomy.fresh_heads(model), compute)
-        weight_storage.compute_in(model, compute)
+        weight_formats.compute_in(model, compute)
     if anatomy.reads_pictures(model):
         pictures.prepare(model, compute)
     return Backbone(model.requires_grad_(False).eval(), weights, compute, 0, notes)
@@ -186,28 +273,28 @@ def load(
     """The backbone on this process's device, frozen, in evaluation mode.
 
     Args:
-        config: Where from, and how weights are stored and computed.
+        config: Its source, and how weights are stored and computed.
         tokenizer: Decides whether the vocabulary must grow; None for a backbone that reads no text.
         task: What its head is for. A classification head that the weights lack, or have for other classes, starts at
             random; any other tensor must be there.
         trainable: Every weight will train (full fine-tuning), so half-precision storage needs units that compute it.
-        waiting: Until `bring` its weights are on the host and not packed. In the precision of their files they take no
-            memory, as these are mapped.
+        waiting: Keep the weights on the host and unpacked until `bring`. In the precision of their files, which are
+            memory-mapped, they take no memory.
 
     Raises:
-        BackboneError: not found, no network, gated, damaged, no such precision, no such head.
+        BackboneError: Not found, no network, gated, damaged, no such precision, no such head.
     """
     if waiting:
-        gc.collect()  # a model that was cut before is in cycles
+        gc.collect()  # an earlier model may be in reference cycles
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
     packed = weights in QUANTISED and not waiting
-    quantised = quantisation.settings(weights, compute, skeleton(config, task=task)) if packed else None
+    quantised = weight_formats.quantisation_settings(weights, compute, skeleton(config, task=task)) if packed else None
     dropouts = {} if config.dropout else _dropouts(hub)
     hub.update(dict.fromkeys(dropouts, 0.0))
-    with origins.loading_errors(config, "weights", "*.safetensors"), torch.random.fork_rng(devices=[]):
+    with loading_errors(config, "weights", "*.safetensors"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
         loaded: Any = auto.from_pretrained(
-            origins.path(config),
+            source_path(config),
             config=hub,
             dtype=stored,
             attn_implementation=_attention(config, compute, device()),
@@ -216,49 +303,45 @@ def load(
             use_safetensors=True,
             ignore_mismatched_sizes=task.head == "classes",
             output_loading_info=True,
-            **origins.arguments(config),
+            **source_arguments(config),
         )
     model: PreTrainedModel = loaded[0]
-    model.config.update(dropouts)  # what is saved is configured as it came
+    model.config.update(dropouts)  # a saved model has its original configuration
     fresh = anatomy.fresh_heads(model)
-    # Nothing reads the pooler of a model without a head, and files of a masked language model have none.
+    # Nothing reads the pooler of a model without a head, and weights of a masked language model lack it.
     _require_whole(config, loaded[1], fresh if task.head != "hidden" else [*fresh, "pooler"])
     if tokenizer is not None:
         _grow(model, len(tokenizer))
     if config.sparsity is not None:
         semi_structured.prune(model)
         notes.append(semi_structured.sentence(model))
-    notes += _packing(model, weights, compute, waiting=waiting) if weights in QUANTISED else []
+    if weights in QUANTISED:
+        if waiting:
+            weight_formats.put_off(model, weights, compute)
+        else:
+            weight_formats.settle(model, compute)
+        notes += weight_formats.notes(model, weights)
     if stored != compute:
         _keep_precise(model, fresh, compute)
-        weight_storage.compute_in(model, compute)
+        weight_formats.compute_in(model, compute)
     if anatomy.reads_pictures(model):
         pictures.prepare(model, compute)
-    return Backbone(model.requires_grad_(False).eval(), weights, compute, weight_storage.weight_bytes(model), notes)
-
-
-def _packing(model: PreTrainedModel, weights: str, compute: torch.dtype, *, waiting: bool) -> list[str]:
-    """Finish weights that are packed, or put it off until `bring`; returns sentences on layers that are not."""
-    if waiting:
-        quantisation.put_off(model, weights, compute)
-    else:
-        quantisation.settle(model, compute)
-    return quantisation.notes(model, weights)
+    return Backbone(model.requires_grad_(False).eval(), weights, compute, weight_formats.weight_bytes(model), notes)
 
 
 def bring(module: nn.Module) -> None:
-    """Copy a module of a waiting model, without its children, to this process's device; pack what is to be packed."""
-    quantisation.pack(module, device())
+    """Copy a module of a waiting model, without its children, to this process's device, and pack its weights."""
+    weight_formats.pack(module, device())
     for tensor in chain(module.parameters(recurse=False), module.buffers(recurse=False)):
         tensor.data = tensor.data.to(device())
 
 
 class _Decided(NamedTuple):
-    """Decisions that are taken before a weight is read."""
+    """Decisions that precede the reading of weights."""
 
     hub: PretrainedConfig
     auto: Any
-    """The class of transformers that builds it."""
+    """Transformers' class that builds it."""
     weights: str
     compute: torch.dtype
     stored: torch.dtype
@@ -267,7 +350,7 @@ class _Decided(NamedTuple):
 
 
 def _decided(config: ModelConfig, task: ModelHead, *, trainable: bool) -> _Decided:
-    packed_attention.register()
+    attention_backend.register()
     hub = task.configured(hub_config(config))
     weights, compute, notes = _precision(config, hub, device(), trainable=trainable)
     stored = DTYPES.get(weights) or _stored_beside(hub, compute)
@@ -282,7 +365,7 @@ def _auto_class(config: ModelConfig, task: ModelHead, hub: PretrainedConfig) -> 
 
 
 def _require_whole(config: ModelConfig, report: dict[str, Any], fresh: list[str]) -> None:
-    """Raise BackboneError where weights are missing, or of another size, that are not those of a `fresh` head."""
+    """Raise BackboneError where weights outside of a `fresh` head are missing or of another size."""
     heads = tuple(f"{name}." for name in fresh)
     if missing := sorted(key for key in report["missing_keys"] if not key.startswith(heads)):
         raise BackboneError(
@@ -290,7 +373,7 @@ def _require_whole(config: ModelConfig, report: dict[str, Any], fresh: list[str]
             f"weights, such as {missing[0]}. Fetch weights and config.json that belong together."
         )
     if any(not key.startswith(heads) for key, *_ in report["mismatched_keys"]):
-        raise BackboneError(f"model.id={config.id} cannot be loaded: {origins.OTHER_SHAPES}")
+        raise BackboneError(f"model.id={config.id} cannot be loaded: {OTHER_SHAPES}")
 
 
 def _grow(model: PreTrainedModel, vocabulary: int) -> None:
@@ -298,19 +381,19 @@ def _grow(model: PreTrainedModel, vocabulary: int) -> None:
     assert isinstance(embedding, nn.Embedding)
     if vocabulary > embedding.num_embeddings:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # new rows start at random values, which must be the same in every process
+            torch.manual_seed(0)  # new rows start at random values, the same in every process
             model.resize_token_embeddings(vocabulary)
 
 
 def _dropouts(hub: PretrainedConfig) -> dict[str, float]:
-    """Every share of an architecture's own dropout, by its name in the configuration."""
+    """Every dropout rate of an architecture's configuration, by name."""
     values = hub.to_dict().items()
     names = ("dropout", "_pdrop", "layerdrop", "drop_path", "drop_connect")
     return {key: value for key, value in values if any(name in key for name in names) and isinstance(value, float)}
 
 
 def _keep_precise(model: PreTrainedModel, fresh: list[str], compute: torch.dtype) -> None:
-    """Store in `compute` what trains from random values, and what casts its inputs to its weight's precision (T5)."""
+    """Store in `compute` fresh heads, and layers that cast inputs to the precision of their weights (T5)."""
     kept = {*fresh, *(model._keep_in_fp32_modules or ())}
     for name, module in model.named_modules():
         if name in kept or name.rsplit(".", 1)[-1] in kept:
@@ -361,7 +444,8 @@ def _precision(
             f"write model.weights={compute}."
         )
     if weights != compute and weights in DTYPES:
-        notes.append(f"weights stored in {weights}, computed in {compute}" + ("" if native else _NO_UNITS))
+        slow = "" if native else ": this device has no bfloat16 units, and emulating them is about three times slower"
+        notes.append(f"weights stored in {weights}, computed in {compute}{slow}")
     elif compute == "bfloat16" and not native:
         notes.append("bfloat16 products are emulated on this device and slow; model.compute=float32 is faster")
     if compute == "float16":
@@ -370,17 +454,14 @@ def _precision(
     return weights, DTYPES[compute], notes
 
 
-_NO_UNITS = ": this device has no bfloat16 units, and emulating them is about three times slower"
-
-
 def _stored_beside(hub: Any, compute: torch.dtype) -> torch.dtype:
-    """Precision of unquantised layers: that of computing, or half precision under float32."""
+    """Precision of the unquantised layers of quantised weights: `compute`, or the files' half precision."""
     own = getattr(hub, "dtype", None)
-    return own if compute == torch.float32 and own in weight_storage.HALVES else compute
+    return own if compute == torch.float32 and own in weight_formats.HALVES else compute
 
 
 def _attention(config: ModelConfig, compute: torch.dtype, target: torch.device) -> str | None:
-    """The kernel to ask for; None lets transformers take sdpa where the family has it, eager otherwise."""
+    """The attention backend to request; None: transformers takes sdpa where the family has it, else eager."""
     flash = target.type == "cuda" and compute != torch.float32 and is_flash_attn_2_available()
     if config.attention == "flash_attention_2" and not flash:
         raise BackboneError(
@@ -392,3 +473,21 @@ def _attention(config: ModelConfig, compute: torch.dtype, target: torch.device) 
     if config.attention != "auto":
         return config.attention
     return "flash_attention_2" if flash else None
+
+
+def file_digests(model: ModelConfig) -> dict[str, str]:
+    """Digests of a folder's files, or the commit of a model on the hub."""
+    folder = Path(source_path(model))
+    if folder.is_dir():
+        return provenance.digests(folder, title=model.id)
+    commit = getattr(hub_config(model), "_commit_hash", None)
+    return {model.id: str(commit or model.revision or "main")}
+
+
+def weights_are_local(model: ModelConfig) -> bool:
+    """Whether its weights are on this machine."""
+    location = source_path(model)
+    if Path(location).is_dir():
+        return any(Path(location).glob("*.safetensors"))
+    names = ("model.safetensors", "model.safetensors.index.json")
+    return any(isinstance(try_to_load_from_cache(location, name, revision=model.revision), str) for name in names)

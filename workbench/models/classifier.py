@@ -1,14 +1,20 @@
-"""A model with a classification head, what its outputs mean, and where it is saved.
+"""A model with a classification head: how it reads rows, what its outputs mean, and where it is saved.
 
-Legend: B rows, L padded length, C outputs (classes, or 1 for a number).
+The last block of an encoder is computed for the first token alone where the head reads nothing else. Attention sees all
+tokens, but what follows it in the last block, about two thirds of the block's products, looks at each token by itself.
+There the first tokens of packed rows become rows of one token, so that the head finds them.
+
+Legend: B rows, L padded length, T tokens of packed rows, C outputs (classes, or 1 for a number).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -16,23 +22,197 @@ from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.image_processing_base import ImageProcessingMixin
 
 from workbench import adapters
 from workbench.adapters import Full, Method, anatomy
-from workbench.config import RunConfig, model_heads
+from workbench.config import ModelConfig, RunConfig, model_heads
 from workbench.config.model_heads import ModelHead
 from workbench.data.batching import MicroBatch, encoder_inputs
+from workbench.data.images import picture_reader
+from workbench.data.images.picture_format import PictureFormat
+from workbench.data.images.picture_reader import PictureReader, SavedFormat
+from workbench.data.images.picture_rows import PictureRows
+from workbench.data.labelled import labelled_data
+from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
+from workbench.data.labelled.record_table import LabelledRecord
 from workbench.data.labelled.records import RowReader
+from workbench.data.labelled.text_reader import TextReader
 from workbench.errors import BackboneError, FileError
 from workbench.losses import r_drop
-from workbench.losses.criterion import Objective
+from workbench.losses.class_losses import Objective
 from workbench.losses.label_losses import LabelTap
-from workbench.models import backbones, exported, first_token, pictures, row_readers
+from workbench.models import backbones, exported, pictures
 from workbench.runs import files
+
+CONVOLUTIONS = 16
+"""Side, in pixels, of the squares that count as tokens where a backbone has no patches, such as a convolutional one."""
+
+
+class _FirstTokens:
+    """Hook of the last block's attention that passes on only the first token of each row (B, 1, D).
+
+    In packed rows (1, T, D), `row_starts` says where each begins; after the hook they are rows of one token.
+    """
+
+    def __init__(self) -> None:
+        self.narrows_padded = True
+
+    def __call__(self, module: nn.Module, inputs: object, settings: Mapping[str, Any], output: Any) -> Any:
+        """The hidden states, by themselves or leading a tuple."""
+        if not isinstance(output, Tensor):
+            return (self(module, inputs, settings, output[0]), *output[1:])
+        if (starts := settings.get("row_starts")) is not None:
+            return output[0, starts[:-1]][:, None]
+        return output[:, :1] if self.narrows_padded else output
+
+
+_narrowed: WeakKeyDictionary[PreTrainedModel, _FirstTokens | None] = WeakKeyDictionary()
+"""Backbones with their hook; None where every token was needed already."""
+
+
+def narrow_last_block(model: nn.Module, backbone: PreTrainedModel, inputs: Mapping[str, Tensor]) -> None:
+    """Let the part of the last block after its attention compute the first token only, where no output changes.
+
+    Args:
+        model: The backbone with the adapter around it, in evaluation mode.
+        inputs: Two rows of different lengths on which it is tested.
+    """
+    stacks = anatomy.blocks(backbone)
+    if backbone in _narrowed or len(stacks) != 1:
+        return
+    block = backbone.get_submodule(stacks[0][-1])
+    attention = next((child for name, child in block.named_children() if "attention" in name), None)
+    if attention is None:
+        return
+    with torch.no_grad():
+        wanted = model(**inputs).logits
+        calls, shapes = [0], list[tuple[int, ...]]()
+        handles = [
+            attention.register_forward_hook(lambda *_: calls.append(0)),
+            block.register_forward_hook(lambda *given: shapes.append(_hidden_states(given[-1]).shape)),
+        ]
+        handle = attention.register_forward_hook(narrowing := _FirstTokens(), with_kwargs=True)
+        narrowed_logits = model(**inputs).logits
+    for each in handles:
+        each.remove()
+    # Where the residual connection is outside of the attention module, the block still outputs every token.
+    alone = len(calls) == 2 and [shape[1] for shape in shapes] == [1]
+    rounding = max(1e-3, 8 * torch.finfo(wanted.dtype).eps)
+    if alone and torch.allclose(narrowed_logits, wanted, rtol=rounding, atol=rounding * float(wanted.abs().max())):
+        _narrowed[backbone] = narrowing
+    else:
+        handle.remove()
+
+
+def widen_last_block(backbone: PreTrainedModel) -> None:
+    """From now on the last block computes every token of padded rows, since somebody reads them."""
+    narrowing = _narrowed.setdefault(backbone, None)
+    if narrowing is not None:
+        narrowing.narrows_padded = False
+
+
+def first_tokens_read_packed(backbone: PreTrainedModel) -> bool:
+    """Whether the classification head finds the first token of each packed row."""
+    return _narrowed.get(backbone) is not None
+
+
+def _hidden_states(output: Any) -> Tensor:
+    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
+    return hidden
+
+
+def reader_of_backbone(config: RunConfig) -> RowReader:
+    """The reader of rows for the backbone that `config` names.
+
+    Raises:
+        BackboneError: It cannot be found, or does not say how it reads pictures.
+    """
+    if config.reads_pictures:
+        hub = backbones.hub_config(config.model)
+        return _picture_reader(config, hub, SavedFormat(picture_format(config.model, hub, size=config.image.size)))
+    return TextReader(backbones.tokenizer(config.model), config.data, config.classes, config.duplicates)
+
+
+def reader_of_run(run: Path, config: RunConfig) -> RowReader:
+    """The reader that the run at `run` used, from what it saved beside its adapter."""
+    if config.reads_pictures:
+        return _picture_reader(config, backbones.hub_config(config.model), picture_reader.saved_format(run / "adapter"))
+    return TextReader(exported.load_tokenizer(run, config), config.data, config.classes, config.duplicates)
+
+
+def augmented_together(rows: LabelledSet, config: RunConfig, reader: RowReader) -> LabelledSet:
+    """Training pictures of several sources, whose augmentation counts epochs over all of them together.
+
+    Some augmentation stops in the last epochs, and one source by itself would have more epochs.
+    """
+    if not config.data.sources or not isinstance(reader, PictureReader):
+        return rows
+    assert isinstance(rows.inputs, PictureRows)
+    augmenter = reader.augmenter(config.data.mix.rows or len(rows))
+    return replace(rows, inputs=replace(rows.inputs, augmenter=augmenter))
+
+
+def reader_file(config: RunConfig) -> str:
+    """File beside the adapter from which `reader_of_run` makes the reader."""
+    return picture_reader.FILE if config.reads_pictures else "tokenizer.json"
+
+
+def picture_format(config: ModelConfig, hub: PretrainedConfig, *, size: int | None) -> PictureFormat:
+    """The format of the pictures that a backbone was trained on, of another `size` where one is given."""
+    try:
+        return PictureFormat.read(processor(config), hub.to_dict(), size=size)
+    except BackboneError as error:
+        raise BackboneError(f"model.id={config.id}: {error}") from None
+
+
+def processor(config: ModelConfig) -> dict[str, Any]:
+    """The backbone's preprocessor_config.json; empty where it has none."""
+    try:
+        processor_config, _ = ImageProcessingMixin.get_image_processor_dict(
+            backbones.source_path(config), **backbones.source_arguments(config)
+        )
+    except OSError:
+        return {}
+    return dict(processor_config)
+
+
+def _picture_reader(config: RunConfig, hub: PretrainedConfig, known: SavedFormat) -> PictureReader:
+    vision = getattr(hub, "vision_config", hub)
+    patch = getattr(vision, "patch_size", CONVOLUTIONS)
+
+    def epochs(rows: int) -> float:
+        if config.train.steps is None:
+            return config.train.epochs or 1.0
+        return config.train.steps * config.batch.size / rows
+
+    return PictureReader(
+        known.format,
+        config.data,
+        config.classes,
+        config.image,
+        config.duplicates,
+        patch=patch if isinstance(patch, int) else CONVOLUTIONS,
+        seed=config.seed,
+        epochs=epochs,
+        statistics=known.statistics,
+        training=partial(_training_records, config),
+        ranges=known.ranges,
+    )
+
+
+def _training_records(config: RunConfig, reader: PictureReader) -> Sequence[LabelledRecord]:
+    """Rows that train: without held-out ones; in a cross-validation all rows that the test set does not hold."""
+    if config.recipe != "crossval":
+        return labelled_data.load(config, reader).train.records
+    read = labelled_data.read_training(config.data, reader)
+    test = {key for path in config.data.test_files.values() for key in reader.read(path).keys}
+    return [record for each in read.values() for record in each.records if record.key not in test]
 
 
 @dataclass(frozen=True)
@@ -45,23 +225,23 @@ class Classifier:
     reader: RowReader
     labels: Labels
     token_head: str | None
-    """The module that gives outputs to each token, of which a row's last real one counts; None for an encoder's."""
+    """The module that gives outputs for each token, of which a row's last real one counts; None for an encoder."""
 
     def reads_packed(self, method: Method) -> bool:
-        """Whether it finds the outputs of packed rows, which an adapter of this method makes those of padded ones.
+        """Whether packed rows get the same outputs as padded ones with this method.
 
-        An encoder's head looks at the first token of a sequence, and finds those of packed rows as rows of one token,
-        for which a method that draws would draw other numbers.
+        An encoder's head reads the first token of a sequence; packed rows become rows of one token before it, where a
+        method that draws random numbers would draw others.
         """
         if self.token_head is not None:
             return True
-        return first_token.reads_packed(self.backbone) and not method.facts.draws
+        return first_tokens_read_packed(self.backbone) and not method.facts.draws
 
     def outputs(self, batch: MicroBatch) -> Tensor:
         """Logits, or standardised numbers (B, C).
 
-        Transformers finds a row's last token by comparing with a pad token, which a row may hold and a tokenizer may
-        lack: here the row's length says it.
+        Transformers finds a row's last token by comparing with the pad token, which a row may contain and a tokenizer
+        may lack; here the row's length decides.
         """
         if self.token_head is None:
             outputs_BC: Tensor = self.model(**batch.inputs).logits
@@ -79,11 +259,11 @@ class Classifier:
     def row_loss(
         self, objective: Objective, tap: LabelTap | None = None, *, strength: float = 0.0
     ) -> Callable[[MicroBatch, float], Tensor]:
-        """The summed loss of a micro-batch, as the engine wants it.
+        """The summed loss of a micro-batch, as a function for the trainer.
 
         Args:
-            tap: Sees outputs and labels, of the first pass where there are two; it changes nothing.
-            strength: Of R-Drop; other than 0 it computes each row twice.
+            tap: Observes outputs and labels (of the first pass where there are two).
+            strength: Of R-Drop; if not 0, each row is computed twice.
         """
         whole = r_drop.twice(objective, strength, self.labels.kind) if strength else objective
 
@@ -97,10 +277,10 @@ class Classifier:
 
 
 def classification_model(model: nn.Module, backbone: PreTrainedModel, reader: RowReader, labels: Labels) -> Classifier:
-    """How `model` comes to a row's outputs; for text checked: they must be its own, and no padding may change them.
+    """The classifier of `model`; for text checked: padding and other rows must not change a row's outputs.
 
     Raises:
-        BackboneError: they are not, or a longer row in the batch changes them.
+        BackboneError: They do, or the outputs are not those of the row's last token.
     """
     if reader.tokenizer is None:
         return Classifier(model, backbone, reader, labels, None)
@@ -119,7 +299,7 @@ def classification_model(model: nn.Module, backbone: PreTrainedModel, reader: Ro
                 classifier.outputs(long.to(backbone.device))[:1],
             )
             if head is None:
-                first_token.narrow(model, backbone, long.to(backbone.device).inputs)
+                narrow_last_block(model, backbone, long.to(backbone.device).inputs)
     finally:
         model.train(training)
     for other, what in ((own, "is not that of the last token"), (among, "depends on the rows beside it")):
@@ -138,12 +318,12 @@ def classification_model(model: nn.Module, backbone: PreTrainedModel, reader: Ro
 
 
 def task(labels: Labels, *, seed: int) -> ModelHead:
-    """To give rows these labels."""
+    """The head that predicts these labels."""
     return model_heads.classes(labels.names, seed=seed, problem=labels.problem)
 
 
 def require_known_form(config: RunConfig) -> None:
-    """Refuse, before a row is read, rows of a form or pictures of a size that the backbone does not read.
+    """Refuse, before a row is read, what the backbone cannot read.
 
     Raises:
         BackboneError: It reads texts and not pictures, or the other way round.
@@ -183,7 +363,7 @@ def save(classifier: Classifier, folder: Path, *, adapter: Callable[[Path], None
 
 
 def save_reader(classifier: Classifier, folder: Path) -> None:
-    """The reader; a tokenizer with the pad token that config.json names, so that a stock model finds the last token."""
+    """Save the reader; a tokenizer gets the pad token of config.json, by which a stock model finds the last token."""
     tokenizer = classifier.reader.tokenizer
     if tokenizer is not None and tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(classifier.backbone.config.get_text_config().pad_token_id)
@@ -197,8 +377,8 @@ def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Classifier:
         waiting: On the host, as `backbones.load` says.
     """
     folder = run / "adapter"
-    exported.require_saved(run, config, "classes.json", row_readers.file(config))
-    labels, reader = read_labels(folder), row_readers.of_run(run, config)
+    exported.require_saved(run, config, "classes.json", reader_file(config))
+    labels, reader = read_labels(folder), reader_of_run(run, config)
     meant = task(labels, seed=config.seed)
     backbone = exported.load_backbone(config, folder, reader.tokenizer, task=meant, waiting=waiting).model
     model = backbone if isinstance(config.adapter, Full) else adapters.load(backbone, folder)
@@ -215,7 +395,7 @@ def read_labels(folder: Path) -> Labels:
 
 
 def _own_outputs(model: nn.Module, backbone: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor, str | None]:
-    """The model's own outputs for one row, and the name of its head where that gives outputs to each token."""
+    """The model's own outputs for one row, and the name of its head where that gives outputs for each token."""
     caught: dict[str, tuple[int, ...]] = {}
 
     def catch(name: str) -> Any:
@@ -246,7 +426,7 @@ def _batch(rows: list[list[int]]) -> MicroBatch:
 
 
 def _settle_padding(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """The pad token that config.json names is the tokenizer's; any that ends no text, where it has none."""
+    """Make config.json's pad token the tokenizer's, or another token where the tokenizer has none."""
     config: Any = backbone.config.get_text_config()
     fallback = next((n for n in (config.pad_token_id, tokenizer.eos_token_id) if n is not None), 0)
     config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else fallback

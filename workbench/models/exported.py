@@ -1,4 +1,4 @@
-"""Exported models: what is scored, served and merged is read from disk again, never the live model."""
+"""Models that runs saved: what is scored, served and merged is read from disk again, never the live model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workbench.models.output_heads import Head
 from workbench.runs import files, run_directory
 
 BEGIN = ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
-"""Settings of a generation_config.json that begin a text; a decoder behind an encoder needs them."""
+"""Settings of a generation_config.json that begin a text, for encoder-decoders."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def stop_tokens(run: Path) -> list[int]:
 
 
 def require_saved(run: Path, config: RunConfig, *more: str) -> None:
-    """Raise an error where the run at `run` has saved nothing yet, or a file of its adapter or of `more` is missing."""
+    """Raise an error where the run at `run` has saved nothing yet, or lacks a file of its adapter or of `more`."""
     folder = run / "adapter"
     if not folder.exists():
         raise ConfigError(f"{run}: no adapter there yet. Finish the run first: {_again(run)}")
@@ -134,5 +134,5 @@ def model_under(config: RunConfig, folder: Path) -> ModelConfig:
 
 
 def _again(run: Path) -> str:
-    """The command that trains a run to its end; a member of several ends with all of them."""
+    """The command that finishes a run; a member of several is finished with all of them."""
     return f"workbench run ... --out {run_directory.whole(run)} --resume"

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from workbench.adapters.precision.quantised_weights import dequantised, is_quantised
 from workbench.adapters.updates.lora_start_values import Shift, shifted_factors
-from workbench.models.weight_storage import StoredLinear
+from workbench.models.weight_formats import StoredLinear
 
 
 class FusedLora:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from workbench.models import recomputation
+from workbench.models import activation_recomputation
 
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 65_536
@@ -123,7 +123,7 @@ class GatedMlp(_ByKernel):
 def _takes(x: Tensor, other: Tensor) -> bool:
     """Whether a kernel computes from these now: where results are noted to be made again, it would write unseen."""
     one_precision = x.dtype == other.dtype and x.dtype in PRECISIONS
-    return one_precision and 0 < x.shape[-1] <= WIDEST and x.numel() > 0 and not recomputation.is_noting()
+    return one_precision and 0 < x.shape[-1] <= WIDEST and x.numel() > 0 and not activation_recomputation.is_noting()
 
 
 def _rotated(

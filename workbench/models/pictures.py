@@ -1,4 +1,4 @@
-"""Backbones that read pictures: their channels and sizes, precision of the inputs, statistics that stay as they are.
+"""Backbones that read pictures: channels, sizes, precision of the inputs, frozen batch statistics.
 
 Legend: B rows, H and W height and width, in pixels.
 """
@@ -27,12 +27,12 @@ class PictureSizes:
     """Sides of the square pictures that a backbone reads, in pixels."""
 
     own: int | None
-    """The side that it was trained with; None where its configuration does not say it."""
+    """The side that it was trained with; None where its configuration does not say."""
     step: int | None
-    """It reads every multiple of this; None: no side but its own."""
+    """It reads every multiple of this; None: only its own side."""
 
     def refusal(self, size: int) -> str | None:
-        """Say what to write in place of a side that it cannot read; None where it can."""
+        """What to write instead of a side that it cannot read; None where it can."""
         if size == self.own or (self.step and size % self.step == 0):
             return None
         if self.step is None:
@@ -44,7 +44,7 @@ class PictureSizes:
 
 
 def picture_sizes(model: PreTrainedModel) -> PictureSizes:
-    """The sizes of pictures that a backbone reads, found by calling it; it may be without weights."""
+    """The sizes of pictures that a backbone reads, found by calling it, with or without weights."""
     own, first = picture_size(model.config), picture_stem(model)
     cuts = first.kernel_size == first.stride and first.padding in ((0, 0), "valid")
     step = int(first.stride[0]) if cuts else 1
@@ -55,7 +55,7 @@ def require_size(model: PreTrainedModel, size: int | None, *, smaller: bool = Fa
     """Raise ConfigError where a backbone does not read pictures of this side; None stands for its own.
 
     Args:
-        smaller: Whether it will see smaller ones too.
+        smaller: Whether it will read smaller pictures too.
     """
     sizes = picture_sizes(model)
     if smaller and sizes.step is None:

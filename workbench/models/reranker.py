@@ -22,7 +22,7 @@ from workbench.data.embedding.rerank_candidates import CandidateSet, PairTokeniz
 from workbench.data.labelled.labels import Labels
 from workbench.data.labelled.text_reader import TextReader
 from workbench.errors import BackboneError
-from workbench.losses import rerank_losses
+from workbench.losses import ranking_losses
 from workbench.models import backbones, classifier
 from workbench.models.classifier import Classifier
 from workbench.models.reward_model import settle_padding
@@ -67,11 +67,11 @@ class Reranker:
         loss = self.config.loss_of(rows.pairs.form)
         if rows.pairs.form == "scored":
             wanted_B = torch.from_numpy(rows.pairs.score_N[numbers]).to(score_BC)
-            own = rerank_losses.binary_of_scores if loss == "bce" else rerank_losses.squared_error_of_scores
+            own = ranking_losses.binary_of_scores if loss == "bce" else ranking_losses.squared_error_of_scores
             return own(score_BC[:, 0], wanted_B)
         if loss == "bce":
-            return rerank_losses.binary(score_BC)
-        return rerank_losses.softmax(score_BC, temperature=self.config.temperature)
+            return ranking_losses.binary_candidates(score_BC)
+        return ranking_losses.listwise_softmax(score_BC, temperature=self.config.temperature)
 
 
 def require_known_form(config: RunConfig) -> None:

@@ -22,7 +22,7 @@ from workbench.data.labelled.text_reader import TextReader
 from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.preference_pairs import PreferenceSet
 from workbench.errors import BackboneError
-from workbench.losses.reward_losses import bradley_terry, step_cross_entropy
+from workbench.losses.ranking_losses import bradley_terry, step_cross_entropy
 from workbench.models import classifier, exported
 from workbench.models.classifier import Classifier
 

@@ -1,4 +1,4 @@
-"""A model on which a student and its teachers take turns, each with its own adapter on."""
+"""A model that a student and its teachers share, each with its own adapter."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
 SWITCHED = (BaseTunerLayer, AuxiliaryTrainingWrapper)
-"""Modules that PEFT puts in the place of a layer, or into it."""
+"""Modules by which PEFT replaces a layer, or which it puts into one."""
 
 
 class SharedModel:
-    """A model on which a student and its teachers take turns.
+    """A model that a student and its teachers share.
 
-    Its modules are listed once: PEFT walks through all of them several times at each switch, which takes longer than
-    computing them on a fast device (LoRA on 28 layers, one slow core: 70 to 100 ms, against 35 to 45 ms from the list).
+    Its modules are listed once, as PEFT walks through all of them several times at each switch, which can take longer
+    than computing them (LoRA on 28 layers, one slow core: 70 to 100 ms, against 35 to 45 ms from the list).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -30,10 +30,7 @@ class SharedModel:
 
     @contextmanager
     def inference(self) -> Iterator[None]:
-        """No gradients, evaluation mode; afterwards each module is in the mode that it was in, and what trained trains.
-
-        PEFT decides what trains at each switch, and not always as it was.
-        """
+        """Inside: no gradients, evaluation mode; afterwards modes and `requires_grad` are as before, despite PEFT."""
         training = [module for module in self._modules if module.training]
         trains = [parameter.requires_grad for parameter in self._parameters]
         for module in training:
@@ -50,7 +47,7 @@ class SharedModel:
 
     @contextmanager
     def without_adapters(self) -> Iterator[None]:
-        """The backbone without adapters; virtual tokens are given to it from outside, so it never has those."""
+        """Inside: the backbone without adapters (virtual tokens come from outside, so it has none)."""
         switched_on = [layer for layer in self._layers if not layer.disable_adapters]
         with self.inference():
             try:
@@ -63,7 +60,7 @@ class SharedModel:
 
     @contextmanager
     def with_adapter(self, name: str) -> Iterator[None]:
-        """The backbone with another adapter on than before."""
+        """Inside: the backbone with the adapter `name`."""
         active = [layer.active_adapters for layer in self._layers]
         with self.inference():
             try:
@@ -76,7 +73,7 @@ class SharedModel:
 
     @contextmanager
     def with_virtual_tokens(self, model: PeftModel, name: str, config: PeftConfig) -> Iterator[None]:
-        """`model` with other virtual tokens than before; it looks up their configuration in each forward pass."""
+        """Inside: `model` with the virtual tokens `name`, whose configuration it looks up in each forward pass."""
         active, known = model.active_adapter, name in model.peft_config
         with self.inference():
             try:

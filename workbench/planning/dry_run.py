@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from workbench.adapters import anatomy
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.data.packing import PADDED, RowLayout
-from workbench.models import weight_storage
+from workbench.models import weight_formats
 from workbench.planning.counters import ACTIVATIONS, ELSEWHERE, MemoryLedger, Operations
 from workbench.planning.dry_trainings import Lengths, Model, Sequences, Training
 from workbench.training.distributed.sharding import Sharded
@@ -258,10 +258,10 @@ def hold(ledger: MemoryLedger, fit: Model, *, others: Iterable[nn.Module] = ()) 
         ledger.hold([computing[name]], WEIGHTS, home)
     _hold_masters(ledger, fit, homes)
     for place, module in _modules(fit).items():
-        ledger.hold(chain(weight_storage.held(module), module.buffers()), WEIGHTS, place)
-    ledger.hold(chain(weight_storage.held(fit.model), fit.model.buffers()), WEIGHTS)
+        ledger.hold(chain(weight_formats.held(module), module.buffers()), WEIGHTS, place)
+    ledger.hold(chain(weight_formats.held(fit.model), fit.model.buffers()), WEIGHTS)
     for model in others:
-        ledger.hold(chain(weight_storage.held(model), model.buffers()), TEACHER, TEACHER)
+        ledger.hold(chain(weight_formats.held(model), model.buffers()), TEACHER, TEACHER)
 
 
 def _hold_masters(ledger: MemoryLedger, fit: Model, homes: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from workbench.models import weight_storage
+from workbench.models import weight_formats
 from workbench.planning.dry_trainings import Model
 from workbench.planning.sharded_memory import Contents
 from workbench.training.distributed.sharding import blocks_apart
@@ -20,7 +20,7 @@ def contents(fit: Model, *, optimizer: int) -> Contents:
     element = max((each.element_size() for each in computing), default=4)
     frozen = {id(each): each for each in fit.model.parameters() if not each.requires_grad and _is_here(each)}
     known = {id(each) for each in chain(frozen.values(), computing)}
-    rest: dict[int, Tensor] = {id(each): each for each in chain(weight_storage.held(fit.model), fit.model.buffers())}
+    rest: dict[int, Tensor] = {id(each): each for each in chain(weight_formats.held(fit.model), fit.model.buffers())}
     rest = {key: each for key, each in rest.items() if _is_here(each)}
     head = fit.freezer.backbone.get_output_embeddings()
     return Contents(

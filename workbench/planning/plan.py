@@ -12,7 +12,7 @@ from typing import Any
 
 from workbench.config.sections.basic_sections import Checkpointing
 from workbench.config.sections.distributed_config import DistributedConfig
-from workbench.models.adapter_sizes import AdapterSize
+from workbench.models.model_sizes import AdapterSize
 from workbench.planning import sharded_memory
 from workbench.planning.counters import ACTIVATIONS
 from workbench.planning.dry_run import GRADIENTS, MASTERS, OPTIMIZER, WEIGHTS, DryRun

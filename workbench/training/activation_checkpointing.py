@@ -22,7 +22,7 @@ from workbench.config.checks.checkpointing_checks import unable_by_block
 from workbench.config.sections.basic_sections import Checkpointing
 from workbench.data.batching import Examples, MicroBatch
 from workbench.errors import ConfigError
-from workbench.models.recomputation import recomputing_elementwise
+from workbench.models.activation_recomputation import recomputing_elementwise
 from workbench.training import activation_offload, capacity
 
 T = TypeVar("T")

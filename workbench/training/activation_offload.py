@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from workbench.adapters import anatomy
 from workbench.errors import ConfigError
-from workbench.models import recomputation
+from workbench.models import activation_recomputation
 
 PIECE = 2**26
 """Most bytes in one copy: torch allocates pinned memory in powers of two."""
@@ -190,7 +190,7 @@ def begin(model: nn.Module, device: torch.device) -> None:
     offload = ActivationOffload(copies or PinnedCopies(device))
     for block in anatomy.decoder_layers(model)[:-1]:
         own: Any = block
-        if recomputation.is_whole(block):
+        if activation_recomputation.is_whole(block):
             own._gradient_checkpointing_func = offload.around(own._gradient_checkpointing_func)
 
 

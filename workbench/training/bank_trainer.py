@@ -28,7 +28,7 @@ from workbench.data.packing import JoinedRows, OwnerRows, RowLayout, laid_togeth
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError
 from workbench.losses.label_losses import LabelScorer
-from workbench.models import cudnn_attention, forward_noise
+from workbench.models import attention_backend, forward_hooks
 from workbench.training import capacity, kernels, packing, row_losses, thread_choice
 from workbench.training.activation_checkpointing import ActivationKeeping
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask, trained
@@ -214,7 +214,7 @@ class BankTrainer:
     def _computing(self) -> Iterator[Mapping[str, float]]:
         """Inside, a thread collates rows ahead; yields the time at which each member's clock began."""
         shared = thread_choice.chosen(self.members.values(), self.tokens, self.freezer.backbone)
-        same = cudnn_attention.allowed([each.task.train.lengths for each in self.members.values()])
+        same = attention_backend.cudnn_allowed([each.task.train.lengths for each in self.members.values()])
         with closing(Prefetcher(pin=self.device.type == "cuda")) as self.ahead, shared, same:
             yield {name: time.monotonic() - member.progress.elapsed_s for name, member in self.members.items()}
         self.ahead = None
@@ -229,7 +229,7 @@ class BankTrainer:
         self.keeping.begin(self.keeping.now)  # a bank that trained before keeps its way
         self.bank.train()
         kernels.install(self.freezer.backbone, self.config, self.device, self.run)
-        forward_noise.install(self.freezer.backbone, self.freezer.blocks, self.config.regularise)
+        forward_hooks.install(self.freezer.backbone, self.freezer.blocks, self.config.regularise)
 
     @contextmanager
     def final_values(self, name: str) -> Iterator[None]:

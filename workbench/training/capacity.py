@@ -18,7 +18,7 @@ from workbench.config.sections.basic_sections import Checkpointing
 from workbench.data.batching import Examples, Indices
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError, TrainingError
-from workbench.models.weight_storage import HALVES
+from workbench.models.weight_formats import HALVES
 from workbench.runs import files
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from torch import nn
 from workbench.config import TrainingSections
 from workbench.config.checks import kernel_checks, long_row_checks
 from workbench.errors import ConfigError, ResumeError
-from workbench.models import liger_kernels, tiled_mlp
+from workbench.models import activation_recomputation, liger_kernels
 from workbench.runs.run_directory import Run
 from workbench.training.distributed import layout_settings
 
@@ -50,4 +50,4 @@ def tile_mlps(model: nn.Module, config: TrainingSections) -> None:
     how = config.distributed
     fetched = how.engine != "fsdp2" and layout_settings.cuts_weights(how)  # weights arrive by layer, not by block
     if not fetched and not any(long_row_checks.untiled(config)):
-        tiled_mlp.tile(model, config.train.mlp_tile)
+        activation_recomputation.tile_mlps(model, config.train.mlp_tile)

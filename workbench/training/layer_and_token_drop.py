@@ -35,8 +35,8 @@ from workbench.config.sections.layer_drop_config import LayerDropConfig
 from workbench.config.sections.token_drop_config import TokenDropConfig
 from workbench.data.batching import Indices
 from workbench.errors import BackboneError
-from workbench.models import rerouting
-from workbench.models.rerouting import hidden_of
+from workbench.models import forward_hooks
+from workbench.models.forward_hooks import hidden_of
 from workbench.training.freezing.layer_map import stack, trial_inputs
 
 
@@ -114,7 +114,7 @@ class LayerDrop:
         calls = surveyed(self._backbone, self._blocks)
         self._more, self._able = [each.more for each in calls], [each.adds for each in calls]
         for number, block in enumerate(self._blocks):
-            rerouting.reroute(block, partial(self._forward, number, block.forward))
+            forward_hooks.reroute(block, partial(self._forward, number, block.forward))
 
     @contextmanager
     def during(self, step: int, share: float, masters: Iterable[nn.Parameter]) -> Iterator[None]:
@@ -209,7 +209,7 @@ class TokenDrop:
     def install(self) -> None:
         """Reroute the middle blocks' calls through this; nothing where it is off. Raises as `middle` does."""
         for number, block in enumerate(middle(self._backbone, self._blocks, self._config)):
-            rerouting.reroute(block, partial(self._forward, number, block, block.forward))
+            forward_hooks.reroute(block, partial(self._forward, number, block, block.forward))
 
     @contextmanager
     def during(self, share: float) -> Iterator[None]:
@@ -235,7 +235,7 @@ class TokenDrop:
         if self._share == 1 or keys_B is None:
             return own(*arguments, **named)
         bound = _bound(block, arguments, named)
-        before_BLD: Tensor = bound[rerouting.HIDDEN]
+        before_BLD: Tensor = bound[forward_hooks.HIDDEN]
         rows, length, width = before_BLD.shape
         assert rows == len(keys_B) and self._lengths_B is not None, "rows are not laid out one by one"
         lengths_B = np.full(rows, length) if self._pictures else np.resize(self._lengths_B, rows)
@@ -262,7 +262,9 @@ def middle(backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: Token
         raise BackboneError(f"token_drop needs sdpa, and {kernel} counts tokens. Write model.attention=sdpa.")
     for block, call in zip(inner_blocks, survey(backbone, inner_blocks), strict=True):
         bound = _bound(block, call.arguments, call.named)
-        unknown = [name for name in bound if name not in (rerouting.HIDDEN, _MASK, _POSITIONS, _ROTATIONS, *_SETTINGS)]
+        unknown = [
+            name for name in bound if name not in (forward_hooks.HIDDEN, _MASK, _POSITIONS, _ROTATIONS, *_SETTINGS)
+        ]
         in_rows = call.adds and call.before.ndim == 3
         if unknown or not in_rows:
             why = f"reads `{unknown[0]}`" if in_rows else "has no tokens in rows"
@@ -303,7 +305,7 @@ def _bound(block: nn.Module, arguments: Sequence[Any], named: Mapping[str, Any])
 def _thinned(name: str, value: Any, index_BK: Tensor) -> Any:
     """An argument of a block, restricted to the tokens that compute."""
     rows, count = index_BK.shape
-    if name == rerouting.HIDDEN:
+    if name == forward_hooks.HIDDEN:
         return value.gather(1, index_BK[..., None].expand(-1, -1, value.shape[-1]))
     if name == _POSITIONS:
         return value.expand(rows, -1).gather(1, index_BK)

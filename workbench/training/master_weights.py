@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from workbench.models.weight_storage import HALVES
+from workbench.models.weight_formats import HALVES
 
 AUXILIARY = "auxiliary"
 """Prefix of the names of parameters that train with the model but are no part of it."""

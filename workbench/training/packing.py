@@ -19,7 +19,7 @@ from workbench.data import packing
 from workbench.data.batching import Examples, Indices, global_batch, steps_per_epoch
 from workbench.data.packing import PACKED, PADDED, RowLayout, SharedPrefix
 from workbench.errors import ConfigError
-from workbench.models import backbones, packed_attention
+from workbench.models import attention_backend, backbones
 from workbench.training import capacity
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.signal import TrainingSignal
@@ -115,7 +115,7 @@ def _without_prefix(
         return PACKED
     if wanted is False or why is not None or any(any(unpackable(each.config)) for each in rows):
         return PADDED
-    at_once = not config.model.dropout and packed_attention.at_once(backbone, backbones.device(), compute)
+    at_once = not config.model.dropout and attention_backend.packs_in_one_kernel(backbone, backbones.device(), compute)
     return PACKED if pays(padding(_first_steps(rows), tokens=tokens), compute=compute, at_once=at_once) else PADDED
 
 
@@ -134,7 +134,7 @@ def refusal(backbone: PretrainedConfig, *, longest: int, reads_packed: bool) -> 
     """
     if not reads_packed:
         return "the loss reads padded rows"
-    return packed_attention.refusal(backbone, longest=longest)
+    return attention_backend.packing_refusal(backbone, longest=longest)
 
 
 def padding(steps: Sequence[Indices], *, tokens: int) -> float:

@@ -17,8 +17,8 @@ from workbench import losses
 from workbench.config.sections.prefer_config import PreferConfig
 from workbench.data.batching import MicroBatch
 from workbench.data.text.preference_pairs import ANSWER, PLACE, ROW, TOKEN, MismatchedRows, PreferenceSet
-from workbench.losses import answer_losses, preferences
-from workbench.losses.answer_losses import Answers
+from workbench.losses import preference_losses
+from workbench.losses.preference_losses import Answers
 from workbench.models.output_heads import Head
 from workbench.training.step_metrics import StepMeter
 
@@ -83,7 +83,7 @@ class PreferenceObjective:
         model = self._counted(log_p_N, labels_N, answer_B)
         desired_B, example_P = self._desired_S[answer_B], answer_B[:: self._each] // self._each
         tie_P = None if self._tie_P is None else self._tie_P[example_P]
-        judged = answer_losses.judge(
+        judged = preference_losses.judge(
             model,
             None if self._reference_S is None else self._reference_S[answer_B],
             config,
@@ -101,7 +101,7 @@ class PreferenceObjective:
 
     def _counted(self, log_p_N: Tensor, labels_N: Tensor, answer_B: Tensor) -> Answers:
         log_p_BL = dense(log_p_N, labels_N, rows=len(answer_B), longest=self._longest)
-        return answer_losses.answers(log_p_BL, self._tokens_S[answer_B], self._shared_S[answer_B], self._config)
+        return preference_losses.answers(log_p_BL, self._tokens_S[answer_B], self._shared_S[answer_B], self._config)
 
     def _tell(self, reward_B: Tensor, model: Answers, desired_B: Tensor, weight_B: Tensor) -> None:
         """Report means of chosen or good answers and of rejected or bad ones, for metrics.jsonl; without ties."""
@@ -152,13 +152,13 @@ class KtoLook:
         answer_B = _answers(batch.labels_N, len(batch.rows_B))
         log_p_BL = dense(self._read(batch), batch.labels_N, rows=len(answer_B), longest=self._longest)
         tokens_B = self._tokens_S[answer_B]
-        model = answer_losses.answers(log_p_BL, tokens_B, tokens_B, self._objective._config)
+        model = preference_losses.answers(log_p_BL, tokens_B, tokens_B, self._objective._config)
         ratio_B = model.counted_B - self._reference_S[answer_B]
         return torch.stack([ratio_B.sum(), torch.ones_like(ratio_B).sum()])
 
     def take(self, sums: Tensor) -> None:
         """Set the reference point of the following losses."""
-        self._objective.baseline = preferences.kto_baseline(sums[0] / sums[1])
+        self._objective.baseline = preference_losses.kto_baseline(sums[0] / sums[1])
 
 
 def dense(log_p_N: Tensor, labels_N: Tensor, *, rows: int, longest: int) -> Tensor:

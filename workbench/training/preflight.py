@@ -18,7 +18,7 @@ from workbench.data.held_out_split import Splits
 from workbench.data.text import tokenized_set
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError
-from workbench.models import backbones, tiled_mlp
+from workbench.models import activation_recomputation, backbones
 from workbench.training import (
     activation_checkpointing,
     activation_offload,
@@ -98,7 +98,9 @@ def require_backbone(config: RunConfig, splits: Sequence[MeasuredExamples], task
 def _require_savings(config: TrainingSections, model: PreTrainedModel) -> None:
     """Refuse savings of memory that this backbone or this device does not support."""
     tokens = config.train.mlp_tile
-    reasons = map(tiled_mlp.refusal, anatomy.decoder_layers(model)) if isinstance(tokens, int) else ()
+    reasons = (
+        map(activation_recomputation.tiling_refusal, anatomy.decoder_layers(model)) if isinstance(tokens, int) else ()
+    )
     if reason := next(filter(None, reasons), None):
         raise ConfigError(f"train.mlp_tile={tokens}: {reason}. Write train.mlp_tile=auto.")
     if config.train.offload_activations is True and (reason := activation_offload.refusal(backbones.device())):

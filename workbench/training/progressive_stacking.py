@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from workbench.adapters.method import TrainHook
 from workbench.config.sections.grow_config import GrowConfig
 from workbench.errors import BackboneError, ConfigError, TrainingError
-from workbench.models import first_token, rerouting
+from workbench.models import classifier, forward_hooks
 from workbench.training import early_stopping, layer_and_token_drop
 from workbench.training.adapter_trainer import AdapterTrainer
 from workbench.training.checkpoints import Checkpointed
@@ -70,7 +70,9 @@ class ProgressiveStacking(Checkpointed):
         """
         if not self._config.is_on:
             return
-        first_token.widen(self._backbone)  # at first another block is the last one, and has to return every token
+        classifier.widen_last_block(
+            self._backbone
+        )  # at first another block is the last one, and has to return every token
         calls = layer_and_token_drop.survey(self._backbone, self._blocks)
         first = self._depth(0, 0.0)
         if not all(each.adds for each in calls[first:]):
@@ -80,7 +82,7 @@ class ProgressiveStacking(Checkpointed):
             )
         self._more = [each.more for each in calls]
         for number in range(first, len(self._blocks)):
-            rerouting.reroute(self._blocks[number], partial(self._forward, number, self._blocks[number].forward))
+            forward_hooks.reroute(self._blocks[number], partial(self._forward, number, self._blocks[number].forward))
 
     @contextmanager
     def during(self, step: int, share: float) -> Iterator[None]:
@@ -175,7 +177,7 @@ class ProgressiveStacking(Checkpointed):
         """The forward pass of a block, or its input."""
         if number < self._computed:
             return own(*arguments, **named)
-        return layer_and_token_drop.skipped(rerouting.hidden_of(arguments, named), self._more[number])
+        return layer_and_token_drop.skipped(forward_hooks.hidden_of(arguments, named), self._more[number])
 
 
 def require(config: GrowConfig, blocks: Sequence[nn.Module]) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from workbench.adapters.method import TrainHook
 from workbench.data.batching import Examples, Indices, MicroBatch
-from workbench.losses.drawn_labels import LabelDraws
-from workbench.losses.label_losses import LabelTap
+from workbench.losses.label_losses import LabelDraws, LabelTap
 from workbench.training.sampling.loss_based import ReferenceLosses
 from workbench.training.step_metrics import StepMeter
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from workbench.adapters.row_dropout import RowDraw, drawing
 from workbench.config import TrainingSections
 from workbench.data.batching import Indices, MicroBatch
-from workbench.models import forward_noise, rerouting
+from workbench.models import forward_hooks
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.layer_and_token_drop import LayerDrop, TokenDrop
@@ -111,9 +111,9 @@ class StepNoise:
     def install(self) -> None:
         """Install the noise in the backbone, which has to be in training mode."""
         freezer = self._freezer
-        forward_noise.install(freezer.backbone, freezer.blocks, self._config.regularise)
+        forward_hooks.install(freezer.backbone, freezer.blocks, self._config.regularise)
         for block in freezer.blocks:  # as an earlier training left them
-            rerouting.restore(block)
+            forward_hooks.restore(block)
         self.layer_drop.install()
         self.token_drop.install()
         self.stacking.install()

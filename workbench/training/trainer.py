@@ -21,7 +21,7 @@ from workbench.config import TrainingSections
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.data.prefetch import Prefetcher
 from workbench.errors import Stopped, TrainingError, WorkbenchError
-from workbench.models import backbones, cudnn_attention, fused_lora
+from workbench.models import attention_backend, backbones, fused_lora
 from workbench.runs.run_directory import Run
 from workbench.training import capacity, kernels, packing, row_losses, thread_choice
 from workbench.training.activation_checkpointing import ActivationKeeping
@@ -157,7 +157,7 @@ class Trainer:
             say(f"Training: {left:,} steps of {config.batch.size} {self.arrangement.in_words()}.")
             self.run.deadline.begin(member.progress.share)
         threads = thread_choice.chosen([member], self.tokens, self.freezer.backbone)
-        same = cudnn_attention.allowed([self.train.lengths])
+        same = attention_backend.cudnn_allowed([self.train.lengths])
         ahead: Prefetcher[MicroBatch] = Prefetcher(pin=self.device.type == "cuda")
         with closing(self.trackers), closing(ahead) as self.accumulation.ahead, threads, same:
             began = time.monotonic() - member.progress.elapsed_s

@@ -32,9 +32,9 @@ from workbench.data.text import decontamination
 from workbench.evaluation import classification_scores, frozen_features
 from workbench.evaluation.forward_passes import ModelResults, ResultStore
 from workbench.evaluation.frozen_features import FrozenProbe
-from workbench.losses.criterion import criterion
+from workbench.losses.class_losses import criterion
 from workbench.losses.label_losses import LabelTap, class_losses
-from workbench.models import backbones, classifier, row_readers
+from workbench.models import backbones, classifier
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.classifier import Classifier
 from workbench.recipes.single import row_difficulty
@@ -86,13 +86,13 @@ def prepare(config: RunConfig, *, choose: Choice | None = None) -> tuple[RowRead
         choose: The backbone's choice of training rows, where `data.select` asks for it; None: chance stands in.
     """
     classifier.require_known_form(config)
-    reader = row_readers.of_backbone(config)
+    reader = classifier.reader_of_backbone(config)
     if choose is not None and config.data.select.by_backbone:
         every = config.data.model_copy(update={"select": SelectConfig()})
         data = choose(reader, labelled_data.load(config.model_copy(update={"data": every}), reader))
     else:
         data = labelled_data.load(config, reader)
-    together = row_readers.augmented_together(data.train, config, reader)
+    together = classifier.augmented_together(data.train, config, reader)
     data = data._replace(train=training_rows(together, config, reader))
     train = sampled_rows(data.train, config)
     mixture.require_passes(train, config, total_steps(config, len(train)))

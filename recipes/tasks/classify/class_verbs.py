@@ -34,7 +34,7 @@ from workbench.data.text.quality.survey import SourceRows
 from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.evaluation import classification_scores, frozen_features, run_embedder
 from workbench.evaluation.forward_passes import ModelResults
-from workbench.models import classifier, exported, row_readers
+from workbench.models import classifier, exported
 from workbench.models.classifier import Classifier
 from workbench.models.reranker import Reranker
 from workbench.models.reward_model import RewardModel
@@ -172,8 +172,8 @@ def predict(
     run: Path, source: str, config: RunConfig, scoring: ModelResults | None = None
 ) -> tuple[pd.DataFrame, Sequence[str]]:
     """The saved classifier's predictions for every row of a file, whose labels are ignored, and rows left out."""
-    exported.require_saved(run, config, "classes.json", row_readers.file(config))
-    rows = row_readers.of_run(run, config).read(source, labelled=False)
+    exported.require_saved(run, config, "classes.json", classifier.reader_file(config))
+    rows = classifier.reader_of_run(run, config).read(source, labelled=False)
     model = classifier.load(run, config)
     encoded = labelled_data.encode(rows, model.reader, model.labels)
     outputs_NC = classification_scores.predict_outputs(model.model, model.outputs, encoded, scoring=scoring)
@@ -308,7 +308,7 @@ class NumberReference(Generic[S, R]):
 
 def survey(config: RunConfig, files: Sequence[RowFile]) -> list[SourceRows]:
     """The rows of each file as `data` reports them, with duplicates among those that train."""
-    reader = row_readers.of_backbone(config)
+    reader = classifier.reader_of_backbone(config)
     named = [each for each in files if each.title != "Held-out" or not config.crossvalidates]
     sources = [reader.read(each.data.train, limit=each.data.limit, columns=each.data.columns) for each in named]
     clusters = _clusters(config, reader, named, sources)

@@ -16,11 +16,7 @@ from workbench.data.labelled.records import NamedColumns, RowReader
 from workbench.data.rows import RawRow
 from workbench.errors import ConfigError, DataError
 from workbench.evaluation import classification_scores
-from workbench.evaluation.serving.served_models import (
-    Classified,
-    ClassModel,
-    Turns,
-)
+from workbench.evaluation.serving.served_models import Classified, ClassModel, Turns
 from workbench.models import classifier
 
 Row = str | dict[str, str]

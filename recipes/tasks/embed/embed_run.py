@@ -25,8 +25,7 @@ from workbench.evaluation import retrieval_scores
 from workbench.evaluation.forward_passes import ModelResults
 from workbench.models import backbones, embedder
 from workbench.models.backbones import Backbone
-from workbench.models.embedder import Embedder
-from workbench.models.embedding_objective import EmbeddingLoss
+from workbench.models.embedder import Embedder, EmbeddingLoss
 from workbench.recipes.single.single_run import Scored, SingleRun
 from workbench.runs import files
 from workbench.training import preflight

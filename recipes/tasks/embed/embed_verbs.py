@@ -27,7 +27,7 @@ from workbench.errors import DataError
 from workbench.evaluation import retrieval_scores
 from workbench.evaluation.forward_passes import ModelResults
 from workbench.evaluation.serving.served_models import Embedded, EmbeddingModel, Turns
-from workbench.losses.embedding_losses import leading
+from workbench.losses.ranking_losses import leading
 from workbench.models import backbones, embedder
 from workbench.models.embedder import Embedder
 from workbench.recipes.inspection import left_out

@@ -18,7 +18,7 @@ from workbench.data.batching import Indices
 from workbench.data.embedding.pair_set import PairSet
 from workbench.errors import FileError
 from workbench.evaluation import retrieval_scores
-from workbench.losses.embedding_losses import leading
+from workbench.losses.ranking_losses import leading
 from workbench.recipes.tasks.embed.embed_run import EmbedRun
 from workbench.runs import files
 from workbench.runs.run_directory import Run

@@ -18,7 +18,7 @@ from workbench.config.sections.prefer_config import BACKBONE, PreferConfig
 from workbench.data.batching import Indices
 from workbench.data.text.preference_pairs import PreferenceSet, answer_rows
 from workbench.errors import ConfigError
-from workbench.losses import answer_losses
+from workbench.losses import preference_losses
 from workbench.recipes.single import token_reference
 from workbench.recipes.single.token_reference import Reference, Wanted
 from workbench.runs.run_directory import Run
@@ -137,6 +137,6 @@ def _counted(
         for row, number in enumerate(range(start, start + len(log_p_BL))):
             log_p_BL[row, : count_S[number]] = -torch.from_numpy(losses[number].astype(np.float64))
         tokens_B, shared_B = torch.from_numpy(count_S[own]), torch.from_numpy(shared_S[own])
-        parts.append(answer_losses.answers(log_p_BL, tokens_B, shared_B, config))
+        parts.append(preference_losses.answers(log_p_BL, tokens_B, shared_B, config))
     counted, means = zip(*parts, strict=True)
     return torch.cat(counted).numpy(), torch.cat(means).numpy()

@@ -24,7 +24,7 @@ from workbench.data.held_out_split import Splits
 from workbench.evaluation import retrieval_scores, run_embedder
 from workbench.evaluation.forward_passes import ModelResults
 from workbench.evaluation.run_embedder import RunEmbedder
-from workbench.losses.embedding_losses import leading
+from workbench.losses.ranking_losses import leading
 from workbench.models import backbones, reranker
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.embedder import Embedder

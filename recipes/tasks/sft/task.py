@@ -12,7 +12,7 @@ from workbench import evaluation
 from workbench.config import RunConfig
 from workbench.data.text.row_encoder import row_encoder
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.losses.chunked import chunk_positions
+from workbench.losses.chunked_loss import chunk_positions
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel

@@ -39,8 +39,7 @@ from workbench.evaluation import GeneratedAnswer
 from workbench.evaluation.forward_passes import ModelResults, ResultStore
 from workbench.evaluation.perplexity import Floats, SummedLosses
 from workbench.losses import r_drop
-from workbench.losses.drawn_labels import LabelDraws
-from workbench.losses.label_losses import LabelTap, token_losses
+from workbench.losses.label_losses import LabelDraws, LabelTap, token_losses
 from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel

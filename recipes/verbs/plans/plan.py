@@ -19,9 +19,9 @@ from workbench.config.expansions import distill_expansion
 from workbench.config.sections.distill_config import STUDENT, OnPolicyConfig
 from workbench.config.sections.length_warm_up_config import LengthWarmUpConfig
 from workbench.errors import ConfigError
-from workbench.losses import few_parts
-from workbench.losses.chunked import planned_for
-from workbench.models import backbones, last_block
+from workbench.losses import chunked_loss
+from workbench.losses.chunked_loss import planned_for
+from workbench.models import backbones, output_heads
 from workbench.models.backbones import Loader
 from workbench.models.exported import ExportedModel
 from workbench.planning import stage_training, step_time
@@ -147,7 +147,7 @@ def _of_device(
     # Weights of rows change neither.
     config = plan_settings.untimed(config.model_copy(update={"data": config.data.unweighted}))
     own = plan_settings.of_one_device(config, devices, accelerated=accelerated)
-    whole = last_block.left_as_it_is(_cuts(config))
+    whole = output_heads.whole_last_block(_cuts(config))
     with ExitStack() as inside:
         copies = inside.enter_context(activation_offload.planned(accelerated))
         inside.enter_context(planned_for(memory if elsewhere else None))
@@ -239,7 +239,7 @@ def longest_row(config: RunConfig, *, memory: int | None = None, elsewhere: bool
     config = streamed_rows.local(config)
     _require_known(config, 1)
     accelerated = elsewhere or backbones.device().type != "cpu"
-    with few_parts.few():
+    with chunked_loss.few_parts():
         return longest_rows.find(config, partial(of_row, memory=memory, elsewhere=elsewhere), accelerated=accelerated)
 
 

@@ -12,9 +12,9 @@ from workbench.config import RunConfig
 from workbench.config.model_heads import ModelHead
 from workbench.data.batching import Examples, first_rows
 from workbench.errors import ConfigError
-from workbench.models import adapter_sizes
-from workbench.models.adapter_sizes import AdapterSize
+from workbench.models import model_sizes
 from workbench.models.backbones import Backbone
+from workbench.models.model_sizes import AdapterSize
 from workbench.planning.dry_run import OPTIMIZER, DryRun
 from workbench.planning.dry_trainings import Training
 from workbench.planning.model_contents import contents
@@ -55,7 +55,7 @@ def parts(
     below = config.freeze.never(len(fit.freezer.blocks))
     return DryRunParts(
         backbone=backbone,
-        size=adapter_sizes.predict(config.model, config.adapter, task=task, below=below),
+        size=model_sizes.predict(config.model, config.adapter, task=task, below=below),
         training=fit,
         dry_run=dry,
         work=replace(

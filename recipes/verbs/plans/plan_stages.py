@@ -11,7 +11,7 @@ from typing import Protocol
 
 from workbench.config import RunConfig
 from workbench.config.sections.distributed_config import DistributedConfig
-from workbench.models import last_block
+from workbench.models import output_heads
 from workbench.planning.plan import Plan
 from workbench.planning.step_time import Measure, Measured, StepWork
 from workbench.training.distributed import pipeline
@@ -44,7 +44,7 @@ def fullest(config: RunConfig, make: MakePlan, *, devices: int) -> Plan:
             planned.append(make(config, devices=devices))
     batch = config.batch.model_copy(update={"tokens_per_device": planned[0].tokens_per_device})
     alone = config.model_copy(update={"batch": batch, "distributed": DistributedConfig()})
-    with last_block.left_as_it_is(True):
+    with output_heads.whole_last_block(True):
         whole = make(alone, devices=max(1, devices // stages))
     most = max(planned, key=lambda each: each.peak)
     slowest = max(each.dry_run.flops_per_token for each in planned)

@@ -15,7 +15,7 @@ from tests.conftest import FAMILIES, tiny
 from workbench import adapters
 from workbench.adapters import METHODS, DeepPrompt, Method, Prefix, Prompt, PTuning
 from workbench.errors import BackboneError, ConfigError
-from workbench.models import output_heads, weight_storage
+from workbench.models import output_heads, weight_formats
 
 T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 WORDS = torch.tensor([[33, 44, 55]])
@@ -147,7 +147,7 @@ def test_virtual_tokens_have_the_precision_that_is_computed_in(
 ) -> None:
     llama.to(stored)  # type: ignore[arg-type]
     exact = attach(copy.deepcopy(llama).float(), config)
-    weight_storage.compute_in(llama, torch.float32)
+    weight_formats.compute_in(llama, torch.float32)
     bare = copy.deepcopy(llama)
     model = attach(llama, config)
     torch.testing.assert_close(logits(model), logits(exact), rtol=1e-4, atol=1e-5)

@@ -26,7 +26,7 @@ from tests.conftest import tiny
 from workbench import adapters, losses
 from workbench.adapters import BitFit, LastLayers, LayerNorm, LinearProbe, Method
 from workbench.errors import ConfigError
-from workbench.models import output_heads, quantisation, weight_storage
+from workbench.models import output_heads, weight_formats
 from workbench.training import activation_checkpointing
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -197,7 +197,7 @@ def test_copies_over_half_precision_weights_train_in_float32() -> None:
     for config in METHODS.values():
         reference = _disturb(_attach(tiny("Phi").bfloat16().float(), config))
         stored = tiny("Phi").bfloat16()
-        weight_storage.compute_in(stored, torch.float32)
+        weight_formats.compute_in(stored, torch.float32)
         model = _disturb(_attach(stored.requires_grad_(False), config))
         torch.testing.assert_close(_logits(model), _logits(reference))
         found = _gradients(model, model(input_ids=IDS, labels=IDS).loss)
@@ -211,7 +211,7 @@ def test_biases_of_quantised_layers(weights: str, tmp_path: Path) -> None:
     four = weights == "nf4"
     quantised = BitsAndBytesConfig(load_in_4bit=four, load_in_8bit=not four, bnb_4bit_quant_type="nf4")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "base", quantization_config=quantised, device_map="cpu")
-    quantisation.settle(loaded, torch.float32)
+    weight_formats.settle(loaded, torch.float32)
     before = _logits(loaded)
     model = _attach(loaded.requires_grad_(False), BitFit())
     assert torch.equal(_logits(model), before)
@@ -259,7 +259,7 @@ def test_adapters_live_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_the_chunked_loss_reaches_a_tied_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.import_module("workbench.losses.chunked"), "CHUNK_ELEMENTS", 3 * 64)
+    monkeypatch.setattr(importlib.import_module("workbench.losses.chunked_loss"), "CHUNK_ELEMENTS", 3 * 64)
     base = tiny("Llama", tie_word_embeddings=True).requires_grad_(False)
     embedding = base.get_input_embeddings().weight.clone()
     model = _disturb(_attach(base, LinearProbe()))

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.run_files import read_scores
 from workbench.errors import ConfigError, FileError
 from workbench.models import exported
-from workbench.models.exporting import hub
+from workbench.models.exporting import card
 from workbench.recipes.verbs import export as export_verb
 from workbench.recipes.verbs.export import TARGETS, export
 from workbench.runs import run_directory
@@ -227,7 +227,7 @@ def test_nothing_is_pushed_unless_it_is_asked_for(
     save_run: SaveRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, asked = save_run(), []
-    monkeypatch.setattr(hub, "push", lambda folder, name: asked.append((folder, name)) or "https://hub/me/mine")
+    monkeypatch.setattr(card, "push_to_hub", lambda folder, name: asked.append((folder, name)) or "https://hub/me/mine")
     assert export(run, to="peft", out=tmp_path / "kept").pushed is None and not asked
     assert export(run, to="peft", out=tmp_path / "out", push="me/mine").pushed == "https://hub/me/mine"
     assert asked == [(tmp_path / "out", "me/mine")]

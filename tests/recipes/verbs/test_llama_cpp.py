@@ -17,7 +17,7 @@ from workbench import evaluation
 from workbench.data.starter import FOLDER
 from workbench.models import exported
 from workbench.models.exported import ExportedModel
-from workbench.models.exporting import gguf_model, gguf_tokenizer
+from workbench.models.exporting import gguf_files
 from workbench.recipes.verbs.export import export
 from workbench.runs import run_directory
 
@@ -97,20 +97,22 @@ def test_a_byte_level_vocabulary_answers_as_the_run(save_run: SaveRun, tmp_path:
     _compare(run, _llama(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("rule", gguf_tokenizer.WORD_RULES)
+@pytest.mark.parametrize("rule", gguf_files.WORD_RULES)
 def test_words_are_cut_as_the_tokenizer_cuts_them(rule: str, tmp_path: Path) -> None:
     """The starter's vocabulary with the rule of each family that has a name in llama.cpp."""
     content = json.loads((FOLDER / "tokenizer.json").read_text())
     steps = [{"add_prefix_space": False, "trim_offsets": True, **step} if step["type"] == "ByteLevel" else
              {"behavior": "Isolated", "invert": False, **step} if step["type"] == "Split" else step
-             for step in gguf_tokenizer.WORD_RULES[rule]]  # fmt: skip
+             for step in gguf_files.WORD_RULES[rule]]  # fmt: skip
     content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<|endoftext|>", eos_token="<|endoftext|>"
     )
     model = tiny("Llama", vocab_size=6144)
-    gguf_model.write(model, tokenizer, tmp_path / "model.gguf", template="{{ 1 }}", stop=[0], bos=False, name=rule)
+    gguf_files.write_model(
+        model, tokenizer, tmp_path / "model.gguf", template="{{ 1 }}", stop=[0], bos=False, name=rule
+    )
     found = _llama(tmp_path, vocab_only=True)
     draw = random.Random(0)
     letters = "aeinrstTHE 0123456789  \n\n\t.,!?'\"-_()éß漢字😀"

@@ -18,7 +18,7 @@ from workbench.cli import check_output, render
 from workbench.config import ModelConfig, RunConfig
 from workbench.errors import ConfigError
 from workbench.evaluation.perplexity import Agreement
-from workbench.models.adapter_sizes import AdapterSize, SizeTable
+from workbench.models.model_sizes import AdapterSize, SizeTable
 from workbench.recipes import shipped
 from workbench.recipes.verbs.check import check
 from workbench.recipes.verbs.merge import Merged

@@ -35,8 +35,8 @@ from workbench.distillation import class_distillation, teacher_sources
 from workbench.distillation.class_distillation import TeacherOutputs, examples, soft_criterion, with_teacher
 from workbench.errors import ConfigError, DataError, Stopped
 from workbench.evaluation import classification_scores
-from workbench.losses.criterion import Objective, criterion
-from workbench.models import classifier, row_readers
+from workbench.losses.class_losses import Objective, criterion
+from workbench.models import classifier
 from workbench.recipes.over import crossval, crossval_verbs, distill_classes
 from workbench.recipes.tasks.classify import class_run
 from workbench.runs import files, run_directory
@@ -166,7 +166,7 @@ def ask(tmp_path: Path, sections: Callable[..., dict[str, Any]]) -> Callable[...
     def said(teacher: Any, *, distill: Any = (), **changed: Any) -> tuple[TeacherOutputs, Any]:
         config = asked_config(sections(**changed), teacher, **dict(distill))
         base = distill_expansion.as_plain_run(config)
-        reader = row_readers.of_backbone(base)
+        reader = classifier.reader_of_backbone(base)
         data = rows_of.load(base, reader)
         source = teacher_sources.find(config.distill.teacher, config.model)
         extra = distill_classes.prepare(config, base, source, data, reader)

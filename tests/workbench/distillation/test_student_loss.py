@@ -77,7 +77,7 @@ def test_a_teacher_on_the_same_backbone_takes_no_more_memory_than_labels_alone(
     assert teacher.shared
     fused_lora.fuse(student.model)
     chunk = student.head.vocabulary * len(batch.labels_N)
-    monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(sys.modules["workbench.losses.chunked_loss"], "CHUNK_ELEMENTS", chunk)
     monkeypatch.setattr(student_loss, "CPU_ARRAYS", getattr(student_loss, factor))
     config = DistillConfig.model_validate({"loss": divergence, "alpha": 0.8})
     alone = _peak(student, next_token_loss(student.model, student.head), batch)

@@ -33,7 +33,7 @@ from workbench.evaluation.frozen_features import (
     probe,
     probe_losses,
 )
-from workbench.models import backbones, classifier, row_readers
+from workbench.models import backbones, classifier
 from workbench.recipes.verbs import features
 
 
@@ -43,7 +43,7 @@ def config(model: str, train: str, **data: object) -> RunConfig:
 
 
 def read(config: RunConfig, rows: int) -> tuple[classifier.Classifier, labelled_data.LabelledSet]:
-    reader = row_readers.of_backbone(config)
+    reader = classifier.reader_of_backbone(config)
     data = labelled_data.load(config, reader)
     backbone = backbones.load(config.model, reader.tokenizer, task=classifier.task(data.labels, seed=0)).model
     return classifier.classification_model(backbone, backbone, reader, data.labels), data.train.subset(np.arange(rows))
@@ -159,7 +159,7 @@ def texts() -> tuple[ModelConfig, RowReader, LabelledSet]:
     model = {"id": str(STORIES), "weights": "float32"}
     values = {"recipe": "classify", "model": model, "data": {"train": "starter/banking77_train.csv"}}
     config = RunConfig.model_validate(values)
-    reader = row_readers.of_backbone(config)
+    reader = classifier.reader_of_backbone(config)
     return config.model, reader, load(config, reader).train.subset(np.arange(24))
 
 
@@ -223,7 +223,7 @@ def test_other_weights_precision_or_preparation_are_kept_apart(cache: Path, tmp_
                 "image": {"size": size},
             }
         )
-        return frozen_features._store(config.model, row_readers.of_backbone(config)).folder.name
+        return frozen_features._store(config.model, classifier.reader_of_backbone(config)).folder.name
 
     names = [name(), name(weights="bfloat16"), name(size=2 * SIZE)]
     assert name() == names[0]
@@ -259,7 +259,7 @@ def config_frozen_probe(**evaluate: object) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def rows() -> tuple[RowReader, LabelledSet, LabelledSet]:
-    reader = row_readers.of_backbone(config_frozen_probe())
+    reader = classifier.reader_of_backbone(config_frozen_probe())
     data = load(config_frozen_probe(), reader)
     return reader, data.train.subset(np.arange(0, 1600, 20)), data.held_out.subset(np.arange(0, 400, 10))
 

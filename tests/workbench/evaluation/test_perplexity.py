@@ -65,7 +65,7 @@ def _head(weight: torch.Tensor) -> Head:
 @torch.no_grad()
 def test_equals_the_divergence_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     # Several pieces, the last one smaller.
-    monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", 4 * 7 * 3)
+    monkeypatch.setattr(sys.modules["workbench.losses.chunked_loss"], "CHUNK_ELEMENTS", 4 * 7 * 3)
     torch.manual_seed(0)
     a, b = _head(torch.randn(7, 4)), _head(torch.randn(7, 4))
     hidden_a, hidden_b = torch.randn(11, 4), torch.randn(11, 4)

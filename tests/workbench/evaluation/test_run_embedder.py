@@ -23,10 +23,10 @@ from workbench.data.folds import duplicates
 from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
 from workbench.evaluation import retrieval_scores, run_embedder
 from workbench.evaluation.run_embedder import RunEmbedder
-from workbench.models import backbones, embedder, row_readers
+from workbench.models import backbones, classifier, embedder
+from workbench.recipes.answers.serve import predict
 from workbench.recipes.load import load
 from workbench.recipes.over import crossval_verbs
-from workbench.recipes.verbs.generate import predict
 from workbench.runs import run_directory, trust
 from workbench.runs.trust import Trust
 
@@ -119,7 +119,7 @@ def test_duplicates_are_those_of_the_embedder_and_check_says_so(home: Path, taug
         config = load("crossval/quickstart", words_of(home, *own))
         notes = crossval_verbs.inspect(config).notes
         assert any(each.startswith(f"Near-duplicates have like embeddings of {run} (") for each in notes)
-        reader = row_readers.of_backbone(config)
+        reader = classifier.reader_of_backbone(config)
         source = reader.read(str(home / "train.jsonl"))
         found = duplicates.joined(
             reader.duplicates([source]), run_embedder.of_sources(config, reader)([source]), threshold=0.9

@@ -10,14 +10,30 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.nn import functional as F
 
+from workbench.config.sections.classes_config import ClassesConfig
 from workbench.losses import class_losses
+from workbench.losses.class_losses import criterion
+
+LOGITS_CRITERION = torch.randn(6, 3)
+HOT = F.one_hot(torch.tensor([0, 1, 2, 2, 0, 2]), 3).float()
+WEIGHTS = torch.tensor([1.0, 0.5, 2.0, 1.0, 0.25, 3.0])
+
 
 torch.manual_seed(0)
+
+
 LOGITS = torch.randn(6, 4, dtype=torch.float64).float()
+
+
 LABELS = torch.tensor([0, 3, 1, 1, 2, 0])
+
+
 HARD = F.one_hot(LABELS, 4).float()
+
+
 ONES = torch.ones(6)
 
 
@@ -115,3 +131,46 @@ def test_effective_numbers_written_again() -> None:
     scale = sum(counts) / sum(w * n for w, n in zip(raw, counts, strict=True))
     found = class_losses.class_weights(torch.tensor(counts), scheme="effective", beta=beta)
     assert found.tolist() == pytest.approx([w * scale for w in raw], rel=1e-5)
+
+
+def loss(targets: Tensor, weights: Tensor = WEIGHTS, logits: Tensor = LOGITS_CRITERION, **settings: Any) -> Tensor:
+    objective = criterion(ClassesConfig.model_validate(settings), targets)
+    return objective(logits, torch.cat([weights[:, None], targets], dim=1), 1 / 6)
+
+
+def test_one_class_is_weighted_cross_entropy() -> None:
+    each = F.cross_entropy(LOGITS_CRITERION, HOT.argmax(1), reduction="none")
+    torch.testing.assert_close(loss(HOT), (each * WEIGHTS).sum() / 6)
+    smooth = F.cross_entropy(LOGITS_CRITERION, HOT.argmax(1), reduction="none", label_smoothing=0.1)
+    torch.testing.assert_close(loss(HOT, smoothing=0.1), (smooth * WEIGHTS).sum() / 6)
+
+
+def test_logit_adjustment_adds_the_log_frequencies() -> None:
+    moved = LOGITS_CRITERION + 1.5 * torch.tensor([2 / 6, 1 / 6, 3 / 6]).log()
+    torch.testing.assert_close(loss(HOT, logit_adjustment=1.5), loss(HOT, logits=moved))
+
+
+def test_several_classes_are_questions_of_their_own() -> None:
+    targets = torch.tensor([[1.0, 1, 0], [0, 0, 0], [1, 0, 1], [0, 1, 0], [1, 1, 1], [0, 0, 1]])
+    each = F.binary_cross_entropy_with_logits(LOGITS_CRITERION, targets * 0.8 + 0.1, reduction="none").sum(1)
+    torch.testing.assert_close(loss(targets, kind="several", smoothing=0.2), (each * WEIGHTS).sum() / 6)
+
+
+def test_numbers() -> None:
+    targets = torch.tensor([[0.5], [1.0], [-2.0], [0.0], [0.1], [3.0]])
+    wanted = ((LOGITS_CRITERION[:, 0] - targets[:, 0]) ** 2 * WEIGHTS).sum() / 6
+    torch.testing.assert_close(loss(targets, logits=LOGITS_CRITERION[:, :1], kind="number"), wanted)
+
+
+@pytest.mark.parametrize("settings", [{"gamma": 2.0}, {"smoothing": 0.1}, {"kind": "several", "gamma": 1.0}])
+def test_a_weight_counts_like_repeated_rows_and_parts_add_up(settings: dict[str, Any]) -> None:
+    config = ClassesConfig.model_validate(settings)
+    objective = criterion(config, HOT)
+    rows = torch.cat([torch.tensor([1.0, 2, 3, 1, 1, 2])[:, None], HOT], dim=1)
+    repeats = torch.tensor([0, 1, 1, 2, 2, 2, 3, 4, 5, 5])
+    ones = torch.cat([torch.ones(10, 1), HOT[repeats]], dim=1)
+    whole = objective(LOGITS_CRITERION, rows, 0.5)
+    torch.testing.assert_close(whole, objective(LOGITS_CRITERION[repeats], ones, 0.5))
+    torch.testing.assert_close(
+        whole, objective(LOGITS_CRITERION[:2], rows[:2], 0.5) + objective(LOGITS_CRITERION[2:], rows[2:], 0.5)
+    )

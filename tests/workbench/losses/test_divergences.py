@@ -18,10 +18,12 @@ from workbench.losses.divergences import (
     sampled_forward_kl,
     scaled,
     top_k_and_rest,
+    universal,
 )
 from workbench.planning.counters import LiveBytes
 
 BETA, SKEW, T = 0.3, 0.1, 1.7
+T_UNIVERSAL_LOGIT = 1.7
 
 
 def _kl(p: Sequence[float], q: Sequence[float]) -> float:
@@ -41,6 +43,8 @@ DEFINED: dict[str, Callable[[list[float], list[float]], float]] = {
     "skew_reverse_kl": lambda p, q: T**2 * _kl(q, _mix(1 - SKEW, p, q)),
     "total_variation": lambda p, q: T * sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2,
 }
+
+
 each = pytest.mark.parametrize("name", DEFINED)
 
 
@@ -155,8 +159,6 @@ def test_low_precision_is_widened() -> None:
     assert torch.equal(log_probs(logits.bfloat16(), T), log_probs(logits.bfloat16().float(), T))
 
 
-# Some tokens, and all others as one event.
-
 IDS = torch.tensor([[4, 0, 7], [1, 2, 8]])
 
 
@@ -212,9 +214,6 @@ def test_coarse_of_others_that_are_ruled_out(name: str) -> None:
     assert gradient.isfinite().all() and gradient[:, :2].all() and not gradient[:, 2:].any()
 
 
-# Draws.
-
-
 def test_draws_estimate_forward_kl_without_bias() -> None:
     """The mean over all pairs of draws, each as often as it comes, is the divergence itself; so is its gradient."""
     student, teacher = _student(1, 4), log_probs(random_logits(1, 4), 1)
@@ -245,3 +244,60 @@ def test_no_draw_does_not_count() -> None:
     weights, entropy = torch.tensor([[0.5, 0.2, 0.3], [0.4, 0.6, 0.0]]).double(), torch.tensor([-1.0, -0.5]).double()
     value = sampled_forward_kl(log_probs(student.masked_fill(ruled_out, -torch.inf), T), IDS, weights, entropy)
     assert value.isfinite() and torch.autograd.grad(value, student)[0].isfinite().all()
+
+
+def _probabilities(logits: list[float]) -> list[float]:
+    raised = [math.exp(logit / T_UNIVERSAL_LOGIT) for logit in logits]
+    return sorted((each / sum(raised) for each in raised), reverse=True)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(5, 5), (4, 7), (7, 4)])
+def test_equals_its_definition_universal_logit(ours: int, theirs: int) -> None:
+    student, teacher = random_logits(3, ours, seed=1), random_logits(3, theirs)
+    wanted = 0.0
+    for q, p in zip(student.tolist(), teacher.tolist(), strict=True):
+        q, p = _probabilities(q), _probabilities(p)
+        size = max(ours, theirs)
+        wanted += sum(abs(a - b) for a, b in zip(q + [0] * (size - ours), p + [0] * (size - theirs), strict=True))
+    assert float(universal(student, teacher, temperature=T_UNIVERSAL_LOGIT)) == pytest.approx(
+        T_UNIVERSAL_LOGIT * wanted, rel=1e-12
+    )
+
+
+def test_gradient_universal_logit() -> None:
+    student, teacher = random_logits(3, 5, seed=1).requires_grad_(), random_logits(3, 7)
+    assert torch.autograd.gradcheck(lambda logits: universal(logits, teacher, temperature=T_UNIVERSAL_LOGIT), student)
+
+
+def test_which_token_it_is_does_not_matter() -> None:
+    student, teacher = random_logits(3, 5, seed=1), random_logits(3, 7)
+    wanted = universal(student, teacher, temperature=T_UNIVERSAL_LOGIT)
+    torch.testing.assert_close(universal(student[:, [3, 0, 4, 1, 2]], teacher, temperature=T_UNIVERSAL_LOGIT), wanted)
+    torch.testing.assert_close(
+        universal(student, teacher[:, [6, 0, 2, 5, 1, 3, 4]], temperature=T_UNIVERSAL_LOGIT), wanted
+    )
+
+
+def test_tokens_without_mass_do_not_matter() -> None:
+    student, teacher = random_logits(3, 5, seed=1), random_logits(3, 5)
+    more = torch.cat([torch.full((3, 4), -torch.inf), teacher], 1)
+    torch.testing.assert_close(
+        universal(student, more, temperature=T_UNIVERSAL_LOGIT),
+        universal(student, teacher, temperature=T_UNIVERSAL_LOGIT),
+    )
+
+
+def test_zero_where_they_agree() -> None:
+    student = random_logits(3, 5).requires_grad_()
+    value = universal(student, student.detach().clone(), temperature=T_UNIVERSAL_LOGIT)
+    (gradient,) = torch.autograd.grad(value, student)
+    torch.testing.assert_close(
+        (value, gradient), (torch.zeros_like(value), torch.zeros_like(gradient)), atol=1e-14, rtol=0
+    )
+    assert universal(student, random_logits(3, 5, seed=1), temperature=T_UNIVERSAL_LOGIT) > 0.1
+
+
+def test_the_gradients_size_does_not_depend_on_the_temperature_universal_logit() -> None:
+    student, teacher = random_logits(3, 5, seed=1).requires_grad_(), random_logits(3, 5)
+    at = {t: torch.autograd.grad(universal(student, teacher, temperature=t), student)[0] for t in (50.0, 200.0)}
+    assert float((at[50.0] - at[200.0]).norm() / at[200.0].norm()) < 0.05

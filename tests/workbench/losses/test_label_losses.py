@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from workbench.config.sections.classes_config import ClassesConfig
-from workbench.losses.criterion import criterion
+from workbench.losses.class_losses import criterion
 from workbench.losses.label_losses import LabelTap, class_losses, token_losses
 from workbench.losses.next_token import NO_LABEL, next_token
 

@@ -20,7 +20,7 @@ from workbench.planning.counters import LiveBytes
 def test_loss_and_gradients_equal_the_whole(
     monkeypatch: pytest.MonkeyPatch, rows_per_chunk: int, head_trains: bool
 ) -> None:
-    monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", 13 * rows_per_chunk)
+    monkeypatch.setattr(sys.modules["workbench.losses.chunked_loss"], "CHUNK_ELEMENTS", 13 * rows_per_chunk)
     torch.manual_seed(0)
     head = nn.Linear(8, 13, dtype=torch.float64).requires_grad_(head_trains)
     hidden = torch.randn(10, 8, dtype=torch.float64, requires_grad=True)

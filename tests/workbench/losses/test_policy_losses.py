@@ -1,8 +1,9 @@
-"""Losses of a policy equal their formulas, written out for each token of each answer."""
+"""Advantages equal their formulas, written out for each answer."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from typing import Any
 
 import pytest
@@ -13,10 +14,50 @@ from workbench.config.sections.reinforce_config import Normalise
 from workbench.losses import policy_losses
 from workbench.losses.policy_losses import policy_loss
 
+REWARDS = [[1.0, 0.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5], [-2.0, 3.0, 0.25, 1.0]]
+REWARD = torch.tensor(REWARDS, dtype=torch.float64)
 LENGTHS, LONGEST = [3, 1, 4], 6
 MASK = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
 LOW, HIGH = 0.2, 0.3
 NORMALISE: tuple[Normalise, ...] = ("answer", "token", "constant", "whole")
+
+
+def test_of_group_and_leave_one_out_equal_their_formulas() -> None:
+    plain, scaled = (policy_losses.group_advantages(REWARD, scaled=each).tolist() for each in (False, True))
+    alone = policy_losses.leave_one_out(REWARD).tolist()
+    for row, rewards in enumerate(REWARDS):
+        mean, spread = statistics.mean(rewards), statistics.stdev(rewards)
+        for at, reward in enumerate(rewards):
+            assert plain[row][at] == pytest.approx(reward - mean, abs=1e-12)
+            assert scaled[row][at] == pytest.approx((reward - mean) / (spread + 1e-4), abs=1e-12)
+            others = [*rewards[:at], *rewards[at + 1 :]]
+            assert alone[row][at] == pytest.approx(reward - statistics.mean(others), abs=1e-12)
+
+
+def test_a_group_without_a_difference_teaches_nothing() -> None:
+    assert policy_losses.all_rewards_equal(REWARD).tolist() == [False, True, False]
+    for found in (policy_losses.group_advantages(REWARD, scaled=True), policy_losses.leave_one_out(REWARD)):
+        assert found[1].abs().max() == 0
+
+
+def test_whitened_over_all_tokens() -> None:
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    value = torch.tensor([[1.0, 2.0, 99.0], [4.0, 99.0, 99.0]], dtype=torch.float64)
+    mean, spread = 7 / 3, statistics.pstdev([1.0, 2.0, 4.0])
+    wanted = [[(1 - mean) / (spread + 1e-4), (2 - mean) / (spread + 1e-4), 0], [(4 - mean) / (spread + 1e-4), 0, 0]]
+    torch.testing.assert_close(policy_losses.whitened(value, mask), torch.tensor(wanted, dtype=torch.float64))
+    assert policy_losses.whitened(torch.full((1, 3), 2.0), torch.ones(1, 3, dtype=torch.bool)).abs().max() == 0
+
+
+def test_to_come_adds_what_follows() -> None:
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    found = policy_losses.returns_to_come(torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 99.0]]), mask)
+    assert found.tolist() == [[7.0, 6.0, 4.0], [3.0, 2.0, 0.0]]
+
+
+def test_long_answers_are_punished_in_a_straight_line() -> None:
+    tokens = torch.tensor([0, 60, 80, 90, 100])
+    assert policy_losses.overlong_penalty(tokens, limit=100, buffer=20).tolist() == [0, 0, 0, -0.5, -1]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from workbench.config.sections.classes_config import ClassesConfig, Kind
 from workbench.losses import r_drop
-from workbench.losses.criterion import criterion
+from workbench.losses.class_losses import criterion
 from workbench.losses.next_token import NO_LABEL, next_token
 
 HEAD_VD = torch.randn(7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -13,7 +13,7 @@ from workbench.losses import token_log_probs
 
 @pytest.fixture(params=[1, 3, 100])
 def rows_per_chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["workbench.losses.chunked"], "CHUNK_ELEMENTS", 13 * request.param)
+    monkeypatch.setattr(sys.modules["workbench.losses.chunked_loss"], "CHUNK_ELEMENTS", 13 * request.param)
 
 
 @pytest.mark.usefixtures("rows_per_chunk")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -13,16 +14,23 @@ from safetensors import safe_open
 from transformers import AutoConfig, PretrainedConfig
 
 from tests.conftest import T5_SIZES, tiny
+from tests.vision_backbones import save_vision
 from workbench.config import ModelConfig
 from workbench.data.starter import FOLDER
 from workbench.errors import BackboneError, ConfigError
 from workbench.models import backbones
+from workbench.models.backbones import loading_errors
 from workbench.schema import parse
 
 CPU = torch.device("cpu")
 STORED = "computed in float32: this device has no bfloat16 units"
 EMULATED = "bfloat16 products are emulated on this device"
 VANISHING = "float16 products are slow on a CPU, and gradients below 6e-8 vanish: model.compute=float32 is safer"
+EXHAUSTED = [
+    MemoryError(),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried"),
+]
 
 
 def _load(**section: Any) -> backbones.Backbone:
@@ -271,3 +279,40 @@ def test_code_that_comes_with_a_backbone_does_not_run(stories: str, tmp_path: Pa
 def test_the_starter_is_found_by_name() -> None:
     assert backbones.hub_config(ModelConfig()).model_type == "llama"
     assert len(backbones.tokenizer(ModelConfig())) == json.loads((FOLDER / "config.json").read_text())["vocab_size"]
+
+
+@pytest.mark.parametrize("error", EXHAUSTED, ids=lambda error: type(error).__name__)
+def test_exhausted_memory_is_no_damaged_file(error: Exception, stories: str) -> None:
+    with (
+        pytest.raises(BackboneError, match=r"memory is exhausted\. End other programs, write model\.weights=nf4"),
+        loading_errors(ModelConfig(id=stories), "weights", "*.safetensors"),
+    ):
+        raise error
+
+
+def test_other_errors_over_a_whole_folder_are_damage(stories: str) -> None:
+    with (
+        pytest.raises(BackboneError, match=r"damaged weights \(ValueError: header too large\)"),
+        loading_errors(ModelConfig(id=stories), "weights", "*.safetensors"),
+    ):
+        raise ValueError("header too large")
+
+
+def test_digests_follow_the_weights_and_nothing_else(tmp_path: Path) -> None:
+    model = ModelConfig(id=save_vision(tmp_path, "ViT"))
+    before = backbones.file_digests(model)
+    (Path(model.id) / "notes.md").write_text("read me")
+    assert backbones.file_digests(model) == before
+    weights = Path(model.id) / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(bytes(content))
+    changed = {name for name, digest in backbones.file_digests(model).items() if before[name] != digest}
+    assert changed == {f"{model.id}/model.safetensors"}
+
+
+def test_weights_are_here_or_would_have_to_be_fetched(tmp_path: Path) -> None:
+    model = ModelConfig(id=save_vision(tmp_path, "ViT"))
+    assert backbones.weights_are_local(model) and backbones.weights_are_local(ModelConfig())
+    (Path(model.id) / "model.safetensors").unlink()
+    assert not backbones.weights_are_local(model) and not backbones.weights_are_local(ModelConfig(id="nobody/nothing"))

@@ -10,9 +10,9 @@ from bitsandbytes.nn import Linear4bit, Linear8bitLt
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from workbench.models import quantisation
+from workbench.models import weight_formats
 from workbench.models.fused_lora import FusedLoraLinear, FusedQuantisedLora, fuse
-from workbench.models.weight_storage import compute_in
+from workbench.models.weight_formats import compute_in
 
 
 def _peft(dtype: torch.dtype = torch.float64, **options: object) -> nn.Module:
@@ -98,7 +98,7 @@ def _quantised(weights: str, compute: torch.dtype, **options: object) -> nn.Modu
         )
         packed.load_state_dict(plain.state_dict())
         setattr(model, name, packed.to("cpu"))
-    quantisation.settle(model, compute)
+    weight_formats.settle(model, compute)
     model.requires_grad_(False)
     model.is_loaded_in_8bit, model.is_loaded_in_4bit = weights == "int8", weights != "int8"
     adapted = get_peft_model(model, LoraConfig(r=3, lora_alpha=7, target_modules=["first", "second"], **options))
@@ -111,7 +111,7 @@ def _quantised(weights: str, compute: torch.dtype, **options: object) -> nn.Modu
 @pytest.mark.nightly(but="each value once")
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"lora_dropout": 0.5}])
 @pytest.mark.parametrize("compute", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("weights", quantisation.FORMATS)
+@pytest.mark.parametrize("weights", weight_formats.FORMATS)
 def test_over_quantised_weights_equals_peft(weights: str, compute: torch.dtype, options: dict[str, object]) -> None:
     plain = _quantised(weights, compute, **options)
     fused = copy.deepcopy(plain)
@@ -129,7 +129,7 @@ def test_over_quantised_weights_equals_peft(weights: str, compute: torch.dtype, 
         torch.testing.assert_close(one, other, rtol=error, atol=error * float(other.abs().max()))
 
 
-@pytest.mark.parametrize("weights", quantisation.FORMATS)
+@pytest.mark.parametrize("weights", weight_formats.FORMATS)
 def test_evaluation_over_quantised_weights_is_that_of_an_unfused_layer(weights: str) -> None:
     """8-bit layers evaluate by a product of integers, which a run that loads what was saved does too."""
     plain = _quantised(weights, torch.float32)

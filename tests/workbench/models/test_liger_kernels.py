@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from tests.conftest import tiny
 from tests.triton_interpreter import interpreted
 from workbench.adapters import METHODS, Lora, attach
-from workbench.models import fused_lora, liger_kernels, recomputation
+from workbench.models import activation_recomputation, fused_lora, liger_kernels
 from workbench.models.liger_kernels import OUTLINES, GatedMlp, GemmaNorm, LlamaNorm
 from workbench.training.activation_checkpointing import keep
 
@@ -215,9 +215,9 @@ def test_activations_that_are_computed_again(way: Any, kernels: None) -> None:
 
 def test_where_operations_are_noted_kernels_stand_back() -> None:
     seen = []
-    recomputation.recomputing_elementwise(lambda: seen.append(recomputation.is_noting()))
+    activation_recomputation.recomputing_elementwise(lambda: seen.append(activation_recomputation.is_noting()))
     assert seen == [True]
-    assert not recomputation.is_noting()
+    assert not activation_recomputation.is_noting()
 
 
 def _kept(kernels: Any, *, fake: bool) -> list[tuple[int, torch.dtype]]:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, BertConfig, PreTrainedModel
 
 from tests.conftest import T5_SIZES, tiny
+from tests.workbench.models.test_attention_backend import SHAPES
 from workbench import losses
 from workbench.adapters import Lora, attach
-from workbench.data.batching import Indices, Row, collate, encoder_inputs
+from workbench.adapters.banks import bank
+from workbench.adapters.banks.bank_layers import MemberRows
+from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_inputs
+from workbench.data.packing import PACKED, SharedPrefix
 from workbench.errors import BackboneError
-from workbench.models import output_heads
+from workbench.models import attention_backend, fused_lora, output_heads
+from workbench.models.output_heads import Head
+from workbench.training import activation_checkpointing
+
+LENGTHS = (40, 33, 33, 20)
+ANSWERS = (5, 9, 1, 7)
+PREFIX = 8
 
 
 def _rows() -> list[Indices]:
@@ -170,3 +183,170 @@ def test_finding_the_head_leaves_the_model_as_it_was(llama: PreTrainedModel) -> 
     assert torch.equal(llama(input_ids=ids).logits, before)
     assert [id(tensor) for tensor in head.trainable()] == [id(llama.get_output_embeddings().weight)]
     assert output_heads.find(llama.requires_grad_(False), llama).trainable() == []
+
+
+def _model(family: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    attention_backend.register()
+    name, shape = SHAPES[family]
+    # Its window reaches back less far than the longest row, so that transformers makes a mask of it.
+    return tiny(name, **{**shape, **({"sliding_window": 30} if family == "mistral" else {})}).to(dtype)
+
+
+def _rows_last_block() -> list[Row]:
+    """Rows that begin alike, some with loss on single tokens in the middle."""
+    draw = np.random.default_rng(0)
+    first = draw.integers(3, 64, PREFIX)
+    rows = []
+    for length, answer in zip(LENGTHS, ANSWERS, strict=True):
+        supervised = np.arange(length) >= length - answer
+        supervised[[PREFIX + 2, PREFIX + 5]] = True
+        rows.append(Row(np.concatenate([first, draw.integers(3, 64, length - PREFIX)]), supervised))
+    return rows
+
+
+class _Shapes:
+    """Notes what the MLP of the last block gets."""
+
+    def __init__(self, head: Head) -> None:
+        self.seen: list[tuple[int, ...]] = []
+        assert head.last_block is not None
+        head.last_block.post_attention_layernorm.register_forward_hook(  # type: ignore[union-attr, operator]
+            lambda *given: self.seen.append(tuple(given[-1].shape[:2]))
+        )
+
+
+def _loss(model: nn.Module, head: Head, batch: MicroBatch) -> Tensor:
+    hidden_ND = head.supervised(model, batch.inputs, batch.positions_N)
+    return losses.next_token(
+        hidden_ND, batch.labels_N, head.project, vocabulary=head.vocabulary, weights=[], scale=1 / len(batch.labels_N)
+    )
+
+
+def _values(model: nn.Module, head: Head, batch: MicroBatch) -> list[Tensor]:
+    """The loss, and the gradients of what trains."""
+    loss = _loss(model, head, batch)
+    trains = [each for each in model.parameters() if each.requires_grad]
+    return [loss.detach(), *torch.autograd.grad(loss, trains, materialize_grads=True)]
+
+
+def _off(head: Head) -> Head:
+    return replace(head, last_block=None)
+
+
+def _adapted(model: PreTrainedModel, method: Lora | None = None) -> nn.Module:
+    adapted = attach(model, method or Lora(rank=3, targets="all-linear"), seed=0)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.2)
+    fused_lora.fuse(adapted)
+    return adapted.double().train()
+
+
+LAYOUTS: dict[str, Callable[[list[Row]], MicroBatch]] = {
+    "padded": collate,
+    "packed": lambda rows: PACKED.lay(collate(rows)),
+    "shared": lambda rows: SharedPrefix(PREFIX).lay(collate(rows)),
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [*((each, "padded") for each in output_heads.LAST_BLOCK_FAMILIES), ("qwen3", "packed"), ("llama", "shared")],
+)
+def test_losses_and_gradients_are_those_of_all_positions(family: str, layout: str) -> None:
+    model = _adapted(backbone := _model(family))
+    head, batch = output_heads.known(backbone), LAYOUTS[layout](_rows_last_block())
+    shapes = _Shapes(head)
+    found, wanted = _values(model, head, batch), _values(model, _off(head), batch)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    narrow, whole = shapes.seen
+    assert narrow[0] * narrow[1] < 0.6 * whole[0] * whole[1]
+    assert "forward" not in vars(head.last_block), "it is put back"
+
+
+def test_in_float32_they_agree_to_its_rounding() -> None:
+    backbone = _model("llama", torch.float32)
+    model = _adapted(backbone).float()
+    head, batch = output_heads.known(backbone), collate(_rows_last_block())
+    torch.testing.assert_close(_values(model, head, batch), _values(model, _off(head), batch), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_recomputed_activations_change_nothing(layout: str) -> None:
+    backbone = _model("llama")
+    model, head, batch = _adapted(backbone), output_heads.known(backbone), LAYOUTS[layout](_rows_last_block())
+    wanted = _values(model, head, batch)
+    activation_checkpointing.keep(backbone, True)
+    shapes = _Shapes(head)
+    torch.testing.assert_close(_values(model, head, batch), wanted, rtol=0, atol=0)
+    assert len(shapes.seen) == 1, "the last block keeps its activations"
+    assert head.last_block is not None and head.last_block.gradient_checkpointing is True
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_members_of_a_bank_have_their_own_rows(packed: bool) -> None:
+    backbone = _model("llama").requires_grad_(False)
+    together = bank.attach(backbone, [Lora(rank=3), Lora(rank=2, alpha=5)], seeds=[0, 1])
+    for name, parameter in together.model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, std=0.2)
+    head, batch = output_heads.known(backbone), (LAYOUTS["packed" if packed else "padded"])(_rows_last_block())
+    tokens = LENGTHS[0], sum(LENGTHS[1:])
+    shares = [MemberRows(name, many, each) for name, many, each in zip(together.members, (1, 3), tokens, strict=True)]
+    shapes = _Shapes(head)
+    with together.route(shares, length=None if packed else LENGTHS[0]):
+        found, wanted = (_values(together.model, each, batch) for each in (head, _off(head)))
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    assert (shapes.seen[0] == shapes.seen[1]) is packed, "packed members are counted in tokens"
+
+
+def _hooked(model: nn.Module, head: Head) -> None:
+    assert head.last_block is not None
+    head.last_block.register_forward_hook(lambda *_: None)
+
+
+def _virtual(model: nn.Module, head: Head) -> None:
+    assert head.last_block is not None
+    own = head.last_block.forward
+    head.last_block.forward = lambda *given, **named: own(*given, **named)
+
+
+def _dropping(model: nn.Module, head: Head) -> None:
+    for module in model.modules():
+        if hasattr(module, "lora_dropout"):
+            module.lora_dropout["default"] = nn.Dropout(1e-9)
+
+
+@pytest.mark.parametrize("reader", [_hooked, _virtual, _dropping])
+def test_where_others_read_the_block_it_computes_all(reader: Callable[[nn.Module, Head], None]) -> None:
+    backbone = _model("llama")
+    model, head = _adapted(backbone), output_heads.known(backbone)
+    reader(model, head)
+    shapes = _Shapes(head)
+    head.supervised(model, (batch := collate(_rows_last_block())).inputs, batch.positions_N)
+    assert shapes.seen == [(len(LENGTHS), max(LENGTHS))]
+
+
+def test_dora_and_rows_that_are_supervised_throughout_compute_all() -> None:
+    backbone = _model("llama")
+    model, head = _adapted(backbone, Lora(rank=3, method="dora")), output_heads.known(backbone)
+    shapes, batch = _Shapes(head), collate(_rows_last_block())
+    everything = collate(
+        [row._replace(supervised=np.ones(len(row.input_ids), dtype=bool)) for row in _rows_last_block()]
+    )
+    head.supervised(model, batch.inputs, batch.positions_N)
+    head.supervised(backbone, everything.inputs, everything.positions_N)
+    assert shapes.seen == [(len(LENGTHS), max(LENGTHS))] * 2
+
+
+def test_on_an_accelerator_nothing_is_counted() -> None:
+    """A tensor on the meta device has no values that anything could wait for."""
+    batch = collate(_rows_last_block())
+    places_N, ids_BL = batch.positions_N.to("meta"), batch.inputs["input_ids"]
+    found = output_heads._chosen(places_N, ids_BL, packed=False, by_member=False)
+    assert found is not None and found.queries is None and found.places.shape == (1, len(places_N))
+    assert output_heads._chosen(places_N, ids_BL, packed=False, by_member=True) is None
+
+
+def test_other_families_have_no_such_block() -> None:
+    assert output_heads.known(tiny("GPT2")).last_block is None

@@ -18,7 +18,7 @@ from tests.vision_backbones import OTHERS, SIZE, VISION, pixels, save_vision, ti
 from workbench.adapters import anatomy
 from workbench.config import ModelConfig, model_heads
 from workbench.errors import BackboneError, ConfigError
-from workbench.models import backbones, packed_attention, pictures, short_row_attention
+from workbench.models import attention_backend, backbones, pictures
 
 CLASSES = model_heads.classes(["a", "b", "c", "d"], seed=3)
 
@@ -193,16 +193,16 @@ def test_attention_of_few_patches_is_what_transformers_computes(name: str, tmp_p
             assert leaf.grad is not None
             return logits.detach(), leaf.grad
         finally:
-            packed_attention.register()
+            attention_backend.register()
 
-    theirs, ours = outputs(sdpa_attention_forward, whole), outputs(short_row_attention.attend, whole)
+    theirs, ours = outputs(sdpa_attention_forward, whole), outputs(attention_backend.attend_short_rows, whole)
     assert all(torch.equal(*pair) for pair in zip(theirs, ours, strict=True))
     half = copy.deepcopy(whole).bfloat16()
     for module in half.modules():
         module._forward_pre_hooks.clear()
     wanted = ours
     images = images.bfloat16()
-    theirs, ours = outputs(sdpa_attention_forward, half), outputs(short_row_attention.attend, half)
+    theirs, ours = outputs(sdpa_attention_forward, half), outputs(attention_backend.attend_short_rows, half)
     for exact, their, our in zip(wanted, theirs, ours, strict=True):
         assert float((our - exact).abs().max()) <= 2 * float((their - exact).abs().max()) + 1e-2 * float(
             exact.abs().max()

@@ -10,11 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from tests.conftest import tiny
-from tests.workbench.models.test_packed_attention import SHAPES, STILL, row_losses
+from tests.workbench.models.test_attention_backend import SHAPES, STILL, row_losses
 from workbench.data.batching import Row, collate
 from workbench.data.packing import SharedPrefix
-from workbench.models import packed_attention
-from workbench.models.packed_attention import FAMILIES
+from workbench.models import attention_backend
+from workbench.models.attention_backend import FAMILIES
 from workbench.training import activation_checkpointing
 
 PREFIX = 9
@@ -24,7 +24,7 @@ OWN = (12, 11, 7, 1, 1)
 @pytest.fixture(params=[family for family in FAMILIES if family != "bert"])
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     """A tiny causal model in training, without dropout."""
-    packed_attention.register()
+    attention_backend.register()
     name, shape = SHAPES[request.param]
     return tiny(name, **{**shape, "sliding_window": None}, **dict.fromkeys(STILL, 0.0)).train()
 
@@ -81,7 +81,7 @@ def test_it_is_planned_without_values() -> None:
     lengths_B, shared = torch.tensor(OWN), torch.tensor([PREFIX])
     with FakeTensorMode():
         rows = [torch.empty(1, 2, PREFIX + sum(OWN), 8, dtype=torch.bfloat16) for _ in range(3)]
-        attended, _ = packed_attention.attend(
+        attended, _ = attention_backend.attend(
             nn.Identity(), *rows, None, row_lengths=lengths_B, prefix_tokens=shared, is_causal=True
         )
     assert attended.shape == (1, PREFIX + sum(OWN), 2, 8)

@@ -13,7 +13,7 @@ from tests.vision_backbones import pixels, save_vision, tiny_vision
 from workbench import adapters
 from workbench.adapters import Full, Lora, Method
 from workbench.config import ModelConfig, model_heads
-from workbench.models import adapter_sizes, backbones
+from workbench.models import backbones, model_sizes
 from workbench.models.backbones import Backbone
 from workbench.planning import step_time
 from workbench.planning.counters import LiveBytes, Operations
@@ -63,7 +63,7 @@ def test_sizes_are_known_from_the_configuration_alone(name: str, method: Method,
     attached = adapters.attach(found.model, method, seed=0)
     adapters.save(attached, tmp_path / "adapter")
     (file,) = (tmp_path / "adapter").glob("*.safetensors")
-    predicted = adapter_sizes.predict(config, method, task=CLASSES)
+    predicted = model_sizes.predict(config, method, task=CLASSES)
     assert (predicted.total, predicted.trainable) == tuple(adapters.count(attached))
     assert predicted.file_bytes == pytest.approx(file.stat().st_size, rel=0.05)
 
@@ -82,7 +82,7 @@ def test_backbones_of_alike_blocks_are_cut_for_timing_and_others_are_whole(name:
 
 
 def test_the_list_of_methods_has_sizes_and_refusals_on_pictures(tmp_path: Path) -> None:
-    found = adapter_sizes.survey([f"model.id={save_vision(tmp_path, 'ResNet')}", "adapter.rank=4"]).sizes
+    found = model_sizes.survey([f"model.id={save_vision(tmp_path, 'ResNet')}", "adapter.rank=4"]).sizes
     sized = {name for name, size in found.items() if not isinstance(size, str)}
     assert {"lora", "rslora", "dora", "lora+", "layernorm", "bitfit", "linear-probe", "last-layers", "full"} <= sized
     refused = {name: reason for name, reason in found.items() if isinstance(reason, str)}

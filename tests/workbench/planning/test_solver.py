@@ -10,7 +10,7 @@ import pytest
 from workbench.config import RunConfig
 from workbench.config.sections.basic_sections import Checkpointing
 from workbench.errors import ConfigError
-from workbench.models.adapter_sizes import AdapterSize
+from workbench.models.model_sizes import AdapterSize
 from workbench.planning import solver
 from workbench.planning.dry_run import DryRun
 from workbench.planning.plan import Plan

@@ -14,7 +14,7 @@ from tests.workbench.training.freezing.fits import build, configured
 from tests.workbench.training.freezing.fits import train as train_tiny
 from workbench.adapters import Lora, anatomy, attach
 from workbench.errors import ConfigError
-from workbench.models import tiled_mlp
+from workbench.models import activation_recomputation
 from workbench.planning.fake_tensors import to_fake
 from workbench.training import activation_offload
 from workbench.training.activation_checkpointing import ActivationKeeping, keep
@@ -69,9 +69,9 @@ def _offload(model: Any, copies: Any) -> None:
 @pytest.mark.parametrize("tile", [None, 5])
 def test_gradients_are_the_same_bits(tile: int | None) -> None:
     wanted = _model()
-    tiled_mlp.tile(wanted, tile)
+    activation_recomputation.tile_mlps(wanted, tile)
     model, copies = _model(), Noting()
-    tiled_mlp.tile(model, tile)
+    activation_recomputation.tile_mlps(model, tile)
     _offload(model, copies)
     for found, each in zip(_gradients(model), _gradients(wanted), strict=True):
         assert torch.equal(found, each)

@@ -22,7 +22,7 @@ from workbench.adapters.banks import bank as banks
 from workbench.config import ModelConfig, RunConfig
 from workbench.data.batching import MicroBatch, global_batch
 from workbench.errors import TrainingError
-from workbench.models import backbones, first_token, output_heads
+from workbench.models import backbones, classifier, output_heads
 from workbench.training.bank_trainer import BankTrainer, Objective, Predict
 from workbench.training.optim import schedules
 
@@ -175,8 +175,8 @@ def _narrowed_outputs(model: PreTrainedModel, member: str, bank: banks.Bank) -> 
     """The last block passes the first token of each row on, as a classifier's does."""
     with bank.only(member):
         rows = LabelledSet(2, 0).batch(np.arange(2)).inputs
-        first_token.narrow(bank.model, model, rows)
-    assert first_token.reads_packed(model)
+        classifier.narrow_last_block(bank.model, model, rows)
+    assert classifier.first_tokens_read_packed(model)
     return class_outputs(model, member, bank)
 
 

@@ -24,8 +24,8 @@ from workbench.data.batching import Indices, MicroBatch
 from workbench.data.embedding import pair_records, pair_set
 from workbench.data.embedding.pair_set import PairSet
 from workbench.data.packing import PACKED, PADDED
-from workbench.models import backbones, embedder, packed_attention
-from workbench.models.embedding_objective import EmbeddingLoss
+from workbench.models import attention_backend, backbones, embedder
+from workbench.models.embedder import EmbeddingLoss
 from workbench.runs.ranks import ALONE
 from workbench.training.gradient_accumulation import CachedGradients
 from workbench.training.signal import Units
@@ -55,7 +55,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def model(stories: str) -> Any:
     """Stories' tokenizer, and a tiny Llama without a head under LoRA with dropout."""
-    packed_attention.register()
+    attention_backend.register()
     backbone = tiny("Llama", vocab_size=512).base_model
     attached = adapters.attach(backbone, Lora(rank=4, dropout=0.3), seed=0).train()
     generator = torch.Generator().manual_seed(1)
@@ -119,14 +119,14 @@ def _gradients(model: torch.nn.Module) -> list[Tensor]:
 def test_terms_are_the_same_however_few_similarities_are_held(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from workbench.models import embedding_objective
+    from workbench.models import embedder
 
     config = EmbedConfig(symmetric=True)
     rows = _rows(tmp_path, "pairs", config, model[2])
     loss = EmbeddingLoss(embedder.Embedder(*model, config))
     outputs = torch.randn(len(rows.units.texts), 32)
     whole = loss.mean(rows, outputs, size=12)
-    monkeypatch.setattr(embedding_objective, "COMPARED", 30)
+    monkeypatch.setattr(embedder, "COMPARED", 30)
     _, _, terms = loss.of(rows, np.arange(12))
     assert len(list(terms())) > 2
     assert loss.mean(rows, outputs, size=12) == pytest.approx(whole, rel=1e-6)

@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.conftest import T5_SIZES, tiny
 from workbench.config.sections.layer_drop_config import LayerDropConfig
 from workbench.errors import BackboneError
-from workbench.models import rerouting
+from workbench.models import forward_hooks
 from workbench.training.freezing.layer_map import stack
 from workbench.training.layer_and_token_drop import LayerDrop
 
@@ -122,7 +122,7 @@ def test_a_later_training_takes_the_place_of_an_earlier_one() -> None:
     block = model.get_submodule(stack(model)[0])
     drop = LayerDrop(model, [block], LayerDropConfig(rate=0.9, ramp=None), seed=1)
     drop.install()
-    rerouting.restore(block)
+    forward_hooks.restore(block)
     assert block.forward == type(block).forward.__get__(block)
 
 

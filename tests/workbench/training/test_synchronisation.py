@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import trains
-from workbench.models import last_block
+from workbench.models import output_heads
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.trainer import Trainer
 
@@ -84,7 +84,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 def test_passes_read_nothing(
     way: tuple[str, ...], reads: Reads, tmp_path: Path, short_stories: str, questions: Path
 ) -> None:
-    with last_block.left_as_it_is(True):  # it counts positions on a CPU alone: test_synchronisation_on_cuda.py
+    with output_heads.whole_last_block(True):  # it counts positions on a CPU alone: test_synchronisation_on_cuda.py
         trains(tmp_path, RECIPE, model=short_stories, train=questions)(*way)
     assert reads.places, "passes were watched"
     assert not {place for place in reads.places if LIBRARY not in place}

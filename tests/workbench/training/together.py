@@ -19,7 +19,7 @@ from tests.conftest import tiny
 from workbench.adapters.banks import bank as banks
 from workbench.config import RunConfig
 from workbench.data.batching import Indices, MicroBatch, Row, collate, encoder_inputs
-from workbench.models import packed_attention
+from workbench.models import attention_backend
 from workbench.runs import metrics_log, run_directory
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_trainer import BankTrainer, Objective, Predict
@@ -153,7 +153,7 @@ class Together:
     during: Callable[[BankTrainer], AbstractContextManager[object]] = lambda fit: nullcontext()
 
     def fit(self, callback: Silent | None = None, *, resume: bool = False) -> Trained:
-        packed_attention.register()
+        attention_backend.register()
         model, packing = copy.deepcopy(self.model), {"packing": self.packed}
         configs = [each.model_copy(update={"batch": each.batch.model_copy(update=packing)}) for each in self.configs]
         bank, freezer = freezing.attach_bank(

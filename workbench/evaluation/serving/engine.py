@@ -26,7 +26,7 @@ from workbench.adapters.banks.bank_layers import MemberRows
 from workbench.adapters.multi_adapter import BARE
 from workbench.adapters.prompts import virtual_tokens
 from workbench.errors import BackboneError
-from workbench.models.cached_rows import RowCache, RowPart, room
+from workbench.models.attention_backend import RowCache, RowPart, room
 from workbench.models.output_heads import Head
 from workbench.models.shared_model import SharedModel
 

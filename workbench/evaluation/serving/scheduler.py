@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from workbench.errors import out_of_memory
 from workbench.evaluation.generation import picked
 from workbench.evaluation.serving.engine import CHUNK, SIZES, Chunk, Engine
-from workbench.models.cached_rows import RowCache, room
+from workbench.models.attention_backend import RowCache, room
 
 _BEFORE = 6
 """Tokens of the prompt that are decoded before an answer, since a tokenizer drops the first space of a text."""

@@ -1,4 +1,4 @@
-"""The model card of an export: what it is, data, scores, limits, licences, and how it came to be."""
+"""The model card of an export (content, data, scores, limits, licences, origin), and the upload to the hub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ruamel.yaml.error import YAMLError
 
 from workbench.config.yaml_text import dump_yaml, load_yaml
 from workbench.data import starter
-from workbench.errors import WorkbenchError
+from workbench.errors import ConfigError, FileError, WorkbenchError
 from workbench.runs import files, score_files, units
 
 UNKNOWN = "unknown"
@@ -19,7 +19,6 @@ LIBRARIES = {"peft": "peft", "gguf": "gguf", "ollama": "gguf", "onnx": "onnx"}
 """Libraries by which the hub loads what a target writes; transformers for the others."""
 PIPELINES = {"text": "text-generation", "masked": "fill-mask", "classes": "text-classification",
              "hidden": "sentence-similarity"}  # fmt: skip
-
 _ENDS = ("low", "high")
 
 
@@ -214,3 +213,39 @@ def _versions(manifest: Mapping[str, Any]) -> str:
     named = ("peft-workbench", "torch", "transformers", "peft")
     versions = manifest.get("versions") or {}
     return ", ".join(f"{name} {versions[name]}" for name in named if name in versions) or "versions unknown"
+
+
+def require_repository_name(repository: str) -> None:
+    """Raise ConfigError where the hub could have no repository of this name."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(repository)
+        if repository.count("/") != 1:
+            raise HFValidationError("an owner and a name are needed")
+    except HFValidationError as error:
+        raise ConfigError(
+            f"--push {repository}: no name of a repository ({error}). Write OWNER/NAME, such as me/my-model."
+        ) from None
+
+
+def push_to_hub(folder: Path, repository: str) -> str:
+    """Upload a folder into a repository, which is made private where it is new; returns its address.
+
+    Raises:
+        FileError: The hub cannot be reached or refuses. The folder stays as it is.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        address = api.create_repo(repository, private=True, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export of peft-workbench")
+    except Exception as error:  # of the hub's client and whichever library it asks: nothing was pushed
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FileError(
+            f"--push {repository}: nothing was pushed ({first[:200]}). The finished export is kept at {folder}; "
+            f"upload it later with `hf auth login` and `hf upload {repository} {folder}`."
+        ) from error
+    return str(address)

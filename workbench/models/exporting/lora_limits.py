@@ -1,4 +1,4 @@
-"""Limits of programs that load LoRA adapters: what one would leave out silently, or fail at, is refused by name."""
+"""What programs that load LoRA adapters can read: what one would silently ignore, or fail at, is refused by name."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from workbench.errors import ConfigError, FileError
 
 NORMALISE = "--normalise writes plain LoRA of one rank with the scale folded in, which is exact"
 MERGE = "--merge adds the adapter into the backbone and exports one whole model"
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM's --max-lora-rank may have."""
+SGLANG_LAYERS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,11 @@ class LoraLimits:
 
 
 LLAMA_CPP = LoraLimits("llama.cpp", rslora=False, ranks=True)
-"""It takes ranks from the tensors and one alpha from the file."""
+"""It reads ranks from the tensors and one alpha from the file."""
 
 
 class Fault(NamedTuple):
-    """A setting of an adapter that a program does not read."""
+    """A setting of an adapter that a program ignores."""
 
     setting: str
     why: str
@@ -54,7 +57,7 @@ def settings(adapter: Path) -> dict[str, Any]:
 
 
 def require(adapter: Path, method: Method, limits: LoraLimits) -> None:
-    """Raise ConfigError, with each fault and its cure, where a program does not read all of the adapter in a folder."""
+    """Raise ConfigError, with each fault and its cure, where a program would ignore a part of the adapter."""
     faults = [*_faults(adapter, settings(adapter), limits)]
     if not faults:
         return
@@ -106,7 +109,7 @@ def require_plain(adapter: Path) -> None:
 
 
 def normalise(adapter: Path, folder: Path) -> None:
-    """Write the adapter in a folder as plain LoRA of one rank, whose scale is 1, into another folder."""
+    """Write the adapter in a folder as plain LoRA of one rank and scale 1 into another folder."""
     require_plain(adapter)
     saved = combine.read(adapter)
     combine.write(combine.one_rank(saved.updates), folder, like=saved)
@@ -125,9 +128,27 @@ def _short(value: Any) -> str:
 
 
 def require_known_to_peft(adapter: Path) -> None:
-    """Raise ConfigError where a stock PEFT does not load the adapter in a folder."""
+    """Raise ConfigError where stock PEFT cannot load the adapter in a folder."""
     if needed := model_card.needed(settings(adapter)):
         raise ConfigError(
             f"{adapter}: PEFT does not load it alone: its reader needs `{needed}`, as {adapter}/README.md says. Take "
             "that folder as it is, or write --to merged."
         )
+
+
+VLLM = LoraLimits("vLLM", rslora=True, ranks=False, max_rank=VLLM_RANKS[-1])
+
+
+def vllm_adapter_command(base: str, *, rank: int) -> str:
+    """The command that serves an adapter over its base model as the model `tuned`."""
+    most = next(each for each in VLLM_RANKS if each >= rank)
+    return f"vllm serve {base} --enable-lora --max-lora-rank {most} --lora-modules tuned=DIR"
+
+
+SGLANG = LoraLimits("SGLang", rslora=False, ranks=False, layers=SGLANG_LAYERS)
+
+
+def sglang_adapter_command(base: str, *, rank: int) -> str:
+    """The command that serves an adapter over its base model as the model `tuned`."""
+    start = f"python -m sglang.launch_server --model-path {base} --enable-lora"
+    return f"{start} --lora-paths tuned=DIR --max-lora-rank {rank}"

@@ -23,12 +23,11 @@ OUTPUTS = {"text": "logits", "masked": "logits", "classes": "logits", "hidden": 
 
 
 class TextOutput(nn.Module):
-    """A model of texts with two named inputs and one output, without a cache."""
+    """A text model with two named inputs and one output, without a cache."""
 
     def __init__(self, model: PreTrainedModel, output: str) -> None:
         super().__init__()
-        self.model = model
-        self.output = output
+        self.model, self.output = model, output
         self.settings = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -38,12 +37,11 @@ class TextOutput(nn.Module):
 
 
 class PictureOutput(nn.Module):
-    """A model of pictures with one output."""
+    """A picture model with one output."""
 
     def __init__(self, model: PreTrainedModel, output: str) -> None:
         super().__init__()
-        self.model = model
-        self.output = output
+        self.model, self.output = model, output
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """The output for a batch."""
@@ -51,23 +49,22 @@ class PictureOutput(nn.Module):
 
 
 class OnnxModel(nn.Module):
-    """An ONNX file that is called as the model that it was made from, computed by onnxruntime on the CPU.
+    """An ONNX file that is called like its original model, computed by onnxruntime on the CPU.
 
     Args:
-        stock: The model that it was made from, for its configuration alone.
+        stock: The original model, for its configuration alone.
     """
 
     def __init__(self, path: Path, stock: PreTrainedModel, output: str) -> None:
         import onnxruntime
 
         super().__init__()
-        self.stock = stock
-        self.output = output
+        self.stock, self.output = stock, output
         self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
     @property
     def config(self) -> Any:
-        """Configuration of the model that it was made from."""
+        """Configuration of the original model."""
         return self.stock.config
 
     def forward(self, **inputs: Any) -> SimpleNamespace:
@@ -80,7 +77,7 @@ class OnnxModel(nn.Module):
 
 
 class LogitsHead(Head):
-    """The head of a model that is one piece: its logits stand for the hidden states."""
+    """The head of a model without a separate head: its logits take the place of the hidden states."""
 
     def hidden(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         """Logits (B, L, V)."""
@@ -93,30 +90,30 @@ class LogitsHead(Head):
 
 
 def logits_head(stock: PreTrainedModel) -> LogitsHead:
-    """The head of the ONNX model that was made from `stock`."""
+    """The head of the ONNX model of `stock`."""
     known = output_heads.known(stock)
     return LogitsHead(known.module, known.vocabulary, known.width, None, 1.0)
 
 
 def write(model: PreTrainedModel, path: Path, inputs: Mapping[str, Tensor], output: str) -> None:
-    """Write a model in float32, whose rows and their length may be any.
+    """Write a model in float32, for any number and length of rows.
 
     Args:
-        inputs: Of two rows, for the shapes.
-        output: The one that is computed.
+        inputs: Example inputs of two rows.
+        output: Name of the output.
 
     Raises:
-        BackboneError: torch cannot write it.
+        BackboneError: torch cannot export it.
     """
     shapes = {name: {0: torch.export.Dim.DYNAMIC} for name in inputs}
     for name in inputs.keys() & {"input_ids", "attention_mask"}:
         shapes[name][1] = torch.export.Dim.DYNAMIC
     wrapped = (PictureOutput if "pixel_values" in inputs else TextOutput)(model, output)
     model.set_attn_implementation("eager")
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of packages that are not needed
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # hides hints about optional packages
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # of torch's own code, which nobody here can change
+            warnings.simplefilter("ignore")  # of torch's own code
             program = torch.onnx.export(
                 wrapped.eval(),
                 kwargs=dict(inputs),

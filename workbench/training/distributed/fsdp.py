@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
 from workbench.models import backbones
-from workbench.models.weight_storage import HALVES
+from workbench.models.weight_formats import HALVES
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed.sharding import Sharded, Trainable, homes, place_model
 from workbench.training.optim import optimizer_states

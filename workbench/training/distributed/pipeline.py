@@ -35,7 +35,7 @@ from workbench.config import TrainingSections
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import ConfigError
-from workbench.models import backbones, packed_attention, quantisation, rerouting
+from workbench.models import attention_backend, backbones, forward_hooks, weight_formats
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import sequence
 from workbench.training.distributed.sharding import Sharded, Trainable, homes
@@ -43,7 +43,7 @@ from workbench.training.master_weights import MasterWeights
 from workbench.training.optim import optimizer_states
 
 T = TypeVar("T")
-FAMILIES = tuple(name for name in packed_attention.FAMILIES if name != "bert")
+FAMILIES = tuple(name for name in attention_backend.FAMILIES if name != "bert")
 """Decoders by transformers' `model_type` whose blocks give hidden states alone."""
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Precisions of hidden states, in the order of their numbers in a message."""
@@ -229,7 +229,7 @@ class Stretches:
                 for _, parameter in parameters:
                     parameter.requires_grad_(parameter.requires_grad and id(parameter) in trains)
                 continue
-            quantisation.let_go(module)
+            weight_formats.let_go(module)
             for name, parameter in parameters:
                 whole.append(parameter)
                 if id(parameter) not in absent:
@@ -272,8 +272,8 @@ class Stretches:
             routes[self.head] = self._unprojected
         with ExitStack() as stack:
             for module, forward in routes.items():
-                rerouting.reroute(module, forward)
-                stack.callback(rerouting.restore, module)
+                forward_hooks.reroute(module, forward)
+                stack.callback(forward_hooks.restore, module)
             yield
 
     def read(self, work: Callable[[], T]) -> T:
@@ -616,14 +616,14 @@ def _name(key: str) -> str:
 
 
 def _passed_on(*arguments: Any, **named: Any) -> Tensor:
-    return rerouting.hidden_of(arguments, named)
+    return forward_hooks.hidden_of(arguments, named)
 
 
 def _steps(steps: Sequence[Callable[[Tensor], Tensor]]) -> Callable[..., Tensor]:
     """The forward pass of a block in whose place hidden states leave, or arrive, or both."""
 
     def forward(*arguments: Any, **named: Any) -> Tensor:
-        hidden = rerouting.hidden_of(arguments, named)
+        hidden = forward_hooks.hidden_of(arguments, named)
         for step in steps:
             hidden = step(hidden)
         return hidden

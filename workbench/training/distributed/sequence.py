@@ -24,7 +24,7 @@ from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import Indices, MicroBatch
 from workbench.data.packing import MASK, NO_MASK, RowLayout
 from workbench.errors import ConfigError
-from workbench.models import backbones, packed_attention
+from workbench.models import attention_backend, backbones
 from workbench.models.sequence_attention import SequenceGroup
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed.sharding import Loss
@@ -73,7 +73,7 @@ def require(config: TrainingSections, backbone: PretrainedConfig, *, longest: in
     if size == 1:
         return
     place = f"distributed.sequence={size}"
-    if why := packed_attention.refusal(backbone, longest=longest, rows="rows in parts"):
+    if why := attention_backend.packing_refusal(backbone, longest=longest, rows="rows in parts"):
         raise ConfigError(f"{place}: {why}. Write distributed.sequence=1, and zero=3 where the backbone is too large.")
     heads: int = body.num_attention_heads
     keys: int = getattr(body, "num_key_value_heads", None) or heads

@@ -28,7 +28,7 @@ from workbench.config import TrainingSections
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import MicroBatch
 from workbench.errors import ConfigError
-from workbench.models.weight_storage import HALVES
+from workbench.models.weight_formats import HALVES
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import sequence
 from workbench.training.distributed.sharding import Sharded, Trainable, homes, place_model

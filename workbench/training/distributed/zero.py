@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from workbench.data.batching import MicroBatch
-from workbench.models.weight_storage import HALVES
+from workbench.models.weight_formats import HALVES
 from workbench.training.distributed import layout_settings, nvme
 from workbench.training.distributed.sharding import Loss, Sharded, Trainable, place_model
 

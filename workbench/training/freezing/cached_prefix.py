@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from workbench.adapters import anatomy
 from workbench.data.batching import Indices, padded
 from workbench.errors import BackboneError
-from workbench.models import first_token
+from workbench.models import classifier
 from workbench.training.capacity import smaller_until_fits
 from workbench.training.freezing.hidden_state_store import HiddenStateStore
 
@@ -73,7 +73,7 @@ class CachedPrefix:
         batch_of: Callable[[bytes], UnpaddedRows | None] = lambda _: None,
     ) -> None:
         if depth == len(blocks):
-            first_token.widen(backbone)
+            classifier.widen_last_block(backbone)
         self.states = states
         self.computed = 0
         """Number of rows that were computed because they were not stored."""

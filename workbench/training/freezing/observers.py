@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from workbench.adapters.method import TrainHook
 from workbench.config.freeze_config import Observation
 from workbench.data.batching import MicroBatch
-from workbench.losses.chunked import wide
+from workbench.losses.chunked_loss import wide
 from workbench.training.freezing.cached_prefix import parts
 from workbench.training.freezing.freezer import Freezer
 

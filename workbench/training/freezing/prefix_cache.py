@@ -33,7 +33,7 @@ from workbench.config.sections.picture_augment_config import AugmentConfig
 from workbench.data.batching import Examples, Indices, micro_batches
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError
-from workbench.models import first_token
+from workbench.models import classifier
 from workbench.runs import run_directory, units
 from workbench.training.distributed import layout_settings
 from workbench.training.freezing.cached_prefix import CachedPrefix, UnpaddedRows, parts, reader, rows_of
@@ -290,7 +290,7 @@ def refusal(backbone: PreTrainedModel, *, blocks: Sequence[nn.Module], depth: in
     if any(isinstance(module, (Routed, MemberParts)) for block in blocks[:depth] for module in block.modules()):
         return "each member of a bank has an adapter of its own in the frozen blocks"
     if depth == len(blocks):
-        first_token.widen(backbone)
+        classifier.widen_last_block(backbone)
     modes = [(module, module.training) for module in backbone.modules()]
     backbone.eval()
     try:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workbench.losses.drawn_labels import LabelDraws
+from workbench.losses.label_losses import LabelDraws
 
 State = dict[str, Any]
 Betas = tuple[float, float]

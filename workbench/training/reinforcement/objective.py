@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from workbench.adapters import anatomy
 from workbench.config.sections.reinforce_config import ReinforceConfig
 from workbench.data.text.preference_pairs import ANSWER, ROW
-from workbench.losses import policy_losses, preferences
+from workbench.losses import policy_losses, preference_losses
 from workbench.models.output_heads import Head
 from workbench.models.shared_model import SharedModel
 from workbench.training.preference_objective import dense, log_probs
@@ -109,7 +109,7 @@ class ReinforceObjective:
         if counted:
             right_P = (difference_P.sign() + 1) / 2
             self.meter.add({"update[accuracy]": (right_P, differs_P)})
-        return preferences.dpo(difference_P, beta=self._config.settings.beta) * differs_P
+        return preference_losses.dpo(difference_P, beta=self._config.settings.beta) * differs_P
 
     @torch.no_grad()
     def _tell(self, now: Rollout, log_p_BT: Tensor, slot_B: Tensor) -> None:

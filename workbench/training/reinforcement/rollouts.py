@@ -25,7 +25,7 @@ from workbench.data.text.generated_answers import Floats, SampledAnswer
 from workbench.data.text.preference_pairs import ANSWER, ROW, with_answers
 from workbench.data.text.prompts import MixedPrompts
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.losses import advantages, policy_losses
+from workbench.losses import policy_losses
 from workbench.training import capacity
 from workbench.training.checkpoints import Checkpointed
 from workbench.training.preference_objective import dense
@@ -133,7 +133,7 @@ class Rollout:
 
     def figures(self) -> dict[str, float]:
         """Figures for metrics.jsonl: rewards, lengths, and signs of reward hacking."""
-        dull_P = advantages.same(self.total_PG)
+        dull_P = policy_losses.all_rewards_equal(self.total_PG)
         answers = [self.answer(slot) for slot in range(len(self.counts_S))]
         rewards = {f"reward[{name}]": float(each.mean()) for name, each in self.rewards.items()}
         return {
@@ -481,7 +481,7 @@ class Rollouts(RolloutRows, Checkpointed):
         total = self._judge.total(named)
         if buffer := self.config.buffer:
             tokens = torch.tensor([len(answer) for answer in answers])
-            total = total + advantages.overlong(tokens, limit=limit, buffer=buffer).numpy()
+            total = total + policy_losses.overlong_penalty(tokens, limit=limit, buffer=buffer).numpy()
         return [
             Group(
                 int(prompt),
@@ -525,10 +525,12 @@ def advantage(rollout: Rollout, config: ReinforceConfig) -> Tensor:
         assert rollout.old_ST is not None and rollout.reference_ST is not None
         loss_ST = settings.beta * (rollout.old_ST.double() - rollout.reference_ST.double()).masked_fill(~mask_ST, 0)
     if settings.baseline == "batch":
-        return advantages.whitened(rollout.total_S[:, None] - advantages.to_come(loss_ST, mask_ST), mask_ST)
+        return policy_losses.whitened(
+            rollout.total_S[:, None] - policy_losses.returns_to_come(loss_ST, mask_ST), mask_ST
+        )
     reward_PG = (rollout.total_S - loss_ST.sum(1)).view_as(rollout.total_PG)
     if settings.baseline == "leave_one_out":
-        value_PG = advantages.leave_one_out(reward_PG)
+        value_PG = policy_losses.leave_one_out(reward_PG)
     else:
-        value_PG = advantages.of_group(reward_PG, scaled=settings.baseline == "group_scaled")
+        value_PG = policy_losses.group_advantages(reward_PG, scaled=settings.baseline == "group_scaled")
     return value_PG.reshape(-1, 1).expand_as(mask_ST).contiguous()

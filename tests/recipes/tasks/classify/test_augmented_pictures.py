@@ -11,12 +11,12 @@ import torch
 from workbench.config.sections.picture_augment_config import AugmentConfig
 from workbench.data.images.picture_reader import PictureRows
 from workbench.data.labelled import labelled_data
-from workbench.models import row_readers
+from workbench.models import classifier
 
 
 def test_rows_are_augmented_in_training_only_and_mixed_with_soft_labels(vit: str, drawings: Path) -> None:
     config = load_config(vit, drawings, ["image.augment.cutmix=1", "image.augment.horizontal_flip=1"])
-    rows = labelled_data.load(config, row_readers.of_backbone(config)).train
+    rows = labelled_data.load(config, classifier.reader_of_backbone(config)).train
     assert isinstance(rows.inputs, PictureRows)
     some = np.arange(24)
     plain, first, again = rows.batch(some), rows.batch(some, epoch=0), rows.batch(some[::-1].copy(), epoch=0)
@@ -48,6 +48,6 @@ def load_config(vit: str, drawings: Path, words: list[str]) -> Any:
 def test_an_augmentation_that_changes_nothing_is_none(vit: str, drawings: Path) -> None:
     config = load_config(vit, drawings, [])
     assert not AugmentConfig().is_on
-    rows = labelled_data.load(config, row_readers.of_backbone(config)).train
+    rows = labelled_data.load(config, classifier.reader_of_backbone(config)).train
     some = np.arange(8)
     assert torch.equal(rows.batch(some).inputs["pixel_values"], rows.batch(some, epoch=3).inputs["pixel_values"])

@@ -22,7 +22,7 @@ from tests.recipes.tasks.classify.test_augmented_pictures import load_config
 from tests.run_files import read_losses, read_metrics, read_scores
 from workbench.data.labelled import labelled_data
 from workbench.errors import ConfigError, DataError, Stopped
-from workbench.models import classifier, row_readers
+from workbench.models import classifier
 from workbench.recipes.load import load
 from workbench.recipes.tasks.classify.class_verbs import ClassInspection
 from workbench.recipes.verbs.check import check
@@ -238,7 +238,7 @@ def test_steps_equal_those_of_peft_with_a_plain_loop(train: Train, vit: str, tmp
 
     run = train("ours", "train.steps=4", "schedule.name=constant", "schedule.warmup=0")
     config = run_directory.read_config(run)
-    reader = row_readers.of_backbone(config)
+    reader = classifier.reader_of_backbone(config)
     data = labelled_data.load(config, reader)
 
     from workbench import adapters
@@ -364,9 +364,9 @@ def test_colours_are_measured_of_the_rows_that_train(vit: str, shaded: Path, lim
     words = ["image.prepare.standardise=data", f"data.limit={limit or 'null'}"]
     config = load_config(vit, shaded, words)
     plain = load_config(vit, shaded, words[1:])
-    reader = row_readers.of_backbone(config)
+    reader = classifier.reader_of_backbone(config)
     split = labelled_data.load(config, reader)
-    as_before = labelled_data.load(plain, row_readers.of_backbone(plain))
+    as_before = labelled_data.load(plain, classifier.reader_of_backbone(plain))
     assert list(split.train.places()) == list(as_before.train.places()), "what is held out stays"
     _, standardised = list(reader.states(split.train.records[0]))[:2]
     mean, std = np.mean(shades(split.train)), np.std(shades(split.train))

@@ -18,7 +18,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import Examples, Indices
 from workbench.data.mixture import OneSourceBatches
 from workbench.errors import DataError, Stopped
-from workbench.models.embedding_objective import EmbeddingLoss
+from workbench.models.embedder import EmbeddingLoss
 from workbench.recipes.tasks.embed import embed_run
 from workbench.recipes.verbs import data_report
 from workbench.recipes.verbs.check import check

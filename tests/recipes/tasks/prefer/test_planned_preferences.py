@@ -10,7 +10,7 @@ import pytest
 from tests.recipes.tasks.prefer.test_preference_run import BETA, RECIPE, pair, single
 from tests.run_files import write_lines
 from workbench.config import RunConfig
-from workbench.models import last_block
+from workbench.models import output_heads
 from workbench.recipes.load import load
 from workbench.recipes.task import implementation
 from workbench.recipes.tasks.prefer import preference_run
@@ -47,7 +47,9 @@ def test_devices_share_what_the_reference_reads_unless_they_share_its_weights(fo
 @pytest.mark.slow
 def test_a_forward_pass_is_a_part_of_a_step(folder: Path) -> None:
     """Over frozen weights, whose gradients need no products, a larger one than where all weights train."""
-    with last_block.left_as_it_is(True):  # half of these two blocks: a step leaves out more of it than a forward pass
+    with output_heads.whole_last_block(
+        True
+    ):  # half of these two blocks: a step leaves out more of it than a forward pass
         plans = [plan(config(folder, f"adapter={{method: {method}}}")) for method in ("full", "lora")]
     full, frozen = (each.work.forward / each.dry_run.flops_per_token for each in plans)
     assert 0.25 < full < frozen < 0.8

@@ -106,7 +106,7 @@ def test_members_of_a_sweep_of_text_train_one_after_another(train: Train) -> Non
 def test_near_duplicates_that_weigh_less_do_so_beside_a_column(tmp_path: Path) -> None:
     """crossval: 1 / size of a cluster times the row's own weight."""
     from workbench.data.labelled import fold_data
-    from workbench.models import row_readers
+    from workbench.models import classifier
 
     said = ["It rains on the hill.", "Snow lies in the town.", "A storm comes from the sea.", "The ice is thin today."]
     rows = [{"text": text, "label": "ab"[n % 2], "w": 1 + n} for n, text in enumerate(said)]
@@ -114,5 +114,5 @@ def test_near_duplicates_that_weigh_less_do_so_beside_a_column(tmp_path: Path) -
     write_lines(tmp_path / "rows.jsonl", rows)
     overrides = [f"data.train={tmp_path}/rows.jsonl", "data.columns={weight: w}", "duplicates.on_duplicate=weight"]
     config = load("crossval/quickstart", [*overrides, "folds.k=2"])
-    found = fold_data.load(config, row_readers.of_backbone(config)).rows
+    found = fold_data.load(config, classifier.reader_of_backbone(config)).rows
     np.testing.assert_allclose(found.supervised, [0.5, 2, 3, 4, 2.5])

@@ -9,7 +9,7 @@ import pytest
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
-from workbench.losses import few_parts
+from workbench.losses import chunked_loss
 from workbench.recipes.load import load
 from workbench.recipes.verbs.plans import longest_rows
 from workbench.recipes.verbs.plans.plan import longest_row, of_row
@@ -129,6 +129,6 @@ def test_few_parts_take_the_memory_of_all(tokens: int, memory: int | None, short
     )
     config = _config(short_stories, *words)
     whole = of_row(config, tokens, memory=memory, elsewhere=memory is not None).dry_run
-    with few_parts.few():
+    with chunked_loss.few_parts():
         few = of_row(config, tokens, memory=memory, elsewhere=memory is not None).dry_run
     assert few.at_peak == whole.at_peak and few.evaluation == whole.evaluation

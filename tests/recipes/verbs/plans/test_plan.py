@@ -19,7 +19,7 @@ import workbench
 from tests.conftest import MINILM, save_tiny
 from tests.run_files import write_lines
 from workbench.errors import ConfigError
-from workbench.models import last_block
+from workbench.models import output_heads
 from workbench.planning.counters import MemoryLedger
 from workbench.planning.dry_run import hold
 from workbench.planning.plan import Plan, that_fit
@@ -172,7 +172,7 @@ def test_a_plan_counts_what_a_run_counts(
 
 def test_a_backbone_that_grows_is_planned_at_its_largest_and_with_its_mean_work() -> None:
     words = ["adapter={method: full}", "data.limit=60", "data.held_out=0.1", "batch.size=8", *SHORT]
-    with last_block.left_as_it_is(True):  # blocks that wait for their turn have another forward pass
+    with output_heads.whole_last_block(True):  # blocks that wait for their turn have another forward pass
         whole, grown, late = (
             plan(load("sft/quickstart", [*words, f"grow.at={at}"])).dry_run for at in ([], [0.25], [0.75])
         )

@@ -17,7 +17,7 @@ from workbench.data.labelled import fold_data
 from workbench.data.labelled.fold_data import Features, FoldData
 from workbench.data.labelled.records import RecordSource
 from workbench.errors import DataError
-from workbench.models import row_readers
+from workbench.models import classifier
 
 Rows = Sequence[dict[str, Any]]
 Load = Callable[..., FoldData]
@@ -48,7 +48,7 @@ def load(tmp_path: Path, stories: str) -> Load:
             sections["pseudo_label"] = {"unlabelled": str(tmp_path / "more.jsonl")}
         config = {"recipe": "crossval", "model": {"id": stories}, "data": data, "folds": {"k": 2}, **sections}
         parsed = RunConfig.model_validate(config)
-        return fold_data.load(parsed, row_readers.of_backbone(parsed), features)
+        return fold_data.load(parsed, classifier.reader_of_backbone(parsed), features)
 
     return loaded
 

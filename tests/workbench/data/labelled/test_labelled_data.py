@@ -11,7 +11,7 @@ from tests.conftest import MINILM, write_animals
 from workbench.config import RunConfig
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet
-from workbench.models import row_readers
+from workbench.models import classifier
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> LabelledSet:
     source = write_animals(tmp_path_factory.mktemp("rows") / "rows.jsonl", range(20))
     data = {"train": str(source), "held_out": 0.2}
     config = RunConfig.model_validate({"recipe": "classify", "model": {"id": MINILM}, "data": data})
-    return labelled_data.load(config, row_readers.of_backbone(config)).train
+    return labelled_data.load(config, classifier.reader_of_backbone(config)).train
 
 
 def test_equal_digests_mean_equal_rows_with_equal_targets(rows: LabelledSet) -> None:

@@ -18,7 +18,7 @@ from workbench.data.labelled import labelled_data
 from workbench.data.labelled.class_sampling import MixedLabelledRows, sampled_rows
 from workbench.data.labelled.labelled_data import ClassSplits, LabelledSet
 from workbench.errors import ConfigError, DataError
-from workbench.models import row_readers
+from workbench.models import classifier
 from workbench.recipes.tasks.classify import class_run
 
 SIZES = {"news": 30, "mail": 12, "web": 7}
@@ -37,7 +37,7 @@ def loaded(folder: Path, stories: str, **data: Any) -> tuple[RunConfig, ClassSpl
     sources = {name: {"path": str(folder / f"{name}.jsonl"), **own.get(name, {})} for name in SIZES}
     values = {"data": {"sources": sources, "held_out": 0.2, **data}, "classes": {"every_class": False}}
     config = RunConfig.model_validate({"recipe": "classify", "model": {"id": stories}, **values})
-    return config, labelled_data.load(config, row_readers.of_backbone(config))
+    return config, labelled_data.load(config, classifier.reader_of_backbone(config))
 
 
 def test_each_source_holds_out_its_share_and_rows_keep_their_place(folder: Path, stories: str) -> None:

@@ -14,7 +14,7 @@ from workbench.data.images.picture_sources import read_rows
 from workbench.data.labelled import labelled_data
 from workbench.data.starter import FOLDER
 from workbench.evaluation.frozen_features import backbone_features, probe
-from workbench.models import classifier, row_readers
+from workbench.models import classifier
 
 PICTURES = "starter/sign_digits.zip"
 
@@ -43,7 +43,7 @@ def test_pretraining_tells_hands_apart_better_than_random_weights() -> None:
     data = {"format": "image", "train": f"{PICTURES}/train", "held_out": f"{PICTURES}/test", "limit": 400}
     values = {"recipe": "classify", "model": {"id": "starter/vision", "weights": "float32"}, "data": data}
     config = RunConfig.model_validate(values)
-    reader = row_readers.of_backbone(config)
+    reader = classifier.reader_of_backbone(config)
     rows = labelled_data.load(config, reader)
 
     def told(model: ViTForImageClassification) -> float:

@@ -21,8 +21,8 @@ from workbench.adapters.multi_adapter import BARE
 from workbench.config import ModelConfig
 from workbench.errors import BackboneError
 from workbench.evaluation.serving.engine import OWN, BankRoutes, Chunk, Engine, Sharing, SingleRoutes, laid_out
-from workbench.models import backbones, exported, output_heads, packed_attention
-from workbench.models.cached_rows import RowCache
+from workbench.models import attention_backend, backbones, exported, output_heads
+from workbench.models.attention_backend import RowCache
 from workbench.runs import run_directory
 
 SIZES = st.sets(st.sampled_from([1, 2, 4, 8, 16, 32]), max_size=5).map(lambda passes: (*sorted(passes), 64))
@@ -143,7 +143,7 @@ def _generated(model: Any, prompt: list[int], tokens: int) -> list[int]:
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_each_family_is_served_as_it_generates_or_refused_by_name(name: str) -> None:
-    packed_attention.register()
+    attention_backend.register()
     model = tiny(name)
     head = output_heads.known(model)
     prompt = [3, 60, 5, 61, 8, 9, 33, 21, 4, 19]

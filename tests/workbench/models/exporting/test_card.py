@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from workbench.config.yaml_text import load_yaml
+from workbench.errors import ConfigError, FileError
 from workbench.models.exporting import card
 from workbench.models.exporting.card import CardFacts
 from workbench.runs import score_files
@@ -103,3 +104,17 @@ def test_a_licence_that_nobody_says_is_unknown(text: str, tmp_path: Path) -> Non
     assert card.licence(str(tmp_path)) == "unknown"
     (tmp_path / "LICENSE").touch()
     assert card.licence(str(tmp_path)) == "see LICENSE beside it"
+
+
+@pytest.mark.parametrize("name", ["model", "a/b/c", "me/..", "me/a b", ""])
+def test_a_name_that_is_none_is_told(name: str) -> None:
+    with pytest.raises(ConfigError, match="Write OWNER/NAME, such as me/my-model"):
+        card.require_repository_name(name)
+
+
+def test_a_hub_that_cannot_be_reached_leaves_the_export(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    card.require_repository_name("me/my-model")
+    with pytest.raises(FileError, match=rf"nothing was pushed .*kept at {tmp_path}.*hf upload me/my-model"):
+        card.push_to_hub(tmp_path, "me/my-model")
+    assert (tmp_path / "README.md").read_text() == "mine"

@@ -18,7 +18,7 @@ from tests.conftest import tiny
 from workbench import adapters
 from workbench.adapters import Lora, Method
 from workbench.errors import ConfigError
-from workbench.models.exporting import gguf_adapter, lora_limits, sglang, vllm
+from workbench.models.exporting import gguf_files, lora_limits
 from workbench.models.exporting.lora_limits import LLAMA_CPP, LoraLimits
 
 # Stock PEFT uses what transformers calls deprecated.
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:Futu
 
 IDS = torch.tensor([[3, 60, 5, 61, 9, 60, 7]])
 PATTERNS = {"rank_pattern": {"q_proj": 3, "down_proj": 6}, "alpha_pattern": {"k_proj": 5.0}}
-LIMITS = {"vLLM": vllm.LIMITS, "SGLang": sglang.LIMITS, "llama.cpp": LLAMA_CPP}
+LIMITS = {"vLLM": lora_limits.VLLM, "SGLang": lora_limits.SGLANG, "llama.cpp": LLAMA_CPP}
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +94,15 @@ def test_plain_lora_goes_everywhere(limits: LoraLimits, base: PreTrainedModel, t
 
 
 def test_rslora_goes_to_vllm_which_scales_by_its_root(base: PreTrainedModel, tmp_path: Path) -> None:
-    lora_limits.require(_save(base, tmp_path / "a", use_rslora=True), Lora(), vllm.LIMITS)
+    lora_limits.require(_save(base, tmp_path / "a", use_rslora=True), Lora(), lora_limits.VLLM)
 
 
 def test_ranks_of_layers_go_to_gguf_which_takes_them_from_the_tensors(base: PreTrainedModel, tmp_path: Path) -> None:
     adapter = _save(base, tmp_path / "a", rank_pattern=PATTERNS["rank_pattern"])
     lora_limits.require(adapter, Lora(), LLAMA_CPP)
-    gguf_adapter.write(adapter, base.config, tmp_path / "adapter.gguf", name="tiny")
+    gguf_files.write_adapter(adapter, base.config, tmp_path / "adapter.gguf", name="tiny")
     (tmp_path / "again").mkdir()
-    gguf_adapter.restore(tmp_path / "adapter.gguf", base.config, tmp_path / "again", like=adapter)
+    gguf_files.restore_adapter(tmp_path / "adapter.gguf", base.config, tmp_path / "again", like=adapter)
     torch.testing.assert_close(_logits(base, tmp_path / "again"), _logits(base, adapter), rtol=0, atol=0)
 
 
@@ -139,7 +139,7 @@ def test_methods_that_ship_lora_are_plain_lora_after_all(method: str, base: PreT
     adapters.save(model, tmp_path / "a")
     (tmp_path / "plain").mkdir()
     lora_limits.normalise(tmp_path / "a", tmp_path / "plain")
-    lora_limits.require(tmp_path / "plain", section, sglang.LIMITS)
+    lora_limits.require(tmp_path / "plain", section, lora_limits.SGLANG)
     torch.testing.assert_close(_logits(base, tmp_path / "plain"), wanted, rtol=1e-3, atol=1e-3)
 
 
@@ -148,13 +148,13 @@ def test_another_method_is_refused_with_what_remains(base: PreTrainedModel, tmp_
         section = TypeAdapter(Method).validate_python({"method": method})
         adapters.save(adapters.attach(copy.deepcopy(base), section, seed=0), tmp_path / method)
         with pytest.raises(ConfigError, match=f"loads LoRA and no other adapter(.|\n)*{words}"):
-            lora_limits.require(tmp_path / method, section, vllm.LIMITS)
+            lora_limits.require(tmp_path / method, section, lora_limits.VLLM)
         with pytest.raises(ConfigError, match=r"--normalise: a .* adapter is no LoRA"):
             lora_limits.normalise(tmp_path / method, tmp_path)
 
 
 def test_commands_name_what_the_server_needs() -> None:
-    assert "--max-lora-rank 32 " in vllm.adapter_command("base", rank=17) and "vllm serve base" in vllm.adapter_command(
-        "base", rank=1
-    )
-    assert "--max-lora-rank 17" in sglang.adapter_command("base", rank=17)
+    assert "--max-lora-rank 32 " in lora_limits.vllm_adapter_command(
+        "base", rank=17
+    ) and "vllm serve base" in lora_limits.vllm_adapter_command("base", rank=1)
+    assert "--max-lora-rank 17" in lora_limits.sglang_adapter_command("base", rank=17)

@@ -20,7 +20,7 @@ from tests.workbench.training.freezing.prefixes import STILL
 from tests.workbench.training.together import LabelledSet, Silent, Texts
 from workbench.config import RunConfig
 from workbench.errors import Stopped
-from workbench.losses.drawn_labels import LabelDraws
+from workbench.losses.label_losses import LabelDraws
 from workbench.models import output_heads
 from workbench.recipes.tasks.sft.text_run import next_token_loss
 from workbench.runs import run_directory

@@ -16,8 +16,7 @@ from tests.workbench.training.freezing.fits import assert_same_bits, build, conf
 from tests.workbench.training.optim import formulas
 from tests.workbench.training.optim.test_optimizers import gradients, made, settled, weights
 from workbench.adapters.row_dropout import RowDraw, drawing
-from workbench.losses.drawn_labels import LabelDraws
-from workbench.losses.label_losses import LabelTap, token_losses
+from workbench.losses.label_losses import LabelDraws, LabelTap, token_losses
 from workbench.losses.next_token import NO_LABEL, drawn_cross_entropy
 from workbench.training.optim.own_optimizers import WAITING, Sophia, apply_largest, see_curvature
 

@@ -21,7 +21,7 @@ from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.generated_answers import Floats, SampledAnswer
 from workbench.data.text.prompts import MixedPrompts, PromptEncoder
 from workbench.data.text.tokenized_set import TokenizedSet
-from workbench.losses import advantages
+from workbench.losses import policy_losses
 from workbench.training.reinforcement.objective import ReinforceObjective
 from workbench.training.reinforcement.rollouts import LogProbReader, Rollouts
 
@@ -151,7 +151,7 @@ def test_advantages_follow_from_the_rewards_of_each_group(prompts: TokenizedSet)
     found = rollouts(prompts)
     found.sample(DRAWS, epoch=0)
     total_PG = 2.0 * found.now.counts_S.view(3, 4).double()
-    wanted = advantages.of_group(total_PG, scaled=True).reshape(-1, 1)
+    wanted = policy_losses.group_advantages(total_PG, scaled=True).reshape(-1, 1)
     assert found.now.advantage_ST is not None
     torch.testing.assert_close(found.now.advantage_ST, wanted.expand(12, 6))
     assert found.figures["reward[mean]"] == pytest.approx(float(total_PG.mean()))
@@ -162,7 +162,7 @@ def test_kl_as_reward_is_taken_off_and_whitened(prompts: TokenizedSet) -> None:
     found = rollouts(prompts, method="reinforce++", beta=0.1)
     found.sample(DRAWS, epoch=0)
     mask = found.now.mask_ST
-    wanted = advantages.whitened(found.now.total_S[:, None].expand(mask.shape), mask)
+    wanted = policy_losses.whitened(found.now.total_S[:, None].expand(mask.shape), mask)
     assert found.now.advantage_ST is not None
     torch.testing.assert_close(found.now.advantage_ST, wanted)
 
@@ -214,7 +214,7 @@ def test_long_answers_lose_reward_and_cut_ones_loss(prompts: TokenizedSet) -> No
     examples = found.sample(DRAWS, epoch=0)
     counts = found.now.counts_S
     assert (counts == 6).any() and (counts < 4).any()
-    penalty = advantages.overlong(counts, limit=6, buffer=2)
+    penalty = policy_losses.overlong_penalty(counts, limit=6, buffer=2)
     torch.testing.assert_close(found.now.total_S, 2.0 * counts + penalty)
     assert torch.equal(found.now.cut_S, counts == 6)
     assert found.supervised[examples].tolist() == (counts * (counts < 6)).tolist()

@@ -1,0 +1,98 @@
+"""A narrowed encoder gives the same outputs and gradients, in fewer operations; where it would not, it stays wide."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from tests.conftest import MINILM, tiny
+from workbench.data.batching import MicroBatch
+from workbench.data.packing import PACKED
+from workbench.models import attention_backend, classifier
+from workbench.planning.counters import Operations
+
+ENCODERS = ("Bert", "Roberta", "Electra", "DebertaV2", "MPNet")
+WIDE = ("DistilBert", "ModernBert", "Albert")
+
+
+def _rows(*lengths: int) -> dict[str, Tensor]:
+    longest = max(lengths)
+    ids_BL = torch.arange(3, 3 + len(lengths) * longest).view(len(lengths), longest) % 60 + 3
+    mask_BL = (torch.arange(longest)[None] < torch.tensor(lengths)[:, None]).long()
+    return {"input_ids": ids_BL, "attention_mask": mask_BL}
+
+
+def _model(name: str) -> PreTrainedModel:
+    return tiny(name, head="SequenceClassification", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+def _outputs(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor], int]:
+    """Logits, gradients and operations of a training step."""
+    model.zero_grad()
+    with Operations() as operations:
+        logits: Tensor = model(**_rows(9, 4, 7)).logits
+        (logits**2).sum().backward()
+    grads = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    return logits.detach(), grads, operations.count
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_outputs_and_gradients_stay_and_operations_go(name: str) -> None:
+    model = _model(name)
+    wanted, grads, many = _outputs(model)
+    classifier.narrow_last_block(model, model, _rows(3, 6))
+    found, narrowed, few = _outputs(model)
+    torch.testing.assert_close(found, wanted)
+    assert few < 0.9 * many
+    assert narrowed.keys() == grads.keys()
+    for key, grad in grads.items():
+        torch.testing.assert_close(narrowed[key], grad, msg=key)
+
+
+def test_rounding_does_not_keep_it_wide() -> None:
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(MINILM, dtype=torch.bfloat16).eval()
+    _, _, many = _outputs(model)
+    classifier.narrow_last_block(model, model, _rows(3, 6))
+    assert _outputs(model)[2] < many
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_where_the_last_block_is_built_otherwise_nothing_changes(name: str) -> None:
+    model = _model(name)
+    wanted, _, many = _outputs(model)
+    classifier.narrow_last_block(model, model, _rows(3, 6))
+    found, _, few = _outputs(model)
+    assert torch.equal(found, wanted) and few == many
+
+
+def test_who_reads_every_token_has_them() -> None:
+    model = _model("Bert")
+    _, _, many = _outputs(model)
+    classifier.narrow_last_block(model, model, _rows(3, 6))
+    classifier.widen_last_block(model)
+    assert _outputs(model)[2] == many
+    assert model(**_rows(5), output_hidden_states=True).hidden_states[-1].shape[1] == 5
+    classifier.narrow_last_block(model, model, _rows(3, 6))
+    assert _outputs(model)[2] == many, "it stays wide"
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_packed_rows_have_the_outputs_and_gradients_of_padded_ones(wide: bool) -> None:
+    attention_backend.register()
+    model, lengths = _model("Bert"), (9, 4, 7)
+    wanted, grads, _ = _outputs(model)
+    classifier.narrow_last_block(model, model, _rows(3, 6))
+    if wide:
+        classifier.widen_last_block(model)
+    assert classifier.first_tokens_read_packed(model)
+    padded = MicroBatch(_rows(*lengths), torch.tensor([8, 12, 24]), torch.zeros(3), sum(lengths))
+    model.zero_grad()
+    logits = model(**PACKED.lay(padded).inputs).logits
+    (logits**2).sum().backward()
+    torch.testing.assert_close(logits.detach(), wanted)
+    for name, each in model.named_parameters():
+        if name in grads and "position_embeddings" not in name:
+            torch.testing.assert_close(each.grad, grads[name], msg=name)

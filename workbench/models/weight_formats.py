@@ -1,0 +1,291 @@
+"""How weights are stored: half precision under another compute precision, and 8 and 4 bits by bitsandbytes.
+
+Half-precision weights for devices that would emulate half-precision products stay as they are; each product converts
+the one matrix that it needs, in the forward and again in the backward pass, so that no converted copy is kept.
+
+Quantised are the linear layers inside the repeated blocks (GPT-2's Conv1D too), except gates and T5's `wo`. Nothing
+else is: embeddings, norms, output and classification heads and projections outside the blocks are small or decide about
+every token, and experts that transformers keeps in one fused parameter are no linear layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.quantizers_utils import should_convert_module
+
+from workbench.adapters import anatomy
+from workbench.errors import BackboneError
+
+HALVES = (torch.bfloat16, torch.float16)
+FORMATS = ("int8", "nf4", "fp4")
+GATE = 64
+"""A layer with fewer outputs than this, and at least 16 times as many inputs, is a gate."""
+
+
+class StoredLinear(nn.Linear):
+    """A linear layer with a half-precision weight that computes in the input's dtype."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _product(input, self.weight, self.bias)
+
+
+class StoredConv1D(Conv1D):
+    """GPT-2's linear layer, likewise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _product(x, self.weight.T, self.bias)
+
+
+def _product(input: Tensor, weight_OI: Tensor, bias: Tensor | None) -> Tensor:
+    bias = None if bias is None else bias.to(input.dtype)
+    if weight_OI.dtype == input.dtype or weight_OI.requires_grad:
+        return F.linear(input, weight_OI.to(input.dtype), bias)
+    # As one matrix: with a bias, a product of more dimensions would be a view, which must not be changed in place.
+    output: Tensor = _StoredProduct.apply(input.flatten(0, -2), weight_OI, bias)  # type: ignore[no-untyped-call]
+    return output.view(*input.shape[:-1], len(weight_OI))
+
+
+class _StoredProduct(torch.autograd.Function):
+    """Input (N, I), N positions, I inputs, O outputs; the weight has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight_OI: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight_OI)
+        return F.linear(input, weight_OI.to(input.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+        (weight_OI,) = ctx.saved_tensors
+        input_grad = grad @ weight_OI.to(grad.dtype) if ctx.needs_input_grad[0] else None
+        return input_grad, None, grad.sum(0) if ctx.needs_input_grad[2] else None
+
+
+_STORED: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: StoredLinear, Conv1D: StoredConv1D}
+
+
+def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
+    """Make every linear layer and embedding that is stored in half precision compute in `dtype`.
+
+    Other floating-point parameters are converted; quantised ones stay as they are.
+    """
+    stored: set[int] = set()
+    for module in model.modules():
+        if type(module) in _STORED:
+            module.__class__ = _STORED[type(module)]
+            stored.add(id(module.weight))
+        elif isinstance(module, nn.Embedding):
+            module.register_forward_hook(_Convert(dtype))
+            stored.add(id(module.weight))
+    for parameter in model.parameters():
+        if id(parameter) not in stored and parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    for buffer in model.buffers():
+        if buffer.dtype in HALVES:
+            buffer.data = buffer.data.to(dtype)
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters as stored, quantisation constants included; shared tensors count once."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in held(model)}.values())
+
+
+def held(model: nn.Module) -> Iterator[Tensor]:
+    """All parameters as stored, with the constants of quantised ones."""
+    for parameter in model.parameters():
+        yield parameter
+        state = getattr(parameter, "quant_state", None)
+        while state is not None:  # double quantisation: the constants have a state of their own
+            yield from (value for value in vars(state).values() if isinstance(value, Tensor))
+            state = state.state2
+        constants = getattr(parameter, "SCB", None)
+        if isinstance(constants, Tensor):
+            yield constants
+
+
+class _Convert:
+    """A forward hook that gives the output in another precision."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+        return output.to(self.dtype)
+
+
+def quantisation_settings(weights: str, compute: torch.dtype, skeleton: PreTrainedModel) -> BitsAndBytesConfig:
+    """How transformers quantises this backbone while it loads; `skeleton` is the backbone without its weights.
+
+    4-bit scales are themselves quantised (double quantisation; Dettmers et al. 2023, arXiv:2305.14314, section 3):
+    4 + 8 / 64 + 32 / (64 * 256) = 4.127 bits a weight.
+
+    Raises:
+        BackboneError: No layer can be quantised, or a quantised layer could not compute its inputs.
+    """
+    left = unquantised(skeleton)
+    # transformers replaces exactly these two classes, not subclasses such as Falcon's.
+    known = [name for name in linear_layers(skeleton) if type(skeleton.get_submodule(name)) in (nn.Linear, Conv1D)]
+    if not set(known) - set(left):
+        raise BackboneError(
+            f"model.weights={weights}: the blocks of {type(skeleton).__name__} hold no linear layers that bitsandbytes "
+            "can quantise. Write model.weights=bfloat16, or take a backbone of another family."
+        )
+    if weights == "int8" and anatomy.convolves(skeleton):
+        raise BackboneError(
+            f"model.weights=int8: linear layers of {type(skeleton).__name__} read maps of pictures, which bitsandbytes "
+            "multiplies in 4 bits alone. Write model.weights=nf4, or model.weights=bfloat16."
+        )
+    return BitsAndBytesConfig(
+        load_in_8bit=weights == "int8",
+        load_in_4bit=weights != "int8",
+        llm_int8_skip_modules=left,
+        bnb_4bit_quant_type="nf4" if weights == "int8" else weights,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute,
+    )
+
+
+def replace(blueprint: PreTrainedModel, weights: str, compute: torch.dtype) -> None:
+    """Replace layers by bitsandbytes' unpacked ones on the meta device, where `quantisation_settings` quantises."""
+    wanted = quantisation_settings(weights, compute, blueprint)
+    replace_with_bnb_linear(blueprint, wanted.llm_int8_skip_modules, wanted)
+    for module in blueprint.modules():
+        if isinstance(module, (nn.Linear, Conv1D)):
+            module.requires_grad_(False)
+
+
+def put_off(model: PreTrainedModel, weights: str, compute: torch.dtype) -> None:
+    """Put bitsandbytes' 4-bit layers where `settings` quantises, each computing with its weight as it is until `pack`.
+
+    Packed they are of the precision that computes: processes that share a model cut tensors of one precision only.
+    """
+    wanted = quantisation_settings(weights, compute, model)
+    wanted.bnb_4bit_quant_storage = compute
+    left = unquantised(model)
+    plain: dict[str, Any] = {name: model.get_submodule(name) for name in linear_layers(model) if name not in left}
+    replace_with_bnb_linear(model, left, wanted)
+    for name, layer in plain.items():
+        packed: Any = model.get_submodule(name)
+        if packed is layer:
+            continue
+        weight = layer.weight
+        packed.bias = layer.bias
+        packed.unpacked = weight.data.T if isinstance(layer, Conv1D) else weight.data
+        packed.weight = _not_yet(packed.weight, packed.unpacked.shape)
+        packed.forward = MethodType(_unpacked, packed)
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]  # what PEFT asks before it takes its layers for these
+
+
+def pack(layer: Any, target: torch.device) -> None:
+    """Pack a layer on its device, if `put_off` left it unpacked."""
+    if isinstance(unpacked := getattr(layer, "unpacked", None), Tensor):
+        layer.weight = type(layer.weight)(
+            unpacked,
+            compress_statistics=True,
+            quant_type=layer.weight.quant_type,
+            quant_storage=layer.quant_storage,
+            module=layer,
+        ).to(target)
+        del layer.unpacked, layer.forward
+        settle(layer, layer.compute_dtype)
+
+
+def let_go(layer: Any) -> None:
+    """Drop the unpacked weight of a layer that this process will not compute."""
+    if hasattr(layer, "unpacked"):
+        del layer.unpacked, layer.forward
+
+
+def untranspose(skeleton: PreTrainedModel) -> None:
+    """Replace GPT-2's Conv1D layers by linear ones where they will be quantised, as bitsandbytes does."""
+    left = unquantised(skeleton)
+    for name in linear_layers(skeleton):
+        layer = skeleton.get_submodule(name)
+        if type(layer) is Conv1D and name not in left:
+            weight = layer.weight
+            plain = nn.Linear(layer.nx, layer.nf, device=weight.device, dtype=weight.dtype)
+            skeleton.set_submodule(name, plain)
+
+
+def linear_layers(model: nn.Module) -> list[str]:
+    """Paths of all linear layers."""
+    return [name for name, module in model.named_modules() if anatomy.is_linear(module)]
+
+
+def unquantised(model: PreTrainedModel) -> list[str]:
+    """Paths of the linear layers that keep their precision: those outside the blocks, gates, and those a family names.
+
+    T5 names its feed-forward output; transformers never quantises these.
+    """
+    values = model.config.get_text_config().to_dict()
+    experts = {
+        value for key, value in values.items() if "experts" in key and "per_tok" not in key and type(value) is int
+    }
+    named = [*(model._keep_in_fp32_modules or ())]
+    inside = {name for name in anatomy.linear_modules(model) if should_convert_module(name, named)}
+    gates = {name for name in inside if _is_gate(model.get_submodule(name), experts)}
+    return [name for name in linear_layers(model) if name not in inside or name in gates]
+
+
+def settle(model: nn.Module, compute: torch.dtype) -> None:
+    """Make 4-bit layers compute the same in training and evaluation, on every CPU.
+
+    On a CPU with AVX512-bf16, bitsandbytes repacks a 4-bit layer at its first evaluation and rounds its scales; a
+    layer that was repacked has no gradient in later training, and refuses sizes that are no multiples of 32.
+    """
+    from bitsandbytes.nn.modules import Linear4bit  # a second to import, and most runs need none of it
+
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+            packed: Any = module.weight
+            packed.quant_state.dtype = compute  # what the backward pass, and a merge, dequantise to
+
+
+def notes(model: nn.Module, weights: str) -> list[str]:
+    """A warning where less than half of the parameters are stored in `weights`."""
+    from bitsandbytes.nn.modules import Linear4bit, Linear8bitLt
+
+    layers = [module for module in model.modules() if isinstance(module, (Linear4bit, Linear8bitLt))]
+    packed = {id(layer.weight) for layer in layers}
+    quantised = sum(layer.in_features * layer.out_features for layer in layers)
+    rest = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in packed)
+    share = quantised / (quantised + rest)
+    rest_note = "embeddings, and experts in one fused tensor, are not quantised"
+    return [] if share >= 0.5 else [f"{share:.0%} of the parameters are in {weights}; {rest_note}"]
+
+
+def _not_yet(weight: Any, shape: torch.Size) -> nn.Parameter:
+    """A placeholder for a packed weight: of its size, without memory."""
+    from bitsandbytes.functional import QuantState
+
+    known: Any = QuantState  # it has no types
+
+    def fake(size: int) -> Tensor:
+        return torch.empty(1, dtype=torch.uint8).expand(size)
+
+    state = known(absmax=fake(shape.numel() // 64), shape=shape, quant_type=weight.quant_type)
+    placeholder: nn.Parameter = type(weight)(
+        fake(shape.numel() // 2)[:, None], quant_state=state, quant_type=weight.quant_type
+    )
+    return placeholder
+
+
+def _unpacked(layer: Any, x: Tensor) -> Tensor:
+    """Output of a layer whose weight is not packed yet."""
+    bias = None if layer.bias is None else layer.bias.to(x.dtype)
+    return F.linear(x, layer.unpacked.to(x.dtype), bias)
+
+
+def _is_gate(module: Any, experts: set[int]) -> bool:
+    """Whether a layer outputs a few weights instead of hidden values, such as the router of a mixture of experts."""
+    outputs, inputs = module.weight.shape if isinstance(module, nn.Linear) else module.weight.T.shape
+    return outputs in experts or (outputs < GATE and inputs >= 16 * outputs)
