@@ -25,11 +25,10 @@ from workbench.config.model_heads import TEXT
 from workbench.data.batching import MicroBatch
 from workbench.data.prefetch import Prefetcher
 from workbench.losses.label_losses import LabelLosses
-from workbench.models import output_heads
-from workbench.models.exported import ExportedModel
 from workbench.planning.fake_tensors import BlueprintLoader, real_tensors, to_fake
 from workbench.recipes.load import load
-from workbench.recipes.verbs.plans import plan_blocks, plan_parts, plan_texts
+from workbench.recipes.task import implementation
+from workbench.recipes.verbs.plans import plan_blocks, plan_parts
 from workbench.runs import run_directory
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_trainer import BankTrainer
@@ -57,13 +56,12 @@ STEPS = 3
 @contextmanager
 def training(config: RunConfig, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[tuple[Trainer, Synchronisations]]:
     with plan_blocks.planned_run(config, folder) as run:
-        tokenizer, template, data, make, *_ = plan_texts.prepare(config, run)
+        dry = implementation(config).dry(config, run)
         with fake_cuda(patch) as found:
-            backbone = BlueprintLoader()(config.model, tokenizer, task=TEXT)
-            freezer = plan_parts.attached(backbone, config, data.train)
-            head = output_heads.known(backbone.model)
-            live = ExportedModel(freezer.model, head, tokenizer, template, [])
-            yield make(config, run).trainer(backbone, freezer, live, None), found
+            backbone = BlueprintLoader()(config.model, dry.single.vocabulary, task=TEXT)
+            freezer = plan_parts.attached(backbone, config, dry.single.splits.train)
+            live = dry.assemble(dry.single, freezer.model, backbone)
+            yield dry.single.trainer(backbone, freezer, live, None), found
 
 
 @pytest.mark.nightly(but=["quickstart", "packed, bfloat16"])
@@ -117,12 +115,12 @@ def test_a_step_of_a_bank_reads_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         )
         fit.masters.refresh()
         fit.bank.train()
-        fit.accumulation.ahead = Prefetcher(pin=True)
+        fit.ahead = Prefetcher(pin=True)
         for step in range(STEPS):
             found.places.clear()
             fit._step(fit.members, dict.fromkeys(fit.members, time.monotonic()))
             assert len(found.places) == 1, "\n".join([f"step {step}", *found.places])
-        fit.accumulation.ahead.close()
+        fit.ahead.close()
     run.close()
     assert len(fit.visits) == len(sections)
 
