@@ -23,7 +23,7 @@ from workbench.training import bank_trainer, capacity
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.callbacks import BankProgress, Callback
-from workbench.training.distributed import barrier, layout_checks
+from workbench.training.distributed import data_parallel, layout_checks
 from workbench.training.distributed.placement import Placement
 from workbench.training.step_metrics import peak_bytes
 
@@ -65,7 +65,9 @@ def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce
         train(task, run, entries, callback, reason)
         for _, own in entries:
             own.note(ended=True)
-        barrier.wait_for_ranks(lambda: all(_member(run, trial).manifest.get("ended") for trial in trials), callback)
+        data_parallel.wait_for_ranks(
+            lambda: all(_member(run, trial).manifest.get("ended") for trial in trials), callback
+        )
     finally:
         table = write_table(config, run, trials)
     if not placement.scores:

@@ -46,7 +46,7 @@ from workbench.training import bank_trainer, capacity
 from workbench.training.adapter_trainer import TrainTask
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.callbacks import BankProgress, Callback
-from workbench.training.distributed import barrier
+from workbench.training.distributed import data_parallel
 from workbench.training.distributed.placement import WHOLE, Placement, Reading
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.prefix_cache import PrefixCache, reading
@@ -192,7 +192,7 @@ def train(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callba
         else:
             callback.say(f"One after another over the same backbone: {reason}.")
             _apart(context, run, mine, callback)
-    barrier.wait_for_ranks(lambda: all(place.exists() for place in places), callback)
+    data_parallel.wait_for_ranks(lambda: all(place.exists() for place in places), callback)
 
 
 def outputs(

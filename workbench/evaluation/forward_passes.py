@@ -25,9 +25,9 @@ from workbench.runs.deadline import Deadline
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
 from workbench.training import capacity
+from workbench.training.distributed.data_parallel import own_rows
 from workbench.training.distributed.pipeline import Absent
 from workbench.training.distributed.placement import Placement
-from workbench.training.distributed.row_shares import own_rows
 
 FILE = "scored_rows.json"
 """In a run directory: results of an interrupted scoring, deleted once the scores are written."""

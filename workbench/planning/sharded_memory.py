@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from workbench.config.sections.distributed_config import DistributedConfig, Place
-from workbench.training.distributed.layout_settings import KEPT_ELEMENTS
+from workbench.training.distributed.zero_offload import KEPT_ELEMENTS
 
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER = "weights", "masters", "gradients", "optimizer"
 BUCKETS = "buckets"

@@ -33,8 +33,8 @@ from workbench.training import capacity, kernels, packing, row_losses, thread_ch
 from workbench.training.activation_checkpointing import ActivationKeeping
 from workbench.training.adapter_trainer import AdapterTrainer, TrainTask, trained
 from workbench.training.callbacks import Callback
-from workbench.training.distributed import bank_shares
-from workbench.training.distributed.bank_shares import BankShares
+from workbench.training.distributed import data_parallel
+from workbench.training.distributed.data_parallel import BankShares
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.prefix_cache import PrefixCache, PrefixCacheManager, PrefixForward
 from workbench.training.master_weights import MasterWeights
@@ -105,7 +105,7 @@ def refusal(config: RunConfig) -> str | None:
         "optimizer.name": (config.optimizer.name == "sophia", "a bank computes no rows twice"),
         "optimizer.noise_scale": (config.optimizer.noise_scale is not None, "a bank does not compute a batch in parts"),
     }
-    for key, (is_on, why) in {**alone, **bank_shares.refusals(config)}.items():
+    for key, (is_on, why) in {**alone, **data_parallel.refusals(config)}.items():
         if is_on:
             return f"{key}: {why}"
     return banks.refusal(config.adapter)

@@ -28,7 +28,7 @@ from workbench.data.prefetch import Prefetcher
 from workbench.runs.ranks import Ranks
 from workbench.training import row_losses
 from workbench.training.adapter_trainer import AdapterTrainer
-from workbench.training.distributed.row_shares import RowShare, share_rows
+from workbench.training.distributed.data_parallel import RowShare, share_rows
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.master_weights import MasterWeights
 from workbench.training.optim import noise_scale

@@ -10,7 +10,7 @@ from workbench.config.checks import kernel_checks, long_row_checks
 from workbench.errors import ConfigError, ResumeError
 from workbench.models import activation_recomputation, liger_kernels
 from workbench.runs.run_directory import Run
-from workbench.training.distributed import layout_settings
+from workbench.training.distributed import zero_offload
 
 
 def require(config: TrainingSections, model: nn.Module, device: torch.device) -> None:
@@ -48,6 +48,6 @@ def install(model: nn.Module, config: TrainingSections, device: torch.device, ru
 def tile_mlps(model: nn.Module, config: TrainingSections) -> None:
     """Let the MLPs of a model compute in tiles, as `train.mlp_tile` says; `auto` leaves out those that cannot."""
     how = config.distributed
-    fetched = how.engine != "fsdp2" and layout_settings.cuts_weights(how)  # weights arrive by layer, not by block
+    fetched = how.engine != "fsdp2" and zero_offload.cuts_weights(how)  # weights arrive by layer, not by block
     if not fetched and not any(long_row_checks.untiled(config)):
         activation_recomputation.tile_mlps(model, config.train.mlp_tile)

@@ -15,8 +15,8 @@ from workbench.data.batching import Examples, Indices
 from workbench.data.packing import RowLayout
 from workbench.runs.ranks import Ranks
 from workbench.training.distributed import pipeline
+from workbench.training.distributed.data_parallel import RowShare, share_rows
 from workbench.training.distributed.pipeline import Pipelined
-from workbench.training.distributed.row_shares import RowShare, share_rows
 from workbench.training.distributed.sharding import Sharded
 from workbench.training.gradient_accumulation import CachedGradients, Noise
 from workbench.training.master_weights import MasterWeights

@@ -53,7 +53,7 @@ from workbench.runs.ranks import Ranks
 from workbench.runs.run_directory import Run
 from workbench.training import activation_checkpointing, activation_offload, capacity
 from workbench.training.callbacks import Silent
-from workbench.training.distributed import bank_shares, layout_checks, layout_settings
+from workbench.training.distributed import data_parallel, layout_checks, zero_offload
 from workbench.training.optim import schedules
 
 
@@ -205,14 +205,14 @@ def _require_known(config: RunConfig, devices: int) -> None:
             "--devices out, and write as many folds or values as one device gets. Or share weights: write "
             "distributed.engine=fsdp2 distributed.zero=3."
         )
-    for key, (is_on, why) in bank_shares.refusals(config).items() if config.distributed.zero != "auto" else ():
+    for key, (is_on, why) in data_parallel.refusals(config).items() if config.distributed.zero != "auto" else ():
         if is_on:
             raise plan_parts.one_after_another(config, f"{key}: {why}")
 
 
 def _cuts(config: RunConfig) -> bool:
     """Whether devices read the same rows together, each with a share of the weights."""
-    return config.distributed.zero != "auto" and layout_settings.cuts_weights(config.distributed)
+    return config.distributed.zero != "auto" and zero_offload.cuts_weights(config.distributed)
 
 
 def _of_reference(config: RunConfig, parts: DryRunParts) -> Iterator[str]:

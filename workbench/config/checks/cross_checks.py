@@ -20,13 +20,11 @@ from workbench.config.checks import (
     kernel_checks,
     length_checks,
     long_row_checks,
-    pipeline_checks,
+    parallelism_checks,
     regularise_checks,
     sampling_checks,
-    sequence_checks,
     sparsity_checks,
     stacking_checks,
-    tensor_checks,
     thinning_checks,
 )
 from workbench.config.sections.basic_sections import MARGIN, ModelConfig
@@ -64,10 +62,8 @@ def mistakes(config: RunSections) -> Iterator[str]:
     yield from long_row_checks.mistakes(config)
     yield from kernel_checks.mistakes(config)
     yield from sampling_checks.mistakes(config)
-    yield from sequence_checks.mistakes(config)
-    yield from tensor_checks.mistakes(config)
+    yield from parallelism_checks.mistakes(config)
     yield from checkpointing_checks.mistakes(config)
-    yield from pipeline_checks.mistakes(config)
     yield from sparsity_checks.mistakes(config)
     yield from growth_checks.mistakes(config)
     yield from curvature_checks.mistakes(config)

@@ -13,7 +13,7 @@ from workbench.config import RunConfig
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.errors import ConfigError
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed import layout_settings
+from workbench.training.distributed import zero_offload
 
 OVER_CUT = ("lora", "rslora", "lora+")
 """Methods that start without reading the weights below them, which are packed once they are cut."""
@@ -23,7 +23,7 @@ OPTIMIZERS = ("adamw", "sgd", "lion")
 
 def require(config: RunConfig, ranks: Ranks) -> None:
     """Refuse layouts that would fail, hang or silently compute something else; raises ConfigError with the remedies."""
-    layout_settings.read(config.distributed)
+    zero_offload.read(config.distributed)
     refusals = [
         *_grouped(config.distributed, ranks),
         *([] if ranks.alone else _together(config)),
@@ -87,7 +87,7 @@ def _together(config: RunConfig) -> Iterator[str]:
 def _compressed(config: RunConfig, ranks: Ranks) -> Iterator[str]:
     """Where gradients or weights cannot travel in fewer bits."""
     section = config.distributed.compression
-    zero = layout_settings.deepspeed(config, torch.float32, world=ranks.world, trained=1)["zero_optimization"]
+    zero = zero_offload.deepspeed(config, torch.float32, world=ranks.world, trained=1)["zero_optimization"]
     for key in ("zero_quantized_weights", "zero_quantized_gradients"):
         if zero.get(key) and not torch.cuda.is_available():
             name = {"zero_quantized_weights": "weights=none", "zero_quantized_gradients": "gradients=bfloat16"}[key]
@@ -172,7 +172,7 @@ def _sharded(config: RunConfig) -> Iterator[str]:
     yield from _unlike_in_shares(config.adapter)
     if config.average.method != "none":
         yield "average needs all weights in one place, and ZeRO cuts them. Write average.method=none, or zero=0."
-    whole = not layout_settings.cuts_weights(section)
+    whole = not zero_offload.cuts_weights(section)
     cure = "zero=2" if section.engine == "deepspeed" else "engine=deepspeed, zero=2"
     if not whole and config.crossvalidates and config.correction.is_on:
         yield (

@@ -13,7 +13,7 @@ from workbench.data.batching import MicroBatch
 from workbench.data.packing import RowLayout
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.runs.run_directory import Run
-from workbench.training.distributed import layout_settings, sequence, tensor_parallel
+from workbench.training.distributed import sequence, tensor_parallel, zero_offload
 from workbench.training.distributed.fsdp import FullySharded, ShardedReader
 from workbench.training.distributed.pipeline import Pipelined, PipelineReader
 from workbench.training.distributed.sharding import Loss, Sharded, Trainable
@@ -40,7 +40,7 @@ class Placement:
     @property
     def cuts_weights(self) -> bool:
         """Whether a process holds a share of each weight: a backbone is loaded on the host then, and cut later."""
-        return layout_settings.cuts_weights(self.config)
+        return zero_offload.cuts_weights(self.config)
 
     @property
     def keeps_weights(self) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from workbench.data.batching import MicroBatch
 from workbench.models.weight_formats import HALVES
-from workbench.training.distributed import layout_settings, nvme
+from workbench.training.distributed import zero_offload
 from workbench.training.distributed.sharding import Loss, Sharded, Trainable, place_model
 
 COUNTED = "step"
@@ -36,18 +36,16 @@ class ZeroParameters(Sharded):
     def __init__(self, whole: Trainable, *, sample: Callable[[], MicroBatch]) -> None:
         super().__init__(whole)
         self._module, self._sample = _Forward(whole.model, whole.loss, whole.auxiliary), sample
-        self._compute, self._cuts = whole.compute, layout_settings.cuts_weights(whole.config.distributed)
+        self._compute, self._cuts = whole.compute, zero_offload.cuts_weights(whole.config.distributed)
         trained = sum(parameter.numel() for parameter in self._named.values())
-        self._settings = layout_settings.deepspeed(
-            whole.config, whole.compute, world=whole.ranks.world, trained=trained
-        )
+        self._settings = zero_offload.deepspeed(whole.config, whole.compute, world=whole.ranks.world, trained=trained)
         self._engine: Any = None
 
     def adopt(self, optimizer: torch.optim.Optimizer, _: Mapping[str, nn.Parameter]) -> ZeroParameters:
         """From now on DeepSpeed takes the steps of `optimizer`."""
         deepspeed = imported()
         if "nvme" in json.dumps(self._settings["zero_optimization"]):
-            nvme.require()
+            zero_offload.require_nvme()
         if self._cuts:
             self._cut(deepspeed)
         self._engine, *_rest = deepspeed.initialize(

@@ -35,7 +35,7 @@ from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError
 from workbench.models import classifier
 from workbench.runs import run_directory, units
-from workbench.training.distributed import layout_settings
+from workbench.training.distributed import zero_offload
 from workbench.training.freezing.cached_prefix import CachedPrefix, UnpaddedRows, parts, reader, rows_of
 from workbench.training.freezing.freezer import Freezer
 from workbench.training.freezing.hidden_state_store import DiskStore, HiddenStateStore, MemoryStore, fingerprint
@@ -440,7 +440,7 @@ class PrefixCacheManager:
         # Processes that share weights hold a whole block only in a pass that all of them do.
         config = self._config
         changes = config.freeze.thaws or config.regularise.noisy or config.layer_drop.is_on or config.token_drop.is_on
-        never = changes or layout_settings.cuts_weights(config.distributed)
+        never = changes or zero_offload.cuts_weights(config.distributed)
         depth = 0 if never or passes is None else self._freezer.depth
         if depth == self._depth:
             return

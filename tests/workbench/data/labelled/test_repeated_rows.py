@@ -21,7 +21,7 @@ from workbench.data.row_order import RowOrder
 from workbench.distillation.class_distillation import examples
 from workbench.evaluation import training_dynamics
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed.row_shares import share_rows
+from workbench.training.distributed.data_parallel import share_rows
 from workbench.training.row_losses import Visits
 
 AUGMENT = {"rotation": 20, "brightness": 0.3, "erasing": 0.5, "mixup": 0.4, "cutmix": 1.0}

@@ -1,8 +1,11 @@
-"""DeepSpeed's settings: from section `distributed`, or from a user's own DeepSpeed JSON."""
+"""DeepSpeed's settings (ZeRO, offload to the host and to disk): section `distributed`, or a JSON of your own."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +32,8 @@ OURS = {
     "managed_gradient_accumulation": "batch.tokens_per_device",
 }
 """DeepSpeed's settings that a recipe decides, and by which of its keys."""
+OLD_LOCK = 600.0
+"""Seconds after which a compilation that left its lock behind was killed: everybody would wait for it for ever."""
 
 
 def deepspeed(config: TrainingSections, compute: torch.dtype, *, world: int, trained: int) -> Settings:
@@ -118,3 +123,23 @@ def read(section: DistributedConfig) -> Settings:
     if "zero_optimization" not in settings:
         raise ConfigError(f"distributed.deepspeed: {path} has no zero_optimization. Write one, or leave the file out.")
     return {key: value for key, value in settings.items() if key not in OURS}
+
+
+def require_nvme() -> None:
+    """Compile them now, one process after the other; raises ConfigError where this machine cannot."""
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+    from torch.utils import cpp_extension
+
+    builder = AsyncIOBuilder()
+    if not builder.is_compatible(verbose=False):
+        raise ConfigError(
+            "distributed.nvme: DeepSpeed writes to disk through libaio, which is not installed here. "
+            "Run `apt install libaio-dev` (it is compiled once, in about a minute), or write cpu instead of nvme."
+        )
+    folder = Path(cpp_extension._get_build_directory("async_io", verbose=False))
+    with (folder.parent / "workbench.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # given back also where this process is killed
+        for left in (folder / "lock", folder.parent / "pin_memory" / "lock"):
+            if left.exists() and time.time() - left.stat().st_mtime > OLD_LOCK:
+                left.unlink()
+        builder.load(verbose=False)

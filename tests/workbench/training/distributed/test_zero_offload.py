@@ -8,7 +8,7 @@ import torch
 
 from workbench.config import RunConfig
 from workbench.errors import ConfigError
-from workbench.training.distributed import layout_settings
+from workbench.training.distributed import zero_offload
 
 
 def config(**distributed: object) -> RunConfig:
@@ -16,7 +16,7 @@ def config(**distributed: object) -> RunConfig:
 
 
 def test_six_settings_become_deepspeeds() -> None:
-    found = layout_settings.deepspeed(
+    found = zero_offload.deepspeed(
         config(zero=3, offload_optimizer="cpu", offload_parameters="nvme", nvme="/disk", bucket_bytes=400),
         torch.bfloat16,
         world=4,
@@ -35,17 +35,17 @@ def test_a_file_of_ones_own_is_taken_whole(tmp_path: Path) -> None:
     own = {"zero_optimization": {"stage": 2, "round_robin_gradients": True}, "wall_clock_breakdown": True}
     path = tmp_path / "ds.json"
     path.write_text(json.dumps({**own, "train_batch_size": "auto", "bf16": "auto"}))
-    found = layout_settings.deepspeed(config(deepspeed=str(path)), torch.float32, world=2, trained=10)
+    found = zero_offload.deepspeed(config(deepspeed=str(path)), torch.float32, world=2, trained=10)
     assert {key: found[key] for key in own} == own
     assert found["bf16"] == {"enabled": False} and found["train_batch_size"] == 2
 
 
-@pytest.mark.parametrize("key", layout_settings.OURS)
+@pytest.mark.parametrize("key", zero_offload.OURS)
 def test_what_the_recipe_says_it_cannot_say(tmp_path: Path, key: str) -> None:
     path = tmp_path / "ds.json"
     path.write_text(json.dumps({"zero_optimization": {"stage": 2}, key: 1}))
     with pytest.raises(ConfigError, match=f"{key}: the recipe says it"):
-        layout_settings.read(config(deepspeed=str(path)).distributed)
+        zero_offload.read(config(deepspeed=str(path)).distributed)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
-"""A bank that processes train together: each holds a share of the frozen backbone and computes a share of the rows.
+"""Processes that share the rows of a step: which rows each computes, and a bank of adapters that they train together.
 
-Adapters are whole in every process, as their optimizers are: they are small beside the backbone, each member has an
-optimizer, a schedule and an end of its own, and sums of gradients that are the same bits everywhere keep them equal.
+Adapters of a bank are whole in every process, as their optimizers are: they are small beside the backbone, each member
+has an optimizer, a schedule and an end of its own, and sums of gradients that are the same bits everywhere keep them
+equal. Each process holds a shard of the frozen backbone.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,14 +19,70 @@ from workbench.config import RunConfig
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.batching import Indices
 from workbench.data.packing import RowLayout
+from workbench.errors import Stopped
 from workbench.runs.ranks import Ranks
-from workbench.training.distributed import layout_settings
+from workbench.training.callbacks import Callback
+from workbench.training.distributed import zero_offload
 from workbench.training.distributed.fsdp import ShardedReader
-from workbench.training.distributed.row_shares import RowShare, share_rows
 
 T = TypeVar("T")
+LOOK = 0.2
+"""Seconds between two looks."""
 METHODS = ("lora", "rslora", "lora+")
 """Methods whose members stand in the backbone's own modules; those of others have copies of these."""
+
+
+class RowShare(NamedTuple):
+    """Rows of one forward pass."""
+
+    rows: Indices
+    counts: bool = True
+    """Whether they carry loss; others keep a process in step with those that have one more."""
+
+
+def own_rows(lengths: Indices, ranks: Ranks) -> Indices:
+    """Rows of a set that this process reads: each process gets as many, give or take one, and as long ones.
+
+    Args:
+        lengths: Tokens of every row.
+    """
+    own: Indices = np.sort(np.argsort(lengths, kind="stable")[ranks.rank :: ranks.world])
+    return own
+
+
+def share_rows(
+    rows: Indices, lengths: Indices, arrangement: RowLayout, *, tokens: int, ranks: Ranks, in_step: bool
+) -> list[RowShare]:
+    """The micro-batches of a global batch that this process computes; all processes cut it alike.
+
+    Args:
+        lengths: Tokens of every example.
+        arrangement: How the rows of a micro-batch are laid out.
+        tokens: In a micro-batch at most.
+        in_step: All processes must do the same number of forward passes.
+    """
+    parts = list(arrangement.cut(rows, lengths, tokens=tokens))
+    while len(parts) % ranks.world and max(map(len, parts)) > 1:
+        # Everybody gets as many where that is possible: the one with most tokens is the one to halve.
+        widest = max((part for part in parts if len(part) > 1), key=lambda part: arrangement.tokens(lengths[part]))
+        place = next(number for number, part in enumerate(parts) if part is widest)
+        half = (len(widest) + 1) // 2
+        parts[place : place + 1] = [widest[:half], widest[half:]]
+    own = [RowShare(part) for part in parts[ranks.rank :: ranks.world]]
+    missing = -(-len(parts) // ranks.world) - len(own) if in_step else 0
+    return [*own, *(RowShare(parts[-1][-1:], counts=False) for _ in range(missing))]
+
+
+def wait_for_ranks(done: Callable[[], bool], callback: Callback) -> None:
+    """Return when `done` holds; unlike a process that waits in a collective, this one can be asked to stop.
+
+    Raises:
+        Stopped: the callback asked for it.
+    """
+    while not done():
+        if callback.stop_requested():
+            raise Stopped("Stopped while other processes train; all of this one's members are saved.")
+        time.sleep(LOOK)
 
 
 def refusals(config: RunConfig) -> dict[str, tuple[bool, str]]:
@@ -51,7 +110,7 @@ class BankShares:
     def __init__(self, model: nn.Module, section: DistributedConfig, ranks: Ranks) -> None:
         self._section, self.ranks = section, ranks
         self._shared: ShardedReader | None = None
-        if layout_settings.cuts_weights(section):
+        if zero_offload.cuts_weights(section):
             trained = [each for each in model.parameters() if each.requires_grad]
             self._shared = ShardedReader(model, section, ranks, apart=trained)
 

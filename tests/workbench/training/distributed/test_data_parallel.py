@@ -1,6 +1,9 @@
-"""Rows of a bank's members dealt to processes, and what keeps these from training them together."""
+"""Rows of a step dealt to processes, those of a bank too, and waiting for other processes."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +14,50 @@ from torch import nn
 from tests.workbench.training.together import section
 from workbench.config.sections.distributed_config import DistributedConfig
 from workbench.data.packing import PACKED, PADDED, RowLayout, mixed_batches
+from workbench.errors import Stopped
 from workbench.runs.ranks import Ranks
 from workbench.training import bank_trainer
-from workbench.training.distributed.bank_shares import BankShares
+from workbench.training.distributed import data_parallel
+from workbench.training.distributed.data_parallel import BankShares, share_rows
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
+    tokens=st.integers(60, 300),
+    world=st.integers(1, 5),
+    in_step=st.booleans(),
+    form=st.sampled_from([PADDED, PACKED]),
+)
+@settings(max_examples=200, deadline=None)
+def test_each_row_is_one_process_own_and_nobody_waits_for_long(
+    lengths: list[int], tokens: int, world: int, in_step: bool, form: RowLayout
+) -> None:
+    known, rows = np.array(lengths), np.arange(len(lengths))
+    dealt = [
+        share_rows(rows, known, form, tokens=tokens, ranks=Ranks(rank, world), in_step=in_step) for rank in range(world)
+    ]
+    counted = [part.rows for own in dealt for part in own if part.counts]
+    assert sorted(np.concatenate(counted)) == list(rows)
+    assert all(form.tokens(known[part]) <= tokens for part in counted)
+    passes = [len(own) for own in dealt]
+    assert max(passes) - min(passes) <= (0 if in_step else 1)
+    if len(rows) >= world:
+        assert all(any(part.counts for part in own) for own in dealt)
+
+
+def test_it_waits_until_others_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    callback: Any = SimpleNamespace(stop_requested=lambda: False)
+    data_parallel.wait_for_ranks(lambda: len(slept) == 3, callback)
+    assert slept == [data_parallel.LOOK] * 3
+
+
+def test_who_waits_can_be_asked_to_stop() -> None:
+    callback: Any = SimpleNamespace(stop_requested=lambda: True)
+    data_parallel.wait_for_ranks(lambda: True, callback)
+    with pytest.raises(Stopped, match="while other processes train"):
+        data_parallel.wait_for_ranks(lambda: False, callback)
 
 
 @given(
