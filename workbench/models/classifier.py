@@ -35,8 +35,7 @@ from workbench.config.model_heads import ModelHead
 from workbench.data.batching import MicroBatch, encoder_inputs
 from workbench.data.images import picture_reader
 from workbench.data.images.picture_format import PictureFormat
-from workbench.data.images.picture_reader import PictureReader, SavedFormat
-from workbench.data.images.picture_rows import PictureRows
+from workbench.data.images.picture_reader import PictureReader, PictureRows, SavedFormat
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.labelled_data import LabelledSet
 from workbench.data.labelled.labels import Labels
