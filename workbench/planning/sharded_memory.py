@@ -10,9 +10,16 @@ what was gathered last is kept until the next block has copied its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from workbench.config.sections.distributed_config import DistributedConfig, Place
+from workbench.models import weight_formats
+from workbench.planning.dry_trainings import Model
+from workbench.training.distributed.sharding import blocks_apart
 from workbench.training.distributed.zero_offload import KEPT_ELEMENTS
 
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER = "weights", "masters", "gradients", "optimizer"
@@ -328,3 +335,36 @@ def waiting_seconds(contents: Contents, how: DistributedConfig, rates: Rates, *,
         rate = rates.host if how.offload_parameters == "cpu" else rates.disk
         wait_seconds += passes * 2 * contents.weight_bytes * share / rate
     return wait_seconds
+
+
+def contents_of(fit: Model, *, optimizer: int) -> Contents:
+    """The tensors of `fit`, whose optimizer keeps `optimizer` bytes of state."""
+    computing = [each for each in fit.masters.computing().values() if each.requires_grad and each.numel()]
+    trained = tuple(each.numel() for each in computing)
+    element = max((each.element_size() for each in computing), default=4)
+    frozen = {id(each): each for each in fit.model.parameters() if not each.requires_grad and _is_here(each)}
+    known = {id(each) for each in chain(frozen.values(), computing)}
+    rest: dict[int, Tensor] = {id(each): each for each in chain(weight_formats.held(fit.model), fit.model.buffers())}
+    rest = {key: each for key, each in rest.items() if _is_here(each)}
+    head = fit.freezer.backbone.get_output_embeddings()
+    return Contents(
+        trained=trained,
+        head=sum(each.numel() for each in head.parameters() if each.requires_grad) if head is not None else 0,
+        element=element,
+        frozen=tuple(
+            # Packed weights count in the precision that computes there.
+            (each.nbytes // element if each.dtype == torch.uint8 else each.numel(), each.nbytes)
+            for each in frozen.values()
+        ),
+        whole=sum(each.nbytes for key, each in rest.items() if key not in known),
+        optimizer=optimizer / max(sum(trained), 1),
+        blocks=tuple(
+            (sum(each.nbytes for each in weights), sum(each.numel() for each in weights if each.requires_grad))
+            for weights in (list(block.parameters()) for block in blocks_apart(fit.model))
+        ),
+    )
+
+
+def _is_here(tensor: Tensor) -> bool:
+    """Whether it has memory for its values: what other stages of a pipeline hold has none."""
+    return tensor.untyped_storage().nbytes() >= tensor.nbytes

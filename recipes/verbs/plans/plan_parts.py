@@ -17,8 +17,7 @@ from workbench.models.backbones import Backbone
 from workbench.models.model_sizes import AdapterSize
 from workbench.planning.dry_run import OPTIMIZER, DryRun
 from workbench.planning.dry_trainings import Training
-from workbench.planning.model_contents import contents
-from workbench.planning.sharded_memory import Contents
+from workbench.planning.sharded_memory import Contents, contents_of
 from workbench.planning.step_time import StepWork
 from workbench.recipes.verbs.plans import plan_blocks
 from workbench.training.freezing import freezer as freezing
@@ -51,7 +50,7 @@ def parts(
     Args:
         timed: The run of one of the members, where there are several.
     """
-    held = contents(fit, optimizer=dry.at_peak.get(OPTIMIZER, 0))
+    held = contents_of(fit, optimizer=dry.at_peak.get(OPTIMIZER, 0))
     below = config.freeze.never(len(fit.freezer.blocks))
     return DryRunParts(
         backbone=backbone,
