@@ -24,9 +24,9 @@ from workbench.errors import ConfigError, FileError, ResumeError, WorkbenchError
 from workbench.evaluation import retrieval_scores, run_embedder
 from workbench.evaluation.run_embedder import RunEmbedder
 from workbench.models import backbones, classifier, embedder
-from workbench.recipes.answers.serve import predict
 from workbench.recipes.load import load
 from workbench.recipes.over import crossval_verbs
+from workbench.recipes.verbs.generate import predict
 from workbench.runs import run_directory, trust
 from workbench.runs.trust import Trust
 
