@@ -68,11 +68,6 @@ def mean_query_scores(score_by_query: list[dict[str, float]]) -> dict[str, float
     return metrics.bootstrap_means(names, value_QS)
 
 
-def nearest_accuracy(hits: int, queries: int) -> dict[str, float]:
-    """Share of queries whose most similar passage is relevant, with Wilson's 95 % interval."""
-    return metrics.accuracy_interval(hits, queries).scores("accuracy")
-
-
 def correlation(similarity_N: Floats, score_N: Floats) -> dict[str, float]:
     """Rank correlation of similarities with scores, with a 95 % interval (bootstrap over rows), and the linear one."""
     from scipy import stats  # 0.5 s, which most runs do not need
@@ -259,7 +254,7 @@ def _searched(
     )
     hits = int((table["label"] == table["nearest_label"]).sum())
     kept = {name: value for name, value in scores.items() if not name.startswith("recall")}
-    return {**nearest_accuracy(hits, len(table)), **kept}, table
+    return {**metrics.accuracy_interval(hits, len(table)).scores("accuracy"), **kept}, table
 
 
 def _similarity(embedder: Embedder, own_UD: Tensor, rows: PairSet, size: int) -> Floats:

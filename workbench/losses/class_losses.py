@@ -97,8 +97,10 @@ def criterion(config: ClassesConfig, targets_NC: Tensor) -> Objective:
 
     def objective(outputs_BC: Tensor, labels_B: Tensor, scale: float) -> Tensor:
         weight_B, target_BC = labels_B[:, 0], labels_B[:, 1:]
-        if config.smoothing:
-            target_BC = _smoothed(target_BC, config)
+        if config.smoothing and config.kind == "several":  # each class is a binary label
+            target_BC = torch.lerp(target_BC, torch.full_like(target_BC, 0.5), config.smoothing)
+        elif config.smoothing:
+            target_BC = smooth(target_BC, config.smoothing)
         if config.logit_adjustment:
             log_prior = log_prior_C.to(outputs_BC.device)
             outputs_BC = logit_adjusted(outputs_BC.float(), log_prior, config.logit_adjustment)
@@ -113,9 +115,3 @@ def _base(config: ClassesConfig) -> Loss:
     if config.kind == "several":
         return partial(binary_cross_entropy, gamma=config.gamma)
     return partial(cross_entropy, gamma=config.gamma)
-
-
-def _smoothed(target_BC: Tensor, config: ClassesConfig) -> Tensor:
-    if config.kind == "several":  # each class is a binary label
-        return torch.lerp(target_BC, torch.full_like(target_BC, 0.5), config.smoothing)
-    return smooth(target_BC, config.smoothing)

@@ -357,13 +357,14 @@ class ChatForm:
         message: dict[str, Any] = {"role": "assistant", "content": written.text, "refusal": None}
         if chunk:
             message = {"content": written.text} if written.text else {}
-        scores = {"content": [self._token(each) for each in written.scores], "refusal": None} if self._scored else None
+        tokens = [
+            _named(self._tokenizer, each.token, each.logprob)
+            | {"top_logprobs": [_named(self._tokenizer, *pair) for pair in each.top]}
+            for each in written.scores
+        ]
+        scores = {"content": tokens, "refusal": None} if self._scored else None
         name = "delta" if chunk else "message"
         return {"index": index, name: message, "logprobs": scores, "finish_reason": written.reason}
-
-    def _token(self, scored: TokenScore) -> dict[str, Any]:
-        top = [_named(self._tokenizer, token, logprob) for token, logprob in scored.top]
-        return {**_named(self._tokenizer, scored.token, scored.logprob), "top_logprobs": top}
 
 
 class CompletionForm:

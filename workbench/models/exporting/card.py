@@ -106,7 +106,7 @@ def _front_matter(values: Mapping[str, Any], scores: Mapping[str, Any], facts: C
         "pipeline_tag": "image-classification" if facts.pictures else PIPELINES[facts.head],
         "tags": ["peft-workbench", values["recipe"], str(values["adapter"]["method"])],
     }
-    if _on_hub(model):
+    if model.count("/") == 1 and not Path(starter.resolve(model)).expanduser().exists():  # on the hub
         front_matter = {"base_model": model, **front_matter}
     known = licence(model)
     if known != UNKNOWN and not known.startswith("see "):
@@ -120,10 +120,6 @@ def _metrics(scores: Mapping[str, Any]) -> list[str]:
     after = scores.get("after")
     names = after if isinstance(after, Mapping) else {}
     return sorted(name for name in names if not name.endswith(("_low", "_high")))
-
-
-def _on_hub(model: str) -> bool:
-    return model.count("/") == 1 and not Path(starter.resolve(model)).expanduser().exists()
 
 
 def _listed(sentences: Sequence[str]) -> str:

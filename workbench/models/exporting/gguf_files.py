@@ -9,7 +9,7 @@ file.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,21 +83,19 @@ class GgufLayout:
 
     def ordered(self, path: str, tensor: Tensor) -> Tensor:
         """Rows of a parameter, or of what is multiplied to it on the left, in GGUF's order."""
-        return self._reordered(path, tensor, _interleaved)
+        return self._reordered(path, tensor, (2, -1))
 
     def restored(self, path: str, tensor: Tensor) -> Tensor:
         """Rows in transformers' order again."""
-        return self._reordered(path, tensor, _in_halves)
+        return self._reordered(path, tensor, (-1, 2))
 
-    def _reordered(self, path: str, tensor: Tensor, order: Callable[[Tensor, int], Tensor]) -> Tensor:
-        # llama.cpp turns neighbouring numbers of Llama's queries and keys, transformers those half a head apart.
-        if self.config.model_type != "llama":
+    def _reordered(self, path: str, tensor: Tensor, parts: tuple[int, int]) -> Tensor:
+        # llama.cpp rotates neighbouring numbers of Llama's queries and keys, transformers those half a head apart.
+        if self.config.model_type != "llama" or not (".q_proj." in path or ".k_proj." in path):
             return tensor
-        if ".q_proj." in path:
-            return order(tensor, self.config.num_attention_heads)
-        if ".k_proj." in path:
-            return order(tensor, self.config.num_key_value_heads)
-        return tensor
+        heads = self.config.num_attention_heads if ".q_proj." in path else self.config.num_key_value_heads
+        reordered: Tensor = tensor.unflatten(0, (heads, *parts)).transpose(1, 2).reshape(tensor.shape)
+        return reordered
 
     def write_settings(self, writer: gguf.GGUFWriter) -> None:
         """Sizes of the architecture."""
@@ -137,17 +135,6 @@ def rope(config: PretrainedConfig) -> Mapping[str, Any]:
     """Settings of rotary position embeddings."""
     rope_settings: Mapping[str, Any] = config.rope_parameters
     return rope_settings
-
-
-def _interleaved(tensor: Tensor, heads: int) -> Tensor:
-    """Rows of each head from two halves to pairs."""
-    interleaved: Tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(tensor.shape)
-    return interleaved
-
-
-def _in_halves(tensor: Tensor, heads: int) -> Tensor:
-    reordered: Tensor = tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(tensor.shape)
-    return reordered
 
 
 def read_array(tensor: gguf.ReaderTensor) -> Tensor:
@@ -230,18 +217,12 @@ def _word_rule(content: Json) -> str:
     steps = step["pretokenizers"] if step["type"] == "Sequence" else [step]
     for name, wanted in WORD_RULES.items():
         alike = len(steps) == len(wanted) and all(w.items() <= s.items() for w, s in zip(wanted, steps, strict=True))
-        if alike and not any(each.get("add_prefix_space") for each in steps) and _normalised(content, name):
+        # Qwen composes letters (NFC) first. llama.cpp does not, which changes no text that is composed already.
+        normaliser = content["normalizer"]
+        normalised = normaliser is None or (normaliser == {"type": "NFC"} and name == "qwen2")
+        if alike and normalised and not any(each.get("add_prefix_space") for each in steps):
             return name
     raise unknown_tokenizer(f"the rule {json.dumps(steps)[:200]}")
-
-
-def _normalised(content: Json, rule: str) -> bool:
-    """Whether text is rewritten before it is cut only as that rule's own tokenizers do: Qwen's compose letters.
-
-    llama.cpp leaves that out, which changes nothing for text that is composed already (NFC), as nearly all is.
-    """
-    normaliser = content["normalizer"]
-    return normaliser is None or (normaliser == {"type": "NFC"} and rule == "qwen2")
 
 
 def _space_first(content: Json) -> bool:
@@ -270,19 +251,16 @@ def _scores(tokens: Sequence[str], types: Sequence[int], pairs: Sequence[Sequenc
             raise unknown_tokenizer(f"one that joins {token!r} at two places of its merges")
         first.setdefault(token, number)
         last = token
-    _require_all_pairs({tuple(pair) for pair in pairs}, tokens, types)
-    return [float(-first.get(token, len(pairs))) for token in tokens]
-
-
-def _require_all_pairs(pairs: set[tuple[str, ...]], tokens: Sequence[str], types: Sequence[int]) -> None:
+    known = {tuple(pair) for pair in pairs}
     normal = {token for token, kind in zip(tokens, types, strict=True) if kind == gguf.TokenType.NORMAL}
     for token in normal:
         for cut in range(1, len(token)):
             halves = (token[:cut], token[cut:])
-            if halves[0] in normal and halves[1] in normal and halves not in pairs:
+            if halves[0] in normal and halves[1] in normal and halves not in known:
                 raise unknown_tokenizer(
                     f"one whose merges never join {halves[0]!r} and {halves[1]!r} to its token {token!r}"
                 )
+    return [float(-first.get(token, len(pairs))) for token in tokens]
 
 
 def write_adapter(adapter: Path, config: PretrainedConfig, path: Path, *, name: str) -> None:

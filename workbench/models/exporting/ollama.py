@@ -57,7 +57,7 @@ class TemplateParts:
 
     def in_go(self) -> str:
         """The template in Go's language."""
-        quoted = {name: _quoted(text) for name, text in vars(self).items()}
+        quoted = {name: text.replace("{{", '{{ "{{" }}') for name, text in vars(self).items()}
         return (
             "{{{{ if .System }}}}{before_system}{{{{ .System }}}}{after_system}{{{{ else }}}}{no_system}{{{{ end }}}}"
             '{{{{ range .Messages }}}}{{{{ if eq .Role "user" }}}}{before_user}{{{{ .Content }}}}{after_user}'
@@ -151,11 +151,6 @@ def _without_end(text: str, end: str) -> str:
     if not text.endswith(end):
         raise ValueError(f"{end!r} does not end {text!r}")
     return text[: len(text) - len(end)]
-
-
-def _quoted(text: str) -> str:
-    """Text that Go's template writes as it is."""
-    return text.replace("{{", '{{ "{{" }}')
 
 
 def _refused(why: str) -> BackboneError:
