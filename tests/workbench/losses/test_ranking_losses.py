@@ -125,7 +125,7 @@ def test_softmax_is_the_cross_entropy_of_the_first_candidate(temperature: float)
     for row in SCORE_BC.tolist():
         total = sum(math.exp(score / temperature) for score in row)
         wanted -= math.log(math.exp(row[0] / temperature) / total)
-    assert ranking_losses.softmax(SCORE_BC, temperature=temperature).item() == pytest.approx(wanted, rel=1e-12)
+    assert ranking_losses.listwise_softmax(SCORE_BC, temperature=temperature).item() == pytest.approx(wanted, rel=1e-12)
 
 
 def test_binary_is_the_mean_over_the_candidates_of_a_row() -> None:
@@ -133,7 +133,7 @@ def test_binary_is_the_mean_over_the_candidates_of_a_row() -> None:
     for row in SCORE_BC.tolist():
         terms = [math.log(sigmoid(row[0])), *(math.log(1 - sigmoid(score)) for score in row[1:])]
         wanted -= sum(terms) / len(terms)
-    assert ranking_losses.binary(SCORE_BC).item() == pytest.approx(wanted, rel=1e-12)
+    assert ranking_losses.binary_candidates(SCORE_BC).item() == pytest.approx(wanted, rel=1e-12)
 
 
 def test_given_scores_are_probabilities_or_numbers() -> None:
@@ -146,13 +146,13 @@ def test_given_scores_are_probabilities_or_numbers() -> None:
 
 def test_equal_scores_cost_what_chance_does() -> None:
     even = torch.full((3, 8), 0.7)
-    assert ranking_losses.softmax(even, temperature=1.0).item() == pytest.approx(3 * math.log(8), rel=1e-6)
-    assert ranking_losses.binary(torch.zeros(3, 8)).item() == pytest.approx(3 * math.log(2), rel=1e-6)
+    assert ranking_losses.listwise_softmax(even, temperature=1.0).item() == pytest.approx(3 * math.log(8), rel=1e-6)
+    assert ranking_losses.binary_candidates(torch.zeros(3, 8)).item() == pytest.approx(3 * math.log(2), rel=1e-6)
 
 
 ALL: dict[str, Callable[[Tensor], Tensor]] = {
-    "softmax": partial(ranking_losses.softmax, temperature=0.5),
-    "binary": ranking_losses.binary,
+    "softmax": partial(ranking_losses.listwise_softmax, temperature=0.5),
+    "binary": ranking_losses.binary_candidates,
     "binary of scores": lambda score_BC: ranking_losses.binary_of_scores(score_BC[:, 0], WANTED_B),
     "squared": lambda score_BC: ranking_losses.squared_error_of_scores(score_BC[:, 0], WANTED_B),
 }
@@ -175,10 +175,10 @@ def test_the_order_of_negatives_says_nothing_and_that_of_the_positive_does(name:
 
 def test_what_all_candidates_have_in_common_cancels_in_the_softmax_alone() -> None:
     moved = SCORE_BC + torch.tensor([[3.0], [-2.0], [0.5], [1.0]])
-    assert ranking_losses.softmax(moved, temperature=1.0).item() == pytest.approx(
-        ranking_losses.softmax(SCORE_BC, temperature=1.0).item(), rel=1e-12
+    assert ranking_losses.listwise_softmax(moved, temperature=1.0).item() == pytest.approx(
+        ranking_losses.listwise_softmax(SCORE_BC, temperature=1.0).item(), rel=1e-12
     )
-    assert abs(ranking_losses.binary(moved).item() - ranking_losses.binary(SCORE_BC).item()) > 0.1
+    assert abs(ranking_losses.binary_candidates(moved).item() - ranking_losses.binary_candidates(SCORE_BC).item()) > 0.1
 
 
 def tensors(*values: list[float]) -> list[torch.Tensor]:
