@@ -100,7 +100,7 @@ def _pairs(inspection: EmbedInspection) -> None:
 def _labelled(
     examples: list[tuple[str, str, str]], splits: Mapping[str, LabelledSet | None], pictures: PictureFindings | None
 ) -> None:
-    """Some rows as the model reads them, sizes of the splits, and the lengths or the pictures of the first."""
+    """Some rows as the model reads them, the sizes of the splits, and the lengths or pictures of the first split."""
     there = {name: split for name, split in splits.items() if split is not None}
     if pictures is not None:
         facts = Table.grid(padding=(0, 2))
@@ -159,7 +159,7 @@ def _folds(inspection: CrossvalInspection) -> None:
 
 
 def _fold_sizes(data: FoldData) -> Table:
-    """Rows of each fold of the first deal, and of its classes or the mean of its numbers."""
+    """Rows of each fold of the first repetition, and of its classes or the mean of its numbers."""
     from workbench.data.labelled.labels import counts
 
     folds = [data.rows.subset(data.folds.fold_RN[0] == fold).labels for fold in range(data.folds.k)]
@@ -193,7 +193,7 @@ def _duplicates(data: FoldData) -> str:
 
 
 def _course(inspection: AnyInspection) -> None:
-    """How many steps a run takes, what trains in them, and what is not as in a plain run."""
+    """How many steps a run takes, what trains, and what differs from a plain run."""
     kinds = inspection.targets
     where = f"{len(kinds)} kinds of module: {', '.join(kinds[:12])}" if kinds else "all weights"
     batches = f"steps of {inspection.config.batch.size} examples"

@@ -17,10 +17,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Terminal:
-    """A callback that draws a progress bar; SIGTERM or Ctrl-C asks the run to finish its step, save and end.
+    """A callback that shows progress; SIGTERM or Ctrl-C makes the run finish its step, save and end.
 
     Args:
-        log: Keeps what is said, and the lines of progress that a file would get; also where this is quiet.
+        quiet: Print nothing.
+        log: Gets all sentences, and the progress lines that are printed without a terminal.
     """
 
     def __init__(self, *, quiet: bool = False, log: RunLog | None = None) -> None:
@@ -39,9 +40,9 @@ class Terminal:
         self._held_out = "-"
         self._stop = False
         self._done = 0
-        """Steps of the training that was seen last."""
+        """Last step that was shown."""
         self._first: tuple[int, float] | None = None
-        """Number of the first step that was seen, and seconds of training after it."""
+        """Number of the first step that was shown, and seconds of training after it."""
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Terminal:
@@ -56,7 +57,7 @@ class Terminal:
             signal.signal(number, handler)
 
     def step(self, record: dict[str, Any], *, total: int) -> None:
-        """Move the progress bar; without a terminal, print every twentieth of the run."""
+        """Update the progress bar; without a terminal, print a line for every twentieth of the run."""
         if record["step"] <= self._done:  # another training, or another member of a bank
             self._first, self._held_out = None, "-"
         self._done = record["step"]
@@ -83,7 +84,7 @@ class Terminal:
             self._task = None
 
     def _left(self, record: dict[str, Any], total: int) -> str:
-        """Time left, by the pace of this process so far; empty after one step, which is slower than others."""
+        """Time left, by the pace of this process so far; empty after its first step, which is slower than others."""
         here = (record["step"], record["elapsed_s"])
         self._first = self._first or here
         steps, seconds = here[0] - self._first[0], here[1] - self._first[1]

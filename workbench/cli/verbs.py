@@ -114,7 +114,7 @@ def data(
     out: Annotated[Path, typer.Option(help="Folder for data.html and flags.parquet.")] = Path("data-report"),
     perplexity: Annotated[str, typer.Option(help="Rows that the backbone reads: auto, all, off, a number.")] = "auto",
 ) -> None:
-    """Show what is in the rows and what is wrong with them. Lengths, languages, duplicates, rules of quality."""
+    """Show what is in the rows and what is wrong with them. Lengths, languages, duplicates, quality rules."""
     config = _loaded(recipe, overrides)
     with importing():
         from workbench.cli import render
@@ -129,7 +129,7 @@ def features(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="A .parquet file for features, rows and labels.")] = None,
 ) -> None:
-    """Say what the frozen backbone knows of labels. With --out, write its features of rows."""
+    """Score the labels by the frozen backbone's features. With --out, write the features."""
     config = _loaded(recipe, overrides)
     with importing():
         from workbench.recipes.verbs.features import write
@@ -170,7 +170,7 @@ def plan(
     longest_row: Annotated[bool, typer.Option("--longest-row", help="Find the longest row that would fit.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Say what memory and time a run takes, before it runs. The fastest way that fits, and what else was tried."""
+    """Predict the memory and time of a run. The fastest configuration that fits, and the others that were tried."""
     elsewhere = devices is not None and memory is not None
     size = None if memory is None else byte_size(memory, option="--memory")
     config = _loaded(recipe, overrides)
@@ -187,7 +187,7 @@ def plan(
 
 @app.command(name="distill-cache")
 def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
-    """Ask a teacher about every training row, once. What it says is kept in distill.cache.folder."""
+    """Compute a teacher's outputs for all training rows, once. They are stored in distill.cache.folder."""
     config = _loaded(recipe, overrides)
     from workbench.cli.console import Terminal
     from workbench.recipes.over.distill_verbs import cache
@@ -255,7 +255,7 @@ def predict(
     devices: Devices = None,
     trust: Trusted = False,
 ) -> None:
-    """Answer every row of a file. With data.on_bad_row=skip those that cannot be read are left out."""
+    """Answer every row of a file. With data.on_bad_row=skip, unreadable rows are left out."""
     if _launched(devices):
         return
     with importing():
@@ -537,7 +537,7 @@ def schema(
 
 @app.command()
 def doctor() -> None:
-    """Say what this machine can do, and what goes wrong on it. Versions, devices, memory, known bad combinations."""
+    """Check what this machine can do. Versions, devices, memory, known bad combinations."""
     with importing():
         from workbench.recipes.verbs.doctor import examine
 
@@ -609,7 +609,7 @@ def import_(
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is told without a traceback."""
+    """Run the command line; prints a user's mistake without a traceback."""
     try:
         _command()(prog_name="workbench")
     except WorkbenchError as error:
@@ -626,7 +626,7 @@ def main() -> None:
         _tell(traceback.format_exc())
         sys.exit(1)
     finally:
-        gc.freeze()  # at its end Python would search all that torch has imported for garbage, which takes a second
+        gc.freeze()  # otherwise Python searches all live objects for garbage at exit, which takes a second
 
 
 @cache

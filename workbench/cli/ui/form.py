@@ -28,7 +28,7 @@ from workbench.schema import ROOT
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TOP = ("model.id", "data.train", "adapter.method", "train.learning_rate", "train.epochs", "train.steps", "batch.size")
-"""Settings that most runs change."""
+"""Settings that most runs change, shown first."""
 
 Answers = Mapping[str, str]
 """Settings by their key, as they would stand behind `key=` on the command line."""
@@ -76,13 +76,13 @@ def mistakes(name: str, answers: Answers) -> list[tuple[str, str]]:
 
 
 def code(name: str, answers: Answers) -> list[str]:
-    """Settings that execute Python code, in the recipe or in the answers; raises ConfigError for no recipe."""
+    """Settings that execute Python code, in the recipe or in the answers; raises ConfigError for unknown recipes."""
     named = trust.code(read_yaml(recipes.find(name)))
     return [*named, *(key for key in answers if key in ("plugins", "tta.function", "model.trust_remote_code"))]
 
 
 def require_name(name: str, taken: Sequence[str]) -> None:
-    """Raise ConfigError where a run cannot be called so."""
+    """Raise ConfigError where a name is invalid or taken."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r}: a run's name has letters, digits, dots, - and _, and no more than 100.")
     if name in taken:
@@ -90,7 +90,7 @@ def require_name(name: str, taken: Sequence[str]) -> None:
 
 
 def free_name(name: str, taken: Sequence[str]) -> str:
-    """A name for a run of a recipe that no other has."""
+    """A free name for a run of a recipe."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name.removesuffix(".yaml").removesuffix(".yml")).strip("-.") or "run"
     candidates = (stem if number == 1 else f"{stem}-{number}" for number in itertools.count(1))
     return next(name for name in candidates if name not in taken)
@@ -188,7 +188,7 @@ async def answered(ask: Ask, recipe: str, words: Sequence[str]) -> dict[str, Any
         if answer is not None:
             loop.call_soon_threadsafe(future.set_result, answer)
 
-    # The first process waits for imports that take long: a server that ends does not wait for them.
+    # In a daemon thread: the first process waits for slow imports, for which an ending server does not wait.
     threading.Thread(target=work, daemon=True).start()
     try:
         return await future

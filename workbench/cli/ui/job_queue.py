@@ -1,6 +1,6 @@
-"""Commands that run one after another, each in a process of its own, so that no two fight for a device.
+"""A queue of commands, each in a process of its own, one at a time, so that no two compete for a device.
 
-The queue is on disk: what runs goes on when the server ends, and the next server takes it over.
+The queue is on disk: a running command continues when the server ends, and the next server takes it over.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 State = Literal["waiting", "running", "stopping", "done", "stopped", "failed"]
 OVER = ("done", "stopped", "failed")
 _KEPT = 50
-"""Jobs that are remembered when they are over."""
+"""Number of finished jobs that are kept."""
 _ENDED: dict[int, State] = {0: "done", 3: "stopped"}
 
 
@@ -45,7 +45,7 @@ class QueuedCommand:
     state: State = "waiting"
     pid: int | None = None
     born: float | None = None
-    """When that process began, in seconds since 1970: another one may get its number."""
+    """When that process began, in seconds since 1970: a later process may get the same pid."""
     began: float | None = None
     ended: float | None = None
 
@@ -54,7 +54,7 @@ class JobQueue:
     """The jobs of a folder of runs.
 
     Raises:
-        ConfigError: Another server works in this folder.
+        ConfigError: Another server uses this folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +63,7 @@ class JobQueue:
         self._child: subprocess.Popen[bytes] | None = None
         self._jobs = {job.number: job for job in self._read()}
         self.trouble = ""
-        """Why the queue does not go on; empty where it does."""
+        """Why the queue is stuck; empty where it is not."""
 
     def _locked(self) -> IO[str]:
         try:
@@ -91,23 +91,23 @@ class JobQueue:
         files.write_json(self._folder / "jobs.json", {"jobs": [asdict(job) for job in self._jobs.values()]})
 
     def close(self) -> None:
-        """Give the folder back. A command that runs goes on."""
+        """Release the folder. A running command continues."""
         self._lock.close()
 
     @property
     def jobs(self) -> list[QueuedCommand]:
-        """All jobs, in the order in which they came."""
+        """All jobs, oldest first."""
         return list(self._jobs.values())
 
     def log(self, number: int) -> Path:
-        """The file with what a job printed: that of its run, where it came as far."""
+        """The file with a job's output: the run's log once that exists."""
         printed, job = self._printed(number), self._jobs.get(number)
         if job is None or job.verb != "run" or printed.exists():
             return printed
         return self._runs / job.run / run_log.NAME
 
     def _printed(self, number: int) -> Path:
-        """The file that a job prints to, until the log of a run takes its place."""
+        """The file that a job prints to, until the run's log replaces it."""
         return self._folder / f"{number}.log"
 
     def busy(self, run: str) -> bool:
@@ -115,7 +115,7 @@ class JobQueue:
         return any(job.run == run and job.state not in OVER for job in self._jobs.values())
 
     def add(self, verb: str, words: Sequence[str], *, run: str) -> QueuedCommand:
-        """Put a command behind the others."""
+        """Append a command to the queue."""
         job = QueuedCommand(max(self._jobs, default=0) + 1, verb, (verb, *words), run)
         self._jobs[job.number] = job
         self._write()
@@ -123,7 +123,7 @@ class JobQueue:
         return self._jobs[job.number]
 
     def stop(self, number: int) -> bool:
-        """Ask a job to save and end; one that waits is over. False where it is over already."""
+        """Ask a running job to save and end, or remove a waiting one; False where it is over already."""
         job = self._jobs.get(number)
         if job is None or job.state in OVER:
             return False
@@ -136,7 +136,7 @@ class JobQueue:
         return True
 
     def step(self) -> None:
-        """See whether the command that runs has ended, and start the next one."""
+        """Start the next command if the running one has ended."""
         for job in self.jobs:
             if job.state in ("running", "stopping"):
                 if self._alive(job):
@@ -151,7 +151,7 @@ class JobQueue:
         """Step; where that fails, `trouble` says why and the next call tries again."""
         try:
             self.step()
-        except Exception as error:  # the queue outlives whatever befalls it
+        except Exception as error:  # no error may end the queue
             trouble = f"The queue waits: {error}. Mend that, and it goes on by itself."
             if trouble != self.trouble:
                 _log.error("%s", trouble, exc_info=not isinstance(error, OSError | WorkbenchError))
@@ -167,7 +167,7 @@ class JobQueue:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C at the server's terminal is not for it
+                start_new_session=True,  # Ctrl-C in the server's terminal does not reach it
                 env={**os.environ, "COLUMNS": "100", "PYTHONUNBUFFERED": "1", **keeps},
             )
         pid = self._child.pid
@@ -183,7 +183,7 @@ class JobQueue:
             return False
 
     def _outcome(self, job: QueuedCommand) -> State:
-        """How a job ended: by its exit status, or, where another server started it, by the run's manifest."""
+        """How a job ended, by its exit status or, if another server started it, by the run's manifest."""
         if self._child is not None and self._child.pid == job.pid:
             return _ENDED.get(self._child.returncode, "failed")
         try:

@@ -26,7 +26,7 @@ from workbench.errors import FileError, WorkbenchError
 from workbench.runs import evaluation_request, files, run_log, score_files, trust
 
 RECENT = 20
-"""Steps whose mean time tells how long the others will take."""
+"""The time left is estimated from the mean of so many last steps."""
 
 _SUMMARISED = ("manifest.json", "scores.json", "before.json", "config.yaml", "metrics.jsonl", "report.html", "adapter")
 """Files that a summary is made of."""
@@ -50,7 +50,7 @@ class RunFolder:
         return path if plain and (path / "manifest.json").is_file() else None
 
     def curves(self, name: str) -> list[str]:
-        """Everything in a run that has metrics of its own: "" for the run, and its members by their folder."""
+        """Everything in a run with its own metrics: "" for the run itself, and members by their folders."""
         path = self.path / name
         members = sorted(each.parent.relative_to(path).as_posix() for each in path.glob("members/**/metrics.jsonl"))
         return [*([""] if (path / "metrics.jsonl").exists() or not members else []), *members]
@@ -78,12 +78,12 @@ class RunFolder:
             return {}
 
     def summaries(self) -> list[Facts]:
-        """A line for each run, the newest first."""
+        """Facts of each run, newest first."""
         run_facts = [self._known(path.parent.name) for path in self.path.glob("*/manifest.json")]
         return sorted(run_facts, key=lambda run: str(run.get("created") or ""), reverse=True)
 
     def _known(self, name: str) -> Facts:
-        """The summary of a run; one that has ended is read again only when its files have changed."""
+        """The summary of a run; cached for runs that have ended, until their files change."""
         files_now = _changed(self.path / name)
         if name in self._ended and self._ended[name][0] == files_now:
             return self._ended[name][1]
@@ -93,7 +93,7 @@ class RunFolder:
         return facts
 
     def summary(self, name: str) -> Facts:
-        """Facts of a run for a list: how it stands, what it is, how far it came."""
+        """Facts of a run for the list: status, recipe, model, scores, progress."""
         path = self.path / name
         try:
             manifest, scores = files.read_json(path / "manifest.json"), files.read_json(path / "scores.json")
@@ -124,7 +124,7 @@ class RunFolder:
         return facts if status == "running" else {**facts, "left_s": None}
 
     def _progress(self, name: str, manifest: Mapping[str, Any]) -> Facts:
-        """Steps, speed and memory; of members, of the one that came farthest."""
+        """Steps, speed and memory; with members, those of the member with the most steps."""
         steps = _part(manifest, "batch").get("steps")
         newest: list[dict[str, float]] = []
         for curve in self.curves(name):
@@ -144,7 +144,7 @@ class RunFolder:
         }
 
     def page(self, name: str) -> Facts:
-        """Everything about a run but its curves."""
+        """Everything about a run except its curves."""
         path = self.path / name
         text = path / "config.yaml"
         return {
@@ -164,17 +164,17 @@ class RunFolder:
         return sample_answers(self.path / name)
 
     def layers(self, name: str) -> Facts:
-        """Which layers of a run train, and trained when."""
+        """Which layers of a run trained in which steps."""
         return training_layers(self.path / name, files.read_json(self.path / name / "manifest.json"))
 
     def marks(self, name: str) -> Facts:
-        """Sizes of these files, by which a page knows that they changed, and whether an evaluation is asked for."""
+        """Sizes of samples.jsonl and layers.jsonl, which show a change, and whether an evaluation is requested."""
         path = self.path / name
         asked = {"asked": True} if evaluation_request.is_open(path) else {}
         return {**step_marks(path), **asked}
 
     def differences(self, names: Sequence[str]) -> list[tuple[str, list[str]]]:
-        """Settings that are not the same in all of some runs, with their value in each."""
+        """Settings that differ between runs, with their value in each."""
         configs = [flat(self.config(name)) for name in names]
         keys = dict.fromkeys(key for each in configs for key in each)
         rows = [(key, [each.get(key, "") for each in configs]) for key in keys]
@@ -194,7 +194,7 @@ class RunFolder:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Settings by their key, such as `train.epochs`, with their value as JSON."""
+    """Settings by dotted key, such as `train.epochs`, with their value as JSON."""
     flattened: dict[str, str] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -205,7 +205,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def is_live(path: Path) -> bool:
-    """Whether a process works on a run: it holds the directory's lock."""
+    """Whether a process works on a run, by the directory's lock."""
     try:
         with (path / "run.lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -217,7 +217,7 @@ def is_live(path: Path) -> bool:
 
 
 def _left(rows: Sequence[Mapping[str, float]], steps: Any) -> float | None:
-    """Seconds of the steps that are left, each as long as the last ones were on average."""
+    """Seconds until the last step, at the mean pace of `rows`."""
     if len(rows) < 2 or not isinstance(steps, int):
         return None
     spent = rows[-1].get("elapsed_s", math.nan) - rows[0].get("elapsed_s", math.nan)
@@ -226,7 +226,7 @@ def _left(rows: Sequence[Mapping[str, float]], steps: Any) -> float | None:
 
 
 def _changed(path: Path) -> tuple[tuple[int, int] | None, ...]:
-    """Time and size of the files that a summary is made of."""
+    """Modification time and size of the files that a summary depends on."""
     stamps: list[tuple[int, int] | None] = []
     for name in _SUMMARISED:
         try:
@@ -238,7 +238,7 @@ def _changed(path: Path) -> tuple[tuple[int, int] | None, ...]:
 
 
 def _no_samples(values: Mapping[str, Any]) -> str | None:
-    """Why a run whose model writes text has no sample answers, and what to write; None for another."""
+    """Why a run whose model writes text has no sample answers, and what to write; None for other runs."""
     evaluate = _part(values, "evaluate")
     task = task_of(values)
     if task is None or not task.writes_text or over_of(values) is not None or "samples" not in evaluate:
@@ -260,7 +260,7 @@ def _number(value: Any) -> float | None:
 
 
 def _cell(value: Any) -> Any:
-    """As JSON has it."""
+    """A value as JSON, floats with six digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):
@@ -272,9 +272,9 @@ def _cell(value: Any) -> Any:
 
 SAMPLES, LAYERS = "samples.jsonl", "layers.jsonl"
 STEPS = 200
-"""Newest steps whose answers are sent."""
+"""Number of newest steps whose answers are sent."""
 CHANGES = 400
-"""Changes of the layers that train that are sent; of more, evenly spaced ones."""
+"""Most changes of the trained layers that are sent; of more, evenly spaced ones."""
 LONGEST_TEXT = 4000
 """Most characters of a text that are sent."""
 _STEP_BYTES = 2**23
@@ -282,7 +282,7 @@ _STEP_BYTES = 2**23
 
 
 def step_marks(path: Path) -> dict[str, int]:
-    """Sizes of the files that are there, which grow with each line; a page reads them again where they have changed."""
+    """Sizes of samples.jsonl and layers.jsonl, where they exist; a page reads a file again when its size changes."""
     sizes = {}
     for name in (SAMPLES, LAYERS):
         try:
@@ -293,7 +293,7 @@ def step_marks(path: Path) -> dict[str, int]:
 
 
 def sample_answers(path: Path) -> list[Facts]:
-    """The prompts of a run's sample answers, each with its answers, those of the newest step first."""
+    """The sample prompts of a run, each with its answers, newest first."""
     prompts: dict[str, Facts] = {}
     for line in _step_lines(path / SAMPLES):
         row = str(line.get("row", ""))
@@ -302,15 +302,15 @@ def sample_answers(path: Path) -> list[Facts]:
         own["answers"].append({"step": line["step"], "answer": _cut(line.get("answer"))})
     for own in prompts.values():
         first, rest = own["answers"][:1], own["answers"][1:]
-        own["answers"] = [*rest[: -STEPS - 1 : -1], *first]  # that before training is what others are compared with
+        own["answers"] = [*rest[: -STEPS - 1 : -1], *first]  # the answer before training stays, for comparison
     return list(prompts.values())
 
 
 def training_layers(path: Path, manifest: Mapping[str, Any]) -> Facts:
-    """The parts of each layer, and from which step on which layers train; empty where a run does not tell.
+    """The parts of each layer, and which layers train from which step on; empty where a run does not record it.
 
     Args:
-        manifest: Of the run, where blocks that are not there yet are told.
+        manifest: Of the run; lists the blocks that progressive stacking adds.
     """
     lines = list(_step_lines(path / LAYERS, whole=True))
     table = lines[0].get("layers") if lines else None
@@ -327,7 +327,7 @@ def training_layers(path: Path, manifest: Mapping[str, Any]) -> Facts:
 
 
 def _grown(manifest: Mapping[str, Any], count: int) -> list[list[Any]]:
-    """The changes of a run whose blocks are stacked; empty for any other."""
+    """The changes of a run with progressive stacking; empty for others."""
     grow = manifest.get("grow")
     if not isinstance(grow, Mapping) or not isinstance(grow.get("first"), int):
         return []
@@ -345,7 +345,7 @@ def _cut(value: Any) -> str:
 
 
 def _step_lines(path: Path, *, whole: bool = False) -> Iterator[Facts]:
-    """The JSON objects with a step in the lines of the end of a file, or of all of it."""
+    """The JSON objects with a step in the last lines of a file, or with `whole` in all lines."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -364,19 +364,19 @@ def _step_lines(path: Path, *, whole: bool = False) -> Iterator[Facts]:
 
 
 POINTS = 4000
-"""Rows that are sent as they are; of more, each is the mean of several."""
+"""Most rows that are sent; of more, each is the mean of several."""
 _FILES_KEPT = 64
 """Files that are kept in memory."""
 _ROW_BYTES = 1024
-"""Room for a row at the end of a file."""
+"""Upper bound of the bytes of a row."""
 _LAST = ("step", "tokens_seen", "elapsed_s")
-"""Columns that only grow: several rows become the last of them."""
+"""Columns that only grow: of several rows the last value is sent."""
 
 Columns = dict[str, list[float | None]]
 
 
 class MetricFile:
-    """One metrics.jsonl. Only what is new is read; a file that was replaced, as a resumed run does, is read anew."""
+    """One metrics.jsonl, read incrementally; a file that was replaced, as by a resumed run, is read from its start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -389,7 +389,7 @@ class MetricFile:
         self._columns: dict[str, array[float]] = {}
 
     def refresh(self) -> None:
-        """Read the rows that have come; raises FileError for a line that is none."""
+        """Read new rows; raises FileError for a damaged line."""
         with self._lock:
             try:
                 with self._path.open("rb") as file:
@@ -425,11 +425,11 @@ class MetricFile:
 
     @property
     def position(self) -> str:
-        """Where reading goes on: the file, and the number of its bytes that were read."""
+        """How far was read: the file's inode, and the number of bytes."""
         return f"{self._inode:x}.{self._offset}"
 
     def after(self, position: str | None) -> tuple[bool, Columns]:
-        """The rows behind a position, and whether they go on from there rather than begin anew."""
+        """Whether `position` is in this file, and the rows after it; otherwise all rows."""
         with self._lock:
             inode, _, offset = (position or "").partition(".")
             if inode == f"{self._inode:x}" and offset.isdigit():
@@ -444,7 +444,7 @@ class MetricFile:
 
 
 def last_rows(path: Path, rows: int) -> list[dict[str, float]]:
-    """At most so many of the newest rows, from the end of the file alone: a list shows many runs."""
+    """At most so many newest rows, read from the end of the file: a list shows many runs."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -475,7 +475,7 @@ def _parsed(lines: list[bytes]) -> dict[str, npt.NDArray[np.float64]]:
 
 
 def thinned(columns: dict[str, npt.NDArray[np.float64]]) -> dict[str, npt.NDArray[np.float64]]:
-    """At most POINTS rows: means of as many rows each, and for the loss the lowest and highest of them too."""
+    """At most POINTS rows: means of several rows each, and for the loss also the lowest and highest of them."""
     rows = len(columns.get("step", ()))
     width = -(-rows // POINTS)
     if width <= 1:
@@ -498,5 +498,5 @@ def thinned(columns: dict[str, npt.NDArray[np.float64]]) -> dict[str, npt.NDArra
 
 
 def _listed(values_N: npt.NDArray[np.float64]) -> list[float | None]:
-    """As JSON has them: seven digits, and None for what is no number."""
+    """Values for JSON: seven digits, None for NaN."""
     return [float(f"{value:.7g}") if math.isfinite(value) else None for value in values_N.tolist()]

@@ -36,13 +36,13 @@ STATIC = Path(__file__).parent / "static"
 _REPORT = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; frame-ancestors 'self'"
 )
-"""Policy of a report, which may come from anybody: it is shown, and nothing in it is executed."""
+"""Policy of a report, which may come from anybody: it is shown, but nothing in it is executed."""
 _BODY = 2**20
 """Most bytes of a request."""
 _ROWS = 200
 """Rows of a table in one answer."""
 ANY = ("0.0.0.0", "::")
-"""Addresses that stand for all of a machine's."""
+"""Addresses that mean all of a machine's addresses."""
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -123,7 +123,7 @@ class Page:
             await asyncio.to_thread(self.close)
 
     def close(self) -> None:
-        """End the chat and give the folder back."""
+        """End the chat and release the folder."""
         self._chat.close()
         self._queue.close()
 
@@ -357,18 +357,18 @@ async def _no_address(_: Request, error: HTTPException) -> Response:
 
 @dataclass(frozen=True)
 class Access:
-    """Where a server listens, and the token that opens what is not for everybody."""
+    """Where a server listens, and the token that its users need."""
 
     token: str
     host: str = "127.0.0.1"
 
     @property
     def is_local(self) -> bool:
-        """Whether nobody but this machine can ask. Then reading needs no token."""
+        """Whether only this machine can send requests. Then reading needs no token."""
         return self.host in (*LOOPBACK, "::1")
 
     def ticket(self, path: str) -> str:
-        """A word that opens one address for reading, for links that cannot carry the token."""
+        """A secret that permits reading one address, for links that cannot carry the token."""
         return hmac.new(self.token.encode(), path.encode(), hashlib.sha256).hexdigest()
 
     def refusal(self, method: str, path: str, headers: Headers, query: QueryParams) -> tuple[int, str] | None:
@@ -392,7 +392,7 @@ class Access:
 
 
 class Guards:
-    """ASGI layer that answers where `access` refuses, and sets headers that keep browsers from asking others."""
+    """ASGI layer that refuses what `access` refuses, and sets security headers."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
@@ -523,7 +523,7 @@ class EventSource:
 
 
 def positions(header: str | None) -> dict[str, str]:
-    """Positions that a client has, by its own account; none where that is malformed."""
+    """The positions that a client sends back as its last event; empty where they are malformed."""
     try:
         parsed = json.loads(header or "{}")
     except (ValueError, RecursionError):
