@@ -230,6 +230,12 @@ def block_width(model: PreTrainedModel, block: str) -> int:
     return hidden_size(model.config)
 
 
+def width_at(model: PreTrainedModel, path: str) -> int:
+    """Width of the residual stream at a module of a block."""
+    around = [block for stack in blocks(model) for block in stack if f"{path}.".startswith(f"{block}.")]
+    return block_width(model, around[0]) if around else hidden_size(model.config)
+
+
 def is_norm(module: nn.Module) -> bool:
     """Whether a module normalises."""
     from torch.nn.modules.batchnorm import _BatchNorm

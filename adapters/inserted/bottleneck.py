@@ -19,7 +19,6 @@ from workbench.adapters.anatomy import (
     body,
     convolves,
     features,
-    hidden_size,
     is_attention,
     is_linear,
     is_norm,
@@ -194,12 +193,6 @@ def find_places(model: PreTrainedModel, method: str) -> Places:
             "cannot be told from their modules. Write adapter.method=houlsby, which works for both."
         )
     return Places(after=paths)
-
-
-def width_at(model: PreTrainedModel, path: str) -> int:
-    """Width of the residual stream at a module of a block."""
-    around = [block for stack in blocks(model) for block in stack if f"{path}.".startswith(f"{block}.")]
-    return block_width(model, around[0]) if around else hidden_size(model.config)
 
 
 def _attentions(model: PreTrainedModel, block: str) -> list[str]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers.activations import ACT2FN
 
-from workbench.adapters.inserted.bottleneck import width_at
+from workbench.adapters.anatomy import width_at
 from workbench.adapters.peft_tuners import TunerConfig, UnmergeableTuner, register_tuner
 
 

@@ -20,7 +20,6 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from workbench.config.task_facts import over_of, task_of
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,6 +94,7 @@ def outcome(run: Path) -> str:
 def _scored(run: Path) -> None:
     import pandas as pd
 
+    from workbench.config.task_facts import task_of
     from workbench.runs import score_files
     from workbench.runs.files import read_json
     from workbench.runs.run_directory import shipped_values
@@ -140,6 +140,7 @@ def _examples(predictions: pd.DataFrame, heading: str, columns: Sequence[str], w
 def _next(run: Path) -> None:
     """Print the commands that go on from here."""
     from workbench.adapters import METHODS
+    from workbench.config.task_facts import over_of, task_of
     from workbench.runs.run_directory import shipped_values
 
     values = shipped_values(run)
