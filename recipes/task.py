@@ -70,6 +70,11 @@ class Predictions(NamedTuple):
     left_out: Sequence[str] = ()
     """Rows that could not be read, each with its reason, where `data.on_bad_row` is `skip`."""
 
+    @property
+    def rows(self) -> int:
+        """Rows that were answered."""
+        return len(self.table)
+
 
 class Turn(NamedTuple):
     """How rows of a finished run are scored or predicted."""
@@ -137,7 +142,7 @@ class DryTask(NamedTuple):
     """The run, whose losses need no values."""
     largest: Callable[[Any], object]
     """Scores the largest held-out micro-batch, given the model that trains."""
-    assemble: Callable[[Any, nn.Module, Backbone], Any] = SingleRun.assemble
+    assemble: Callable[[Any, nn.Module, Backbone], Any] = lambda own, model, backbone: own.assemble(model, backbone)
     """The model that trains, of a run, an adapted model and the backbone under it."""
     units: bool = False
     """Whether a row is several texts, of which a micro-batch takes some."""

@@ -51,6 +51,9 @@ def check(config: RunConfig) -> AnyInspection:
 
 
 def _inspected(config: RunConfig) -> AnyInspection:
+    if config.over is not None and not config.over.adapters:  # a student that is yet to be made is there meanwhile
+        student: AnyInspection = distill_verbs.with_student(config, _inspected)
+        return student
     inspection, task = _looked_at(config), implementation(config)
     model = backbones.skeleton(inspection.config.model, task=task.head(inspection))
     notes = [
@@ -78,8 +81,7 @@ def _looked_at(config: RunConfig) -> AnyInspection:
         return inspection
     if over.folds:
         return crossval_verbs.inspect(config)
-    if not over.adapters:
-        return distill_verbs.with_student(config, _looked_at)  # type: ignore[no-any-return]
+
     if not over.ships:
         return _of_fleet(config)
     return _at_the_ends(config) if over.own_clock else _first_member(config)

@@ -265,7 +265,7 @@ def predict(
     summary = answer(run, input, overrides or (), out=out, max_new_tokens=max_new_tokens, trust=trust)
     if not joined().first:
         return
-    typer.echo(f"{len(summary.table)} answers in {out}")
+    typer.echo(f"{summary.rows} answers in {out}")
     for reason in summary.left_out[:20]:
         typer.echo(f"left out: {reason}", err=True)
     if (more := len(summary.left_out) - 20) > 0:

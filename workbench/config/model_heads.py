@@ -12,6 +12,7 @@ from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     MODEL_MAPPING,
     AutoModel,
     AutoModelForCausalLM,
@@ -19,6 +20,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PretrainedConfig,
 )
 
@@ -30,9 +32,10 @@ Problem = Literal["single_label_classification", "multi_label_classification", "
 
 @dataclass(frozen=True)
 class ModelHead:
-    """The output of a backbone's head: text (causal or sequence to sequence), masked tokens, or classes; or no head."""
+    """The output of a backbone's head: text (causal or sequence to sequence), masked tokens, classes of a row or of
+    each token; or no head."""
 
-    head: Literal["text", "masked", "classes", "hidden"]
+    head: Literal["text", "masked", "classes", "tokens", "hidden"]
     labels: tuple[str, ...] = ()
     """Names of the classes."""
     seed: int = 0
@@ -78,6 +81,10 @@ _CLASSES: dict[str, tuple[str, tuple[tuple[Any, Any], ...]]] = {
             (MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoModelForImageClassification),
         ),
     ),
+    "tokens": (
+        "token classification head",
+        ((MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification),),
+    ),
     "hidden": ("model without a head", ((MODEL_MAPPING, AutoModel),)),
 }
 
@@ -94,5 +101,5 @@ def of(config: RunConfig) -> ModelHead:
     """The head of the task of `config`; a task of labels learns the names of its classes from its data instead."""
     if config.task.output is not None:
         return classes((config.task.output,), seed=config.seed, problem="regression")
-    assert config.task.head != "classes", "the rows say which classes there are"
+    assert config.task.head not in ("classes", "tokens"), "the rows say which classes there are"
     return {"text": TEXT, "masked": MASKED, "hidden": HIDDEN}[config.task.head]

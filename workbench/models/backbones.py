@@ -301,7 +301,7 @@ def load(
             quantization_config=quantised,
             device_map={"": torch.device("cpu") if waiting else device()},
             use_safetensors=True,
-            ignore_mismatched_sizes=task.head == "classes",
+            ignore_mismatched_sizes=task.head in ("classes", "tokens"),
             output_loading_info=True,
             **source_arguments(config),
         )

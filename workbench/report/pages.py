@@ -86,7 +86,7 @@ def write(run: Path) -> Path:
             *task_sections.preference_plots(this),
             *task_sections.reinforce_plots(this),
         ],
-        samples=[] if this.classifies or this.embeds or this.rewards or this.reinforces else _samples(this.predictions),
+        samples=_samples(this.predictions) if "f1_after" in this.predictions else [],
         task_rows=task_sections.rows(this),
         classifies=this.classifies,
         classified=class_section.classified(this),

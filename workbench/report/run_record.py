@@ -100,6 +100,11 @@ class RunRecord:
         return self.rewards and self.config.get("reward", {}).get("kind") == "process"
 
     @property
+    def tags(self) -> bool:
+        """Whether the run tags words."""
+        return self._pages == "tags"
+
+    @property
     def reinforces(self) -> bool:
         """Whether the run learnt from rewards of its own answers."""
         return self._pages == "reinforcement"

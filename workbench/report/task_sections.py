@@ -94,7 +94,50 @@ def rows(run: RunRecord) -> RowTable | None:
         names = ["row", "prompt", "before", "after", "reward_before", "reward_after"]
         first = table.sort_values("reward_after", kind="stable").head(SHOWN)
         return _row_table(f"Answers with the lowest rewards: {len(first):,} of {len(table):,}", first, names)
-    return None
+    return _wrong_tags(table) if run.tags else None
+
+
+def _wrong_tags(table: Any) -> RowTable | None:
+    """Entities that were missed, spurious or of another type or extent, the most frequent kinds first; or wrong tags."""
+    from collections import Counter
+
+    from workbench.data.tagged_rows import spans_of
+    from workbench.evaluation.entity_scores import wrong_spans
+
+    true, found = ([cell.split(" ") for cell in table[name]] for name in ("label", "predicted"))
+    words = [text.split(" ") for text in table["text"]]
+    counted: Counter[tuple[str, str, str]] = Counter()
+    examples: dict[tuple[str, str, str], str] = {}
+    if "entities" in table:
+        for each in wrong_spans(true, found):
+            span = each.true or each.predicted
+            assert span is not None
+            kind = (
+                each.kind,
+                each.true.label if each.true else "none",
+                each.predicted.label if each.predicted else "none",
+            )
+            counted[kind] += 1
+            examples.setdefault(
+                kind, f"{' '.join(words[each.row][span.start : span.end])} ({table['row'].iloc[each.row]})"
+            )
+        right = sum(len(set(spans_of(one)) & set(spans_of(other))) for one, other in zip(true, found, strict=True))
+        title = f"Wrong entities: {sum(counted.values()):,}, beside {right:,} right ones"
+    else:
+        for number, (one, other) in enumerate(zip(true, found, strict=True)):
+            for place, (tag, said) in enumerate(zip(one, other, strict=False)):
+                if tag != said:
+                    kind = ("wrong tag", tag, said or "none")
+                    counted[kind] += 1
+                    examples.setdefault(
+                        kind,
+                        f"{words[number][place] if place < len(words[number]) else ''} ({table['row'].iloc[number]})",
+                    )
+        title = f"Wrong tags: {sum(counted.values()):,} of {sum(map(len, true)):,} words"
+    if not counted:
+        return None
+    rows = [[*kind, f"{count:,}", examples[kind]] for kind, count in counted.most_common(SHOWN)]
+    return RowTable(title, ["kind", "true", "predicted", "times", "such as"], rows)
 
 
 def _row_table(title: str, table: Any, names: list[str]) -> RowTable:

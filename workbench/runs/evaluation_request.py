@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workbench.config.task_facts import over_of
 from workbench.errors import ConfigError
 
 FILE = "evaluate.now"
@@ -32,6 +31,8 @@ def ask(path: Path, config: Mapping[str, Any]) -> None:
 
 def refusal(config: Mapping[str, Any]) -> str | None:
     """Why a run of this configuration takes no requests; None where it does."""
+    from workbench.config.task_facts import over_of  # with every section, which a list of runs need not wait for
+
     recipe, distill, over = config.get("recipe"), config.get("distill"), over_of(config)
     if (over is None or not over.adapters) and not (isinstance(distill, Mapping) and distill.get("peers")):
         return None

@@ -20,7 +20,6 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from workbench.config.task_facts import over_of, task_of
 from workbench.config.yaml_text import read_yaml
 from workbench.errors import FileError, WorkbenchError
 from workbench.runs import evaluation_request, files, run_log, score_files, trust
@@ -239,6 +238,8 @@ def _changed(path: Path) -> tuple[tuple[int, int] | None, ...]:
 
 def _no_samples(values: Mapping[str, Any]) -> str | None:
     """Why a run whose model writes text has no sample answers, and what to write; None for other runs."""
+    from workbench.config.task_facts import over_of, task_of  # with every section, which a list need not wait for
+
     evaluate = _part(values, "evaluate")
     task = task_of(values)
     if task is None or not task.writes_text or over_of(values) is not None or "samples" not in evaluate:

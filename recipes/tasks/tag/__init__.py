@@ -1,0 +1,50 @@
+"""Task `tag`: a tag for each word, such as named entities or parts of speech (token classification)."""
+
+from typing import Literal
+
+from workbench.config.task_facts import TaskFacts, register
+from workbench.schema import Section
+
+
+class TagConfig(Section):
+    """Tags of words."""
+
+    scheme: Literal["auto", "IOB1", "IOB2", "BILOU", "plain"] = "auto"
+    """How the tags of a file mark entities; `plain`: they mark none, as parts of speech do. IOBES and BMES are read as
+    BILOU. `auto` recognises it, per file."""
+    strict: bool = False
+    """Count only predicted entities whose tags are in order, as seqeval's strict mode does; conlleval's rule, the usual
+    one, makes the best of any tags."""
+
+
+_UNREAD = "{key} is for rows of text, and {recipe} reads words with tags: leave {key} out."
+_ROWS = "{key} chooses, orders or rewrites rows of text, which {recipe} does not: leave {key} out."
+_LOSS = "{key} is for losses of tokens and classes of rows, not for {recipe}. Leave it out."
+
+FACTS = register(
+    TaskFacts(
+        name="tag",
+        line="a tag for each word: named entities, parts of speech",
+        module="workbench.recipes.tasks.tag.task",
+        head="tokens",
+        packs=True,
+        devices=True,
+        banked=True,
+        fleets=True,
+        own_choice=True,
+        section=TagConfig,
+        refuses={
+            **dict.fromkeys(
+                ("data.format", "data.truncate", "data.loss_on", "data.sources", "data.streaming"), _UNREAD
+            ),
+            **dict.fromkeys(("model.chat_template", "model.new_tokens"), _UNREAD),
+            **dict.fromkeys(("data.select", "data.sampling", "data.curriculum", "data.augment"), _ROWS),
+            **dict.fromkeys(("data.length_warm_up", "data.decontaminate", "data.clean"), _ROWS),
+            **dict.fromkeys(("regularise.label_smoothing", "regularise.z_loss", "regularise.r_drop"), _LOSS),
+        },
+        predicts=("entities.jsonl", "tag every text of a file"),
+        report="tags",
+        score="f1",
+        higher_is_better=True,
+    )
+)
