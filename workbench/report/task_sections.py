@@ -98,12 +98,13 @@ def rows(run: RunRecord) -> RowTable | None:
 
 
 def _wrong_tags(table: Any) -> RowTable | None:
-    """Entities that were missed, spurious or of another type or extent, the most frequent kinds first; or wrong tags."""
+    """Entities that were missed, made up, or of another type or extent, the most frequent kinds first; or wrong tags."""
     from collections import Counter
 
     from workbench.data.tagged_rows import spans_of
     from workbench.evaluation.entity_scores import wrong_spans
 
+    kind: tuple[str, str, str]
     true, found = ([cell.split(" ") for cell in table[name]] for name in ("label", "predicted"))
     words = [text.split(" ") for text in table["text"]]
     counted: Counter[tuple[str, str, str]] = Counter()
@@ -113,7 +114,7 @@ def _wrong_tags(table: Any) -> RowTable | None:
             span = each.true or each.predicted
             assert span is not None
             kind = (
-                each.kind,
+                str(each.kind),
                 each.true.label if each.true else "none",
                 each.predicted.label if each.predicted else "none",
             )
