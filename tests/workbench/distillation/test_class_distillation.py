@@ -128,7 +128,10 @@ def train(home: Path, sections: Callable[..., dict[str, Any]]) -> Train:
     def run(name: str, recipe: str = "classify", **changed: Any) -> Path:
         config = RunConfig.model_validate({"recipe": recipe, **sections(**changed)})
         started = run_directory.start(home / name, config, resume=False)
-        (class_run if recipe == "classify" else crossval).main(config, started, Quiet())
+        if recipe == "classify":
+            class_run.main(config, started, Quiet())
+        else:
+            crossval.main(config, started, Quiet(), lambda *_: 1)
         started.close()
         return started.path
 
