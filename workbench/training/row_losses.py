@@ -177,18 +177,18 @@ class VisitRecord(Checkpointed):
     The record is the same for any micro-batches, numbers of processes and restarts, up to the last bits of a loss.
 
     Args:
-        tells: Whether this process records, as one of the processes that compute the same rows.
+        records: Whether this process records, as one of the processes that compute the same rows.
     """
 
-    def __init__(self, ranks: Ranks, *, tells: bool = True) -> None:
-        self._ranks, self._tells = ranks, tells
+    def __init__(self, ranks: Ranks, *, records: bool = True) -> None:
+        self._ranks, self._records = ranks, records
         self._known = _joined([])
         self._new: list[Visits] = []
 
     def rows_done(self, step: int, losses: RowLosses) -> None:
         """Record these."""
         steps, rows = np.full(len(losses.rows), step, dtype=np.int32), losses.rows.astype(np.int32)
-        if self._tells:
+        if self._records:
             self._new.append(Visits(steps, rows, losses.loss_B, losses.probability_B, losses.right_B))
 
     def visits(self) -> Visits:
@@ -216,7 +216,7 @@ def record(config: TrainingSections, rows: int, ranks: Ranks) -> VisitRecord | N
     steps = total_steps(config, rows)
     few = steps is not None and steps * config.batch.size <= MOST_VISITS and config.distributed.sequence == 1
     first = ranks.rank % config.distributed.tensor == 0
-    return VisitRecord(ranks, tells=first) if wanted is True or (wanted == "auto" and few) else None
+    return VisitRecord(ranks, records=first) if wanted is True or (wanted == "auto" and few) else None
 
 
 def _joined(parts: list[Visits]) -> Visits:

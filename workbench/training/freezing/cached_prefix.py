@@ -89,8 +89,8 @@ class CachedPrefix:
         self._batch_of = batch_of
         self._names = list(inspect.signature(self._stack.forward).parameters)
         self._more_outputs: dict[int, tuple[None, ...] | None] = {}
-        """The outputs of a block beside hidden states, by its number: as many None as there are (attention weights, if
-        anything), which `cache_estimate.refusal` tries, or None where a block gives no tuple."""
+        """Further outputs of each block, such as attention weights, by its number: a None for each, as tested by
+        `prefix_cache.refusal`; or None where a block returns no tuple."""
         self._dtype = states.dtype
         self._given_BLD: Tensor | None = None
         """States for the running call."""
@@ -237,7 +237,7 @@ def reader(backbone: PreTrainedModel, *, trailing: int) -> Callable[[Mapping[str
     """`rows_of` for the calls of a backbone.
 
     Args:
-        trailing: As `CachedPrefix` is told.
+        trailing: See `CachedPrefix`.
     """
     longest = getattr(backbone.config.get_text_config(), "max_position_embeddings", None) or 0
     # Keys of pictures have the precision in which the backbone computes: a hook may have rounded them to it already.
@@ -255,7 +255,7 @@ def rows_of(
 ) -> UnpaddedRows | None:
     """The rows of a model's inputs; None where they are not padded on the right, so that they cannot be separated.
 
-    Pictures have no padding. The attention mask tells padding. Without one, zeros at the end pad the rows of a causal
+    Pictures have no padding. The attention mask shows padding. Without one, zeros at the end pad the rows of a causal
     model, of which `trailing` are kept, in rows of at most `longest` tokens; any other model reads everything.
 
     Args:

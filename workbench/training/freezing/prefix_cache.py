@@ -270,7 +270,7 @@ def nondeterministic(
             chance = max((rate for key, rate in rates.items() if any(name in key for name in names)), default=0.0)
         if chance:
             name = path or type(model.base_model).__name__
-            return f"{name} draws by lot below the line, with a chance of {units.percent(chance)}"
+            return f"{name} is random in the frozen blocks, with a probability of {units.percent(chance)}"
     return None
 
 

@@ -50,7 +50,7 @@ def state_tensors(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Param
 def load_state(
     optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Set the state of these parameters, and of groups that have no others, to what `state_tensors` gave."""
+    """Set the state of these parameters, and of groups that have no others, to what `state_tensors` returned."""
     saved: dict[str, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         name, _, kind = key.rpartition("|")
@@ -180,7 +180,7 @@ class OptimizerStep(Protocol):
         """Optimizer states by name."""
 
     def load(self, values: Mapping[str, Tensor], states: Mapping[str, Tensor] | None = None) -> None:
-        """Load values, and optimizer states, that `values` and `states` gave."""
+        """Load values, and optimizer states, that `values` and `states` returned."""
 
 
 class LocalStep(OptimizerStep):

@@ -258,7 +258,7 @@ _COMBINED: dict[str, Combiner] = {
     "apollo": partial(_in_subspace, Apollo),
     "apollo_mini": partial(_in_subspace, ApolloMini),
 }
-"""Optimizers that read more of a run's settings; most are for the matrices inside the blocks, beside AdamW."""
+"""Optimizers that read more of a run's settings; most are for matrices inside the blocks, with AdamW for the rest."""
 _BUILDERS: dict[str, Builder] = {
     "adamw": _adamw,
     "adamw8bit": _from("bitsandbytes.optim", "AdamW8bit"),

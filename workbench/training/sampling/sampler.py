@@ -90,7 +90,7 @@ class Sampler(Checkpointed, ABC):
         """The rows on which the present step trains.
 
         Args:
-            rows: Those that `rows` gave.
+            rows: What `rows` returned.
             losses: Losses of these, in any order, where the sampler `looks`; else None.
         """
 

@@ -179,7 +179,7 @@ def test_what_hardly_pays_is_done_where_it_is_asked_for(changed: dict[str, float
 
 
 def test_an_obstacle_is_told_and_where_it_was_asked_for_an_error() -> None:
-    said = "dropout draws by lot below the line"
+    said = "dropout is random in the frozen blocks"
     declined = chosen("auto", obstacle=said)
     assert declined == ("off", f"Outputs of the frozen blocks are not kept: {said}.")
     assert chosen("off", obstacle=said).where == "off"
@@ -210,7 +210,7 @@ def test_what_draws_by_lot_below_the_line(name: str, setting: str) -> None:
     assert lot(still.train()) is None
     model.train()
     said = lot(model)
-    assert said is not None and said.endswith("draws by lot below the line, with a chance of 25 %")
+    assert said is not None and said.endswith("is random in the frozen blocks, with a probability of 25 %")
     for block in stack(model)[:1]:
         block.eval()
     outside = {"Bert": ["embeddings"], "DebertaV2": ["embeddings", "encoder.conv"]}.get(name, [])
@@ -225,7 +225,7 @@ def test_layers_that_are_left_out_by_lot() -> None:
     model = bare("OPT", layerdrop=0.5).train()
     for block in stack(model):
         block.eval()
-    assert lot(model) == "decoder draws by lot below the line, with a chance of 50 %"
+    assert lot(model) == "decoder is random in the frozen blocks, with a probability of 50 %"
 
 
 def test_an_adapters_dropout(llama: PreTrainedModel) -> None:
@@ -599,8 +599,8 @@ def test_how_often_rows_come_is_known_from_tokens_too(tmp_path: Path) -> None:
 def test_dropout_below_the_line_is_an_obstacle_that_is_told(tmp_path: Path) -> None:
     model = build("Llama", attention_dropout=0.1)
     found = train(model, configured(freeze={"policy": "static"}), tmp_path / "auto")
-    assert not found.callback.prefixes and "draws by lot below the line" in found.callback.said[0]
-    with pytest.raises(ConfigError, match=r"(?s)freeze\.cache=memory cannot be: .*draws by lot.*freeze\.cache=off"):
+    assert not found.callback.prefixes and "is random in the frozen blocks" in found.callback.said[0]
+    with pytest.raises(ConfigError, match=r"(?s)freeze\.cache=memory cannot be: .*is random.*freeze\.cache=off"):
         train(model, configured(freeze={"policy": "static", "cache": "memory"}), tmp_path / "memory")
 
 
