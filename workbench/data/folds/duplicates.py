@@ -498,29 +498,20 @@ def report(clusters: DuplicateClusters, labels: Sequence[Hashable] | None = None
     )
 
 
-def keep_one(clusters: DuplicateClusters, labels: Sequence[Hashable]) -> Mask:
-    """True for one row of each cluster: the first with the cluster's most frequent label."""
-    kept_N = np.zeros(len(clusters.distinct_N), dtype=bool)
-    for rows in _members(clusters).values():
-        ((label, _),) = Counter(labels[row] for row in rows).most_common(1)
-        kept_N[next(row for row in rows if labels[row] == label)] = True
-    return kept_N
-
-
-def weights(clusters: DuplicateClusters) -> NDArray[np.float64]:
-    """1 / size of each row's cluster, so that every cluster weighs as much as a single row."""
-    _, cluster_N, size = np.unique(clusters.cluster_N, return_inverse=True, return_counts=True)
-    return 1.0 / size[cluster_N]
-
-
 def resolve(
     clusters: DuplicateClusters, labels: Sequence[Hashable], action: Literal["together", "keep_one", "weight"]
 ) -> tuple[Mask, NDArray[np.float64]]:
     """Mask of the rows that are used, and the weight of each row; `action` is DuplicatesConfig.on_duplicate."""
-    everything, ones = np.ones(len(labels), dtype=bool), np.ones(len(labels))
-    if action == "keep_one":
-        return keep_one(clusters, labels), ones
-    return everything, weights(clusters) if action == "weight" else ones
+    kept_N, weight_N = np.ones(len(labels), dtype=bool), np.ones(len(labels))
+    if action == "keep_one":  # the first with the cluster's most frequent label
+        kept_N[:] = False
+        for rows in _members(clusters).values():
+            ((label, _),) = Counter(labels[row] for row in rows).most_common(1)
+            kept_N[next(row for row in rows if labels[row] == label)] = True
+    elif action == "weight":  # every cluster weighs as much as a single row
+        _, cluster_N, size = np.unique(clusters.cluster_N, return_inverse=True, return_counts=True)
+        weight_N = 1.0 / size[cluster_N]
+    return kept_N, weight_N
 
 
 def leaking(clusters: DuplicateClusters, part_N: Ints) -> Mask:

@@ -21,7 +21,6 @@ from workbench.data.folds.duplicates import (
     components,
     find,
     joined,
-    keep_one,
     leaking,
     min_similarity,
     near_vectors,
@@ -32,7 +31,6 @@ from workbench.data.folds.duplicates import (
     resolve,
     shingle_sets,
     shingles,
-    weights,
 )
 from workbench.errors import DataError
 
@@ -142,8 +140,8 @@ def test_clusters_partition_the_rows_and_hold_all_exact_duplicates(texts: list[s
         assert found.cluster_U[one] == found.cluster_U[other]
     # Each row weighs 1 / size: every cluster weighs 1, and one row of it is kept.
     clusters = len(set(found.groups))
-    assert weights(found).sum() == pytest.approx(clusters)
-    kept = keep_one(found, [0] * len(texts))
+    assert resolve(found, [0] * len(texts), "weight")[1].sum() == pytest.approx(clusters)
+    kept = resolve(found, [0] * len(texts), "keep_one")[0]
     assert sorted(np.array(found.groups, dtype=object)[kept]) == sorted(set(found.groups))
 
 
@@ -183,7 +181,7 @@ def test_a_chain_joins_texts_that_are_not_alike() -> None:
 
 def test_the_row_that_is_kept_carries_the_majority_label() -> None:
     found = find([CARD[0], CARD[1], CARD[0], CARD[3]])
-    assert keep_one(found, ["pin", "card", "card", "pin"]).tolist() == [False, True, False, True]
+    assert resolve(found, ["pin", "card", "card", "pin"], "keep_one")[0].tolist() == [False, True, False, True]
     kept_N, weight_N = resolve(found, ["pin", "card", "card", "pin"], "weight")
     assert kept_N.all()
     assert weight_N.tolist() == [1 / 3, 1 / 3, 1 / 3, 1]
