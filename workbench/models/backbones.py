@@ -254,12 +254,7 @@ def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, t
         notes.append(semi_structured.sentence(model))
     if weights in QUANTISED:
         weight_formats.replace(model, weights, compute)
-    if stored != compute:
-        _keep_precise(model, anatomy.fresh_heads(model), compute)
-        weight_formats.compute_in(model, compute)
-    if anatomy.reads_pictures(model):
-        pictures.prepare(model, compute)
-    return Backbone(model.requires_grad_(False).eval(), weights, compute, 0, notes)
+    return Backbone(_prepared(model, anatomy.fresh_heads(model), stored, compute), weights, compute, 0, notes)
 
 
 def load(
@@ -321,12 +316,8 @@ def load(
         else:
             weight_formats.settle(model, compute)
         notes += weight_formats.notes(model, weights)
-    if stored != compute:
-        _keep_precise(model, fresh, compute)
-        weight_formats.compute_in(model, compute)
-    if anatomy.reads_pictures(model):
-        pictures.prepare(model, compute)
-    return Backbone(model.requires_grad_(False).eval(), weights, compute, weight_formats.weight_bytes(model), notes)
+    model = _prepared(model, fresh, stored, compute)
+    return Backbone(model, weights, compute, weight_formats.weight_bytes(model), notes)
 
 
 def bring(module: nn.Module) -> None:
@@ -392,12 +383,21 @@ def _dropouts(hub: PretrainedConfig) -> dict[str, float]:
     return {key: value for key, value in values if any(name in key for name in names) and isinstance(value, float)}
 
 
-def _keep_precise(model: PreTrainedModel, fresh: list[str], compute: torch.dtype) -> None:
-    """Store in `compute` fresh heads, and layers that cast inputs to the precision of their weights (T5)."""
-    kept = {*fresh, *(model._keep_in_fp32_modules or ())}
-    for name, module in model.named_modules():
-        if name in kept or name.rsplit(".", 1)[-1] in kept:
-            module.to(compute)
+def _prepared(model: PreTrainedModel, fresh: list[str], stored: torch.dtype, compute: torch.dtype) -> PreTrainedModel:
+    """The model frozen, in evaluation mode, computing in `compute`.
+
+    Stored in `compute` are `fresh` heads, and layers that cast inputs to the precision of their weights (T5).
+    """
+    if stored != compute:
+        kept = {*fresh, *(model._keep_in_fp32_modules or ())}
+        for name, module in model.named_modules():
+            if name in kept or name.rsplit(".", 1)[-1] in kept:
+                module.to(compute)
+        weight_formats.compute_in(model, compute)
+    if anatomy.reads_pictures(model):
+        pictures.prepare(model, compute)
+    model.requires_grad_(False).eval()
+    return model
 
 
 @lru_cache

@@ -353,10 +353,7 @@ def save(classifier: Classifier, folder: Path, *, adapter: Callable[[Path], None
         adapter: Writes the adapter, where the model holds several and only one is meant.
     """
     with files.new_folder(folder) as aside:
-        if adapter is None:
-            adapters.save(classifier.model, aside)
-        else:
-            adapter(aside)
+        adapters.save(classifier.model, aside) if adapter is None else adapter(aside)
         save_reader(classifier, aside)
         files.write_json(aside / "classes.json", classifier.labels.facts)
 

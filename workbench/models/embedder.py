@@ -152,10 +152,7 @@ def make(
 def save(embedder: Embedder, folder: Path, config: RunConfig, *, adapter: Callable[[Path], None] | None = None) -> None:
     """Write adapter, tokenizer and what sentence-transformers reads into `folder`, atomically."""
     with files.new_folder(folder) as aside:
-        if adapter is None:
-            adapters.save(embedder.model, aside)
-        else:
-            adapter(aside)
+        adapters.save(embedder.model, aside) if adapter is None else adapter(aside)
         save_around(embedder, aside, config)
 
 

@@ -54,10 +54,7 @@ def save(
     if isinstance(template, ChatEncoder):
         tokenizer.chat_template = template.source
     with files.new_folder(folder) as aside:
-        if adapter is None:
-            adapters.save(model, aside)
-        else:
-            adapter(aside)
+        adapters.save(model, aside) if adapter is None else adapter(aside)
         tokenizer.save_pretrained(aside)
         known = getattr(model, "generation_config", None)
         begin = {name: getattr(known, name, None) for name in BEGIN}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workbench.losses import chunked_loss, next_token
+from workbench.losses import chunked, next_token
 from workbench.losses.divergences import forward_kl, log_probs
 from workbench.planning.counters import LiveBytes
 
@@ -44,7 +44,7 @@ def test_value_and_gradients_equal_the_whole(
 
     wanted = _criterion(head(hidden), *known) * 0.25
     wanted_grads = torch.autograd.grad(wanted * 3, [hidden, *weights])
-    found = chunked_loss(hidden, known, _criterion, project, vocabulary=V, weights=weights, scale=0.25)
+    found = chunked(hidden, known, _criterion, project, vocabulary=V, weights=weights, scale=0.25)
     found_grads = torch.autograd.grad(found * 3, [hidden, *weights])
     torch.testing.assert_close((found, *found_grads), (wanted, *wanted_grads))
     assert max(seen) == min(rows, N) and sum(seen) == N
