@@ -98,7 +98,7 @@ def rows(run: RunRecord) -> RowTable | None:
 
 
 def _wrong_tags(table: Any) -> RowTable | None:
-    """Entities that were missed, made up, or of another type or extent, most frequent kinds first; or wrong tags."""
+    """Entities that were missed, made up, or of another type or extent, by how often; or wrong plain tags."""
     from collections import Counter
 
     from workbench.data.tagged_rows import spans_of
