@@ -207,7 +207,7 @@ def _picture_reader(config: RunConfig, hub: PretrainedConfig, known: SavedFormat
 
 def _training_records(config: RunConfig, reader: PictureReader) -> Sequence[LabelledRecord]:
     """Rows that train: without held-out ones; in a cross-validation all rows that the test set does not hold."""
-    if config.recipe != "crossval":
+    if not config.crossvalidates:
         return labelled_data.load(config, reader).train.records
     read = labelled_data.read_training(config.data, reader)
     test = {key for path in config.data.test_files.values() for key in reader.read(path).keys}

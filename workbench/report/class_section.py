@@ -92,7 +92,7 @@ class ClassSection:
 def classified(run: RunRecord) -> ClassSection | None:
     """The section on classes; None where the run classified nothing."""
     table = run.labelled
-    if "predicted" not in table:
+    if "predicted" not in table or run.tags:
         return None
     names = class_names(table)
     if not names:
@@ -151,7 +151,7 @@ def verdict(run: RunRecord) -> str:
 def never_predicted(run: RunRecord) -> list[tuple[str, int]]:
     """Classes that rows have and no prediction names, with their rows; none where the run predicts numbers."""
     table = run.labelled
-    names = class_names(table) if "predicted" in table else []
+    names = class_names(table) if "predicted" in table and not run.tags else []
     if not names:
         return []
     true_C, predicted_C = (hot(table[column], names).sum(0) for column in ("label", "predicted"))

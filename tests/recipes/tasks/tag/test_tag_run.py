@@ -1,0 +1,133 @@
+"""A tagger learns, is scored as it was saved, and comes through every verb and recipe over tasks that takes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from torch.nn import functional as F
+
+import workbench
+from tests.conftest import MINILM, save_tiny
+from workbench.config import RunConfig
+from workbench.data import starter
+from workbench.errors import DataError
+from workbench.recipes.tasks.tag import task as tagging
+from workbench.recipes.verbs.check import check
+from workbench.recipes.verbs.evaluate import evaluate
+from workbench.recipes.verbs.export import export
+from workbench.recipes.verbs.generate import predict
+from workbench.recipes.verbs.merge import merge
+from workbench.recipes.verbs.plans.plan import plan
+
+NAMES, PLACES = ("Ada", "Bob", "Cleo", "Dan"), ("Rome", "Oslo", "New York", "Lima")
+
+
+def sentences(count: int, start: int = 0) -> str:
+    """Columns of short sentences, in which names and places have their own words."""
+    blocks = []
+    for n in range(start, start + count):
+        name, place = NAMES[n % 4], PLACES[n // 4 % 4].split()
+        tags = ["B-LOC", "I-LOC"][: len(place)]
+        lines = [f"{name} B-PER", "went O", "to O", *map(" ".join, zip(place, tags, strict=True)), f"{n} O", ". O"]
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tags")
+    (folder / "train.conll").write_text(sentences(64))
+    (folder / "held_out.conll").write_text(sentences(16, start=100))
+    save_tiny(folder / "bert", "Bert", "TokenClassification", MINILM)
+    return folder
+
+
+def sections(home: Path, **changed: Any) -> dict[str, Any]:
+    return {
+        "recipe": "tag",
+        "model": {"id": str(home / "bert"), "weights": "float32"},
+        "adapter": {"method": "lora", "rank": 8, "alpha": 16},
+        "data": {"train": str(home / "train.conll"), "held_out": str(home / "held_out.conll")},
+        "batch": {"size": 8},
+        "train": {"epochs": 8, "learning_rate": 1e-2},
+        "evaluate": {"every": 0.5},
+        **changed,
+    }
+
+
+@pytest.fixture(scope="module")
+def done(home: Path) -> Path:
+    return workbench.run(RunConfig.model_validate(sections(home)), out=home / "run", quiet=True)
+
+
+def test_it_learns_and_is_scored_as_it_was_saved(done: Path) -> None:
+    scores = json.loads((done / "scores.json").read_text())
+    assert scores["before"]["f1"] == 0 and scores["after"]["f1"] > 0.9
+    assert evaluate(done, []) == pytest.approx(scores["after"])
+    page = (done / "report.html").read_text()
+    assert "Traceback" not in page
+
+
+def test_predictions_are_spans_with_probabilities(done: Path, home: Path) -> None:
+    (home / "new.jsonl").write_text(json.dumps({"text": "Bob went to New York 7 ."}) + "\n")
+    predict(done, str(home / "new.jsonl"), out=home / "answers.jsonl", max_new_tokens=1)
+    (line,) = map(json.loads, (home / "answers.jsonl").read_text().splitlines())
+    found = [(each["text"], each["label"]) for each in line["entities"]]
+    assert found == [("Bob", "PER"), ("New York", "LOC")]
+    assert all(0 < each["probability"] <= 1 for each in line["entities"])
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_first_sub_words(home: Path, done: Path) -> None:
+    tagger = tagging.load(done, RunConfig.model_validate(sections(home)))
+    rows = tagging.prepare(RunConfig.model_validate(sections(home)))[1].held_out
+    batch = rows.batch(np.arange(len(rows)))
+    logits = tagger.model(**batch.inputs).logits.flatten(0, 1)[batch.positions_N]
+    wanted = float(F.cross_entropy(logits.double(), batch.labels_N))
+    assert json.loads((done / "scores.json").read_text())["after"]["loss"] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_check_and_plan_read_what_the_run_reads(home: Path) -> None:
+    config = RunConfig.model_validate(sections(home))
+    inspection = check(config)
+    assert "2 types of entities: LOC, PER." in inspection.notes and inspection.steps == 64
+    assert plan(config).needed > 0
+
+
+def test_a_merged_and_an_exported_model_say_the_same(done: Path, home: Path) -> None:
+    assert "same tag 100.00%" in merge(done, home / "merged").sentence
+    assert "same tag 100.00%" in export(done, to="onnx", out=home / "onnx", weights="float32").error
+
+
+def test_a_sweep_in_one_bank_is_its_members_alone(home: Path) -> None:
+    rates = [1e-3, 1e-2]
+    swept = sections(home, recipe="sweep", of="tag", sweep={"over": {"train.learning_rate": rates}}, train={"steps": 6})
+    together = workbench.run(RunConfig.model_validate(swept), out=home / "sweep", quiet=True)
+    alone = sections(home, train={"steps": 6, "learning_rate": 1e-2})
+    single = workbench.run(RunConfig.model_validate(alone), out=home / "alone", quiet=True)
+    member = together / "members" / "learning_rate=0.01"
+    losses = [[json.loads(line)["loss"] for line in (each / "metrics.jsonl").open()] for each in (member, single)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_held_out_texts_that_are_trained_on_are_refused(home: Path) -> None:
+    leaking = sections(home, data={"train": str(home / "train.conll"), "held_out": str(home / "twice.conll")})
+    (home / "twice.conll").write_text(sentences(8))
+    with pytest.raises(DataError, match="training rows are also in"):
+        check(RunConfig.model_validate(leaking))
+    leaking["data"]["overlap"] = "drop"
+    assert len(check(RunConfig.model_validate(leaking)).data.train) == 56
+
+
+@pytest.mark.slow
+def test_the_shipped_start_learns_parts_of_speech(tmp_path: Path) -> None:
+    path = workbench.run("tag/quickstart", ["train.steps=16"], out=tmp_path / "run", quiet=True)
+    scores = json.loads((path / "scores.json").read_text())
+    assert scores["after"]["accuracy"] > scores["before"]["accuracy"] + 0.1
+    table = pd.read_parquet(path / "predictions.parquet")
+    assert {"label", "predicted", "words"} <= set(table.columns)
+    assert (starter.FOLDER / "ewt_train.conll").is_file()
