@@ -144,7 +144,7 @@ class TaggedSet(WholeRows):
             "rows": len(self),
             "tokens": int(self.lengths.sum()),
             "supervised": int(self.supervised.sum()),
-            "skipped": list(self.skipped),
+            "skipped": len(self.skipped),
         }
 
 
