@@ -62,14 +62,14 @@ def test_rows_of_one_length_alone(lengths: list[list[int]], may: bool) -> None:
 
 
 def test_a_training_asks_by_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, steps = list[tuple[bool, bool]](), Trainer._steps
+    seen, follow = list[tuple[bool, bool]](), Trainer._follow_policy
 
-    def noting(self: Trainer, began: float) -> None:
+    def noting(self: Trainer) -> None:
         same = int(self.train.lengths.min()) == int(self.train.lengths.max())
         seen.append((enabled(), same))
-        steps(self, began)
+        follow(self)
 
-    monkeypatch.setattr(Trainer, "_steps", noting)
+    monkeypatch.setattr(Trainer, "_follow_policy", noting)
     train(build("Llama"), configured(train={"steps": 1}), tmp_path / "run")
     ((may, same),) = seen
     assert may == same and not enabled()
