@@ -61,7 +61,7 @@ OF_PREDICTED_SIZES = ("Mixtral", "GPT2", "T5", "Bert")
 
 # Tasks and layouts
 
-TASKS = ("sft", "mlm", "prefer", "classify", "reward", "embed", "reinforce", "rerank")
+TASKS = ("sft", "mlm", "prefer", "classify", "reward", "embed", "reinforce", "rerank", "tag")
 WRITES_ANSWERS = ("reinforce",)
 LAYOUTS = {
     "ddp": "{zero: 0}",

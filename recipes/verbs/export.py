@@ -31,7 +31,7 @@ LEAST_COSINE = 0.99
 """The same for embeddings."""
 LEAST_SAME = 0.9
 """The same for numbers: share of rows within a hundredth of the labels' spread."""
-ALL_HEADS = ("text", "masked", "classes", "hidden")
+ALL_HEADS = ("text", "masked", "classes", "tokens", "hidden")
 
 
 @dataclass(frozen=True)

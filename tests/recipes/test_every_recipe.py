@@ -33,6 +33,7 @@ RECIPES = {
         "reinforce.answers=4",
         "evaluate.answers=4",
     ),
+    "tag": ("data.limit=24", "data.max_tokens=64", "data.overlap=drop"),
     "rerank": ("data.limit=16", "data.max_tokens=48", "rerank.negatives=1", "rerank.candidates=2"),
 }
 """Recipes with settings that make a second of their quickstart."""

@@ -28,6 +28,7 @@ from workbench.data.held_out_split import Splits, hold_out, without_overlap
 from workbench.data.tagged_rows import EncodedTags, TagEncoder, TaggedRow, TaggedRows, TagSet
 from workbench.errors import DataError, FileError
 from workbench.evaluation.forward_passes import ModelResults, over_rows
+from workbench.evaluation.perplexity import Agreement
 from workbench.models import backbones, exported
 from workbench.models.backbones import Backbone, Loader
 from workbench.recipes.single.single_run import Scored, SingleRun
@@ -206,8 +207,9 @@ def _read(source: str, config: RunConfig) -> _Source:
 
 
 def _held_out(source: _Source, share: float, seed: int) -> tuple[_Source, _Source]:
-    """Split off rows so that each type of entity has its share; equal texts stay on the same side."""
-    strata = [tuple(sorted({span.label for span in row.spans})) for row in source.rows]
+    """Split off rows so that each type of entity, or plain tag, has its share; equal texts stay on the same side."""
+    plain = source.scheme == "plain"
+    strata = [tuple(sorted(set(row.tags) if plain else {span.label for span in row.spans})) for row in source.rows]
     held_N = hold_out(strata, groups=(each.key for each in source.records), share=share, seed=seed)
     if not held_N.any():
         raise DataError(
@@ -430,25 +432,15 @@ def predictions(tagger: Tagger, rows: Sequence[TaggedRow], p_RWC: Sequence[Float
 # Verbs
 
 
-@dataclass(frozen=True)
-class TagGap:
-    """How far two taggers are apart on the same rows."""
-
-    words: int
-    kl: float
-    """Mean KL divergence of the tags, nats per word."""
-    same: float
-    """Share of words with the same tag."""
+class TagAgreement(Agreement):
+    """Difference of two taggers over the words of some rows."""
 
     @property
     def sentence(self) -> str:
         """For a person."""
-        return f"On {self.words:,} held-out words: KL divergence {self.kl:.2e} nats a word, same tag {self.same:.2%}."
-
-    @property
-    def is_far(self) -> bool:
-        """Whether what was compared is another model."""
-        return self.kl > 1e-2
+        return (
+            f"On {self.positions:,} held-out words: KL divergence {self.kl:.2e} nats a word, same tag {self.top1:.2%}."
+        )
 
 
 @dataclass(frozen=True)
@@ -476,11 +468,12 @@ class TagReference:
         stock.save(model, folder)
         self.unmerged.save(folder)
 
-    def error(self, model: nn.Module, backbone: PreTrainedModel) -> TagGap:
+    def error(self, model: nn.Module, backbone: PreTrainedModel) -> TagAgreement:
         found = replace(self.unmerged, model=model, backbone=backbone).probabilities(self.rows)
         one_NC, other_NC = np.concatenate(self.wanted), np.concatenate(found)
         kl = float((one_NC * (np.log(one_NC + 1e-30) - np.log(other_NC + 1e-30))).sum(1).mean())
-        return TagGap(len(one_NC), max(0.0, kl), float((one_NC.argmax(1) == other_NC.argmax(1)).mean()))
+        same = float((one_NC.argmax(1) == other_NC.argmax(1)).mean())
+        return TagAgreement(max(0.0, kl), same, len(one_NC))
 
 
 class TagTask(Task):

@@ -18,7 +18,7 @@ UNKNOWN = "unknown"
 LIBRARIES = {"peft": "peft", "gguf": "gguf", "ollama": "gguf", "onnx": "onnx"}
 """Libraries by which the hub loads what a target writes; transformers for the others."""
 PIPELINES = {"text": "text-generation", "masked": "fill-mask", "classes": "text-classification",
-             "hidden": "sentence-similarity"}  # fmt: skip
+             "tokens": "token-classification", "hidden": "sentence-similarity"}  # fmt: skip
 _ENDS = ("low", "high")
 
 

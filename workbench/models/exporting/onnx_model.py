@@ -18,7 +18,7 @@ from workbench.models import output_heads
 from workbench.models.output_heads import Head
 
 FILE = "model.onnx"
-OUTPUTS = {"text": "logits", "masked": "logits", "classes": "logits", "hidden": "last_hidden_state"}
+OUTPUTS = {"text": "logits", "masked": "logits", "classes": "logits", "tokens": "logits", "hidden": "last_hidden_state"}
 """The output of a model, by the head that it has."""
 
 

@@ -23,6 +23,7 @@ from workbench.recipes.verbs.export import export
 from workbench.recipes.verbs.generate import predict
 from workbench.recipes.verbs.merge import merge
 from workbench.recipes.verbs.plans.plan import plan
+from workbench.runs import metrics_log
 
 NAMES, PLACES = ("Ada", "Bob", "Cleo", "Dan"), ("Rome", "Oslo", "New York", "Lima")
 
@@ -98,8 +99,9 @@ def test_check_and_plan_read_what_the_run_reads(home: Path) -> None:
     assert plan(config).needed > 0
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch's exporter
 def test_a_merged_and_an_exported_model_say_the_same(done: Path, home: Path) -> None:
-    assert "same tag 100.00%" in merge(done, home / "merged").sentence
+    assert "same tag 100.00%" in merge(done, out=home / "merged", weights="float32").agreement.sentence
     assert "same tag 100.00%" in export(done, to="onnx", out=home / "onnx", weights="float32").error
 
 
@@ -110,7 +112,7 @@ def test_a_sweep_in_one_bank_is_its_members_alone(home: Path) -> None:
     alone = sections(home, train={"steps": 6, "learning_rate": 1e-2})
     single = workbench.run(RunConfig.model_validate(alone), out=home / "alone", quiet=True)
     member = together / "members" / "learning_rate=0.01"
-    losses = [[json.loads(line)["loss"] for line in (each / "metrics.jsonl").open()] for each in (member, single)]
+    losses = [[line["loss"] for line in metrics_log.read(each)] for each in (member, single)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
