@@ -46,12 +46,12 @@ __all__ = [
     "MembersAtOnce",
     "OutputError",
     "OverFacts",
-    "Predictions",
+    "PredictionTable",
     "RowFile",
     "RunOutputs",
+    "ScoringOptions",
     "Task",
     "TaskFacts",
-    "Turn",
     "implementation",
     "main_of",
     "register",
@@ -62,7 +62,7 @@ ROWS = 64
 """Held-out rows on which a run is compared with what is made of it."""
 
 
-class Predictions(NamedTuple):
+class PredictionTable(NamedTuple):
     """Outputs of a run for the rows of a file."""
 
     table: pd.DataFrame
@@ -76,7 +76,7 @@ class Predictions(NamedTuple):
         return len(self.table)
 
 
-class Turn(NamedTuple):
+class ScoringOptions(NamedTuple):
     """How rows of a finished run are scored or predicted."""
 
     scoring: ModelResults | None = None
@@ -191,10 +191,10 @@ class Task(ABC):
         preflight.require_backbone(config, list(data.named().values()), model_heads.of(config))
 
     @abstractmethod
-    def evaluate(self, run: Path, config: RunConfig, turn: Turn) -> dict[str, float]:
+    def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
         """Scores of a finished run on `data.test` where `config` names it, else on the held-out rows."""
 
-    def predict(self, run: Path, source: str, config: RunConfig, turn: Turn) -> Predictions:
+    def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
         """Outputs of a finished run for every row of a file.
 
         Raises:

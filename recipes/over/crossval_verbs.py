@@ -21,7 +21,7 @@ from workbench.evaluation.forward_passes import ModelResults
 from workbench.evaluation.serving.served_models import ServedModel
 from workbench.models import classifier
 from workbench.recipes.over.crossval import prepare
-from workbench.recipes.task import Predictions, Turn
+from workbench.recipes.task import PredictionTable, ScoringOptions
 from workbench.recipes.tasks.classify import picture_checks, served_classes
 from workbench.recipes.tasks.classify.class_verbs import chosen_examples, notes
 from workbench.recipes.tasks.classify.picture_checks import PictureFindings
@@ -113,17 +113,17 @@ def _context(run: Path, config: RunConfig, scoring: ModelResults | None) -> Fold
     return replace(prediction.fold_context(run, config), scored=None if scoring is None else scoring.store)
 
 
-class FoldTask(ClassTask):
+class FoldedClassTask(ClassTask):
     """Labels of rows, each of which is out of fold once; what is shipped is decided by their scores."""
 
     def inspect(self, config: RunConfig) -> CrossvalInspection:  # type: ignore[override]
         return inspect(config)
 
-    def evaluate(self, run: Path, config: RunConfig, turn: Turn) -> dict[str, float]:
+    def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
         return evaluate(run, config, turn.scoring)
 
-    def predict(self, run: Path, source: str, config: RunConfig, turn: Turn) -> Predictions:
-        return Predictions(*predict(run, source, config, turn.scoring))
+    def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
+        return PredictionTable(*predict(run, source, config, turn.scoring))
 
     def serve(self, run: Path, config: RunConfig, name: str, created: int, *, queue: int) -> ServedModel:
         served_classes.require_texts(run, config)
@@ -138,4 +138,4 @@ class FoldTask(ClassTask):
         return {"embedder": embedders} if embedders else {}
 
 
-TASK = FoldTask()
+TASK = FoldedClassTask()

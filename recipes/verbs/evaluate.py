@@ -10,7 +10,7 @@ from workbench.config.yaml_text import override
 from workbench.errors import ConfigError
 from workbench.evaluation.forward_passes import dealt_results
 from workbench.recipes.single import streamed_rows
-from workbench.recipes.task import Turn, implementation
+from workbench.recipes.task import ScoringOptions, implementation
 from workbench.runs import run_directory
 from workbench.runs.ranks import joined
 from workbench.runs.trust import Trust
@@ -41,7 +41,7 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
         raise ConfigError(f"evaluate: a run of recipe {config.recipe} {reason}. Leave --devices out.")
     if config.data.test is None:
         config = streamed_rows.local(config, ranks)
-    return implementation(config).evaluate(run, config, Turn(scoring, Trust(trust)))
+    return implementation(config).evaluate(run, config, ScoringOptions(scoring, Trust(trust)))
 
 
 def asked_config(run: Path, overrides: Sequence[str], *, verb: str, trust: bool) -> RunConfig:

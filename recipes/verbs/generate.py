@@ -16,7 +16,7 @@ from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
 from workbench.evaluation.forward_passes import dealt_results
 from workbench.models import exported
-from workbench.recipes.task import Predictions, Turn, implementation
+from workbench.recipes.task import PredictionTable, ScoringOptions, implementation
 from workbench.recipes.tasks.sft.text_verbs import question_ids
 from workbench.recipes.verbs.evaluate import asked_config
 from workbench.runs import files, run_directory
@@ -28,7 +28,7 @@ WRITERS = {".jsonl", ".csv", ".parquet"}
 
 def predict(
     run: Path, source: str, overrides: Sequence[str] = (), *, out: Path, max_new_tokens: int, trust: bool = False
-) -> Predictions:
+) -> PredictionTable:
     """Answer every row of `source` greedily, or name its class; the first of several processes writes `out`."""
     if out.suffix not in WRITERS:
         raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
@@ -40,7 +40,9 @@ def predict(
     if config.task.predicts is None:
         require_text(config, run)
     files.require_writable(out)
-    predictions = implementation(config).predict(run, source, config, Turn(scoring, Trust(trust), max_new_tokens))
+    predictions = implementation(config).predict(
+        run, source, config, ScoringOptions(scoring, Trust(trust), max_new_tokens)
+    )
     if ranks.first:
         files.write_bytes(out, _serialised(predictions.table, out.suffix))
     return predictions

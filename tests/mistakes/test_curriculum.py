@@ -64,7 +64,9 @@ CASES = {
         f"{JUDGE}none.py", "returned null", "Return a number", file("none.py", f"{DEF}\n    return None\n")
     ),
     "perplexity of classes": Case(
-        f"{CHECK} recipe=classify {PLACE}.by=perplexity", "which is for recipe=sft", f"Write {ON}, column"
+        f"{CHECK} recipe=classify {PLACE}.by=perplexity",
+        "which is for recipe=sft",
+        f"Write {PLACE}.by=loss, length, column",
     ),
     "loss of answers": Case(f"{CHECK} {PLACE}.by=loss", "which is for recipe=classify", f"Write {PLACE}.by=perplexity"),
     "loss of folds": Case(

@@ -11,7 +11,7 @@ from workbench.config.model_heads import ModelHead
 from workbench.data.labelled.labelled_data import ClassSplits
 from workbench.models import backbones, classifier
 from workbench.models.backbones import Loader
-from workbench.recipes.task import DryTask, Predictions, RowFile, Scores, Task, Turn
+from workbench.recipes.task import DryTask, PredictionTable, RowFile, Scores, ScoringOptions, Task
 from workbench.recipes.tasks.classify import class_run
 from workbench.recipes.tasks.classify.class_run import ClassRun
 from workbench.runs.run_directory import Run
@@ -45,15 +45,15 @@ class ClassTask(Task):
         task = classifier.task(data.labels, seed=config.seed)
         preflight.require_backbone(config, list(data.rows.named().values()), task)
 
-    def evaluate(self, run: Path, config: RunConfig, turn: Turn) -> dict[str, float]:
+    def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
         from workbench.recipes.tasks.classify import class_verbs
 
         return class_verbs.evaluate(run, config, turn.scoring)
 
-    def predict(self, run: Path, source: str, config: RunConfig, turn: Turn) -> Predictions:
+    def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
         from workbench.recipes.tasks.classify import class_verbs
 
-        return Predictions(*class_verbs.predict(run, source, config, turn.scoring))
+        return PredictionTable(*class_verbs.predict(run, source, config, turn.scoring))
 
     def outputs(self, run: Path, config: RunConfig) -> ClassReference:
         from workbench.recipes.tasks.classify import class_verbs

@@ -13,7 +13,7 @@ from workbench.config import RunConfig
 from workbench.data.batching import micro_batches
 from workbench.models import backbones
 from workbench.models.backbones import Loader
-from workbench.recipes.task import DryTask, Predictions, RowFile, Task, Turn
+from workbench.recipes.task import DryTask, PredictionTable, RowFile, ScoringOptions, Task
 from workbench.recipes.tasks.embed import embed_run, negative_mining
 from workbench.recipes.tasks.embed.embed_run import EmbedRun
 from workbench.runs import provenance
@@ -46,15 +46,15 @@ class EmbedTask(Task):
 
         return embed_verbs.inspect(config)
 
-    def evaluate(self, run: Path, config: RunConfig, turn: Turn) -> dict[str, float]:
+    def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
         from workbench.recipes.tasks.embed import embed_verbs
 
         return embed_verbs.evaluate(run, config, turn.scoring)
 
-    def predict(self, run: Path, source: str, config: RunConfig, turn: Turn) -> Predictions:
+    def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
         from workbench.recipes.tasks.embed import embed_verbs
 
-        return Predictions(*embed_verbs.predict(run, source, config, turn.scoring))
+        return PredictionTable(*embed_verbs.predict(run, source, config, turn.scoring))
 
     def outputs(self, run: Path, config: RunConfig) -> EmbedReference:
         from workbench.recipes.tasks.embed import embed_verbs

@@ -11,7 +11,7 @@ from workbench.data.text.preference_pairs import PreferenceEncoder
 from workbench.models import backbones
 from workbench.models.backbones import Loader
 from workbench.recipes.single import token_reference
-from workbench.recipes.task import DryTask, RowFile, Turn
+from workbench.recipes.task import DryTask, RowFile, ScoringOptions
 from workbench.recipes.tasks.prefer import preference_reference, preference_run
 from workbench.recipes.tasks.prefer.preference_run import PreferenceRun
 from workbench.recipes.tasks.sft.task import TokenTask, dry_text
@@ -38,7 +38,7 @@ class PreferenceTask(TokenTask):
 
         return prefer_verbs.inspect(config)
 
-    def evaluate(self, run: Path, config: RunConfig, turn: Turn) -> dict[str, float]:
+    def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
         from workbench.recipes.tasks.prefer import prefer_verbs
 
         return prefer_verbs.evaluate(run, config)

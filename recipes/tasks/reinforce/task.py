@@ -10,7 +10,7 @@ from workbench.config import RunConfig
 from workbench.data.text.prompts import PromptEncoder
 from workbench.models import backbones
 from workbench.models.backbones import Loader
-from workbench.recipes.task import DryTask, RowFile, Scores, Turn
+from workbench.recipes.task import DryTask, RowFile, Scores, ScoringOptions
 from workbench.recipes.tasks.reinforce import reinforce_run
 from workbench.recipes.tasks.reinforce.reinforce_run import PlannedRollouts, ReinforceRun
 from workbench.recipes.tasks.sft.task import TokenTask, dry_text
@@ -41,7 +41,7 @@ class ReinforceTask(TokenTask):
 
         return reinforce_verbs.inspect(config)
 
-    def evaluate(self, run: Path, config: RunConfig, turn: Turn) -> dict[str, float]:
+    def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
         from workbench.recipes.tasks.reinforce import reinforce_verbs
 
         return reinforce_verbs.evaluate(run, config, trust=turn.trust)

@@ -10,7 +10,7 @@ from workbench.config import RunConfig
 from workbench.evaluation import run_embedder
 from workbench.models import backbones
 from workbench.models.backbones import Loader
-from workbench.recipes.task import DryTask, Predictions, RowFile, Task, Turn, largest_numbers
+from workbench.recipes.task import DryTask, PredictionTable, RowFile, ScoringOptions, Task, largest_numbers
 from workbench.recipes.tasks.rerank import rerank_run
 from workbench.recipes.tasks.rerank.rerank_run import RerankRun
 from workbench.runs.run_directory import Run
@@ -33,15 +33,15 @@ class RerankTask(Task):
 
         return rerank_verbs.inspect(config)
 
-    def evaluate(self, run: Path, config: RunConfig, turn: Turn) -> dict[str, float]:
+    def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
         from workbench.recipes.tasks.rerank import rerank_verbs
 
         return rerank_verbs.evaluate(run, config, turn.scoring)
 
-    def predict(self, run: Path, source: str, config: RunConfig, turn: Turn) -> Predictions:
+    def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
         from workbench.recipes.tasks.rerank import rerank_verbs
 
-        return Predictions(*rerank_verbs.predict(run, source, config, turn.scoring))
+        return PredictionTable(*rerank_verbs.predict(run, source, config, turn.scoring))
 
     def outputs(self, run: Path, config: RunConfig) -> RankReference:
         from workbench.recipes.tasks.rerank import rerank_verbs

@@ -10,7 +10,7 @@ from workbench.config import RunConfig
 from workbench.data.text.preference_pairs import PreferenceEncoder
 from workbench.models import backbones
 from workbench.models.backbones import Loader
-from workbench.recipes.task import DryTask, Predictions, RowFile, Scores, Task, Turn, largest_numbers
+from workbench.recipes.task import DryTask, PredictionTable, RowFile, Scores, ScoringOptions, Task, largest_numbers
 from workbench.recipes.tasks.reward import outcome_reward, process_reward
 from workbench.recipes.tasks.reward.outcome_reward import RewardRun
 from workbench.recipes.tasks.reward.process_reward import ProcessRun
@@ -43,15 +43,15 @@ class RewardTask(Task):
 
         return reward_verbs.inspect(config)
 
-    def evaluate(self, run: Path, config: RunConfig, turn: Turn) -> dict[str, float]:
+    def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
         from workbench.recipes.tasks.reward import reward_verbs
 
         return reward_verbs.evaluate(run, config, turn.scoring)
 
-    def predict(self, run: Path, source: str, config: RunConfig, turn: Turn) -> Predictions:
+    def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
         from workbench.recipes.tasks.reward import reward_verbs
 
-        return Predictions(*reward_verbs.predict(run, source, config, turn.scoring))
+        return PredictionTable(*reward_verbs.predict(run, source, config, turn.scoring))
 
     def outputs(self, run: Path, config: RunConfig) -> RewardReference:
         from workbench.recipes.tasks.reward import reward_verbs

@@ -16,7 +16,7 @@ from workbench.losses.chunked_loss import chunk_positions
 from workbench.models import backbones, output_heads
 from workbench.models.backbones import Backbone, Loader
 from workbench.models.exported import ExportedModel
-from workbench.recipes.task import DryTask, Predictions, RowFile, Task, Turn
+from workbench.recipes.task import DryTask, PredictionTable, RowFile, ScoringOptions, Task
 from workbench.recipes.tasks.sft import text_run
 from workbench.recipes.tasks.sft.text_run import TextRun
 from workbench.runs.run_directory import Run
@@ -46,12 +46,12 @@ class TokenTask(Task):
     def require(self, config: RunConfig, data: object) -> None:
         preflight.require_runnable(config, data)  # type: ignore[arg-type]
 
-    def evaluate(self, run: Path, config: RunConfig, turn: Turn) -> dict[str, float]:
+    def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
         from workbench.recipes.tasks.sft import text_verbs
 
         return text_verbs.evaluate(run, config, turn)
 
-    def predict(self, run: Path, source: str, config: RunConfig, turn: Turn) -> Predictions:
+    def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
         from workbench.recipes.tasks.sft import text_verbs
 
         if not config.task.writes_text:

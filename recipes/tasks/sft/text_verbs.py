@@ -37,7 +37,7 @@ from workbench.models.exported import ExportedModel
 from workbench.models.output_heads import Head
 from workbench.recipes.inspection import SHOWN, Inspection, pieces
 from workbench.recipes.single import row_difficulty, token_reference
-from workbench.recipes.task import ROWS, Predictions, RowFile, Turn
+from workbench.recipes.task import ROWS, PredictionTable, RowFile, ScoringOptions
 from workbench.recipes.tasks.sft.text_run import read_template, score
 from workbench.training import preflight
 from workbench.training.optim.schedules import total_steps
@@ -89,7 +89,7 @@ def _outlook(rows: TokenizedSet, config: RunConfig) -> Iterator[str]:
         yield from (f"{name}: {sentence}" if name else sentence for sentence in sentences)
 
 
-def evaluate(run: Path, config: RunConfig, turn: Turn) -> dict[str, float]:
+def evaluate(run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
     """Scores of the saved model on data.test where `config` names it, else on the held-out rows."""
     model = exported.load(run, config)
     split = tokenized.read_files(config.data.test_files, config.data, model.tokenizer, model.template)
@@ -114,7 +114,7 @@ def outputs(run: Path, config: RunConfig, *, prompts_alone: bool = False) -> Tex
     return TextReference(config, unmerged, held_out, wanted)
 
 
-def predict(run: Path, source: str, config: RunConfig, turn: Turn) -> Predictions:
+def predict(run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
     """Greedy answers to every row of a file, and rows left out."""
     skipped: list[str] = []
     questions = list(read_prompts(source, config.data, skipped))
@@ -130,7 +130,7 @@ def predict(run: Path, source: str, config: RunConfig, turn: Turn) -> Prediction
             "answer": written,
         }
     )
-    return Predictions(table, skipped)
+    return PredictionTable(table, skipped)
 
 
 def question_ids(model: exported.ExportedModel, example: Example) -> Indices:

@@ -32,7 +32,7 @@ from workbench.evaluation.perplexity import Agreement
 from workbench.models import backbones, exported
 from workbench.models.backbones import Backbone, Loader
 from workbench.recipes.single.single_run import Scored, SingleRun
-from workbench.recipes.task import ROWS, DryTask, Predictions, RowFile, Task, Turn
+from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, ScoringOptions, Task
 from workbench.recipes.tasks.tag import TagConfig
 from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
@@ -185,7 +185,8 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, TagSplits, list
         helds = [_read(path, config) for path in data.held_out_files.values()]
     for other in (*helds, *tests):
         train = without_overlap(train, other, drop=data.overlap == "drop", but="")
-    tag_set = TagSet.of(train.rows, train.scheme)
+    # A rare tag that no training row has counts in the scores, as it would for whoever uses the model.
+    tag_set = TagSet.of([row for source in (train, *helds, *tests) for row in source.rows], train.scheme)
     encoder = TagEncoder(tokenizer, tag_set, max_tokens=data.max_tokens)
     rows = TagSplits(
         _encoded(encoder, [train]), _encoded(encoder, helds), _encoded(encoder, tests) if tests else None, tag_set
@@ -483,6 +484,8 @@ class TagTask(Task):
         # Data first: it is the cheapest thing to get wrong, and needs no weights.
         tokenizer, data, _ = prepare(config)
         provenance.note_data(run, data.splits.facts())
+        for sentence in _unlearnt(data):
+            callback.say(sentence)
         return TagRun(config, run, callback, tokenizer, data, loader=loader)
 
     def inspect(self, config: RunConfig) -> Inspection:
@@ -501,6 +504,7 @@ class TagTask(Task):
             steps=total_steps(config, len(train)),
             notes=[
                 f"{len(data.tags.types)} {kind}: {what}.",
+                *_unlearnt(data),
                 *(f"Left out: {reason}" for reason in train.skipped[:5]),
             ],
         )
@@ -511,14 +515,14 @@ class TagTask(Task):
     def require(self, config: RunConfig, data: TagSplits) -> None:
         preflight.require_backbone(config, list(data.named().values()), head_of(data.tags, seed=config.seed))
 
-    def evaluate(self, run: Path, config: RunConfig, turn: Turn) -> dict[str, float]:
+    def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
         tagger = load(run, config)
         rows = _scored_rows(tagger, config)
         p_RSC = tagger.probabilities(rows, turn.scoring)
         strict = config.section(TagConfig).strict
         return scores_of(tagger.tags, rows, predicted(tagger, rows, p_RSC), p_RSC, strict=strict)
 
-    def predict(self, run: Path, source: str, config: RunConfig, turn: Turn) -> Predictions:
+    def predict(self, run: Path, source: str, config: RunConfig, turn: ScoringOptions) -> PredictionTable:
         read = tagged_rows.read(
             source, columns=config.data.columns, refuse=config.data.on_bad_row == "refuse", labelled=False
         )
@@ -526,7 +530,7 @@ class TagTask(Task):
         encoder = TagEncoder(tagger.tokenizer, None, max_tokens=config.data.max_tokens)
         rows = _encoded(encoder, [_Source(read.name, read.fingerprint, read.rows, read.scheme, read.skipped)])
         p_RWC = predicted(tagger, rows, tagger.probabilities(rows, turn.scoring))
-        return Predictions(predictions(tagger, rows.rows, p_RWC, labelled=False), read.skipped)
+        return PredictionTable(predictions(tagger, rows.rows, p_RWC, labelled=False), read.skipped)
 
     def outputs(self, run: Path, config: RunConfig) -> TagReference:
         tagger = load(run, config)
@@ -556,6 +560,16 @@ class TagTask(Task):
                 SourceRows(title, source.name, texts, None, trains, labels=types, unreadable=source.skipped)
             )
         return surveyed
+
+
+def _unlearnt(data: TagSplits) -> list[str]:
+    """Sentence on tags that evaluation rows have and no training row."""
+    trained = {tag for row in data.train.rows for tag in row.tags}
+    others = [rows for name, rows in data.named().items() if name != "train"]
+    unlearnt = sorted({tag for rows in others for row in rows.rows for tag in row.tags} - trained)
+    return (
+        [f"No training row has {', '.join(unlearnt)}: evaluation rows with it will count as wrong."] if unlearnt else []
+    )
 
 
 def _pieces(row: TaggedRow) -> list[tuple[str, bool]]:

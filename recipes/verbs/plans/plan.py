@@ -65,7 +65,7 @@ def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, els
         flops = plan.dry_run.flops_per_token
         return step_time.assumed(plan.work, flops) if elsewhere else step_time.timed(plan.work, flops)
 
-    if not elsewhere and backbones.device().type == "cpu" and config.task.tokens:
+    if not elsewhere and backbones.device().type == "cpu" and config.over is None and config.task.tokens:
         config = _with_possible_weights(config, devices=devices, memory=memory)
     _require_known(config, devices)  # once: what the solver tries first has no shares, whose bytes it adds
     if config.distributed.zero != "auto":

@@ -241,7 +241,7 @@ def test_an_export_stays_where_the_hub_cannot_be_reached(save_run: SaveRun, tmp_
 
 def test_every_target_is_documented() -> None:
     root = Path(__file__).parents[3]
-    text = (root / "recipes" / "README.md").read_text()
+    text = (root / "recipes" / "verbs" / "export.md").read_text()
     assert all(f"| `{name}` |" in text for name in TARGETS)
 
 

@@ -92,7 +92,8 @@ def test_predict_writes_every_row_in_order(
     trained: Path, asked: Path, tmp_path: Path, suffix: str, read: Callable[[Path], pd.DataFrame]
 ) -> None:
     out = tmp_path / "new" / f"answers{suffix}"
-    assert predict(trained, str(asked), out=out, max_new_tokens=12) == (7, [])
+    done = predict(trained, str(asked), out=out, max_new_tokens=12)
+    assert (done.rows, done.left_out) == (7, [])
     table = read(out)
     assert list(table.columns) == ["row", "prompt", "answer"]
     assert list(table["row"]) == [f"asked.jsonl, row {n}" for n in range(1, 8)]

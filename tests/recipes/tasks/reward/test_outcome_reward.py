@@ -108,7 +108,7 @@ def test_verbs_agree_with_the_run(taught: Path, folder: Path, tmp_path: Path) ->
     reward_of = dict(zip(said["row"], said["reward"], strict=True))
     for row in known.itertuples():
         assert reward_of[f"{row.row}, answer 1 of 2"] == pytest.approx(row.chosen_reward, abs=1e-5)
-    with pytest.raises(ConfigError, match=r"recipe reward trains no model that writes text.*rates answers"):
+    with pytest.raises(ConfigError, match=r"recipe reward trains no model that writes text.*can rate every answer"):
         generate(taught, "Hello", max_new_tokens=2)
     with pytest.raises(ConfigError, match="cannot change reward"):
         evaluate(taught, ["reward.centre=1"])

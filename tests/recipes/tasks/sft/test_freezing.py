@@ -59,11 +59,13 @@ def prefixes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CachedPrefix]]:
     """Every cached prefix of a run."""
     found: list[CachedPrefix] = []
 
+    made = prefix_cache.PrefixCache.cached_prefix
+
     def remembered(*args: Any, **named: Any) -> CachedPrefix:
-        found.append(CachedPrefix(*args, **named))
+        found.append(made(*args, **named))
         return found[-1]
 
-    monkeypatch.setattr(prefix_cache, "CachedPrefix", remembered)
+    monkeypatch.setattr(prefix_cache.PrefixCache, "cached_prefix", remembered)
     yield found
 
 

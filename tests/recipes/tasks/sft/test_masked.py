@@ -107,7 +107,7 @@ def test_such_a_run_writes_no_text(taught: Path, tmp_path: Path) -> None:
         lambda: predict(taught, "x.jsonl", out=tmp_path / "out.csv", max_new_tokens=4),
     ):
         with pytest.raises(
-            ConfigError, match=r"recipe mlm trains no model that writes text.*recipes sft, prefer and reinforce"
+            ConfigError, match=r"recipe mlm trains no model that writes text.*recipes prefer, reinforce, sft"
         ):
             verb()
 

@@ -14,8 +14,8 @@ from workbench import recipes
 from workbench.data import starter
 from workbench.recipes.load import load
 
-FILES = Path(__file__).parents[2] / "files"
-GSM8K = Path(__file__).parents[3] / "scripts" / "bench" / "gsm8k_256.jsonl"
+FILES = Path(__file__).parents[3] / "files"
+GSM8K = Path(__file__).parents[4] / "scripts" / "bench" / "gsm8k_256.jsonl"
 SHORT = ["train.steps=3", "data.limit=24", "batch.size=4", "evaluate.answers=2", "evaluate.max_new_tokens=8"]
 SHORT += ["evaluate.every=2", "save.every=2"]
 
