@@ -29,8 +29,8 @@ def test_training_and_plans_import_nothing_of_other_recipes_no_compiler_and_page
             import workbench.recipes.verbs.run
             import workbench.recipes.over.crossval, workbench.recipes.tasks.classify.task
             import workbench.recipes.tasks.sft.task
-        from workbench.evaluation import text_overlap
-        text_overlap.rouge_l("a word", "a word")
+        from workbench.evaluation import metrics
+        metrics.rouge_l("a word", "a word")
         print(*sys.modules)
         import workbench.recipes.verbs.plans.plan
         print(*sys.modules)

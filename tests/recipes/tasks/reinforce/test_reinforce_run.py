@@ -291,7 +291,7 @@ import itertools, os, signal, sys
 from pathlib import Path
 import workbench
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from workbench.evaluation import sampling
+from workbench.evaluation import generation
 
 def kill_at(call):
     calls = itertools.count(1)
@@ -299,8 +299,8 @@ def kill_at(call):
 
 recipe, out, moment, *words = sys.argv[1:]
 if moment == "rollout":  # the second token of the second rollout's answers
-    drawn, killed = sampling.picked, kill_at(6 + 2)
-    sampling.picked = lambda *words: (killed(), drawn(*words))[1]
+    drawn, killed = generation.picked, kill_at(6 + 2)
+    generation.picked = lambda *words: (killed(), drawn(*words))[1]
 if moment == "update":  # weights have moved, and nothing of it is saved
     register_optimizer_step_post_hook(kill_at(4))
 workbench.run(recipe, words, out=Path(out), resume=moment == "resume", quiet=True)

@@ -79,8 +79,8 @@ def test_a_store_in_use_stays_until_it_is_released(three: list[Path]) -> None:
 
 @pytest.mark.slow  # starts a process
 def test_another_process_keeps_its_store_until_it_is_killed(three: list[Path]) -> None:
-    code = "import sys, pathlib; from workbench.data.images import store_eviction\n"
-    code += "held = store_eviction.use(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+    code = "import sys, pathlib; from workbench.data.images import picture_store\n"
+    code += "held = picture_store.use(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, str(three[0])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
