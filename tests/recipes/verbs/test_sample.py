@@ -87,7 +87,9 @@ def test_the_page_s_commands_run(
     trained: Path, short_stories: str, asked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As recipes/verbs/sample.md shows them, but for fewer and shorter answers, a reward of any text, and two steps."""
-    (block,) = [each for each in blocks(ROOT / "recipes" / "verbs" / "sample.md") if each.run_by.endswith("test_sample.py")]
+    (block,) = [
+        each for each in blocks(ROOT / "recipes" / "verbs" / "sample.md") if each.run_by.endswith("test_sample.py")
+    ]
     lines = [line.partition("  #")[0].rstrip() for line in block.text.splitlines()]
     assert [line.split()[1] for line in lines] == ["sample", "sample", "sample", "run"]
     monkeypatch.chdir(asked.parent)

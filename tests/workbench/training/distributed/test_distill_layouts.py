@@ -59,7 +59,10 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     save_tiny(folder / "bert", "Bert", "SequenceClassification", MINILM)
     write_animals(folder / "animals.jsonl", range(60))
     of_classes = [each.replace("{}", str(folder)) for each in CLASSES if not each.startswith("distill")]
-    for name, own in {"teacher": ["adapter={method: full}"], "animals": ["recipe=classify", *of_classes, "of=null"]}.items():
+    for name, own in {
+        "teacher": ["adapter={method: full}"],
+        "animals": ["recipe=classify", *of_classes, "of=null"],
+    }.items():
         workbench.run(str(folder / "teacher.yaml"), own, out=folder / name, quiet=True)
     asked = {cell["name"] for cell in cells(request, "test_two_processes_teach_as_one_does")} | {"made", "cached"}
     for name in asked:
