@@ -14,7 +14,6 @@ from scipy import special
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tests.workbench.crossval.seeing import ROWS
 from workbench.adapters import stock
 from workbench.config import RunConfig, model_heads
 from workbench.config.model_heads import ModelHead
@@ -38,7 +37,7 @@ from workbench.models import classifier, exported
 from workbench.models.classifier import Classifier
 from workbench.models.reranker import Reranker
 from workbench.models.reward_model import RewardModel
-from workbench.recipes.task import RowFile
+from workbench.recipes.task import ROWS, RowFile
 from workbench.recipes.tasks.classify import picture_checks
 from workbench.recipes.tasks.classify.class_run import predictions, prepare, score
 from workbench.recipes.tasks.classify.picture_checks import PictureFindings

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tests.workbench.crossval.seeing import ROWS
 from workbench.adapters import stock
 from workbench.config import RunConfig
 from workbench.config.model_heads import HIDDEN, ModelHead
@@ -31,7 +30,7 @@ from workbench.losses.ranking_losses import leading
 from workbench.models import backbones, embedder
 from workbench.models.embedder import Embedder
 from workbench.recipes.inspection import left_out
-from workbench.recipes.task import RowFile
+from workbench.recipes.task import ROWS, RowFile
 from workbench.recipes.tasks.embed.embed_run import prepare
 from workbench.runs import units
 from workbench.training.optim.schedules import total_steps

@@ -10,7 +10,6 @@ import pandas as pd
 from torch import nn
 from transformers import PreTrainedModel
 
-from tests.workbench.crossval.seeing import ROWS
 from workbench.config import RunConfig
 from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
@@ -21,6 +20,7 @@ from workbench.evaluation.forward_passes import ModelResults
 from workbench.models import reranker
 from workbench.models.reranker import Reranker
 from workbench.recipes.inspection import left_out
+from workbench.recipes.task import ROWS
 from workbench.recipes.tasks.classify import class_verbs
 from workbench.recipes.tasks.classify.class_verbs import Gap, NumberReference
 from workbench.recipes.tasks.embed.embed_verbs import SHOWN, EmbedInspection

@@ -10,7 +10,6 @@ import pandas as pd
 from torch import nn
 from transformers import PreTrainedModel
 
-from tests.workbench.crossval.seeing import ROWS
 from workbench.config import RunConfig
 from workbench.data import mixture
 from workbench.data.batching import evenly_spaced
@@ -25,6 +24,7 @@ from workbench.evaluation.rewards.reward_sum import spread
 from workbench.models import reward_model
 from workbench.models.reward_model import RewardModel
 from workbench.recipes.inspection import SHOWN, Inspection, left_out
+from workbench.recipes.task import ROWS
 from workbench.recipes.tasks.classify.class_verbs import Gap, NumberReference
 from workbench.recipes.tasks.reward import outcome_reward, process_reward_verbs
 from workbench.recipes.tasks.reward.reward_run import load
