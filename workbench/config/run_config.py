@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import model_validator
 from pydantic.fields import FieldInfo
+from typing_extensions import Self
 
 from workbench.adapters import Method
 from workbench.config import plugins, task_facts
@@ -21,6 +22,14 @@ from workbench.schema import parse
 
 class RunConfig(RunSections):
     """Everything that a run depends on; a run is a pure function of it."""
+
+    @classmethod
+    def model_validate(cls, obj: Any, **settings: Any) -> Self:
+        """Plugins run first: the methods, tasks and sections that they add are part of what is read."""
+        paths = obj.get("plugins") if isinstance(obj, dict) else None
+        if isinstance(paths, (list, tuple)) and all(isinstance(path, (str, Path)) for path in paths):
+            plugins.load(paths)
+        return super().model_validate(obj, **settings)
 
     @model_validator(mode="before")
     @classmethod

@@ -35,8 +35,8 @@ _LOCK_TRIES = 10
 """`workbench ui` holds the lock for a moment while it looks whether the run lives."""
 FREE = ("batch.tokens_per_device", "batch.packing", "trackers", "save.keep", "budget.time")
 """Settings that may change when a run is resumed, besides section `distributed`."""
-_UNKNOWN = re.compile("unknown (method|policy)")
-"""Message about an adapter or policy that a plugin may define."""
+_UNKNOWN = re.compile("unknown (method|policy|recipe|task)")
+"""Message about an adapter, policy or task that a plugin may define."""
 PACKAGES = ("peft-workbench", "torch", "transformers", "peft", "accelerate", "bitsandbytes", "datasets", "safetensors")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
@@ -34,9 +34,10 @@ class TokenTask(Task):
     """A model of tokens."""
 
     scores_later = True
+    kind: ClassVar[type[TextRun]] = TextRun
 
     def begin(self, config: RunConfig, run: Run, callback: Callback, *, loader: Loader = backbones.load) -> TextRun:
-        return text_run.begin(config, run, callback, loader=loader)
+        return text_run.begin(config, run, callback, kind=self.kind, loader=loader)
 
     def inspect(self, config: RunConfig) -> Inspection:
         from workbench.recipes.tasks.sft import text_verbs
@@ -65,7 +66,7 @@ class TokenTask(Task):
 
     def dry(self, config: RunConfig, run: Run) -> DryTask:
         tokenizer, template, data = text_run.prepare(config, run)
-        return dry_text(TextRun(config, run, Silent(), tokenizer, template, data))
+        return dry_text(self.kind(config, run, Silent(), tokenizer, template, data))
 
     def survey(self, config: RunConfig, files: Sequence[RowFile]) -> list[SourceRows]:
         from workbench.recipes.tasks.sft import text_verbs

@@ -61,7 +61,9 @@ Choice = Callable[..., TokenizedSet]
 """From training rows, configuration, run, tokenizer and form of rows to the rows that the backbone keeps."""
 
 
-def begin(config: RunConfig, run: Run, callback: Callback, *, loader: Loader = backbones.load) -> TextRun:
+def begin(
+    config: RunConfig, run: Run, callback: Callback, *, kind: type[TextRun], loader: Loader = backbones.load
+) -> TextRun:
     """The run with its data, for which the backbone chooses and grades rows where `config` asks for it."""
     # Data first: it is the cheapest thing to get wrong, and needs no weights.
     tokenizer, template, data = prepare(
@@ -73,7 +75,7 @@ def begin(config: RunConfig, run: Run, callback: Callback, *, loader: Loader = b
     if data.train.cleaning is not None:
         callback.say(data.train.cleaning.sentence)
     reference = token_reference.losses(config, run, callback, data.train, tokenizer)
-    return TextRun(config, run, callback, tokenizer, template, data, loader=loader, reference=reference)
+    return kind(config, run, callback, tokenizer, template, data, loader=loader, reference=reference)
 
 
 def prepare(

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, GetJsonSchemaHandler, SerializeAsAny, model_validator
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, SerializeAsAny
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from workbench.adapters import Lora, Method
 from workbench.config import (
     freeze_policies,  # noqa: F401 - makes freeze.policy known
-    plugins,
     task_facts,
 )
 from workbench.config.freeze_config import FreezeConfig
@@ -93,7 +92,7 @@ class CommonSections(Section):
     of: Annotated[str | None, AfterValidator(_known_task), _Names(over=False)] = None
     """The task of a recipe over tasks (folds, sweeps, searches, fleets, students); null: the recipe's usual one."""
     plugins: tuple[Path, ...] = ()
-    """Python files of yours, run first, that add adapter methods. Only files you trust."""
+    """Python files of yours, run first, that add adapter methods or tasks. Only files you trust."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Start of every random number: order of rows, fresh weights, dropout, folds."""
     model: ModelConfig = ModelConfig()
@@ -133,15 +132,6 @@ class CommonSections(Section):
     def reads_pictures(self) -> bool:
         """Whether rows are labelled pictures rather than text."""
         return self.data.format == "image"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _plugins_first(cls, values: Any) -> Any:
-        """The methods that a plugin adds must be known before the adapter section is read."""
-        paths = values.get("plugins") if isinstance(values, dict) else None
-        if isinstance(paths, (list, tuple)) and all(isinstance(path, (str, Path)) for path in paths):
-            plugins.load(paths)
-        return values
 
 
 class TrainingSections(CommonSections):
