@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -45,6 +46,16 @@ def test_only_the_doors_import_recipes() -> None:
         "workbench/cli/verbs.py",
         "workbench/config/task_facts.py",
     }
+
+
+def test_the_package_needs_no_tests() -> None:
+    """An install has none; from the checkout they could be imported."""
+    paths = [path for name in ("workbench", "adapters", "recipes") for path in (ROOT / name).rglob("*.py")]
+    nodes = [(path, node) for path in paths for node in ast.walk(ast.parse(path.read_text()))]
+    modules = [(path, each.name) for path, node in nodes if isinstance(node, ast.Import) for each in node.names]
+    modules += [(path, node.module or "") for path, node in nodes if isinstance(node, ast.ImportFrom)]
+    assert len(modules) > 1000
+    assert not [(path, module) for path, module in modules if module.split(".")[0] == "tests"]
 
 
 def test_the_top_of_the_package_is_short() -> None:
