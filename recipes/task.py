@@ -210,6 +210,14 @@ class Task(ABC):
     def dry(self, config: RunConfig, run: Run) -> DryTask:
         """The training as a plan sees it."""
 
+    def pooled(self, config: RunConfig, table: pd.DataFrame) -> dict[str, float]:
+        """Scores of the rows of all folds together, by their predictions; others are means over the folds.
+
+        Args:
+            table: The rows of predictions.parquet of every fold.
+        """
+        return {}
+
     def plan_notes(self, config: RunConfig) -> Sequence[str]:
         """Sentences on what a plan leaves out."""
         return ()
@@ -235,7 +243,7 @@ class Task(ABC):
 
 def implementation(config: RunConfig) -> Task:
     """What carries out the task of a configuration, alone or as its recipe has it; imported now."""
-    own = config.over.task if config.over is not None else None
+    own = config.over.stages if config.over is not None and config.crossvalidates else None
     task: Task = importlib.import_module(own or config.task.module).TASK
     return task
 

@@ -10,10 +10,10 @@ def _banked(task: TaskFacts) -> str | None:
     return f"its adapters do not train together in a bank. Write of={names(lambda each: each.banked)}."
 
 
-def _labelled(task: TaskFacts) -> str | None:
-    if task.labelled:
+def _folded(task: TaskFacts) -> str | None:
+    if task.folds:
         return None
-    return f"out-of-fold rows are scored by their labels. Write of={names(lambda each: each.labelled)}."
+    return f"its rows are not held out in folds. Write of={names(lambda each: each.folds)}."
 
 
 def _fleet(task: TaskFacts) -> str | None:
@@ -34,9 +34,10 @@ register_over(
         line="folds in one bank: out-of-fold scores, ensembles, pseudo-labels, test-time views",
         module="workbench.recipes.over.crossval",
         of="classify",
-        task="workbench.recipes.over.crossval_verbs",
-        able=_labelled,
+        stages="workbench.recipes.over.crossval_verbs",
+        able=_folded,
         sections=("duplicates", "folds", "pseudo_label", "tta", "correction", "ensemble"),
+        members=lambda config: [trial.config for trial in sweep_expansion.trials(config)],
         spread=True,
         folds=True,
     )

@@ -1,130 +1,136 @@
-"""Cross-validation: folds, a bank of adapters, out-of-fold truth, suspects, pseudo-labels, ensemble, views, a report.
+"""Cross-validation: every row is scored by an adapter that did not train on it.
 
-Every choice is made on out-of-fold rows; the test rows are looked at once, when nothing can change any more.
-
-Legend: M adapters, N labelled rows, T test rows, V views, C outputs (classes, or 1 for a number).
+Folds are runs of the task, trained together in one bank, each with a run directory of its own. Rows with one label
+each go further: stages that out-of-fold rows decide about follow (`crossval_labelled`).
 """
 
 from __future__ import annotations
 
-from functools import partial
+import shutil
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from workbench import report
 from workbench.config import RunConfig
-from workbench.crossval import ensembles, fold_adapters, neighbour_correction, suspects, tta
-from workbench.crossval.fold_adapters import FoldContext
-from workbench.crossval.stages import StageLog
-from workbench.data import tta_views
-from workbench.data.labelled import fold_data
-from workbench.data.labelled.fold_data import FoldData
-from workbench.data.labelled.records import RowReader
-from workbench.data.labelled.text_reader import training_rows
-from workbench.data.text import decontamination
-from workbench.data.tta_views import RowView, user_merge
-from workbench.evaluation import frozen_features, run_embedder
-from workbench.evaluation.forward_passes import ResultStore
-from workbench.evaluation.frozen_features import FrozenProbe
-from workbench.models import backbones, classifier
-from workbench.recipes.over import crossval_stages
-from workbench.recipes.over.crossval_stages import CrossvalContext
-from workbench.recipes.task import MembersAtOnce
-from workbench.runs import provenance
-from workbench.runs.ranks import ALONE
+from workbench.config.expansions import sweep_expansion
+from workbench.config.expansions.member_runs import Trial
+from workbench.config.yaml_text import dump_yaml
+from workbench.crossval import gains
+from workbench.errors import TrainingError
+from workbench.recipes.over import sweep, sweep_tasks
+from workbench.recipes.single.single_run import SingleRun
+from workbench.recipes.task import MembersAtOnce, ScoringOptions, implementation
+from workbench.runs import files, provenance
 from workbench.runs.run_directory import Run
-from workbench.training import preflight
 from workbench.training.callbacks import Callback
-from workbench.training.distributed import layout_checks
-from workbench.training.distributed.placement import Placement
-from workbench.training.optim.schedules import total_steps
-from workbench.training.step_metrics import peak_bytes
 
 Scores = dict[str, Any]
+OUT_OF_FOLD = "out_of_fold.parquet"
+LOSSES = "held_out_losses.parquet"
+"""Losses of single rows, in the run directories of tasks of tokens."""
+_BOUNDS = ("_low", "_high")
+"""Ends of the names of bounds, of which a mean over folds says nothing."""
 
 
 def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce) -> Scores:
     """Train, choose and score as `config` says; returns what stands in scores.json."""
-    # Data first: it is the cheapest thing to get wrong, and needs no weights.
-    reader, data, views, _, notes = prepare(config)
-    for note in [*([data.rows.cleaning.sentence] if data.rows.cleaning else ()), *notes]:
-        callback.say(note)
-    sets = {"train": data.rows, "test": data.test, "unlabelled": data.unlabelled}
-    provenance.note_data(run, {name: None if rows is None else rows.facts() for name, rows in sets.items()})
-    decontamination.write_matches(data.rows.contamination, run)
-    members = fold_adapters.fold_adapters(data.folds, seeds=config.folds.seeds)
-    known = ensembles.out_of_fold(
-        data.labels, data.rows.targets_NC, [each.split for each in members], cluster_N=data.cluster_N, seed=config.seed
-    )
-    placement = Placement(config.distributed, run.ranks)
-    layout_checks.require_members(len(members), placement.dealt)
-    rows = [rows for rows in sets.values() if rows is not None]
-    together = run.ranks if placement.cuts_weights else ALONE
-    scored = ResultStore(run.path if run.ranks.first else None, callback.stop_requested, ranks=together)
-    fold_context = FoldContext(config, data.labels, reader, rows=rows, placement=placement, scored=scored)
-    gates = CrossvalContext.gates(config, data, known, views)
-    context = CrossvalContext(fold_context, run, data, members, known, StageLog(run, data, callback, gates), callback)
+    if config.crossvalidates:
+        from workbench.recipes.over import crossval_labelled
 
-    # What the backbone knows already, in a small share of the time; nothing of it enters the training, which it follows
-    # unless a clock has to know first how long it takes.
-    look = partial(probe, config, run, callback, reader, data)
-    probed = look() if run.deadline.limited else None
-
-    # Each fold is judged by adapters that trained on the others; so is every stage that follows.
-    round_outputs = fold_adapters.train_round(
-        fold_context, run, data, members, [None] * len(members), callback, number=0
-    )
-    combiner = context.calibrate(round_outputs)
-    context, round_outputs = context.drop_suspects(round_outputs, combiner)
-    round_outputs = context.pseudo_label(round_outputs, combiner)
-    combiner = context.merge(round_outputs, combiner)
-    decision = context.augment(round_outputs, combiner, views)
-    corrected = context.correct()
-    context.consensus()
-
-    # Nothing changes from here on.
-    refit = context.refit(round_outputs, combiner) if config.folds.refit else None
+        return crossval_labelled.main(config, run, callback)
+    trials, shared = sweep_expansion.trials(config), sweep_expansion.shared(config)
+    task = sweep_tasks.prepare(shared, run, trials, callback)
+    sweep.train_all(config, task, run, sweep.member_runs(config, run, trials), callback)
+    if config.refits:
+        refit(config, run, callback)
     if not run.ranks.first:
         return {}
-    from workbench.recipes.over import crossval_files  # with pandas, 0.2 s that the first step need not wait for
 
-    probed = probed if run.deadline.limited else look()
-    scores = crossval_files.write(context, round_outputs, combiner, decision, corrected, refit, probed)
-    run.note(elapsed_s=sum(run.manifest["seconds"].values()), peak_bytes=peak_bytes(backbones.device()))
-    run.note(status="done")
-    scored.clear()
+    # Each fold is scored by what its member saved, which trained on the others.
+    members = []
+    for trial in trials:
+        own = sweep.member_run(run, trial)
+        if not own.adapter.exists():
+            raise TrainingError(f"{trial.name}: {own.manifest.get('reason', 'has no adapter')}")
+        single = task.single(trial.config, own)
+        members.append(single)
+        if own.manifest.get("status") != "done":
+            callback.say(f"Fold {trial.name}:")
+            files.write_bytes(own.path / "config.yaml", dump_yaml(trial.config.model_dump(mode="json")).encode())
+            provenance.note_data(own, {name: rows.facts() for name, rows in single.rows.items()})
+            single.finish()
+    return finish(config, run, trials, members)
+
+
+def refit(config: RunConfig, run: Run, callback: Callback) -> None:
+    """Train one adapter on all rows, which the run ships; of several processes the first one does."""
+    if run.ranks.first and not run.adapter.exists():
+        callback.say("One adapter on all rows ...")
+        own, alone = Run(run.path / "members" / "refit", None, resumed=True), sweep_expansion.refit(config)
+        if not own.adapter.exists():
+            implementation(alone).begin(alone, own, callback).train(score_later=True)
+        with files.new_folder(run.adapter) as aside:
+            shutil.copytree(own.adapter, aside, dirs_exist_ok=True)
+    run.ranks.wait()
+
+
+def finish(
+    config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]], members: Sequence[SingleRun[Any, Any]]
+) -> Scores:
+    """Write what the folds say together: out-of-fold predictions, scores of each fold and of all, and the report."""
+    import pandas as pd  # 0.2 s, which a plan need not wait for
+
+    found = [files.read_json(each.run.path / "scores.json") for each in members]
+    for name, target in {"predictions.parquet": OUT_OF_FOLD, LOSSES: f"out_of_fold_{LOSSES}"}.items():
+        if (members[0].run.path / name).exists():
+            tables = [
+                pd.read_parquet(each.run.path / name).assign(
+                    repeat=each.config.data.fold.repeat,
+                    fold=str(each.config.data.fold.number),
+                    seed=each.config.seed - config.seed,
+                )
+                for each in members
+            ]
+            files.write_bytes(run.path / target, pd.concat(tables, ignore_index=True).to_parquet())
+    folds = [
+        {
+            "member": trial.name,
+            "repeat": trial.config.data.fold.repeat,
+            "fold": str(trial.config.data.fold.number),
+            "seed": trial.config.seed - config.seed,
+            "train_rows": len(each.rows["train"]),
+            "rows": len(each.rows["held_out"]),
+            "scores": scores["after"],
+        }
+        for trial, each, scores in zip(trials, members, found, strict=True)
+    ]
+    sizes = {key: float(np.mean([fold[key] for fold in folds])) for key in ("train_rows", "rows")}
+    summary = {
+        when: gains.fold_summary(
+            [{name: value for name, value in each[when].items() if not name.endswith(_BOUNDS)} for each in found],
+            train_rows=sizes["train_rows"],
+            test_rows=sizes["rows"],
+        )
+        for when in ("before", "after")
+    }
+    files.write_json(
+        run.path / "stages.json", {"stages": [], "folds": folds, "summary": summary["after"], "refits": config.refits}
+    )
+    scores: Scores = {when: {name: each["mean"] for name, each in own.items()} for when, own in summary.items()}
+    for name, each in summary["after"].items():
+        scores["after"] |= {f"{name}{end}": each[end[1:]] for end in _BOUNDS}
+    # Rows of one repeat and seed are all rows once.
+    rows = pd.read_parquet(run.path / OUT_OF_FOLD).groupby(["repeat", "seed"])
+    pooled = pd.DataFrame([implementation(config).pooled(config, own) for _, own in rows])
+    scores["after"] |= pooled.mean().to_dict()
+    files.write_bytes(run.path / "predictions.parquet", (run.path / OUT_OF_FOLD).read_bytes())
+    files.write_json(run.path / "scores.json", scores)
+    run.note(status="done", model=members[0].run.manifest["model"])
+    if config.data.test is not None:
+        # The test rows are looked at once, when nothing can change any more.
+        scores["test"] = implementation(config).evaluate(run.path, config, ScoringOptions())
+        files.write_json(run.path / "scores.json", scores)
     report.write(run.path)
     return scores
-
-
-def probe(config: RunConfig, run: Run, callback: Callback, reader: RowReader, data: FoldData) -> FrozenProbe | None:
-    """Rows as the frozen backbone sees them, where that costs a small share of the adapters' training."""
-    splits = [each.split for each in fold_adapters.fold_adapters(data.folds, seeds=config.folds.seeds)]
-    steps = [total_steps(config, int(split.train_N.sum())) for split in splits]
-    visits = None if None in steps else sum(each or 0 for each in steps) * config.batch.size
-    look = partial(frozen_features.of_folds, config, reader, data.rows, data.folds.fold_RN[0])
-    task = classifier.task(data.labels, seed=config.seed)
-    return frozen_features.before_run(config, run, task, look, visits=visits, say=callback.say)
-
-
-def prepare(config: RunConfig) -> tuple[RowReader, FoldData, list[RowView], list[str], list[str]]:
-    """Reader, data, views, names of the modules that get an adapter, and sentences on stages and what is left out.
-
-    Refuses what would fail or mislead.
-    """
-    classifier.require_known_form(config)
-    reader, embedders = classifier.reader_of_backbone(config), run_embedder.in_words(config)
-    data = fold_data.load(config, reader, run_embedder.of_sources(config, reader))
-    unlabelled = data.unlabelled and training_rows(data.unlabelled, config, reader)
-    together = classifier.augmented_together(data.rows, config, reader)
-    data = data._replace(rows=training_rows(together, config, reader), unlabelled=unlabelled)
-    _, notes = neighbour_correction.fitting(config.correction, data.folds, data.cluster_N)
-    if config.data.drop_suspects:
-        suspects.require_classes(data.folds, data.labels, data.rows.targets_NC)
-    sets = [rows for rows in (data.rows, data.test, data.unlabelled) if rows is not None]
-    modules = preflight.require_backbone(config, sets, classifier.task(data.labels, seed=config.seed))
-    views = tta_views.row_views(config, data.labels, data.rows)
-    views, left_out = tta_views.useful_views(views, data.rows, reader)
-    if (merge := user_merge(config.tta)) is not None:
-        tta.try_merge(data.labels, 1 + len(views), merge)
-    stages = crossval_stages.in_words(config, data, views=bool(views))
-    return reader, data, views, modules, [*stages, *embedders, *notes, *left_out]

@@ -46,7 +46,7 @@ def in_words(config: RunConfig, data: FoldData, *, views: bool) -> list[str]:
         "test-time views": views,
         "correction by similarity": config.correction.is_on,
         "consensus of near-duplicates": config.ensemble.consensus,
-        "one adapter on all rows": config.folds.refit,
+        "one adapter on all rows": config.refits,
         "scores on test rows": data.test is not None,
     }
     missing = {

@@ -15,12 +15,11 @@ from workbench.crossval import prediction, suspects
 from workbench.crossval.fold_adapters import FoldContext, fold_adapters
 from workbench.data.labelled import labelled_data
 from workbench.data.labelled.fold_data import FoldData
-from workbench.errors import ConfigError
 from workbench.evaluation import classification_scores, frozen_features, run_embedder
 from workbench.evaluation.forward_passes import ModelResults
 from workbench.evaluation.serving.served_models import ServedModel
 from workbench.models import classifier
-from workbench.recipes.over.crossval import prepare
+from workbench.recipes.over.crossval_labelled import prepare
 from workbench.recipes.task import PredictionTable, ScoringOptions
 from workbench.recipes.tasks.classify import picture_checks, served_classes
 from workbench.recipes.tasks.classify.class_verbs import chosen_examples, notes
@@ -86,11 +85,6 @@ def _sources(counts: Mapping[str, int]) -> Iterator[str]:
 
 def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) -> dict[str, float]:
     """Scores of the ensemble on data.test."""
-    if config.data.test is None:
-        raise ConfigError(
-            "evaluate scores the ensemble of a cross-validation on other rows: name them, data.test=FILE. "
-            f"Out-of-fold scores stand in {run}/scores.json."
-        )
     context = _context(run, config, scoring)
     sets = labelled_data.read_each(config.data.test_files, context.reader)
     rows = labelled_data.encode_each(sets, context.reader, context.labels)

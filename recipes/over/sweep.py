@@ -14,7 +14,7 @@ from workbench.config.expansions import sweep_expansion
 from workbench.config.expansions.member_runs import Trial
 from workbench.errors import TrainingError
 from workbench.models import backbones, model_sizes
-from workbench.recipes.over import fold_ensemble, sweep_tasks
+from workbench.recipes.over import sweep_tasks
 from workbench.recipes.over.sweep_tasks import SweepBank, SweepTask
 from workbench.recipes.task import MembersAtOnce
 from workbench.runs import files, metrics_log, units
@@ -47,27 +47,11 @@ def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce
     """
     trials, shared = sweep_expansion.trials(config), sweep_expansion.shared(config)
     task = sweep_tasks.prepare(shared, run, trials, callback)
-    placement = Placement(config.distributed, run.ranks)
-    dealt = placement.dealt
-    layout_checks.require_members(len(trials), dealt)
-    if not run.resumed:
-        shutil.rmtree(run.path / "members", ignore_errors=True)
-    run.ranks.wait()  # until nothing of an earlier sweep is left
-    entries = [SweepMember(trial, placement.own(run, f"members/{trial.name}")) for trial in dealt.share(trials)]
-    for _, own in entries:
-        own.note(ended=False)
-    run.ranks.wait()  # until nobody seems to be done who is not
+    placement, entries = Placement(config.distributed, run.ranks), member_runs(config, run, trials)
     if not (run.resumed and (run.home / "sweep.json").exists()):
         write_table(config, run, trials)
-
-    reason = apart(config)
     try:
-        train(task, run, entries, callback, reason)
-        for _, own in entries:
-            own.note(ended=True)
-        data_parallel.wait_for_ranks(
-            lambda: all(_member(run, trial).manifest.get("ended") for trial in trials), callback
-        )
+        train_all(config, task, run, entries, callback)
     finally:
         table = write_table(config, run, trials)
     if not placement.scores:
@@ -79,25 +63,54 @@ def main(config: RunConfig, run: Run, callback: Callback, at_once: MembersAtOnce
             "No member has a finite held-out loss. Lower train.learning_rate, or look at the held-out rows."
         )
     (best,) = (trial for trial in trials if trial.name == table["best"])
-    spent = [[row["seconds"] or 0.0 for row in table["members"][rank :: dealt.world]] for rank in range(dealt.world)]
-    run.note(elapsed_s=max(max(seconds) if reason is None else sum(seconds) for seconds in spent))
+    world, together = placement.dealt.world, apart(config) is None
+    spent = [[row["seconds"] or 0.0 for row in table["members"][rank::world]] for rank in range(world)]
+    run.note(elapsed_s=max(max(seconds) if together else sum(seconds) for seconds in spent))
     if run.ranks.first:
-        ship(run, _member(run, best))
+        ship(run, member_run(run, best))
     if placement.cuts_weights:  # then all score
         run.ranks.wait()
     callback.say(f"Shipping {best.name}, which has the lowest held-out loss of {len(trials)} members.")
     shipped = task.single(best.config.model_copy(update={"seed": config.seed}), run)
-    if config.sweep.folds is None:
-        return shipped.finish()
-    more = fold_ensemble.finish(task, run, [(trial, _member(run, trial)) for trial in trials])
-    callback.say(f"Each of {len(trials)} members is a reward model; together they rate as {run.path}.")
-    return fold_ensemble.publish(run, _member(run, best), more)
+    return shipped.finish()
+
+
+def member_runs(config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]]) -> list[SweepMember]:
+    """The members of a sweep or a cross-validation that this process trains, each in a directory of its own."""
+    placement = Placement(config.distributed, run.ranks)
+    layout_checks.require_members(len(trials), placement.dealt)
+    if not run.resumed:
+        shutil.rmtree(run.path / "members", ignore_errors=True)
+    run.ranks.wait()  # until nothing of an earlier one is left
+    entries = [
+        SweepMember(trial, placement.own(run, f"members/{trial.name}")) for trial in placement.dealt.share(trials)
+    ]
+    for _, own in entries:
+        own.note(ended=False)
+    run.ranks.wait()  # until nobody seems to be done who is not
+    return entries
+
+
+def train_all(config: RunConfig, task: SweepTask, run: Run, entries: Sequence[SweepMember], callback: Callback) -> None:
+    """Train the members of this process, and wait for those of the others.
+
+    Raises:
+        TrainingError: Every member of a run of one process failed; this is the first one's.
+    """
+    train(task, run, entries, callback, apart(config))
+    for _, own in entries:
+        own.note(ended=True)
+    trials = sweep_expansion.trials(config)
+    data_parallel.wait_for_ranks(
+        lambda: all(member_run(run, trial).manifest.get("ended") for trial in trials), callback
+    )
 
 
 def apart(config: RunConfig) -> str | None:
     """Why the members train one after another; None where one bank holds them."""
-    if not config.sweep.together:
-        return "sweep.together=false asks for it"
+    folded = config.over is not None and config.over.folds
+    if not (config.folds.together if folded else config.sweep.together):
+        return f"{'folds' if folded else 'sweep'}.together=false asks for it"
     members = [trial.config for trial in sweep_expansion.trials(config)]
     return next((why for member in members if (why := bank_trainer.refusal(member)) is not None), None)
 
@@ -214,7 +227,7 @@ def one_after_another(task: SweepTask, run: Run, entries: Sequence[SweepMember],
 
 def write_table(config: RunConfig, run: Run, trials: Sequence[Trial[RunConfig]]) -> dict[str, Any]:
     """sweep.json: what came of each member so far, and which is the best of those that are done."""
-    rows = [row(trial, _member(run, trial)) for trial in trials]
+    rows = [row(trial, member_run(run, trial)) for trial in trials]
     loss = "best_held_out_loss" if config.save.ship == "best" else "held_out_loss"
     done = [row for row in rows if row["status"] == "done" and row[loss] is not None]
     best = min(done, key=lambda row: float(row[loss]))["member"] if done else None
@@ -247,7 +260,7 @@ def _memory(trained: Sequence[int]) -> str:
     )
 
 
-def _member(run: Run, trial: Trial[RunConfig]) -> Run:
+def member_run(run: Run, trial: Trial[RunConfig]) -> Run:
     """A member as it stands in the run's directory, whoever trains it."""
     return Run(run.home / "members" / trial.name, None, resumed=True)
 

@@ -14,13 +14,14 @@ from workbench.adapters import anatomy
 from workbench.adapters.banks.bank import Bank
 from workbench.config import RunConfig
 from workbench.config.expansions.member_runs import Trial
+from workbench.config.sections.basic_sections import HeldOutFold
 from workbench.data.batching import Examples, Indices, MicroBatch
 from workbench.models.backbones import Backbone
 from workbench.recipes.single.single_run import SingleRun
 from workbench.recipes.task import implementation
 from workbench.runs.run_directory import Run
 from workbench.training.bank_trainer import Objective
-from workbench.training.callbacks import Callback
+from workbench.training.callbacks import Callback, Silent
 from workbench.training.freezing import freezer as freezing
 from workbench.training.freezing.freezer import Freezer
 
@@ -54,15 +55,15 @@ class SweepTask:
 
     shared: SingleRun[Any, Any]
     """The run of what all members have in common."""
-    folds: Mapping[int, SingleRun[Any, Any]] = field(default_factory=dict)
-    """The run of each fold by its number; none where all members have the same rows."""
+    folds: Mapping[HeldOutFold, SingleRun[Any, Any]] = field(default_factory=dict)
+    """The run of each fold; none where all members have the same rows."""
 
     def single(self, config: RunConfig, run: Run) -> SingleRun[Any, Any]:
         """A member as a run of its own, with the same data."""
         return self._part(config).as_member(config, run)
 
     def _part(self, config: RunConfig) -> SingleRun[Any, Any]:
-        return self.folds.get(config.data.fold.number, self.shared)
+        return self.folds.get(config.data.fold, self.shared)
 
     def on_held_out(self, rows: Indices) -> SweepTask:
         """The same with these held-out rows alone."""
@@ -104,9 +105,12 @@ def prepare(config: RunConfig, run: Run, trials: Trials, callback: Callback) -> 
     require_members(config, trials, shared.splits)
     if config.data.fold.of is None:
         return SweepTask(shared)
-    return SweepTask(
-        shared, {trial.config.data.fold.number: task.begin(trial.config, run, callback) for trial in trials}
-    )
+    folds = {config.data.fold: shared}
+    for trial in trials:
+        if trial.config.data.fold not in folds:
+            own = task.begin(trial.config, run, Silent()).for_members()  # what is said of the first is said of all
+            folds[trial.config.data.fold] = replace(own, callback=callback)
+    return SweepTask(shared, folds)
 
 
 def require_members(config: RunConfig, trials: Trials, data: Any) -> None:

@@ -79,7 +79,7 @@ def _looked_at(config: RunConfig) -> AnyInspection:
     if over is None:
         inspection: AnyInspection = implementation(config).inspect(config)
         return inspection
-    if over.folds:
+    if config.crossvalidates:
         return crossval_verbs.inspect(config)
 
     if not over.ships:

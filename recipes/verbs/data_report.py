@@ -69,7 +69,7 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "au
 def _plain(config: RunConfig) -> RunConfig:
     """The configuration of the task that reads the rows; a student reads them as the backbone it is made of does."""
     over = config.over
-    if over is None or over.members is None:
+    if over is None or over.members is None or not config.has_members:
         return config
     if not over.ships:
         raise ConfigError(

@@ -39,6 +39,11 @@ def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dic
     config, scoring = asked_config(run, overrides, verb="evaluate", trust=trust), dealt_results(ranks)
     if scoring is not None and (reason := config.task.one_device_scores):
         raise ConfigError(f"evaluate: a run of recipe {config.recipe} {reason}. Leave --devices out.")
+    if config.data.test is None and config.over is not None and config.over.folds:
+        raise ConfigError(
+            "evaluate scores the adapters of a cross-validation on other rows: name them, data.test=FILE. "
+            f"Out-of-fold scores stand in {run}/scores.json."
+        )
     if config.data.test is None:
         config = streamed_rows.local(config, ranks)
     return implementation(config).evaluate(run, config, ScoringOptions(scoring, Trust(trust)))

@@ -151,7 +151,7 @@ def _form(run: Path, config: RunConfig, to: str, *, normalise: bool, whole: bool
 
 def _require_supported(run: Path, config: RunConfig, to: str, form: Form) -> None:
     """Refuse, before weights are read, what the target could not load, or would load as something else."""
-    if config.crossvalidates and not config.folds.refit:
+    if config.over is not None and config.over.folds and not config.refits:
         merge.require_one_model(run, config)
     head = config.task.head
     unwritten = ("onnx",) if config.task.output is not None else ()

@@ -18,7 +18,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation import label_preservation
 from workbench.evaluation.frozen_features import Floats, Probe, cached_features, linear_probe, probe
 from workbench.evaluation.label_preservation import LabelPreservation, Rewriting
-from workbench.recipes.over import crossval
+from workbench.recipes.over import crossval_labelled
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.tasks.classify import class_run
 from workbench.runs import files
@@ -102,7 +102,7 @@ def write(config: RunConfig, out: Path | None) -> ProbedFeatures:
 def _rows(config: RunConfig) -> tuple[RowReader, dict[str, LabelledSet], npt.NDArray[np.bool_] | None]:
     """Rows by their split; of a cross-validation, also which training rows are aside: those of the first fold."""
     if config.crossvalidates:
-        reader, folds, *_ = crossval.prepare(config)
+        reader, folds, *_ = crossval_labelled.prepare(config)
         named = {"train": folds.rows, "test": folds.test, "unlabelled": folds.unlabelled}
         aside_N = folds.folds.fold_RN[0] == 0
     else:

@@ -55,7 +55,7 @@ def merge(run: Path, *, out: Path, weights: str, trust: bool = False) -> Merged:
 def require_one_model(run: Path, config: RunConfig) -> None:
     """Raise ConfigError where a run's adapter cannot be added into one backbone."""
     adapters.require_mergeable(config.adapter)
-    if config.crossvalidates and not config.folds.refit:
+    if config.over is not None and config.over.folds and not config.refits:
         raise ConfigError(
             f"{run}: an ensemble of {config.folds.k} folds is no single model. Run again with folds.refit=true, whose "
             "adapter trains on all rows."

@@ -151,7 +151,7 @@ def _next(run: Path) -> None:
         name, does = task.predicts
         commands[f"workbench predict {run} FILE --out {name}"] = does
     commands[f"workbench evaluate {run} data.test=FILE"] = "score it on other rows"
-    folded = over is not None and over.folds and not (values.get("folds") or {}).get("refit")
+    folded = over is not None and over.folds and not (run / "adapter").exists()
     if not method.facts.no_merge and not folded:
         commands[f"workbench merge {run} --out merged"] = "write a stock model"
     width = max(map(len, commands))
@@ -176,8 +176,15 @@ def _stages(run: Path) -> None:
         ]
         for each in crossval_section.stages(this)
     ]
-    columns = ["stage", "kept", "loss", "change, 95 %", main, *([f"test {main}"] if tested else [])]
-    OUT.print(table(columns, rows, right=range(2, 6), title="Stages, scored out of fold"), Text())
+    if rows:
+        columns = ["stage", "kept", "loss", "change, 95 %", main, *([f"test {main}"] if tested else [])]
+        OUT.print(table(columns, rows, right=range(2, 6), title="Stages, scored out of fold"), Text())
+    else:
+        summary = this.stages["summary"]
+        rows = [
+            [name, *(f"{own[key]:.4f}" for key in ("mean", "spread", "low", "high"))] for name, own in summary.items()
+        ]
+        OUT.print(table(["score", "mean", "spread", "95 %, low", "high"], rows, title="Scores of the folds"), Text())
     _lines(findings.verdict(this), f"\nReport: {run / 'report.html'}    Adapters: {run / 'members'}")
     _next(run)
 

@@ -43,7 +43,8 @@ class RunConfig(RunSections):
         if mistakes := list(_of_names(self)):
             raise ValueError(" ".join(mistakes))
         mistakes = [*packing_checks.mistakes(self), *streaming_checks.mistakes(self)]
-        if self.over is not None and self.over.members is not None and not mistakes:
+        if self.has_members and not mistakes:
+            assert self.over is not None and self.over.members is not None
             self.over.members(self)  # each is judged as the run that it is
         elif mistakes := [*mistakes, *cross_checks.mistakes(self)]:
             raise ValueError(" ".join(mistakes))

@@ -76,6 +76,8 @@ class TaskFacts:
     """Why tokens cannot be sampled by their loss (`data.sampling.by=tokens`); None where they can."""
     folds: bool = False
     """Whether held-out rows may be a fold (`data.fold`)."""
+    averages: Callable[[Any], bool] = field(default=lambda config: False)
+    """Whether adapters of several folds answer together, as the mean of their outputs, by the configuration."""
     one_source_batches: bool = False
     """Whether a batch of rows of one source has a meaning (`data.mix.batches`)."""
     generates_rows: bool = False
@@ -135,8 +137,8 @@ class OverFacts:
     """Module whose `main` carries it out."""
     of: str
     """The task where none is named."""
-    task: str | None = None
-    """Module whose `TASK` takes the place of the task's, where a finished run is used in another way."""
+    stages: str | None = None
+    """Module whose `TASK` takes the place of one with labelled rows, whose folds are followed by stages."""
     able: Callable[[TaskFacts], str | None]
     """Why it does not take a task; None where it does."""
     sections: tuple[str, ...] = ()

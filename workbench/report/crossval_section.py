@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from workbench.config.task_facts import task_of
 from workbench.evaluation.metrics import BINS
 from workbench.evaluation.prediction_table import class_names, hot
 from workbench.report import rendering
@@ -86,7 +87,7 @@ def crossvalidated(run: RunRecord) -> CrossvalSection | None:
     duplicate_facts, main = run.stages.get("duplicates") or {}, main_score(run)
     conflicts = duplicate_facts.get("conflicts", [])
     return CrossvalSection(
-        score=SCORES[main][0] if main else "Score",
+        score=_named(main) if main else "Score",
         stages=stages(run),
         tested=any(stage.get("test") for stage in _done(run)),
         folds=_folds(run) if run.stages.get("folds") else None,
@@ -99,6 +100,10 @@ def crossvalidated(run: RunRecord) -> CrossvalSection | None:
 
 def main_score(run: RunRecord) -> str | None:
     """The name of the score that the run is judged by; None before anything was scored."""
+    if not run.classifies:
+        task = task_of(run.config)
+        names = (*(() if task is None else (task.score,)), *MAIN, "loss")
+        return next((name for name in names if name in (run.scores.get("after") or {})), None)
     measured = [run.scores.get("after") or {}, *(stage.get("oof") or {} for stage in _done(run))]
     return next((name for scores in measured for name in MAIN if name in scores), None)
 
@@ -131,11 +136,12 @@ def verdict(run: RunRecord) -> str:
     """Outcome of the run in one sentence, from its numbers."""
     main = main_score(run)
     if main is None:
-        return f"Out-of-fold loss {units.number(run.scores['after']['loss'])} {run.unit}."
+        measured = {name: units.number(value) for name, value in run.scores["after"].items() if "_" not in name}
+        return f"Out of fold: {', '.join(f'{name} {value}' for name, value in measured.items())}."
     before, after = run.scores["before"], run.scores["after"]
     summary = (run.stages.get("summary") or {}).get(main)
     sure = _interval(after, main) or (f" (95 %: {_bounds(summary)})" if summary else "")
-    sentence = f"Out-of-fold {MAIN[main]} {units.number(after[main])}{sure} on {len(run.labelled):,} rows"
+    sentence = f"Out-of-fold {MAIN.get(main, main)} {units.number(after[main])}{sure} on {len(run.labelled):,} rows"
     if summary:
         folds = run.stages.get("folds") or []
         count, repeats, seeds = (len({fold[name] for fold in folds}) for name in ("fold", "repeat", "seed"))
@@ -152,11 +158,14 @@ def verdict(run: RunRecord) -> str:
             if name.startswith(f"{main}[")
         ]
         each = f" ({', '.join(of_sets)})" if of_sets else ""
-        sentence += f"; {units.number(test[main])}{_interval(test, main)} on {where}{each} by all adapters together"
+        who = "all adapters together" if run.classifies or not run.stages.get("refits") else "the adapter of all rows"
+        sentence += f"; {units.number(test[main])}{_interval(test, main)} on {where}{each} by {who}"
     if main in (refit := run.scores.get("refit") or {}):
         sentence += f" and {units.number(refit[main])} by one adapter that trained on all rows"
     if main not in before:
         return f"{sentence}."
+    if not run.classifies:
+        return f"{sentence}. Before training: {units.number(before[main])}."
     guess = {"accuracy": "naming the likeliest class", "rmse": "naming the mean"}.get(main, "saying the same")
     return f"{sentence}. Always {guess} gives {units.number(before[main])}."
 
@@ -218,6 +227,11 @@ def _title(stage: Mapping[str, Any]) -> str:
     return str(stage.get("title") or stage.get("name") or "stage")
 
 
+def _named(score: str) -> str:
+    """The name of a score as a heading."""
+    return SCORES[score][0] if score in SCORES else score.replace("_", " ").capitalize()
+
+
 def _signed(value: float | None) -> str:
     return units.NOTHING if value is None else f"{value:+.4f}"
 
@@ -239,10 +253,11 @@ def _folds(run: RunRecord) -> FoldTable:
     folds = run.stages["folds"]
     measured = dict.fromkeys(name for fold in folds for name in fold["scores"] if not name.endswith(_BOUNDS))
     names = [name for name in ("loss", *SCORES) if name in measured]
+    names += [name for name in measured if name not in names and "[" not in name and not run.classifies]
     summary = run.stages.get("summary") or {}
     of_scores = [summary.get(name, {}) for name in names]
     return FoldTable(
-        columns=tuple("Loss" if name == "loss" else SCORES[name][0] for name in names),
+        columns=tuple(_named(name) for name in names),
         rows=[
             (
                 fold["member"],
@@ -258,7 +273,7 @@ def _folds(run: RunRecord) -> FoldTable:
         ]
         if summary
         else [],
-        plot=_fold_plot(run, next((name for name in MAIN if name in measured), "loss")),
+        plot=_fold_plot(run, main_score(run) or "loss"),
     )
 
 
@@ -278,7 +293,7 @@ def _fold_plot(run: RunRecord, score: str) -> Plot:
     caption = f"Folds by number: {caption}. " if caption else ""
     if summary:
         caption += f"Dashed: the mean, {units.number(summary['mean'])}, and its 95 % interval, {_bounds(summary)}."
-    title = f"{SCORES[score][0]} of each fold" if score in SCORES else "Loss of each fold"
+    title = f"{_named(score)} of each fold"
     marks = tuple(summary[name] for name in ("low", "mean", "high") if np.isfinite(summary.get(name, np.nan)))
     return draw(title, series, x=Axis("fold", "count"), y=Axis(marks=marks), caption=caption, wide=True)
 
@@ -300,13 +315,13 @@ def _duplicates(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def reliability_diagram(run: RunRecord) -> Plot | None:
-    """Predicted probability against the share that is right; None for numbers, empty before there are out-of-fold rows.
+    """Predicted probability against the share that is right; None without classes, empty before there are rows.
 
     out_of_fold.parquet holds the outputs after all stages, so a temperature that was kept is undone for the other
     line. That is exact where one adapter speaks for a row, and nearly so for a mean of several.
     """
     kind = run.config.get("classes", {}).get("kind", "one")
-    if kind == "number":
+    if kind == "number" or not run.classifies:
         return None
     predictions, several = run.labelled, kind == "several"
     if predictions.empty:

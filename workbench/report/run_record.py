@@ -125,7 +125,9 @@ class RunRecord:
         if not self.crossvalidates:
             return self.predictions
         rows = self.out_of_fold
-        return rows if rows.empty else rows[rows["repeat"] == rows["repeat"].min()].reset_index(drop=True)
+        for name in ("repeat", "seed"):
+            rows = rows[rows[name] == rows[name].min()] if name in rows else rows
+        return rows.reset_index(drop=True)
 
     @property
     def unit(self) -> str:

@@ -240,8 +240,8 @@ def whole(path: Path) -> Path:
 
 
 def fold_members(path: Path) -> list[Path]:
-    """The run directories of a sweep over folds, each with an adapter of its own; else the run directory itself."""
-    members = sorted((path / "members").glob("fold=*/config.yaml"), key=lambda each: (len(str(each)), str(each)))
+    """The run directories of the folds of a cross-validation, each with an adapter; else the run directory itself."""
+    members = sorted((path / "members").glob("repeat-*/config.yaml"), key=lambda each: (len(str(each)), str(each)))
     return [each.parent for each in members] or [path]
 
 

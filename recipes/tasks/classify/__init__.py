@@ -108,6 +108,7 @@ FACTS = register(
         chooses=frozenset({"gradient"}),
         difficulties={"loss": "asks a linear probe about the classes of rows"},
         devices=True,
+        folds=True,
         grows=True,
         banked=True,
         fleets=True,

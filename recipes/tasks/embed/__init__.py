@@ -73,6 +73,7 @@ FACTS = register(
         own_choice=True,
         one_source_batches=True,
         devices=True,
+        folds=True,
         sharded="passes over a batch twice, which ZeRO and FSDP2 do not follow. Leave section distributed out: devices "
         "share the texts of a batch without it.",
         sections=("embed",),

@@ -56,6 +56,7 @@ FACTS = register(
         packs=True,
         own_choice=True,
         folds=True,
+        averages=lambda config: config.reward.kind == "outcome",
         devices=True,
         sharded="was not tried with ZeRO or FSDP2. Leave section distributed out.",
         banked=True,

@@ -80,10 +80,10 @@ def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) 
     """Scores of the saved model on data.test where `config` names it, else on the held-out rows."""
     if config.reward.kind == "process":
         return process_reward_verbs.evaluate(run, config, scoring)
-    model = load(run, config)
+    model = load(run_directory.fold_members(run)[0], config)
     data = outcome_reward.without_margins(config.data)
     rows = tokenized.read_files(data.test_files, data, model.tokenizer, PreferenceEncoder(model.template))
-    if rows is None:  # of the shipped model: the others have seen them
+    if rows is None:
         return outcome_reward.score(model, preference_set(held_out(model, config), pairs=True), config, scoring)[0]
     reward_MS = _by_members(run, config, rows, scoring)
     scores = reward_scores.reward_scores_by_set(
@@ -93,7 +93,7 @@ def evaluate(run: Path, config: RunConfig, scoring: ModelResults | None = None) 
 
 
 def _by_members(run: Path, config: RunConfig, rows: TokenizedSet, scoring: ModelResults | None) -> Floats:
-    """Reward (M, S) of each answer by each model of a sweep over folds; by the one model of another run."""
+    """Reward (M, S) of each answer by each model of a cross-validation; by the one model of another run."""
     reward_MS = []
     for each in run_directory.fold_members(run):
         own = None if scoring is None else scoring.store.by(each.name)
@@ -114,7 +114,7 @@ def predict(
     """The reward of every answer of a file of judged answers, or of every step; judgements are ignored."""
     if config.reward.kind == "process":
         return process_reward_verbs.predict(run, source, config, scoring)
-    model = load(run, config)
+    model = load(run_directory.fold_members(run)[0], config)
     rows = tokenized.read(
         source, outcome_reward.without_margins(config.data), model.tokenizer, PreferenceEncoder(model.template)
     )

@@ -19,6 +19,8 @@ from workbench.runs.run_directory import Run
 from workbench.training.callbacks import Callback, Silent
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from workbench.data.text.quality.survey import SourceRows
     from workbench.recipes.inspection import Inspection
     from workbench.recipes.tasks.reward.reward_verbs import RewardReference
@@ -52,6 +54,14 @@ class RewardTask(Task):
         from workbench.recipes.tasks.reward import reward_verbs
 
         return PredictionTable(*reward_verbs.predict(run, source, config, turn.scoring))
+
+    def pooled(self, config: RunConfig, table: pd.DataFrame) -> dict[str, float]:
+        from workbench.evaluation import reward_scores
+
+        if config.reward.kind == "process":
+            return {}
+        judged = table[~table["tie"]]
+        return reward_scores.of_gaps((judged["chosen_reward"] - judged["rejected_reward"]).to_numpy())
 
     def outputs(self, run: Path, config: RunConfig) -> RewardReference:
         from workbench.recipes.tasks.reward import reward_verbs

@@ -24,6 +24,8 @@ from workbench.config import RunConfig
 from workbench.config.model_heads import ModelHead
 from workbench.data import tagged_rows
 from workbench.data.batching import Floats, Indices, MicroBatch, WholeRows, encoder_inputs, evenly_spaced
+from workbench.data.folds import held_fold
+from workbench.data.folds.held_fold import FoldRow
 from workbench.data.held_out_split import Splits, hold_out, without_overlap
 from workbench.data.tagged_rows import EncodedTags, TagEncoder, TaggedRow, TaggedRows, TagSet
 from workbench.errors import DataError, FileError
@@ -34,7 +36,7 @@ from workbench.models.backbones import Backbone, Loader
 from workbench.recipes.single.single_run import Scored, SingleRun
 from workbench.recipes.task import ROWS, DryTask, PredictionTable, RowFile, ScoringOptions, Task
 from workbench.recipes.tasks.tag import TagConfig
-from workbench.runs import files, provenance
+from workbench.runs import files, provenance, run_directory
 from workbench.runs.run_directory import Run
 from workbench.training import capacity, preflight
 from workbench.training.bank_trainer import Objective
@@ -43,6 +45,8 @@ from workbench.training.optim.schedules import total_steps
 from workbench.training.signal import TrainingSignal
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from workbench.data.text.quality.survey import SourceRows
     from workbench.recipes.inspection import Inspection
 
@@ -179,11 +183,11 @@ def prepare(config: RunConfig) -> tuple[PreTrainedTokenizerBase, TagSplits, list
     train = _read(data.train, config)
     tests = [_read(path, config) for path in data.test_files.values()]
     if data.own_share is not None:
-        train, held = _held_out(train, data.own_share, config.seed)
+        train, held = _held_out(train, config)
         helds = [held]
     else:
         helds = [_read(path, config) for path in data.held_out_files.values()]
-    for other in (*helds, *tests):
+    for other in tests if data.fold.trains else (*helds, *tests):
         train = without_overlap(train, other, drop=data.overlap == "drop", but="")
     # A rare tag that no training row has counts in the scores, as it would for whoever uses the model.
     tag_set = TagSet.of([row for source in (train, *helds, *tests) for row in source.rows], train.scheme)
@@ -207,11 +211,18 @@ def _read(source: str, config: RunConfig) -> _Source:
     return _Source(read.name, read.fingerprint, read.rows, read.scheme, read.skipped)
 
 
-def _held_out(source: _Source, share: float, seed: int) -> tuple[_Source, _Source]:
+def _held_out(source: _Source, config: RunConfig) -> tuple[_Source, _Source]:
     """Split off rows so that each type of entity, or plain tag, has its share; equal texts stay on the same side."""
+    fold, share = config.data.fold, config.data.own_share
     plain = source.scheme == "plain"
     strata = [tuple(sorted(set(row.tags) if plain else {span.label for span in row.spans})) for row in source.rows]
-    held_N = hold_out(strata, groups=(each.key for each in source.records), share=share, seed=seed)
+    if fold.of is not None:
+        pairs = zip(source.records, strata, strict=True)
+        rows = [FoldRow(each.place, each.key, each.key, types) for each, types in pairs]
+        part = held_fold.split(fold, rows, source=config.data.train, seed=config.seed)
+        return source.subset(part.train_N), source.subset(part.validation_N)
+    assert share is not None
+    held_N = hold_out(strata, groups=(each.key for each in source.records), share=share, seed=config.seed)
     if not held_N.any():
         raise DataError(
             f"{source.name}: {len(source.rows)} row(s) are too few to hold out a share of {share}. Give more rows, or "
@@ -516,9 +527,9 @@ class TagTask(Task):
         preflight.require_backbone(config, list(data.named().values()), head_of(data.tags, seed=config.seed))
 
     def evaluate(self, run: Path, config: RunConfig, turn: ScoringOptions) -> dict[str, float]:
-        tagger = load(run, config)
+        tagger = load(run_directory.fold_members(run)[0], config)
         rows = _scored_rows(tagger, config)
-        p_RSC = tagger.probabilities(rows, turn.scoring)
+        p_RSC = _together(run, config, rows, turn.scoring)
         strict = config.section(TagConfig).strict
         return scores_of(tagger.tags, rows, predicted(tagger, rows, p_RSC), p_RSC, strict=strict)
 
@@ -526,11 +537,19 @@ class TagTask(Task):
         read = tagged_rows.read(
             source, columns=config.data.columns, refuse=config.data.on_bad_row == "refuse", labelled=False
         )
-        tagger = load(run, config)
+        tagger = load(run_directory.fold_members(run)[0], config)
         encoder = TagEncoder(tagger.tokenizer, None, max_tokens=config.data.max_tokens)
         rows = _encoded(encoder, [_Source(read.name, read.fingerprint, read.rows, read.scheme, read.skipped)])
-        p_RWC = predicted(tagger, rows, tagger.probabilities(rows, turn.scoring))
+        p_RWC = predicted(tagger, rows, _together(run, config, rows, turn.scoring))
         return PredictionTable(predictions(tagger, rows.rows, p_RWC, labelled=False), read.skipped)
+
+    def pooled(self, config: RunConfig, table: pd.DataFrame) -> dict[str, float]:
+        from workbench.evaluation import entity_scores
+
+        true, found = ([tags.split() for tags in table[name]] for name in ("label", "predicted"))
+        if "entities" not in table:
+            return entity_scores.tag_scores(true, found)
+        return entity_scores.scores(true, found, rule="IOB2" if config.section(TagConfig).strict else "conlleval")
 
     def outputs(self, run: Path, config: RunConfig) -> TagReference:
         tagger = load(run, config)
@@ -560,6 +579,15 @@ class TagTask(Task):
                 SourceRows(title, source.name, texts, None, trains, labels=types, unreadable=source.skipped)
             )
         return surveyed
+
+
+def _together(run: Path, config: RunConfig, rows: TaggedSet, scoring: ModelResults | None) -> list[Floats]:
+    """Mean of the probabilities (S, C) of each row's tokens by the taggers of all folds; by the one of another run."""
+    members = [
+        load(each, config).probabilities(rows, None if scoring is None else scoring.store.by(each.name))
+        for each in run_directory.fold_members(run)
+    ]
+    return [np.mean(each, axis=0) for each in zip(*members, strict=True)]
 
 
 def _unlearnt(data: TagSplits) -> list[str]:

@@ -30,19 +30,19 @@ def members(config: RunConfig, run: Run) -> DryRunParts:
     loader, shared, trials, over = BlueprintLoader(), config, [], config.over
     assert over is not None, "one adapter is no bank"
     reason = None
-    if over.folds:
+    if config.crossvalidates:
         reason = "folds.together=false asks for it" if not config.folds.together else bank_trainer.refusal(config)
     elif over.own_clock:
         shared, trials = search_expansion.shared(config), search_checks.first_wave(config)
         reason = search_checks.apart(config, trials[0])
-    elif over.table is not None:
+    elif config.has_members and over.ships:
         shared, trials, reason = sweep_expansion.shared(config), sweep_expansion.trials(config), sweep.apart(config)
     if reason:
         raise plan_parts.one_after_another(config, reason)
     if trials:
         task, training = _members(shared, trials, run)
     else:
-        task, training = _folds(config) if over.folds else plan_fleet.training(config)
+        task, training = _folds(config) if config.crossvalidates else plan_fleet.training(config)
     with fake_tensors():
         fit = training(shared, run, loader)
         usage = dry_run(fit, fit.held_out_loss if fit.config.evaluate.every is not None else lambda: None)
@@ -55,9 +55,9 @@ def members(config: RunConfig, run: Run) -> DryRunParts:
 def _folds(config: RunConfig) -> tuple[ModelHead, Callable[[RunConfig, Run, Loader], BankTraining]]:
     """The first round of a cross-validation."""
     from workbench.crossval import fold_adapters
-    from workbench.recipes.over import crossval
+    from workbench.recipes.over import crossval_labelled
 
-    reader, data, *_ = crossval.prepare(config)
+    reader, data, *_ = crossval_labelled.prepare(config)
     members = fold_adapters.fold_adapters(data.folds, seeds=config.folds.seeds)
     lessons = [fold_adapters.fold_task(each, data.rows, None, seed=config.seed) for each in members]
     rows = [each for each in (data.rows, data.test, data.unlabelled) if each is not None]

@@ -37,7 +37,7 @@ from workbench.errors import ConfigError, DataError, Stopped
 from workbench.evaluation import classification_scores
 from workbench.losses.class_losses import Objective, criterion
 from workbench.models import classifier
-from workbench.recipes.over import crossval, crossval_verbs, distill_classes
+from workbench.recipes.over import crossval_labelled, crossval_verbs, distill_classes
 from workbench.recipes.tasks.classify import class_run
 from workbench.runs import files, run_directory
 
@@ -131,7 +131,7 @@ def train(home: Path, sections: Callable[..., dict[str, Any]]) -> Train:
         if recipe == "classify":
             class_run.main(config, started, Quiet())
         else:
-            crossval.main(config, started, Quiet(), lambda *_: 1)
+            crossval_labelled.main(config, started, Quiet())
         started.close()
         return started.path
 

@@ -12,9 +12,12 @@ def mistakes(config: RunSections) -> Iterator[str]:
     """Contradictions to `data.fold`, one sentence for each."""
     data, fold = config.data, config.data.fold
     if fold.of is None:
-        if fold.number:
-            yield "data.fold.number is one of data.fold.of folds, which is not given. Write data.fold.of=5 as well."
+        if fold != type(fold)():
+            yield "data.fold says what is held out, and not of how many folds. Write data.fold.of=5 as well."
         return
+    ordered = [f"data.fold.{name}" for name in ("group", "column", "time") if getattr(fold, name)]
+    if ordered and data.sources:
+        yield f"{ordered[0]} names a column of one file, and data.sources names several. Write data.train=FILE."
     if not config.task.folds or config.over is not None:
         why = "folds.k says how many there are" if config.crossvalidates else f"recipe={config.recipe} does not read it"
         yield f"data.fold is for recipe={names(lambda task: task.folds)}: {why}. Leave data.fold out."

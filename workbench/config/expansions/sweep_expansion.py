@@ -19,25 +19,78 @@ MOST = 1000
 
 
 def trials(config: Run) -> list[Trial[Run]]:
-    """Every member of a sweep, in order.
+    """Every member of a sweep, or of a cross-validation whose folds are runs, in order.
 
     Raises:
         Mistakes: all that is wrong with any of them.
     """
-    over, folds = config.sweep.over, config.sweep.folds
-    member_runs.require(_of_folds(config) if folds else _misfits(config))
-    if folds:
-        held_out = [{"data.fold.of": folds, "data.fold.number": number} for number in range(folds)]
-        base = {**config.model_dump(mode="json"), **config.as_task(), "sweep": {}}
-        return member_runs.trials(config, base, [f"fold={n}" for n in range(folds)], held_out, section="sweep.folds")
+    if config.over is not None and config.over.folds:
+        return _folds(config)
+    over = config.sweep.over
+    member_runs.require(_misfits(config))
     combinations = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
     names = [member_runs.folder_name(settings) for settings in combinations]
     if len(set(names)) < len(names):
         names = [f"{number:03}-{name}" for number, name in enumerate(names)]
-    base = {**config.model_dump(mode="json"), **config.as_task(), "sweep": {}}
-    members = member_runs.trials(config, base, names, combinations, section="sweep.over")
+    members = member_runs.trials(config, _plain(config), names, combinations, section="sweep.over")
     member_runs.require([(f"sweep.over.{key}", _TWICE) for key in over if _repeats(key, over[key], members)])
     return members
+
+
+def _folds(config: Run) -> list[Trial[Run]]:
+    """The runs of a cross-validation: fold by fold, the seeds of a fold together."""
+    folds, alike = config.folds, config.duplicates
+    member_runs.require([*_fold_misfits(config), *misfits(config, "a cross-validation")])
+    numbers = list(itertools.product(range(folds.repeats), range(folds.k), range(folds.seeds)))
+    dealt: dict[str, Any] = {
+        "of": folds.k,
+        "seed": config.seed,
+        "group": folds.group,
+        "column": folds.column,
+        "time": folds.time,
+    }
+    dealt["near"] = None if alike.on_duplicate == "ignore" else alike.cutoff(pictures=False)
+    wanted = [
+        {"data.fold": {**dealt, "repeat": repeat, "number": fold}, "seed": config.seed + seed}
+        for repeat, fold, seed in numbers
+    ]
+    names = [f"repeat-{repeat}-fold-{fold}-seed-{seed}" for repeat, fold, seed in numbers]
+    return member_runs.trials(config, _plain(config), names, wanted, section="folds")
+
+
+def refit(config: Run) -> Run:
+    """The run of one adapter on all rows of a cross-validation; its held-out loss is one of rows that train."""
+    fold = trials(config)[0].config.data.fold.model_dump() | {"trains": True}
+    return type(config).model_validate(member_runs.written(_plain(config), {"data.fold": fold}))
+
+
+def _plain(config: Run) -> dict[str, Any]:
+    """Values of a member, before its own settings."""
+    sections = config.over.sections if config.over is not None else ()
+    return {**config.model_dump(mode="json"), **config.as_task(), **{name: {} for name in sections}}
+
+
+def _fold_misfits(config: RunSections) -> Iterator[tuple[str, str]]:
+    """Settings of stages that need one label a row, or that would choose by the rows that a fold is scored on."""
+    of, alike = f"of={config.task.name}", config.duplicates
+    for name in ("pseudo_label", "tta", "correction", "ensemble"):
+        if config.differs(name):
+            yield name, f"is a stage of rows with one label each, not of {of}. Leave it out."
+    for name in type(alike).model_fields:
+        if name not in ("on_duplicate", "threshold") and alike.differs(name):
+            yield f"duplicates.{name}", f"is for rows with one label each. With {of} leave it out."
+    if alike.on_duplicate in ("keep_one", "weight"):
+        yield "duplicates.on_duplicate", f"with {of} near-duplicates share a fold. Write together, or ignore."
+    if config.data.differs("held_out"):
+        yield "data.held_out", "recipe=crossval validates on folds: leave it out; folds.k says how many."
+    if config.budget.timed:
+        yield "budget", "a cross-validation cannot end in time. Write train.steps or budget.tokens, of each member."
+    if config.save.ship == "best" or config.evaluate.patience is not None or config.average.method != "none":
+        yield (
+            "save",
+            "ship=best, evaluate.patience and average would choose by the rows that the out-of-fold score is measured "
+            "on. Write save.ship=last, evaluate.patience=null, and leave average out.",
+        )
 
 
 def shared(config: Run) -> Run:
@@ -64,26 +117,6 @@ def shipped_values(values: Mapping[str, Any], folder: Path, members: Mapping[str
     return member_runs.written(base, settings)
 
 
-def _of_folds(config: RunSections) -> list[tuple[str, str]]:
-    """Mistakes of a sweep over folds that are known before any member is looked at."""
-    mistakes = []
-    if config.task.output is None or not config.task.folds or config.reward.kind != "outcome":
-        what = "reward.kind=process" if config.reward.kind != "outcome" else f"of={config.task.name}"
-        apart = "data.fold.of=5 data.fold.number=0, and so on, run one fold each"
-        mistakes.append(("sweep.folds", f"makes an ensemble of rewards of pairs, not with {what}; there {apart}."))
-    if config.sweep.over:
-        mistakes.append(("sweep.over", "sweep.folds has one member for each fold. Leave one of the two out."))
-    if config.save.ship == "best" or config.average.method != "none":
-        why = "save.ship=best and average would choose by the rows that the out-of-fold score is measured on"
-        mistakes.append(("sweep.folds", f"{why}. Write save.ship=last, evaluate.patience=null, and leave average out."))
-    return [*mistakes, *_of_time(config), *misfits(config, "a sweep")]
-
-
-def _of_time(config: RunSections) -> Iterator[tuple[str, str]]:
-    if config.budget.timed:
-        yield "budget", "a sweep cannot end in time. Write train.steps or budget.tokens, of each member."
-
-
 def _misfits(config: RunSections) -> list[tuple[str, str]]:
     """Mistakes that are known before any member is looked at."""
     over = config.sweep.over
@@ -93,12 +126,14 @@ def _misfits(config: RunSections) -> list[tuple[str, str]]:
         mistakes.append(("sweep.over", "needs two members or more, such as {train.learning_rate: [1.0e-4, 1.0e-3]}."))
     if (count := math.prod(map(len, over.values()))) > MOST:
         mistakes.append(("sweep.over", f"{count:,} members; {MOST:,} at most. Write fewer values."))
-    return [*mistakes, *_of_time(config), *misfits(config, "a sweep")]
+    if config.budget.timed:
+        mistakes.append(("budget", "a sweep cannot end in time. Write train.steps or budget.tokens, of each member."))
+    return [*mistakes, *misfits(config, "a sweep")]
 
 
 def misfits(config: RunSections, recipe: str) -> Iterator[tuple[str, str]]:
     """Mistakes of a recipe that compares members, `recipe` in words, whatever they differ in."""
-    if config.evaluate.every is None:
+    if config.evaluate.every is None and not (config.over is not None and config.over.folds):
         yield "evaluate.every", f"{recipe} compares held-out losses. Write evaluate.every=0.25."
     if config.data.select.by_backbone:
         select = config.data.select

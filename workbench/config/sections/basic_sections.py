@@ -98,6 +98,23 @@ class HeldOutFold(Section):
     """Folds; null: there are none, and `data.held_out` says what is held out."""
     number: NonNegativeInt = 0
     """The fold that is held out, from 0. Every row is in one fold, and all answers to a prompt are in the same."""
+    repeat: NonNegativeInt = 0
+    """Which of several divisions of the rows into folds, from 0."""
+    seed: NonNegativeInt | None = None
+    """Decides the folds; null: the seed of the run."""
+    near: Annotated[float, Field(ge=0.4, le=1)] | None = 0.7
+    """Rows whose texts are at least so alike share a fold, by the Jaccard similarity of their sets of four characters;
+    null: equal texts do."""
+    group: str | None = Field(default=None, min_length=1)
+    """A column whose equal values share a fold, such as a user's or a document's id."""
+    column: str | None = Field(default=None, min_length=1)
+    """A column with the fold of each row; no folds are made then."""
+    time: str | None = Field(default=None, min_length=1)
+    """A column of numbers or dates: the fold is later than all rows that train. Rows that are later still are left
+    out, and the first of `of` + 1 blocks in time is never held out."""
+    trains: bool = False
+    """Train on the fold too, as the adapter of a cross-validation does that is shipped; its held-out loss is then one
+    of training rows."""
 
 
 class DataConfig(Section):

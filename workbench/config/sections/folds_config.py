@@ -72,13 +72,17 @@ class FoldsConfig(Section):
     together: bool = True
     """Train all adapters in one bank; false: one after another, for less memory, or where a bank refuses. Why: five
     folds in a bank take half of the time of five runs (scripts/bench/README.md)."""
-    refit: bool = False
-    """At the end, train one more adapter on all rows: the run's `adapter`, where only one can be served. Why: nobody
-    can score an adapter out of fold that has trained on all rows."""
+    refit: bool | None = None
+    """At the end, train one more adapter on all rows: the run's `adapter`, where only one can be served. null: where
+    the folds' adapters cannot answer together, as those that write text. Why: nobody can score an adapter out of fold
+    that has trained on all rows."""
     group: str | None = Field(default=None, min_length=1)
     """A column whose equal values never stand on both sides of a fold, such as a user's or a document's id."""
     column: str | None = Field(default=None, min_length=1)
     """A column with the fold of each row; no folds are made then."""
+    time: str | None = Field(default=None, min_length=1)
+    """A column of numbers or dates: each fold validates rows that are later than all that it trains on. The rows are
+    cut into k + 1 blocks in their order, the first of which only trains."""
     every_class: bool = True
     """Each fold must validate every class; false accepts folds that lack one with too few rows or groups."""
 
@@ -86,6 +90,8 @@ class FoldsConfig(Section):
     def _one_deal(self) -> FoldsConfig:
         if self.column is not None and self.repeats > 1:
             raise ValueError(f"column `{self.column}` gives one set of folds. Write folds.repeats=1.")
+        if self.time is not None and (self.repeats > 1 or self.column is not None):
+            raise ValueError(f"time `{self.time}` gives one set of folds. Leave repeats and column out.")
         return self
 
 

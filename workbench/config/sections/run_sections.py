@@ -117,8 +117,13 @@ class CommonSections(Section):
 
     @property
     def crossvalidates(self) -> bool:
-        """Whether every training row is held out once."""
-        return self.over is not None and self.over.folds
+        """Whether every labelled row is held out once, and stages that are judged by these rows follow."""
+        return self.over is not None and self.over.folds and self.task.labelled
+
+    @property
+    def has_members(self) -> bool:
+        """Whether the run consists of others, each of which is one that could be started by itself."""
+        return self.over is not None and self.over.members is not None and not self.crossvalidates
 
     def as_task(self) -> dict[str, Any]:
         """Values of `recipe` and `of` with which one member is a run of its own."""
@@ -211,3 +216,11 @@ class RunSections(TrainingSections, TaskSections):
     def rows_of_draw(self) -> int:
         """Rows that the model reads for each example that a step draws."""
         return self.task.rows_of_draw(self)
+
+    @property
+    def refits(self) -> bool:
+        """Whether a cross-validation ends with an adapter on all rows."""
+        if self.over is None or not self.over.folds:
+            return False
+        alone = not self.task.labelled and not self.task.averages(self)
+        return alone if self.folds.refit is None else self.folds.refit

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from workbench.schema import Section, Unit
+from workbench.schema import Section
 
 
 class SweepConfig(Section):
@@ -20,9 +20,6 @@ class SweepConfig(Section):
     order of its rows; which rows are held out depends on the run's own seed, so that all members are measured alike.
     """
 
-    folds: Annotated[Annotated[int, Field(ge=2, le=50)] | None, Unit("folds")] = None
-    """With `of: reward`, in place of `over`: so many members, each of which holds out another fold of the pairs
-    (`data.fold`): an ensemble whose disagreement tells how sure a reward is, and that scores every row out of fold."""
     together: bool = True
     """In one bank, where the method can be; false trains one member after another."""
 

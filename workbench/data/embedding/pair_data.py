@@ -16,7 +16,9 @@ from workbench.data import named_sets
 from workbench.data.embedding import pair_records, pair_set
 from workbench.data.embedding.pair_records import PairSource
 from workbench.data.embedding.pair_set import PairSet
+from workbench.data.folds import held_fold
 from workbench.data.folds.duplicates import components, normalised
+from workbench.data.folds.held_fold import FoldRow
 from workbench.data.folds.stratified_folds import Class
 from workbench.data.held_out_split import Splits, hold_out, without_overlap
 from workbench.data.text.quality import cleaning, rules
@@ -89,10 +91,10 @@ def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSourc
         for files in (data.held_out_files, data.test_files)
     )
     if data.own_share is not None:
-        train, held_out[""] = _split(train, share=data.own_share, seed=config.seed)
+        train, held_out[""] = _split(train, data, seed=config.seed)
     train, left_out = _cleaned(train, data)
     scored = [*held_out.values(), *test.values()]
-    for other in scored:
+    for other in [*test.values()] if data.fold.trains else scored:
         train = without_overlap(train, other, drop=data.overlap == "drop", but=" but for case and punctuation")
     if train.form == "labelled":
         labels = {record.label for record in train.records}
@@ -173,10 +175,10 @@ def _require_loss(config: RunConfig, train: PairSource) -> None:
         raise DataError(f"{train.name}: every score is {train.records[0].score:g}, so there is nothing to learn.")
 
 
-def _split(source: PairSource, *, share: float, seed: int) -> tuple[PairSource, PairSource]:
-    """Split off held-out rows of each class and source; rows that share a text stay on one side.
+def _split(source: PairSource, data: DataConfig, *, seed: int) -> tuple[PairSource, PairSource]:
+    """Split off a share of the rows of each class and source, or a fold; rows that share a text stay on one side.
 
-    A class keeps two texts to train on.
+    Where a share is held out, a class keeps two texts to train on.
     """
     strata: list[tuple[Class, ...]] = [(record.label,) for record in source.records]
     if source.sources:
@@ -193,6 +195,15 @@ def _split(source: PairSource, *, share: float, seed: int) -> tuple[PairSource, 
     for own, number in sorted(zip(texts, component, strict=True)):
         first.setdefault(number, own[0])
     groups = [first[number] for number in component]
+    if data.fold.of is not None:
+        fold_rows = [
+            FoldRow(record.place, record.key, group, classes)
+            for record, group, classes in zip(source.records, groups, strata, strict=True)
+        ]
+        part = held_fold.split(data.fold, fold_rows, source=data.train, seed=seed)
+        return source.subset(part.train_N), source.subset(part.validation_N)
+    share = data.own_share
+    assert share is not None
     held_out = hold_out(strata, groups=groups, share=share, seed=seed)
     if source.form == "labelled":
         alone = _without_partners(source.subset(~held_out))

@@ -18,7 +18,8 @@ from workbench.config import DataConfig, RunConfig
 from workbench.config.sections.curriculum_config import CurriculumConfig
 from workbench.data import held_out_split, named_sets, row_order, selection
 from workbench.data.batching import Indices, MicroBatch, Weights, WholeRows
-from workbench.data.folds import stratified_folds
+from workbench.data.folds import held_fold, stratified_folds
+from workbench.data.folds.held_fold import FoldRow
 from workbench.data.held_out_split import Splits, hold_out
 from workbench.data.labelled import labels, record_table, records
 from workbench.data.labelled.labels import Floats, Labels
@@ -32,8 +33,22 @@ from workbench.data.text.quality.rules import RowText
 from workbench.errors import DataError
 
 
-def split_off(source: RecordSource, config: RunConfig, *, share: float) -> tuple[RecordSource, RecordSource]:
-    """Split off held-out rows, stratified; equal rows stay on the same side."""
+def split_off(source: RecordSource, config: RunConfig, path: str) -> tuple[RecordSource, RecordSource]:
+    """Split off held-out rows of the file `path`, stratified; equal rows stay on the same side.
+
+    Raises:
+        DataError: They are too few.
+    """
+    fold, share = config.data.fold, config.data.own_share
+    if fold.of is not None:
+        by_label = stratified_folds.strata_of(source.labels, k=fold.of)
+        rows = [
+            FoldRow(record.place, record.key, record.key, classes)
+            for record, classes in zip(source.records, by_label, strict=True)
+        ]
+        part = held_fold.split(fold, rows, source=path, seed=config.seed)
+        return source.subset(part.train_N), source.subset(part.validation_N)
+    assert share is not None
     strata = stratified_folds.strata_of(source.labels, k=max(2, round(1 / share)))
     held_out = hold_out(strata, groups=(record.key for record in source.records), share=share, seed=config.seed)
     if not held_out.any():
@@ -265,13 +280,14 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     trains, shares = read_training(config.data, reader), dict[str, RecordSource]()
     if config.data.own_share is not None:
         for name, train in trains.items():
-            trains[name], shares[name] = split_off(train, config, share=config.data.own_share)
+            path = config.data.training_files[name].train
+            trains[name], shares[name] = split_off(train, config, path)
     held_out = held_out or shares
     sets = decontamination.evaluation_sets(held_out, test)
     trains, left_out = cleaned(trains, config, reader)
     contamination_reports = list[Contamination | None]()
     for name, train in trains.items():
-        for other in sets.values():
+        for other in test.values() if config.data.fold.trains else sets.values():
             train = without_shared_rows(train, other, drop=config.data.overlap == "drop")
         trains[name], matched = decontaminated(train, sets, config, reader)
         contamination_reports.append(matched)

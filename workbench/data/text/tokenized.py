@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ from transformers import PreTrainedTokenizerBase
 from workbench.config import DataConfig
 from workbench.data import named_sets, ordered_processes, selection, starter
 from workbench.data.batching import Indices
+from workbench.data.folds import held_fold
+from workbench.data.folds.held_fold import FoldRow
 from workbench.data.held_out_split import Splits
 from workbench.data.rows import RawRow, read_rows
 from workbench.data.text import chat, decontamination, formats
@@ -380,9 +383,8 @@ def load(
         with named_sets.naming(prefixes[name]):
             trains[name] = read(own.train, own, tokenizer, template, limit=own.limit, weighted=True)
         if own.fold.of is not None:
-            fold_N = folds(trains[name], of=own.fold.of, seed=seed)
-            held = fold_N == own.fold.number
-            trains[name], shares[name] = trains[name].subset(~held), trains[name].subset(held)
+            fold = held_fold.split(own.fold, _fold_rows(trains[name], own), source=own.train, seed=seed)
+            trains[name], shares[name] = trains[name].subset(fold.train_N), trains[name].subset(fold.validation_N)
         elif own.own_share is not None:
             trains[name], shares[name] = hold_out(trains[name], share=own.own_share, seed=seed)
     held_out = held_out or shares
@@ -391,8 +393,9 @@ def load(
     sets = decontamination.evaluation_sets(held_out, test)
     trains = _cleaned(trains, files, template)
     for name, own in files.items():
-        for other in sets.values():
-            trains[name] = _without_overlap(trains[name], other, own)
+        for key, other in sets.items():
+            if not (own.fold.trains and key in shares):
+                trains[name] = _without_overlap(trains[name], other, own)
         texts = {
             key: _texts(rows, keys.get(key, read_as), limit=keys[key].limit if key in keys else None)
             for key, rows in sets.items()
@@ -501,25 +504,11 @@ def hold_out(tokens: TokenizedSet, *, share: float, seed: int) -> tuple[Tokenize
     return tokens.subset(~chosen), tokens.subset(chosen)
 
 
-def folds(tokens: TokenizedSet, *, of: int, seed: int) -> Indices:
-    """The fold of each example, from 0; duplicates, and all answers to a prompt, are in the same fold.
-
-    Each group in turn, as drawn, goes to the fold that has the fewest examples by then, of equal ones to the first.
-
-    Raises:
-        DataError: There are fewer distinct examples than folds.
-    """
-    drawn_G, group_N, size_G = _drawn_groups(tokens, seed)
-    if len(size_G) < of:
-        raise DataError(
-            f"{tokens.source}: {len(size_G)} distinct row(s) or prompts are too few for data.fold.of={of} folds. Give "
-            "more rows, or fewer folds."
-        )
-    fold_G, held = np.zeros(len(size_G), dtype=np.int64), np.zeros(of, dtype=np.int64)
-    for group in drawn_G:
-        fold_G[group] = held.argmin()
-        held[fold_G[group]] += size_G[group]
-    return fold_G[group_N]
+def _fold_rows(tokens: TokenizedSet, config: DataConfig) -> list[FoldRow]:
+    """The rows of a file as folds see them; duplicates, and all answers to a prompt, have one key."""
+    digests = zip(map(example_of, tokens.places()), tokens.digests.tolist(), strict=True)
+    rows = zip(_texts(tokens, config, limit=config.limit), itertools.groupby(digests, itemgetter(0)), strict=True)
+    return [FoldRow(row.place, "\n".join(row.texts), str(digest)) for row, (_, own) in rows for _, digest in own]
 
 
 def _drawn_groups(tokens: TokenizedSet, seed: int) -> tuple[Indices, Indices, Indices]:

@@ -141,11 +141,11 @@ def _low_rank(config: RunConfig) -> Iterator[str]:
 
 def _sharded_members(config: RunConfig) -> Iterator[str]:
     """Refuse what keeps a run, or a member of several, from being trained in shares."""
-    if config.over is None or config.over.members is None:
+    if config.over is None or config.over.members is None or not config.has_members:
         yield from _sharded(config)
         return
-    if config.sweep.folds is not None:
-        yield "sweep.folds scores each member over a whole backbone. Leave section distributed out."
+    if config.over.folds:
+        yield "recipe=crossval scores each member over a whole backbone. Leave section distributed out."
     yield from dict.fromkeys(chain.from_iterable(map(_sharded, config.over.members(config))))
 
 
