@@ -111,6 +111,8 @@ def apart(config: RunConfig) -> str | None:
     folded = config.over is not None and config.over.folds
     if not (config.folds.together if folded else config.sweep.together):
         return f"{'folds' if folded else 'sweep'}.together=false asks for it"
+    if not config.task.banked:
+        return f"no bank trains adapters of {config.task.name} together"
     members = [trial.config for trial in sweep_expansion.trials(config)]
     return next((why for member in members if (why := bank_trainer.refusal(member)) is not None), None)
 

@@ -141,9 +141,13 @@ def verdict(run: RunRecord) -> str:
     before, after = run.scores["before"], run.scores["after"]
     summary = (run.stages.get("summary") or {}).get(main)
     sure = _interval(after, main) or (f" (95 %: {_bounds(summary)})" if summary else "")
-    sentence = f"Out-of-fold {MAIN.get(main, main)} {units.number(after[main])}{sure} on {len(run.labelled):,} rows"
+    folds = run.stages.get("folds") or []
+    first = [
+        fold["rows"] for fold in folds if fold["repeat"] == folds[0]["repeat"] and fold["seed"] == folds[0]["seed"]
+    ]
+    rows = len(run.labelled) if run.classifies else sum(first)
+    sentence = f"Out-of-fold {MAIN.get(main, main)} {units.number(after[main])}{sure} on {rows:,} rows"
     if summary:
-        folds = run.stages.get("folds") or []
         count, repeats, seeds = (len({fold[name] for fold in folds}) for name in ("fold", "repeat", "seed"))
         sentence += f", spread {units.number(summary['spread'])} over {count} folds"
         sentence += f", {repeats} repeats" if repeats > 1 else ""

@@ -185,7 +185,8 @@ class PreferenceRun(StartedRun):
         return Scored(scores | self._of_answers(written), TextOutputs(written))
 
     def finish(self, more: Mapping[str, Any] | None = None) -> Scores:
-        if self.ruler is not None and preference_reference.is_start(self.config) and self.placement.scores:
+        known = (self.run.path / "before.json").exists()  # of a fold it is scored late
+        if known and self.ruler is not None and preference_reference.is_start(self.config) and self.placement.scores:
             self._measure_start_anew()
         return super().finish(more)
 

@@ -82,7 +82,10 @@ def _fold_misfits(config: RunSections) -> Iterator[tuple[str, str]]:
     if alike.on_duplicate in ("keep_one", "weight"):
         yield "duplicates.on_duplicate", f"with {of} near-duplicates share a fold. Write together, or ignore."
     if config.data.differs("held_out"):
-        yield "data.held_out", "recipe=crossval validates on folds: leave it out; folds.k says how many."
+        yield (
+            "data.held_out",
+            "recipe=crossval validates on folds, and folds.k says how many: leave it out, or write 0.05.",
+        )
     if config.budget.timed:
         yield "budget", "a cross-validation cannot end in time. Write train.steps or budget.tokens, of each member."
     if config.save.ship == "best" or config.evaluate.patience is not None or config.average.method != "none":

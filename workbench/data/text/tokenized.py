@@ -393,9 +393,8 @@ def load(
     sets = decontamination.evaluation_sets(held_out, test)
     trains = _cleaned(trains, files, template)
     for name, own in files.items():
-        for key, other in sets.items():
-            if not (own.fold.trains and key in shares):
-                trains[name] = _without_overlap(trains[name], other, own)
+        for other in test.values() if own.fold.trains else sets.values():
+            trains[name] = _without_overlap(trains[name], other, own)
         texts = {
             key: _texts(rows, keys.get(key, read_as), limit=keys[key].limit if key in keys else None)
             for key, rows in sets.items()
