@@ -159,7 +159,7 @@ def _folds(
                 "repeat": each.split.repeat,
                 "fold": context.data.folds.names[each.split.fold],
                 "seed": each.seed,
-                "train_rows": int(each.split.train_N.sum()),
+                "train_rows": len(context.data.training(each.split)),
                 "rows": int(mask_N.sum()),
                 "scores": scores,
             }

@@ -57,7 +57,7 @@ def inspect(config: RunConfig) -> CrossvalInspection:
     task = classifier.task(data.labels, seed=config.seed)
     look = partial(frozen_features.of_folds, config, reader, data.rows, data.folds.fold_RN[0])
     members = fold_adapters(data.folds, seeds=config.folds.seeds)
-    rows = max(int(each.split.train_N.sum()) for each in members)
+    rows = max(len(data.training(each.split)) for each in members)
     pictures = picture_checks.inspect(config, reader, data.rows, data.labels)
     return CrossvalInspection(
         config=config,

@@ -157,16 +157,18 @@ def fold_adapters(folds: FoldAssignment, *, seeds: int) -> list[FoldAdapter]:
     return [FoldAdapter(split, seed) for split in folds.splits() for seed in range(seeds)]
 
 
-def fold_task(adapter: FoldAdapter, rows: LabelledSet, more: LabelledSet | None, *, seed: int) -> FoldTask:
+def fold_task(adapter: FoldAdapter, data: FoldData, more: LabelledSet | None, *, seed: int) -> FoldTask:
     """The training task of an adapter: the rows of its folds, and rows that are added to them.
 
     Args:
         seed: Of the run.
     """
-    own = rows.subset(adapter.split.train_N)
+    own = data.training(adapter.split)
     drawn = np.random.SeedSequence([seed, adapter.split.repeat, adapter.split.fold, adapter.seed]).generate_state(1)[0]
     train = own if more is None else own.concatenated(more)
-    return FoldTask(adapter.name, int(drawn) % 2**31, train, rows.subset(adapter.split.validation_N), adapter.passes)
+    return FoldTask(
+        adapter.name, int(drawn) % 2**31, train, data.rows.subset(adapter.split.validation_N), adapter.passes
+    )
 
 
 def train(context: FoldContext, run: Run, fold_tasks: Sequence[FoldTask], callback: Callback) -> None:
@@ -407,7 +409,7 @@ def train_round(
     own = run.child("members").child(f"round-{number}")
     if not run.ranks.agreed((own.home / OUTPUTS).exists()):
         seed = context.config.seed
-        fold_tasks = [fold_task(each, data.rows, added, seed=seed) for each, added in zip(members, more, strict=True)]
+        fold_tasks = [fold_task(each, data, added, seed=seed) for each, added in zip(members, more, strict=True)]
         train(context, own, fold_tasks, callback)
         if run.ranks.first:
             run.note(model=own.manifest["model"])
@@ -460,7 +462,9 @@ def refitted(
         passes: Times `train.epochs`.
     """
     own = run.child("members")
-    rows = data.rows if more is None else data.rows.concatenated(more)
+    rows = data.rows
+    for also in (data.past, more):
+        rows = rows if also is None else rows.concatenated(also)
     train(context, own, [FoldTask("refit", context.config.seed, rows, None, passes)], callback)
     if run.ranks.first and not run.adapter.exists():
         with files.new_folder(run.adapter) as aside:

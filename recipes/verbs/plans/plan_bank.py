@@ -59,7 +59,7 @@ def _folds(config: RunConfig) -> tuple[ModelHead, Callable[[RunConfig, Run, Load
 
     reader, data, *_ = crossval_labelled.prepare(config)
     members = fold_adapters.fold_adapters(data.folds, seeds=config.folds.seeds)
-    lessons = [fold_adapters.fold_task(each, data.rows, None, seed=config.seed) for each in members]
+    lessons = [fold_adapters.fold_task(each, data, None, seed=config.seed) for each in members]
     rows = [each for each in (data.rows, data.test, data.unlabelled) if each is not None]
 
     def training(own: RunConfig, run: Run, load: Loader) -> BankTraining:

@@ -60,6 +60,14 @@ def _of_choice(config: RunSections) -> Iterator[str]:
     views = config.tta.refusal(config.classes, pictures=config.reads_pictures)
     if reason := config.pseudo_label.refusal(config.classes.kind) or views:
         yield reason
+    if config.folds.time is not None:
+        later = {
+            "data.drop_suspects": config.data.drop_suspects,
+            "correction": config.correction.is_on,
+            "pseudo_label": config.differs("pseudo_label"),
+        }
+        for key in (key for key, on in later.items() if on):
+            yield f"folds.time trains on the past alone, and {key} would look at later rows. Leave one of them out."
     if reason := config.correction.refusal(config.folds):
         yield reason
     if config.data.drop_suspects and config.classes.kind in ("number", "several"):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from workbench.config import RunConfig
 from workbench.data.folds import duplicates, stratified_folds
 from workbench.data.folds.duplicates import DuplicateClusters, DuplicateReport, Ints
-from workbench.data.folds.stratified_folds import FoldAssignment, Groups, singletons
+from workbench.data.folds.stratified_folds import FoldAssignment, Groups, Split, singletons
 from workbench.data.labelled import labels, records
 from workbench.data.labelled.labelled_data import (
     LabelledSet,
@@ -58,6 +58,19 @@ class FoldData(NamedTuple):
     """Rows that would have a near-duplicate in the training rows of their fold, were the folds not grouped."""
     disputed: RecordSource | None = None
     """Rows of `conflicts` that were left out of `rows`; None where all of them are there."""
+    past: LabelledSet | None = None
+    """The first rows in time, which every fold trains on and none validates; None where folds are in no order."""
+    group_P: Ints | None = None
+    """Their groups, as `folds.ordered_N` has those of `rows`."""
+
+    def training(self, split: Split) -> LabelledSet:
+        """The rows that the adapter of a fold trains on."""
+        own = self.rows.subset(split.train_N)
+        if self.past is None:
+            return own
+        assert self.folds.ordered_N is not None and self.group_P is not None
+        seen_P = np.isin(self.group_P, self.folds.ordered_N[split.validation_N])
+        return self.past.subset(~seen_P).concatenated(own)
 
 
 class _Deduplicated(NamedTuple):
@@ -100,16 +113,20 @@ def load(config: RunConfig, reader: RowReader, features: Features | None = None)
         clusters=clean.groups,
         seed=config.seed,
     )
-    return FoldData(
-        rows=replace(
-            encode(clean.source, reader, meaning).reweighted(clean.weight_N),
-            contamination=decontamination.join_contaminations(
-                contamination_reports, records.source_prefixes(trains).values()
-            ),
-            cleaning=left_out,
+    rows = replace(
+        encode(clean.source, reader, meaning).reweighted(clean.weight_N),
+        contamination=decontamination.join_contaminations(
+            contamination_reports, records.source_prefixes(trains).values()
         ),
-        folds=folds,
-        cluster_N=clean.cluster_N,
+        cleaning=left_out,
+    )
+    scored_N = folds.fold_RN[0] >= 0
+    return FoldData(
+        rows=rows if scored_N.all() else rows.subset(scored_N),
+        past=None if scored_N.all() else rows.subset(~scored_N),
+        group_P=None if folds.ordered_N is None else folds.ordered_N[~scored_N],
+        folds=folds.subset(scored_N),
+        cluster_N=clean.cluster_N[scored_N],
         labels=meaning,
         test=encode_each(test, reader, meaning) if test else None,
         cluster_T=clean.cluster_T,
