@@ -353,7 +353,8 @@ def require_enough_rows(strata: Strata, *, groups: Groups, k: int) -> None:
     if len(set(groups)) < k:
         raise ConfigError(
             f"folds.k={k}: the {len(groups)} rows form only {len(set(groups))} groups that must stay together "
-            f"(near-duplicates, or folds.group). {_remedy(len(set(groups)), 'give more rows')}"
+            "(near-duplicates, which duplicates.on_duplicate=ignore and data.fold.near=null let be, or folds.group). "
+            f"{_remedy(len(set(groups)), 'give more rows')}"
         )
     row_counts = Counter(name for classes in strata for name in classes)
     class_groups = {(name, group) for classes, group in zip(strata, groups, strict=True) for name in classes}

@@ -1,8 +1,7 @@
-"""Sweeps of reward models: members are the runs they would be alone; folds score every pair once, out of fold."""
+"""Folds of reward models: members are the runs they would be alone, score every pair once, and rate together."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from tests.conftest import trains
 from tests.run_files import read_metrics, read_scores, write_lines
 from workbench.config.sections.rewards_config import ModelReward
-from workbench.data.text import tokenized
 from workbench.data.text.generated_answers import Answer
 from workbench.evaluation import rewards
 from workbench.evaluation.rewards.reward_sum import RewardEnsemble
@@ -29,9 +27,10 @@ from workbench.recipes.verbs.sample_rows import AnswerGroup, ScoredAnswer
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 
 RECIPE = """
-recipe: sweep
+recipe: crossval
 of: reward
-sweep: {{folds: 3}}
+folds: {{k: 3}}
+duplicates: {{on_duplicate: ignore}}
 model: {{id: {model}, weights: float32, compute: float32}}
 adapter: {{method: lora, rank: 4, alpha: 8, dropout: 0.1}}
 data: {{train: {train}, max_tokens: 96}}
@@ -40,6 +39,7 @@ train: {{steps: 6, learning_rate: 1.0e-2}}
 evaluate: {{every: 3}}
 """
 FOLDS, COUNT = 3, 36
+ALONE = ["recipe=reward", "folds={}", "duplicates={}"]
 Train = Callable[..., Path]
 
 
@@ -72,6 +72,10 @@ def swept(train: Train) -> Path:
     return train(name="swept")
 
 
+def name(fold: int) -> str:
+    return f"repeat-0-fold-{fold}-seed-0"
+
+
 def held_out(run: Path) -> list[float]:
     lines = read_metrics(run)
     return [line["held_out_loss"] for line in lines if "held_out_loss" in line]
@@ -80,7 +84,7 @@ def held_out(run: Path) -> list[float]:
 def test_folds_cover_each_row_once_and_no_prompt_is_on_both_sides(folder: Path, train: Train) -> None:
     seen: list[str] = []
     for number in range(FOLDS):
-        words = ["recipe=reward", "sweep={}", f"data.fold.of={FOLDS}", f"data.fold.number={number}"]
+        words = [*ALONE, f"data.fold={{of: {FOLDS}, number: {number}, near: null}}"]
         pairs = outcome_reward.prepare(load(folder / "recipe.yaml", words))[2]
         own, others = ({rows.place(row) for row in range(len(rows))} for rows in (pairs.held_out, pairs.train))
         assert own.isdisjoint(others) and len(own | others) == COUNT
@@ -89,16 +93,9 @@ def test_folds_cover_each_row_once_and_no_prompt_is_on_both_sides(folder: Path, 
     assert len(seen) == len(set(seen)) == COUNT
 
 
-def test_folds_are_even_and_follow_the_seed(folder: Path, train: Train) -> None:
-    pairs = outcome_reward.prepare(load(folder / "recipe.yaml", ["recipe=reward", "sweep={}"]))[2]
-    one, again, other = (tokenized.folds(pairs.train.answers, of=4, seed=seed) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(one, again)
-    assert (one != other).any() and np.ptp(np.bincount(one)) <= 6, "of three pairs to a prompt"
-
-
 def test_a_member_equals_the_same_run_alone(swept: Path, train: Train) -> None:
-    words = ["recipe=reward", "sweep={}", f"data.fold.of={FOLDS}", "data.fold.number=1"]
-    alone, member = train(*words, name="alone"), swept / "members" / "fold=1"
+    words = [*ALONE, f"data.fold={{of: {FOLDS}, number: 1, near: null}}"]
+    alone, member = train(*words, name="alone"), swept / "members" / name(1)
     assert held_out(member) == pytest.approx(held_out(alone), rel=1e-4)
     one, other = (read_scores(run) for run in (alone, member))
     assert one["after"] == pytest.approx(other["after"], abs=1e-4) and one["before"] == other["before"]
@@ -107,24 +104,16 @@ def test_a_member_equals_the_same_run_alone(swept: Path, train: Train) -> None:
 
 def test_every_pair_is_scored_by_who_did_not_see_it(swept: Path) -> None:
     table = pd.read_parquet(swept / "out_of_fold.parquet")
-    assert len(table) == table["row"].nunique() == COUNT and set(table["fold"]) == set(range(FOLDS))
+    assert len(table) == table["row"].nunique() == COUNT and set(table["fold"]) == set(map(str, range(FOLDS)))
     judged = table[~table["tie"]]
-    scores = read_scores(swept)["out_of_fold"]
+    scores = read_scores(swept)["after"]
     right = (judged["chosen_reward"] > judged["rejected_reward"]).mean()
-    assert scores["accuracy"] == pytest.approx(right, abs=1e-6) and scores["pairs"] == COUNT
+    assert scores["accuracy"] == pytest.approx(right, abs=1e-6)
     assert scores["accuracy_low"] < right <= scores["accuracy_high"]
 
 
-def test_the_member_that_is_shipped_is_scored_once(swept: Path) -> None:
-    best = swept / "members" / json.loads((swept / "sweep.json").read_text())["best"]
-    own, whole = (read_scores(run) for run in (best, swept))
-    assert {name: whole[name] for name in own} == own and whole.keys() - own.keys() == {"out_of_fold"}
-    pd.testing.assert_frame_equal(*(pd.read_parquet(run / "predictions.parquet") for run in (best, swept)))
-    assert (swept / "log.txt").read_text().count("Scoring what was saved") == FOLDS
-
-
 def test_the_members_rate_together(swept: Path, folder: Path, tmp_path: Path) -> None:
-    members = [swept / "members" / f"fold={number}" for number in range(FOLDS)]
+    members = [swept / "members" / name(number) for number in range(FOLDS)]
     answers = [Answer(pair(n)["prompt"], pair(n)["chosen"]) for n in range(5)]
     ensemble = RewardEnsemble(ModelReward(run=swept))
     read_MS = RewardEnsemble(ModelReward(run=tuple(members))).read(answers)
@@ -151,7 +140,12 @@ def test_rows_of_all_answers_tell_the_disagreement() -> None:
 
 @pytest.mark.slow
 def test_settings_in_a_bank_and_one_after_another(train: Train, folder: Path) -> None:
-    words = ["of=reward", "sweep={over: {train.learning_rate: [1e-3, 1e-2], seed: [0, 1]}}", "data.held_out=0.3"]
+    words = [
+        "recipe=sweep",
+        *ALONE[1:],
+        "sweep={over: {train.learning_rate: [1e-3, 1e-2], seed: [0, 1]}}",
+        "data.held_out=0.3",
+    ]
     bank = train(*words, "train.steps=3", "evaluate.every=3", name="bank")
     alone = train(
         *words[1:],
@@ -170,9 +164,9 @@ def test_settings_in_a_bank_and_one_after_another(train: Train, folder: Path) ->
 
 @pytest.mark.slow
 def test_folds_one_after_another_are_those_of_the_bank(swept: Path, train: Train) -> None:
-    apart = train("sweep.together=false", name="apart")
+    apart = train("folds.together=false", name="apart")
     for number in range(FOLDS):
-        one, other = (held_out(run / "members" / f"fold={number}") for run in (apart, swept))
+        one, other = (held_out(run / "members" / name(number)) for run in (apart, swept))
         assert one == pytest.approx(other, rel=1e-4)
     tables = [pd.read_parquet(run / "out_of_fold.parquet") for run in (apart, swept)]
     np.testing.assert_allclose(*(table["margin"] for table in tables), atol=1e-4)
