@@ -20,24 +20,7 @@ from workbench.data.rows import read_rows
 from workbench.errors import ConfigError, DataError
 
 COUNT, FOLDS = 48, 4
-WORDS = "amber birch cedar delta ember flint grove haven inlet joist kayak lotus maple north ocean".split()  # noqa: SIM905
-    "amber",
-    "birch",
-    "cedar",
-    "delta",
-    "ember",
-    "flint",
-    "grove",
-    "haven",
-    "inlet",
-    "joist",
-    "kayak",
-    "lotus",
-    "maple",
-    "north",
-    "ocean",
-    "pearl",
-]
+WORDS = [a + b for a in ("am", "bir", "ce", "del", "em", "fli") for b in ("ber", "ch", "dar", "ta", "ing")]
 
 
 def text(n: int) -> str:
