@@ -35,7 +35,7 @@ SVG = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 HEIC = b"\0\0\0\x18ftypheic" + bytes(64)
 GROWS = "image.augment.curriculum.strength.start=0.5"
 SWEEP = "recipe=sweep of=classify evaluate.every=0.5 sweep.over="
-FOLDS = "recipe=crossval data.held_out=0.05 folds.k=2"
+FOLDS = "recipe=crossval of=classify data.held_out=0.05 folds.k=2"
 CHECK = "check my.yaml"
 CASES = {
     # Folders.

@@ -14,7 +14,7 @@ EMPTY = lines([{"question": "Who?", "answer": ""}], "e.jsonl")
 SAID = lines([{"said": "x"}], "u.jsonl")
 CURLY = lines([{"question": f"{{{n}}}", "answer": "{}"} for n in range(9)], "c.jsonl")
 CLASSIFY = "recipe=classify data.train=t.jsonl evaluate.answers=64"
-CROSSVAL = "recipe=crossval data.train=t.jsonl data.held_out=0.05 evaluate.answers=64"
+CROSSVAL = "recipe=crossval of=classify data.train=t.jsonl data.held_out=0.05 evaluate.answers=64"
 CASES = {
     "no such rule": Case("check my.yaml data.clean=[refusals]", "no such rule `refusals`", "Did you mean `refusal`?"),
     "no such rule, all told": Case(

@@ -25,7 +25,7 @@ def both(folder: Path) -> None:
 
 CHECK = "check my.yaml"
 AGAINST = f"{PLACE}.against=[other.jsonl]"
-LABELLED = "recipe=crossval data.train=t.jsonl data.held_out=0.2"
+LABELLED = "recipe=crossval of=classify data.train=t.jsonl data.held_out=0.2"
 CASES = {
     "off with files": Case(f"{CHECK} {AGAINST}", "against is compared by no one", "Write action=drop", OTHER),
     "no such file": Case(

@@ -101,7 +101,7 @@ def _train() -> None:
         "lora": ["recipe=sft"],
         "full": ["recipe=sft", "adapter.method=full"],
         "classes": ["recipe=classify", "data.train=labelled.jsonl"],
-        "folds": ["recipe=crossval", "data.train=labelled.jsonl", *folds],
+        "folds": ["recipe=crossval", "of=classify", "data.train=labelled.jsonl", *folds],
     }.items():
         workbench.run("my.yaml", words, out=Path(name), quiet=True)
 

@@ -56,7 +56,7 @@ CASES = {
         "folds.k=11: the class `cat` has only 10 row(s)", "folds.k=10", "folds.k=11"
     ),
     "more folds than groups": Case("the 20 rows form only 2 groups", "Write folds.k=2", "folds.group=who"),
-    "near-duplicates": Case("form only", "near-duplicates, or folds.group", "duplicates.on_duplicate=together"),
+    "near-duplicates": Case("form only", "near-duplicates, which duplicates.on_duplicate=ignore", "duplicates.on_duplicate=together"),
     "no such group": Case("folds.group=whom: no row has such a column", "Did you mean `who`?", "folds.group=whom"),
     "class in one fold": Case(
         "would never train on it", "several folds", "folds.column=part folds.every_class=false", rows=parts(cat=1)
@@ -72,7 +72,7 @@ CASES = {
     "no label": Case(
         "rows.jsonl, row 1: `label` is empty", "Move unlabelled rows to a file", rows=[{**ROWS[0], "label": ""}, *ROWS]
     ),
-    "held-out rows": Case("recipe=crossval validates on folds", "leave data.held_out out", "data.held_out=0.2"),
+    "held-out rows": Case("recipe=crossval validates on folds", "Leave data.held_out out", "data.held_out=0.2"),
     "best step": Case("save.ship=best", "Write save.ship=last", "save.ship=best evaluate.every=1"),
     "folds elsewhere": Case("duplicates is for recipe=crossval", "Leave duplicates out", "recipe=classify"),
     "test rows that train": Case(

@@ -63,47 +63,24 @@ CASES = {
     "a fold and a share": Case(
         "in place of data.held_out", "Leave one of them out", "data.fold.of=5 data.held_out=0.5"
     ),
-    "a fold of no folds": Case("data.fold.of folds, which is not given", "Write data.fold.of=5", "data.fold.number=1"),
-    "more folds than prompts": Case(
-        "20 distinct row(s) or prompts are too few for data.fold.of=21",
-        "fewer folds",
-        "data.fold.of=21 data.held_out=0.05",
-    ),
-    "a fold for classes": Case(
-        "data.fold is for recipe=prefer|reward|sft",
+    "a fold of no folds": Case("data.fold says what is held out", "Write data.fold.of=5", "data.fold.number=1"),
+    "more folds than prompts": Case("form only", "Write folds.k=", "data.fold.of=21 data.held_out=0.05"),
+    "a fold for what is sampled": Case(
+        "data.fold is for recipe=classify|embed|prefer|rerank|reward|sft|tag",
         "Leave data.fold out",
-        "recipe=embed data.fold.of=5 data.held_out=0.05",
-    ),
-    "folds of texts": Case(
-        "sweep.folds: makes an ensemble of rewards of pairs, not with of=sft",
-        "data.fold.number=0",
-        "recipe=sweep of=sft 'sweep={folds: 3}' evaluate.every=1",
-    ),
-    "folds of steps": Case(
-        "not with reward.kind=process",
-        "data.fold.number=0",
-        "recipe=sweep of=reward 'sweep={folds: 3}' reward.kind=process evaluate.every=1",
-    ),
-    "folds and settings": Case(
-        "sweep.folds has one member for each fold",
-        "Leave one of the two out",
-        "recipe=sweep of=reward 'sweep={folds: 3, over: {seed: [0, 1]}}' evaluate.every=1",
+        "recipe=mlm data.fold.of=5 data.held_out=0.05",
     ),
     "folds that choose steps": Case(
         "choose by the rows that the out-of-fold score is measured on",
         "Write save.ship=last",
-        "recipe=sweep of=reward 'sweep={folds: 3}' evaluate.every=1 save.ship=best data.held_out=0.05",
+        "recipe=crossval of=reward evaluate.every=1 save.ship=best data.held_out=0.05",
     ),
     "folds that choose an average": Case(
         "choose by the rows that the out-of-fold score is measured on",
         "leave average out",
-        "recipe=sweep of=reward 'sweep={folds: 3}' evaluate.every=1 average.method=ema data.held_out=0.05",
+        "recipe=crossval of=reward evaluate.every=1 average.method=ema data.held_out=0.05",
     ),
-    "a share beside folds of a sweep": Case(
-        "in place of data.held_out",
-        "Leave one of them out",
-        "recipe=sweep of=reward 'sweep={folds: 3}' evaluate.every=1",
-    ),
+    "a file beside folds": Case("folds.k says how many", "Leave it out, or write 0.05", "recipe=crossval of=reward"),
     "a plan of a bank of rewards": Case(
         "of=reward: `plan` knows no bank of such members",
         "write recipe=reward",

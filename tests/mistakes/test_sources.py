@@ -74,13 +74,13 @@ CASES = {
         two,
     ),
     "folds of weights": Case(
-        f"{BOTH} recipe=crossval data.sources.a.weight=2 data.mix.temperature=2",
+        f"{BOTH} recipe=crossval of=classify data.sources.a.weight=2 data.mix.temperature=2",
         "data.sources.a.weight, data.mix: recipe=crossval deals the rows of all sources into folds as one set",
         "Leave it out",
         two,
     ),
     "folds of passes": Case(
-        f"{BOTH} recipe=crossval data.sources.b.passes=2", "data.sources.b.passes: recipe=crossval", "Leave it out", two
+        f"{BOTH} recipe=crossval of=classify data.sources.b.passes=2", "data.sources.b.passes: recipe=crossval", "Leave it out", two
     ),
     "a source called as a reward": Case(
         f"{CHECK} data.sources.number.path=a.jsonl {B} recipe=reinforce 'rewards=[{{kind: number}}]'",
@@ -137,9 +137,9 @@ CASES = {
     ),
     "a test set of all": Case(f"{BOTH} data.held_out=b.jsonl", "data.held_out names the training file", "a share", two),
     "named sets of folds": Case(
-        "check my.yaml recipe=crossval 'data.held_out={a: a.jsonl}'",
+        "check my.yaml recipe=crossval of=classify 'data.held_out={a: a.jsonl}'",
         "recipe=crossval validates on folds",
-        "leave data.held_out out",
+        "Leave data.held_out out",
         two,
     ),
     "a set named as a size": Case(

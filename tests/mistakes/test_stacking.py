@@ -40,7 +40,7 @@ CASES = {
     "in pieces": Case(f"{ON} distributed.zero=2", "grow copies the values", "zero=0"),
     "quantised": Case(f"{ON} model.weights=nf4", "model.weights", "bfloat16"),
     "judged answers": Case(f"{ON} recipe=prefer", "recipe=prefer", "Write recipe=sft"),
-    "folds": Case(f"{ON} recipe=crossval", "recipe=crossval", "Write recipe=classify"),
+    "folds": Case(f"{ON} recipe=crossval of=classify", "recipe=crossval", "Write recipe=classify"),
     "members that differ": Case(
         f"{ON} recipe=sweep evaluate.every=1 of=sft 'sweep.over={{grow.at: [[0.2], [0.5]]}}'",
         "grow.at",

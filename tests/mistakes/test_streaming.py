@@ -28,7 +28,7 @@ CASES = {
         "check my.yaml data.streaming=hub", "data.streaming: expected keys", "data.streaming.on"
     ),
     "folds of a stream": Case(
-        f"{CHECK} recipe=crossval data.train=t.jsonl data.held_out=0.05 evaluate.answers=64",
+        f"{CHECK} recipe=crossval of=classify data.train=t.jsonl data.held_out=0.05 evaluate.answers=64",
         "recipe=crossval folds all of them",
         "data.limit=ROWS",
         LABELS,

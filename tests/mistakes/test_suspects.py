@@ -13,7 +13,7 @@ RARE = lines(
     "t.jsonl",
 )
 NUMBERS = lines([{"text": f"The cat said {n}.", "label": n} for n in range(18)], "t.jsonl")
-ON = "recipe=crossval data.train=t.jsonl data.held_out=0.05 data.drop_suspects=true"
+ON = "recipe=crossval of=classify data.train=t.jsonl data.held_out=0.05 data.drop_suspects=true"
 LOOSE = "folds.every_class=false duplicates.on_duplicate=ignore"
 CASES = {
     "no folds": Case(

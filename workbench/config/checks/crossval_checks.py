@@ -76,7 +76,7 @@ def _of_choice(config: RunSections) -> Iterator[str]:
             "is it known how sure a model is that it is another. Leave it out."
         )
     if config.data.differs("held_out"):
-        yield "recipe=crossval validates on folds, and folds.k says how many: leave data.held_out out, or write 0.05."
+        yield "recipe=crossval validates on folds; folds.k says how many. Leave data.held_out out, or write 0.05."
     if config.save.ship == "best" or config.evaluate.patience is not None:
         yield (
             "save.ship=best and evaluate.patience would choose steps by the rows that the out-of-fold score is "

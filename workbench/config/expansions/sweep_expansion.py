@@ -82,10 +82,11 @@ def _fold_misfits(config: RunSections) -> Iterator[tuple[str, str]]:
     if alike.on_duplicate in ("keep_one", "weight"):
         yield "duplicates.on_duplicate", f"with {of} near-duplicates share a fold. Write together, or ignore."
     if config.data.differs("held_out"):
-        yield (
-            "data.held_out",
-            "recipe=crossval validates on folds, and folds.k says how many: leave it out, or write 0.05.",
-        )
+        yield "data.held_out", "recipe=crossval validates on folds; folds.k says how many. Leave it out, or write 0.05."
+    if config.data.streaming.on:
+        yield "data.streaming", "reads a part of the rows at a time, and folds look at all of them. Leave it out."
+    if config.data.drop_suspects:
+        yield "data.drop_suspects", f"is for rows with one label each. With {of} leave it out."
     if config.budget.timed:
         yield "budget", "a cross-validation cannot end in time. Write train.steps or budget.tokens, of each member."
     if config.save.ship == "best" or config.evaluate.patience is not None or config.average.method != "none":
