@@ -1,6 +1,6 @@
 """Tags of real sentences by an encoder: one adapter or all weights, alone and in five folds, over seeds.
 
-    python scripts/bench/tags.py --train FILE --held-out FILE --model FOLDER [--seeds 3] [--only lora,full] [key=value ...]
+    python scripts/bench/tags.py --train FILE --held-out FILE --model FOLDER [--seeds 3] [key=value ...]
 
 One run is scored on the held-out file. The folds deal the training file; their out-of-fold score is of all its rows
 together, and all five together (the mean of their probabilities) are scored on the held-out file, which no fold saw.
