@@ -28,7 +28,7 @@ def load(recipe: Recipe, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: No such recipe, or mistakes in it, all of which are told at once.
 
-    Example:
+    Examples:
         >>> import workbench
         >>> config = workbench.load_recipe("sft/quickstart", ["train.epochs=3"])
         >>> config.adapter.method, config.train.epochs

@@ -57,17 +57,18 @@ def distill_cache(recipe: Recipe, overrides: Sequence[str] = (), *, callback: Ca
         callback: Shows progress.
 
     Returns:
-        Facts about the cache, such as `rows`, `positions` and `bytes`.
+        Facts about the cache: its `folder`, how many `tokens` it has, `bytes_per_token`, and more.
 
     Raises:
         ConfigError: The recipe is no distillation of text, names no folder, or its teacher cannot teach the student.
 
-    Example:
+    Examples:
         >>> import workbench
-        >>> words = ["data.limit=20", "data.held_out=0.2", "distill.teacher.id=runs/short", "distill.cache.folder=said"]
+        >>> words = ["distill.teacher.id=runs/short", "distill.cache.folder=said", "data.held_out=0.2"]
+        >>> words += ["data.train=starter/arithmetic_start.jsonl"]
         >>> facts = workbench.distill_cache("distill/quickstart", words)
-        >>> facts["rows"]
-        16
+        >>> facts["folder"], facts["tokens"] > 80
+        ('said', True)
     """
     config = load(recipe, overrides)
     section = config.distill

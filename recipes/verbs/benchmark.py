@@ -48,8 +48,15 @@ def benchmark(
     Raises:
         ConfigError: The run writes no text, or is an encoder-decoder; lm-eval is missing or knows no such task.
 
-    Example:
-        >>> import workbench
+    Examples:
+        >>> import json, workbench
+        >>> from pathlib import Path
+        >>> rows = [{"question": f"{n} plus 1 is", "choices": [f"{n + 1}", f"{n + 3}"], "gold": 0} for n in range(4)]
+        >>> file, task = Path("sums.jsonl").resolve(), {"task": "sums", "dataset_path": "json", "test_split": "test"}
+        >>> size = file.write_text("".join(json.dumps(row) + "\\n" for row in rows))
+        >>> task |= {"dataset_kwargs": {"data_files": {"test": str(file)}}, "output_type": "multiple_choice"}
+        >>> task |= {"doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "gold"}
+        >>> size = Path("sums.yaml").write_text(json.dumps({**task, "metric_list": [{"metric": "acc"}]}))
         >>> for metric in workbench.benchmark("runs/short", ["sums.yaml"], limit=4):
         ...     print(metric.after.task, len(metric.after.documents))
         sums 4

@@ -53,14 +53,14 @@ def check(recipe: Recipe, overrides: Sequence[str] = ()) -> AnyInspection:
     Raises:
         WorkbenchError: The run would fail, or would silently learn nothing.
 
-    Example:
+    Examples:
         >>> import workbench
         >>> found = workbench.check("sft/quickstart", ["data.limit=40", "train.epochs=2"])
         >>> len(found.data.train), found.steps
-        (40, 5)
+        (40, 6)
         >>> place, pieces = found.examples[0]
         >>> [text for text, carries_loss in pieces if carries_loss]
-        ['']
+        ['a man carrying a large goose under his arm<|endoftext|>']
     """
     config = streamed_rows.local(load(recipe, overrides))
     if config.distributed.zero != "auto":  # `run` decides that first, with a plan

@@ -61,7 +61,7 @@ def combine_runs(
     Raises:
         ConfigError: The sum would not be exact, or what the runs read differs.
 
-    Example:
+    Examples:
         >>> import workbench
         >>> combined = workbench.combine(["runs/short", "runs/short"], weights=[0.5, 0.5], out="runs/sum")
         >>> combined.ranks, combined.error.overall < 1e-6

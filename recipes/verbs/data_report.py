@@ -67,7 +67,7 @@ def data_report(
         ConfigError: `perplexity` is none of these, or the recipe has none.
         DataError: A file cannot be read, or has no usable row.
 
-    Example:
+    Examples:
         >>> import pandas, workbench
         >>> report = workbench.data_report("sft/quickstart", ["data.limit=40"], out="rows", perplexity="off")
         >>> report.page.name, [len(each.read.rows) for each in report.findings]

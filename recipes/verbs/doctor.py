@@ -46,7 +46,7 @@ def examine() -> list[MachineFact]:
         Findings, faults first: a `subject`, the `fact`, and where something can be mended its `cure`. Runs fail where
         `is_fault`.
 
-    Example:
+    Examples:
         >>> import workbench
         >>> {"packages", "device", "memory"} <= {finding.subject for finding in workbench.doctor()}
         True

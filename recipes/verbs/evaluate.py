@@ -44,7 +44,7 @@ def evaluate(run: Path | str, overrides: Sequence[str] = (), *, trust: bool = Fa
     Raises:
         ConfigError: A setting would change what was trained.
 
-    Example:
+    Examples:
         >>> import workbench
         >>> scores = workbench.evaluate("runs/short")
         >>> sorted(scores)

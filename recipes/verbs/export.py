@@ -102,7 +102,7 @@ def export(
     Raises:
         ConfigError: The target would not compute what was trained; nothing is written.
 
-    Example:
+    Examples:
         >>> import workbench
         >>> from pathlib import Path
         >>> exported = workbench.export("runs/short", to="peft", out="adapter")

@@ -82,11 +82,11 @@ def features(recipe: Recipe, overrides: Sequence[str] = (), *, out: Path | str |
     Raises:
         ConfigError: The recipe has no rows whose labels are learnt.
 
-    Example:
+    Examples:
         >>> import workbench
-        >>> probed = workbench.features("vision/quickstart", ["data.limit=120"])
+        >>> probed = workbench.features("classify/quickstart", ["data.limit=200"])
         >>> probed.width, probed.known.probe.linear > probed.known.likeliest
-        (192, True)
+        (256, True)
     """
     config, out = load(recipe, overrides), None if out is None else Path(out)
     if not config.task.labelled:

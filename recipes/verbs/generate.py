@@ -56,11 +56,11 @@ def predict(
         ConfigError: The run predicts nothing, `out` exists already, or a setting would change what was trained.
         DataError: A row cannot be read.
 
-    Example:
+    Examples:
         >>> import workbench
         >>> predicted = workbench.predict("runs/short", "starter/arithmetic_held_out.jsonl", max_new_tokens=2)
         >>> list(predicted.table.columns)
-        ['row', 'answer']
+        ['row', 'prompt', 'answer']
     """
     run, out = Path(run), None if out is None else Path(out)
     if out is not None and out.suffix not in WRITERS:
@@ -105,7 +105,7 @@ def generate(
     Raises:
         ConfigError: The run trains no model that writes text.
 
-    Example:
+    Examples:
         >>> import workbench
         >>> pieces = []
         >>> answer = workbench.generate("runs/short", "Who lived in the wood?", max_new_tokens=4, write=pieces.append)
@@ -158,12 +158,12 @@ def load_run(run: Path | str, *, trust: bool = False) -> ExportedModel:
     Raises:
         ConfigError: The run trains no model that writes text, or is not finished.
 
-    Example:
+    Examples:
         >>> import workbench
         >>> shipped = workbench.load_run("runs/short")
         >>> asked = shipped.tokenizer("Once upon a time", return_tensors="pt")
         >>> shipped.model(**asked).logits.shape
-        torch.Size([1, 6, 6144])
+        torch.Size([1, 4, 6144])
     """
     run = Path(run)
     config = run_directory.shipped_config(run, Trust(trust))

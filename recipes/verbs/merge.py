@@ -45,10 +45,10 @@ def merge(run: Path | str, *, out: Path | str, weights: str = "bfloat16", trust:
     Raises:
         ConfigError: The method is no update of the weights, the run has several models, or `out` exists.
 
-    Example:
+    Examples:
         >>> import workbench
         >>> merged = workbench.merge("runs/short", out="merged", weights="float32")
-        >>> merged.agreement.kl < 1e-6
+        >>> merged.agreement.kl < 1e-3
         True
         >>> from transformers import AutoModelForCausalLM
         >>> type(AutoModelForCausalLM.from_pretrained("merged")).__name__

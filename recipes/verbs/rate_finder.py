@@ -113,9 +113,9 @@ def find_learning_rate(
         ConfigError: The recipe trains no single adapter, or draws rows by their losses.
         TrainingError: No rate came to the end of its training.
 
-    Example:
+    Examples:
         >>> import workbench
-        >>> words = ["data.limit=40", "data.held_out=0.2", "batch.size=4"]
+        >>> words = ["data.train=starter/arithmetic_start.jsonl", "data.held_out=0.2", "batch.size=4"]
         >>> tried = workbench.find_learning_rate("sft/quickstart", words, lowest=1e-4, highest=1e-2, rates=3, steps=8)
         >>> 1e-4 <= tried.suggested <= 1e-2
         True

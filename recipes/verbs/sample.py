@@ -115,12 +115,13 @@ def sample(
         WorkbenchError: A setting, a prompt or a reward is wrong; answers that there are by then are kept for the same
             call.
 
-    Example:
+    Examples:
         >>> import workbench
-        >>> score, words = ["{kind: regex, pattern: a}"], ["data.format=text"]
-        >>> sampled = workbench.sample("runs/short", "asked.jsonl", score=score, out="all.jsonl", to="all", n=2)
+        >>> asked, score = "starter/arithmetic_held_out.jsonl", ["number"]
+        >>> settings = dict(out="all.jsonl", to="all", n=2, max_new_tokens=2)
+        >>> sampled = workbench.sample("runs/short", asked, score=score, **settings)
         >>> sampled.prompts, sampled.answers
-        (2, 4)
+        (26, 52)
     """
     run, source, out = Path(run), prompts, Path(out)
     settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin)

@@ -73,7 +73,7 @@ def win_rate(
     Raises:
         ConfigError: There is nothing to compare by, or no file of prompts.
 
-    Example:
+    Examples:
         >>> import workbench
         >>> words = ["data.test=starter/arithmetic_held_out.jsonl"]
         >>> scores = workbench.win_rate("runs/short", "runs/short", words, score=["number"], max_new_tokens=2)

@@ -121,7 +121,7 @@ def compare(runs: Sequence[Path | str], out: Path | str = "comparison.html") -> 
     Raises:
         ConfigError: One of `runs` is not a run directory.
 
-    Example:
+    Examples:
         >>> import workbench
         >>> table = workbench.compare(["runs/short", "runs/short"])
         >>> len(table.columns), table.settings

@@ -76,11 +76,11 @@ def solve(
     Raises:
         WorkbenchError: The run would be refused, or its recipe cannot be planned.
 
-    Example:
+    Examples:
         >>> import workbench
         >>> choice = workbench.plan("sft/quickstart", ["data.limit=40"], devices=1, memory="24GB")
-        >>> choice.plan.fits, choice.plan.needed < 24e9, choice.config.model.weights
-        (True, True, 'bfloat16')
+        >>> choice.plan.fits, choice.plan.needed < 1e9
+        (True, True)
     """
     elsewhere, devices = devices is not None and memory is not None, devices or 1
     memory = None if memory is None else units.byte_size(memory, name="memory")
