@@ -16,7 +16,6 @@ from torch import Tensor
 
 from workbench.config import RunConfig
 from workbench.config.expansions.member_runs import Trial
-from workbench.config.task_facts import names
 from workbench.config.yaml_text import dump_yaml
 from workbench.data.held_out_split import Splits
 from workbench.data.text.row_encoder import row_encoder
@@ -28,7 +27,9 @@ from workbench.models.backbones import Backbone
 from workbench.recipes.over import sweep
 from workbench.recipes.over.sweep import SweepMember
 from workbench.recipes.over.sweep_tasks import SweepTask
+from workbench.recipes.task import implementation
 from workbench.recipes.tasks.sft import text_run
+from workbench.recipes.tasks.sft.task import TokenTask
 from workbench.recipes.tasks.sft.text_run import TextRun
 from workbench.runs import deadline, files, run_directory
 from workbench.runs.run_directory import Run
@@ -155,15 +156,18 @@ def _run(
     callback: Callback,
 ) -> OwnRun:
     """The run of these parts, before a weight is read."""
-    if config.over is not None or not config.task.tokens:
-        raise ConfigError(f"recipe={config.recipe}: `fit` takes recipe={names(lambda task: task.tokens)}.")
-    added = config.regularise
-    if criterion is not None and (added.label_smoothing or added.z_loss or added.r_drop):
-        raise ConfigError(
-            "regularise.label_smoothing, z_loss and r_drop are of cross-entropy. Leave them, or criterion, out."
-        )
-    if criterion is not None and config.data.sampling.by != "all":
-        raise ConfigError("data.sampling reads the losses of cross-entropy. Leave it, or criterion, out.")
+    if config.over is not None or type(implementation(config)) is not TokenTask:
+        raise ConfigError(f"recipe={config.recipe}: `fit` takes recipe=sft or mlm. Write one of these, or call `run`.")
+    of_cross_entropy = {
+        "regularise.label_smoothing": config.regularise.label_smoothing > 0,
+        "regularise.z_loss": config.regularise.z_loss > 0,
+        "regularise.r_drop": config.regularise.r_drop > 0,
+        "data.sampling": config.data.sampling.by != "all",
+        "data.curriculum": config.data.curriculum.by == "self_paced",
+        "optimizer.name": config.optimizer.name == "sophia",
+    }
+    if criterion is not None and (key := next((name for name, is_on in of_cross_entropy.items() if is_on), None)):
+        raise ConfigError(f"{key} works on cross-entropy, and `criterion` is another loss. Leave one of them out.")
     if data is None:
         tokenizer, template, data = text_run.prepare(config, run)
     else:
