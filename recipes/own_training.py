@@ -126,7 +126,7 @@ def fit_bank(
     Examples:
         >>> import workbench
         >>> words = ["data.train=starter/arithmetic_start.jsonl", "data.held_out=0.2", "train.steps=2"]
-        >>> words += ["evaluate.answers=0"]
+        >>> words += ["evaluate.answers=0", "batch.size=4"]
         >>> configs = [workbench.load_recipe("sft/quickstart", [*words, f"adapter.rank={rank}"]) for rank in (4, 8)]
         >>> runs = workbench.fit_bank(configs, out="runs/bank")
         >>> [workbench.evaluate(run)["loss"] < 8 for run in runs]

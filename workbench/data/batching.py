@@ -226,6 +226,9 @@ def global_batch(step: int, *, rows: int, size: int, seed: int) -> Indices:
         size: Rows of a batch; the last one of an epoch may be smaller.
         seed: The order of the rows depends on it.
 
+    Returns:
+        Row numbers (size,).
+
     Examples:
         >>> import workbench
         >>> batches = [workbench.global_batch(step, rows=5, size=2, seed=0) for step in range(3)]
@@ -257,6 +260,9 @@ def micro_batches(indices: Indices, lengths: Indices, *, tokens: int) -> Iterato
         indices: Rows of a global batch.
         lengths: Tokens of every row of the data set.
         tokens: In one forward pass, padding included.
+
+    Returns:
+        Row numbers of each micro-batch, which `batch` of the rows pads.
 
     Examples:
         >>> import numpy, workbench

@@ -174,6 +174,9 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     Args:
         config: Where the backbone is; a run has it as `config.model`.
 
+    Returns:
+        A tokenizer of transformers.
+
     Raises:
         BackboneError: Not found, no network, gated or damaged, or a new token is known already.
 
