@@ -44,7 +44,7 @@ def public(name: str) -> Callable[..., Any]:
 def test_type_checkers_see_what_is_imported() -> None:
     """The imports for type checkers, the table of places and `__all__` are the same."""
     tree = ast.parse(Path(workbench.__file__).read_text())
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {
         alias.asname or alias.name: f"{node.module}:{alias.name}"
         for node in block.body

@@ -136,11 +136,13 @@ _PLACES = {
 """Module and name of each public function, which is imported when it is first asked for: torch takes seconds."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, own = _PLACES[name].partition(":")
-    return getattr(importlib.import_module(f"workbench.{module}"), own)
+if not TYPE_CHECKING:  # which would take every name for one of these
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, _, own = _PLACES[name].partition(":")
+        return getattr(importlib.import_module(f"workbench.{module}"), own)
 
 
 def __dir__() -> list[str]:
