@@ -76,7 +76,7 @@ def test_rows_in_memory_and_a_loaded_backbone_take_the_place_of_those_that_are_n
 
 
 def test_members_of_a_bank_train_as_if_alone(config: RunConfig, tmp_path: Path) -> None:
-    configs = [config, changed(config, "adapter", rank=2), changed(config, "train", learning_rate=1e-3)]
+    configs = [config, changed(changed(config, "adapter", rank=2), "train", learning_rate=1e-3)]
     together = workbench.fit_bank(configs, criterion=written_out, out=tmp_path / "bank")
     for number, (run, own) in enumerate(zip(together, configs, strict=True)):
         alone = workbench.fit(own, criterion=written_out, out=tmp_path / f"{number}")
