@@ -128,7 +128,7 @@ def attach(
     model: PreTrainedModel,
     config: Method,
     *,
-    seed: int,
+    seed: int = 0,
     new_token_ids: Sequence[int] = (),
     sample: Sample | None = None,
     below: int = 0,
@@ -138,13 +138,30 @@ def attach(
     Everything else is frozen.
 
     Args:
+        model: A bare backbone; its layers are changed in place.
+        config: A method with its settings, such as `Lora(rank=8, alpha=16)`.
         seed: The adapter's random initial values depend on nothing else.
         new_token_ids: Rows of the embedding, and of an untied head, that train beside the adapter.
         sample: Model inputs of some training rows, for methods that start from data.
         below: Number of first blocks that never train, and need no adapter.
 
+    Returns:
+        A model of PEFT, called like the backbone; of full fine-tuning the backbone itself. Its parameters that require
+        gradients are those to train.
+
     Raises:
-        ConfigError: the method does not work on this backbone; the message says what does.
+        ConfigError: The method does not work on this backbone; the message says what does.
+
+    Examples:
+        >>> import workbench
+        >>> from workbench.adapters import Lora, count
+        >>> from workbench.config import ModelConfig
+        >>> section = ModelConfig(id="starter", weights="float32")
+        >>> tokenizer = workbench.load_tokenizer(section)
+        >>> backbone = workbench.load_backbone(section, tokenizer)
+        >>> model = workbench.attach(backbone.model, Lora(rank=4, alpha=8))
+        >>> count(model)
+        Count(total=6112000, trainable=112128)
     """
     import torch
     from peft import get_peft_model
@@ -182,13 +199,32 @@ def require_fit(model: PreTrainedModel, config: Method) -> None:
         )
 
 
-def save(model: nn.Module, folder: Path) -> None:
-    """Write the adapter in PEFT's format (a fully trained backbone: as a stock model) into `folder`."""
+def save(model: nn.Module, folder: Path | str) -> None:
+    """Write the adapter in PEFT's format (a fully trained backbone: as a stock model) into `folder`.
+
+    Args:
+        model: From `attach` or `load_adapter`.
+        folder: Where adapter_config.json and adapter_model.safetensors are written.
+
+    Examples:
+        >>> import workbench
+        >>> from pathlib import Path
+        >>> from workbench.adapters import Lora
+        >>> from workbench.config import ModelConfig
+        >>> section = ModelConfig(id="starter", weights="float32")
+        >>> tokenizer = workbench.load_tokenizer(section)
+        >>> backbone = workbench.load_backbone(section, tokenizer)
+        >>> model = workbench.attach(backbone.model, Lora(rank=4, alpha=8))
+        >>> workbench.save_adapter(model, "fresh")
+        >>> (Path("fresh") / "adapter_model.safetensors").exists()
+        True
+    """
     from peft import PeftModel
 
     from workbench.adapters import model_card
     from workbench.adapters.peft_tuners import as_shipped
 
+    folder = Path(folder)
     if isinstance(model, PeftModel):
         # Rows of added tokens are part of the adapter; the other rows of a resized embedding are not.
         with as_shipped(model) as tensors:
@@ -198,17 +234,32 @@ def save(model: nn.Module, folder: Path) -> None:
         stock.save(model, folder)
 
 
-def load(model: PreTrainedModel | PeftModel, folder: Path, *, name: str = "default") -> nn.Module:
-    """The backbone with the adapter that `save` or PEFT wrote into `folder`, frozen, in evaluation mode.
+def load(model: PreTrainedModel | PeftModel, folder: Path | str, *, name: str = "default") -> nn.Module:
+    """The backbone with the adapter that `save_adapter` or PEFT wrote into `folder`, frozen, in evaluation mode.
 
     Args:
         model: The bare backbone, or one that holds adapters of other names.
+        folder: Of adapter_config.json; that of a run is its adapter/.
         name: PEFT's name of the adapter.
+
+    Returns:
+        A model of PEFT, called like the backbone.
 
     Raises:
         BackboneError: The adapter was made for another backbone; names the tensors that do not fit.
         FileError: A file of the adapter is damaged.
+
+    Examples:
+        >>> import workbench
+        >>> from workbench.config import ModelConfig
+        >>> section = ModelConfig(id="starter", weights="float32")
+        >>> tokenizer = workbench.load_tokenizer(section)
+        >>> backbone = workbench.load_backbone(section, tokenizer)
+        >>> model = workbench.load_adapter(backbone.model, "runs/short/adapter")
+        >>> model.training, any(each.requires_grad for each in model.parameters())
+        (False, False)
     """
+    folder = Path(folder)
     from peft import PeftModel
     from safetensors import SafetensorError
 

@@ -218,8 +218,28 @@ class Method(Tagged):
 def register(section: type[Method]) -> type[Method]:
     """Make every name in `section.about` an `adapter.method`; use it as a decorator.
 
+    In a file that `plugins` of a recipe names (`scripts/my_method.py`), every verb knows the method.
+
+    Args:
+        section: A subclass of `Method` or of one of ours, with `about`, `method` and `to_peft`.
+
+    Returns:
+        The same class.
+
     Raises:
-        ValueError: a name is taken.
+        ValueError: A name is taken.
+
+    Examples:
+        >>> import workbench
+        >>> from typing import ClassVar, Literal
+        >>> from workbench.adapters import Lora, MethodInfo
+        >>> @workbench.register_method
+        ... class NarrowLora(Lora):
+        ...     about: ClassVar = {"narrow-lora": MethodInfo("factors of rank 2", "-")}
+        ...     method: Literal["narrow-lora"] = "narrow-lora"
+        ...     rank: int = 2
+        >>> workbench.load_recipe("sft/quickstart", ["adapter={method: narrow-lora}"]).adapter.rank
+        2
     """
     for name in section.about:
         if name in METHODS and METHODS[name].__qualname__ != section.__qualname__:

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from workbench import recipes
 from workbench.config import DataConfig, RunConfig, load_config
 from workbench.config.yaml_text import read_yaml
 from workbench.errors import ConfigError
 
+Recipe: TypeAlias = RunConfig | Path | str
+"""A configuration, a YAML file, or the name of a shipped recipe such as `sft/quickstart`."""
 
-def load(recipe: RunConfig | Path | str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The resolved configuration; every mistake of a file is reported at once."""
+
+def load(recipe: Recipe, overrides: Sequence[str] = ()) -> RunConfig:
+    """The resolved configuration of a recipe.
+
+    Args:
+        recipe: A configuration, a YAML file, or the name of a shipped recipe such as `sft/quickstart`.
+        overrides: `key=value` words on top of a file or name.
+
+    Returns:
+        The configuration, typed and frozen. `config.model_copy(update={"seed": 1})` is another one.
+
+    Raises:
+        ConfigError: No such recipe, or mistakes in it, all of which are told at once.
+
+    Examples:
+        >>> import workbench
+        >>> config = workbench.load_recipe("sft/quickstart", ["train.epochs=3"])
+        >>> config.adapter.method, config.train.epochs
+        ('lora', 3.0)
+    """
     if isinstance(recipe, RunConfig):
         if overrides:
             raise ConfigError("Overrides go with a recipe's name or file; a RunConfig is changed with model_copy.")
@@ -61,7 +82,7 @@ def _value(sections: Mapping[str, object], key: str) -> object:
     return values.get(name) if isinstance(values, dict) else None
 
 
-def directory(recipe: RunConfig | Path | str, *, resume: bool) -> Path:
+def directory(recipe: Recipe, *, resume: bool) -> Path:
     """`runs/NAME`, or the first free `runs/NAME-2`, ...; to resume, the latest of them."""
     name = recipe.recipe if isinstance(recipe, RunConfig) else str(recipe)
     name = name.removesuffix(".yaml").removesuffix(".yml").replace("/", "-").strip("~.-")

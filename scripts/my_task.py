@@ -10,22 +10,17 @@ verbs and recipes over tasks ask these and nothing else: `recipe=sweep of=focal`
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.nn import functional as F
 
-from workbench.data.batching import MicroBatch
-from workbench.data.resampling import weighted
-from workbench.losses.chunked_loss import chunked
 from workbench.losses.next_token import NO_LABEL
 from workbench.recipes.task import register
 from workbench.recipes.tasks import sft
 from workbench.recipes.tasks.sft.task import TokenTask
-from workbench.recipes.tasks.sft.text_run import TextRun, drawn
+from workbench.recipes.tasks.sft.text_run import TextRun
 from workbench.schema import Section
-from workbench.training.signal import TrainingSignal
 
 
 class FocalConfig(Section):
@@ -65,30 +60,9 @@ def focal(logits_NV: Tensor, labels_N: Tensor, factor_N: Tensor | None = None, *
 class FocalRun(TextRun):
     """A run of this task."""
 
-    def member_loss(self, live: Any) -> Callable[..., Tensor]:
-        criterion, head = partial(focal, gamma=self.config.section(FocalConfig).gamma), live.head
-
-        def loss(hidden_ND: Tensor, labels_N: Tensor, scale: float, factor_N: Tensor | None = None) -> Tensor:
-            targets = [labels_N] if factor_N is None else [labels_N, factor_N]
-            return chunked(
-                hidden_ND,
-                targets,
-                criterion,
-                head.project,
-                vocabulary=head.vocabulary,
-                weights=head.trainable(),
-                scale=scale,
-            )
-
-        return loss
-
-    def supervise(self, live: Any, backbone: Any, progress: Callable[[], float]) -> TrainingSignal:
-        own, train = self.member_loss(live), self.data.train
-
-        def loss(batch: MicroBatch, scale: float) -> Tensor:
-            return own(self.member_outputs(live, batch), batch.labels_N, scale, batch.weights_N)
-
-        return TrainingSignal(weighted(drawn(train, self.config), train.weights), loss, reads_packed=True)
+    @property
+    def criterion(self) -> Callable[..., Tensor]:
+        return partial(focal, gamma=self.config.section(FocalConfig).gamma)
 
 
 class FocalTask(TokenTask):

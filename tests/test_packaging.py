@@ -117,10 +117,3 @@ def test_a_recipe_is_validated_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout.strip() == "[]"
-
-
-def test_public_names() -> None:
-    import workbench
-
-    for name in workbench.__all__:
-        assert hasattr(workbench, name)

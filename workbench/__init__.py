@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.adapters import attach
+    from workbench.adapters import load as load_adapter
+    from workbench.adapters import register as register_method
+    from workbench.adapters import save as save_adapter
+    from workbench.adapters.banks.bank import attach as attach_bank
     from workbench.config import RunConfig
+    from workbench.config.task_facts import register as register_task
+    from workbench.data.batching import global_batch, micro_batches
+    from workbench.data.text.tokenized import encode as encode_rows
+    from workbench.data.text.tokenized import load as load_rows
+    from workbench.evaluation.perplexity import likelihood
+    from workbench.models.backbones import load as load_backbone
+    from workbench.models.backbones import tokenizer as load_tokenizer
+    from workbench.models.output_heads import find as output_head
+    from workbench.recipes.load import load as load_recipe
+    from workbench.recipes.over.distill_verbs import distill_cache
+    from workbench.recipes.own_training import fit, fit_bank
+    from workbench.recipes.tasks.sft.text_run import token_loss
+    from workbench.recipes.verbs.benchmark import benchmark
+    from workbench.recipes.verbs.check import check
+    from workbench.recipes.verbs.combine import combine_runs as combine
+    from workbench.recipes.verbs.data_report import data_report
+    from workbench.recipes.verbs.doctor import examine as doctor
+    from workbench.recipes.verbs.evaluate import evaluate
+    from workbench.recipes.verbs.export import export
+    from workbench.recipes.verbs.features import features
+    from workbench.recipes.verbs.generate import generate, load_run, predict
+    from workbench.recipes.verbs.merge import merge
+    from workbench.recipes.verbs.plans.plan import solve as plan
+    from workbench.recipes.verbs.rate_finder import find_learning_rate
+    from workbench.recipes.verbs.sample import sample
+    from workbench.recipes.verbs.win_rate import win_rate
+    from workbench.report.pages import compare
 
 # OpenMP threads that wait by spinning stall one another where other programs share the cores.
 # Read once, when torch is first imported.
@@ -22,7 +55,98 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "run"]
+__all__ = [
+    "__version__",
+    "attach",
+    "attach_bank",
+    "benchmark",
+    "check",
+    "combine",
+    "compare",
+    "data_report",
+    "distill_cache",
+    "doctor",
+    "encode_rows",
+    "evaluate",
+    "export",
+    "features",
+    "find_learning_rate",
+    "fit",
+    "fit_bank",
+    "generate",
+    "global_batch",
+    "likelihood",
+    "load_adapter",
+    "load_backbone",
+    "load_recipe",
+    "load_rows",
+    "load_run",
+    "load_tokenizer",
+    "merge",
+    "micro_batches",
+    "output_head",
+    "plan",
+    "predict",
+    "register_method",
+    "register_task",
+    "run",
+    "sample",
+    "save_adapter",
+    "token_loss",
+    "win_rate",
+]
+_PLACES = {
+    "attach": "adapters:attach",
+    "attach_bank": "adapters.banks.bank:attach",
+    "benchmark": "recipes.verbs.benchmark:benchmark",
+    "check": "recipes.verbs.check:check",
+    "combine": "recipes.verbs.combine:combine_runs",
+    "compare": "report.pages:compare",
+    "data_report": "recipes.verbs.data_report:data_report",
+    "distill_cache": "recipes.over.distill_verbs:distill_cache",
+    "doctor": "recipes.verbs.doctor:examine",
+    "encode_rows": "data.text.tokenized:encode",
+    "evaluate": "recipes.verbs.evaluate:evaluate",
+    "export": "recipes.verbs.export:export",
+    "features": "recipes.verbs.features:features",
+    "find_learning_rate": "recipes.verbs.rate_finder:find_learning_rate",
+    "fit": "recipes.own_training:fit",
+    "fit_bank": "recipes.own_training:fit_bank",
+    "generate": "recipes.verbs.generate:generate",
+    "global_batch": "data.batching:global_batch",
+    "likelihood": "evaluation.perplexity:likelihood",
+    "load_adapter": "adapters:load",
+    "load_backbone": "models.backbones:load",
+    "load_recipe": "recipes.load:load",
+    "load_rows": "data.text.tokenized:load",
+    "load_run": "recipes.verbs.generate:load_run",
+    "load_tokenizer": "models.backbones:tokenizer",
+    "merge": "recipes.verbs.merge:merge",
+    "micro_batches": "data.batching:micro_batches",
+    "output_head": "models.output_heads:find",
+    "plan": "recipes.verbs.plans.plan:solve",
+    "predict": "recipes.verbs.generate:predict",
+    "register_method": "adapters:register",
+    "register_task": "config.task_facts:register",
+    "sample": "recipes.verbs.sample:sample",
+    "save_adapter": "adapters:save",
+    "token_loss": "recipes.tasks.sft.text_run:token_loss",
+    "win_rate": "recipes.verbs.win_rate:win_rate",
+}
+"""Module and name of each public function, which is imported when it is first asked for: torch takes seconds."""
+
+
+if not TYPE_CHECKING:  # which would take every name for one of these
+
+    def __getattr__(name: str) -> Any:
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, _, own = _PLACES[name].partition(":")
+        return getattr(importlib.import_module(f"workbench.{module}"), own)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_PLACES]
 
 
 def run(
@@ -34,7 +158,7 @@ def run(
     quiet: bool = False,
     began: float | None = None,
 ) -> Path:
-    """Train, score and report, as the command `workbench run` does.
+    """Train, score and report.
 
     Args:
         recipe: A configuration, a YAML file, or the name of a shipped recipe such as `sft/quickstart`.
@@ -48,8 +172,17 @@ def run(
         The run directory: scores.json, adapter/, report.html and the rest.
 
     Raises:
-        WorkbenchError: something is wrong that the caller can mend.
-        Stopped: ended on SIGTERM or Ctrl-C, with a checkpoint to resume from.
+        WorkbenchError: Something is wrong that the caller can mend.
+        Stopped: Ended on SIGTERM or Ctrl-C, with a checkpoint to resume from.
+
+    Examples:
+        >>> import json, workbench
+        >>> words = ["data.train=starter/arithmetic_start.jsonl", "data.held_out=0.2", "train.steps=4"]
+        >>> words += ["evaluate.answers=0"]
+        >>> run = workbench.run("sft/quickstart", words, out="runs/short", quiet=True)
+        >>> scores = json.loads((run / "scores.json").read_text())
+        >>> scores["after"]["loss"] < scores["before"]["loss"]
+        True
     """
     import time
 

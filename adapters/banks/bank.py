@@ -212,8 +212,9 @@ class Bank:
             if getattr(module, "gradient_checkpointing", False):
                 module.training = True  # else transformers keeps its activations
 
-    def save(self, member: str, folder: Path) -> None:
+    def save(self, member: str, folder: Path | str) -> None:
         """Write one member into `folder` in PEFT's format, as `adapters.save` writes a single adapter."""
+        folder = Path(folder)
         if self._others is not None and member in self._others.models:
             adapters.save(self._others.models[member], folder)
             return
@@ -239,6 +240,7 @@ def attach(
     """The backbone with K fresh, trainable adapters, each with the initial values that it has alone.
 
     Args:
+        model: A bare backbone; its layers are changed in place.
         configs: One for each member. Methods, ranks, scales and targets may differ.
         seeds: One for each member.
         numbers: Parts of the members' names, for members that come back in another bank; by default 0 to K - 1.
@@ -246,8 +248,27 @@ def attach(
         later: Configurations of members that may begin later. Unless all are plain LoRA, plain LoRA has layers of its
             own, too: PEFT would match targets inside the others' layers, so that results depended on earlier members.
 
+    Returns:
+        The bank: its `model` computes inside `route`, which says whose rows a batch holds, or inside `only`.
+
     Raises:
         ConfigError: A method does not work on this backbone, or not in a bank.
+
+    Examples:
+        >>> import torch, workbench
+        >>> from workbench.adapters import Lora
+        >>> from workbench.adapters.banks.bank_layers import MemberRows
+        >>> from workbench.config import ModelConfig
+        >>> section = ModelConfig(id="starter", weights="float32")
+        >>> tokenizer = workbench.load_tokenizer(section)
+        >>> backbone = workbench.load_backbone(section, tokenizer)
+        >>> bank = workbench.attach_bank(backbone.model, [Lora(rank=4, alpha=8), Lora(rank=8, alpha=8)], seeds=[0, 1])
+        >>> [sum(each.numel() for each in bank.parameters_of(member).values()) for member in bank.members]
+        [112128, 224256]
+        >>> ids_BL = torch.tensor([[5, 6, 7], [5, 6, 7], [8, 9, 10]])
+        >>> with bank.route([MemberRows(bank.members[0], 1), MemberRows(bank.members[1], 2)], length=3):
+        ...     bank.model(input_ids=ids_BL).logits.sum().backward()
+        >>> bank.save(bank.members[1], "second")
     """
     for config in [*configs, *later]:
         require_fit(model, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,10 +16,11 @@ from workbench.data.text.row_encoder import row_encoder
 from workbench.distillation import students
 from workbench.errors import ConfigError
 from workbench.models import backbones, classifier
+from workbench.recipes.load import Recipe, load
 from workbench.recipes.over import distill, distill_classes
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.tasks.sft.text_run import read_template
-from workbench.training.callbacks import Callback
+from workbench.training.callbacks import SILENT, Callback
 from workbench.training.optim.schedules import total_steps
 
 
@@ -47,8 +48,29 @@ def with_student(config: RunConfig, inspect: Callable[[RunConfig], Any]) -> Any:
     return replace(inspection, notes=[_sentence(config), *inspection.notes])
 
 
-def cache(config: RunConfig, callback: Callback) -> dict[str, Any]:
-    """Ask the teacher of a recipe about every training row, and keep it in distill.cache.folder; returns its facts."""
+def distill_cache(recipe: Recipe, overrides: Sequence[str] = (), *, callback: Callback = SILENT) -> dict[str, Any]:
+    """Compute a teacher's outputs for all training rows, once; they are stored in distill.cache.folder.
+
+    Args:
+        recipe: A configuration, a YAML file, or the name of a shipped recipe of distill.
+        overrides: `key=value` words on top of a file or name.
+        callback: Shows progress.
+
+    Returns:
+        Facts about the cache: its `folder`, how many `tokens` it has, `bytes_per_token`, and more.
+
+    Raises:
+        ConfigError: The recipe is no distillation of text, names no folder, or its teacher cannot teach the student.
+
+    Examples:
+        >>> import workbench
+        >>> words = ["distill.teacher.id=runs/short", "distill.cache.folder=said", "data.held_out=0.2"]
+        >>> words += ["data.train=starter/arithmetic_start.jsonl"]
+        >>> facts = workbench.distill_cache("distill/quickstart", words)
+        >>> facts["folder"], facts["tokens"] > 80
+        ('said', True)
+    """
+    config = load(recipe, overrides)
     section = config.distill
     if config.over is None or config.over.adapters or not config.task.writes_text:
         raise ConfigError("distill-cache is for recipe=distill with of=sft. Name such a recipe.")

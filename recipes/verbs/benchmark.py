@@ -19,17 +19,50 @@ from workbench.runs import run_directory, score_files
 from workbench.runs.trust import Trust
 
 
-def benchmark(run: Path, asked: Benchmark, *, against: Path | None = None, trust: bool = False) -> list[Paired]:
-    """Ask a finished run's model, and what it is compared with: its backbone without the adapter, or another run.
+def benchmark(
+    run: Path | str,
+    tasks: Sequence[str],
+    *,
+    against: Path | str | None = None,
+    limit: int | None = None,
+    shots: int | None = None,
+    chat: bool = False,
+    trust: bool = False,
+) -> list[Paired]:
+    """Ask a finished run's model tasks of lm-eval, and its backbone without the adapter or another run.
 
-    Scores against the backbone are kept in the run directory and its report.
+    Scores against the backbone are kept in the run directory and its report. Needs lm-eval (extra `eval`).
 
     Args:
+        run: A run directory.
+        tasks: Names that lm-eval knows, or YAML files of its form.
         against: A run whose model is asked in place of the backbone.
+        limit: Documents of each task; None: all.
+        shots: Examples before a question; None: as the task says.
+        chat: Write questions in the tokenizer's chat template.
+        trust: Execute the Python code that the runs' config.yaml name.
+
+    Returns:
+        For each metric `before` and `after`, their `difference`, and its 95 % `interval` over the same documents.
 
     Raises:
-        ConfigError: The run writes no text, or is an encoder-decoder; or what `benchmarks.require` refuses.
+        ConfigError: The run writes no text, or is an encoder-decoder; lm-eval is missing or knows no such task.
+
+    Examples:
+        >>> import json, workbench
+        >>> from pathlib import Path
+        >>> rows = [{"question": f"{n} plus 1 is", "choices": [f"{n + 1}", f"{n + 3}"], "gold": 0} for n in range(4)]
+        >>> file, task = Path("sums.jsonl").resolve(), {"task": "sums", "dataset_path": "json", "test_split": "test"}
+        >>> size = file.write_text("".join(json.dumps(row) + "\\n" for row in rows))
+        >>> task |= {"dataset_kwargs": {"data_files": {"test": str(file)}}, "output_type": "multiple_choice"}
+        >>> task |= {"doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "gold"}
+        >>> size = Path("sums.yaml").write_text(json.dumps({**task, "metric_list": [{"metric": "acc"}]}))
+        >>> for metric in workbench.benchmark("runs/short", ["sums.yaml"], limit=4):
+        ...     print(metric.after.task, len(metric.after.documents))
+        sums 4
     """
+    run, against = Path(run), None if against is None else Path(against)
+    asked = Benchmark(tuple(tasks), limit, shots, chat)
     configs = {path: run_directory.shipped_config(path, Trust(trust)) for path in (run, against) if path is not None}
     for path, config in configs.items():
         generate.require_text(config, path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.models import backbones
 from workbench.recipes.inspection import Inspection
+from workbench.recipes.load import Recipe, load
 from workbench.recipes.over import crossval_verbs, distill_verbs, fleet_training, search_checks, sweep
 from workbench.recipes.over.crossval_verbs import CrossvalInspection
 from workbench.recipes.over.sweep_tasks import require_members
@@ -38,13 +39,30 @@ from workbench.training.sampling.row_orders import row_order
 AnyInspection = Inspection | ClassInspection | CrossvalInspection | EmbedInspection
 
 
-def check(config: RunConfig) -> AnyInspection:
-    """Everything that `run` does before it loads weights.
+def check(recipe: Recipe, overrides: Sequence[str] = ()) -> AnyInspection:
+    """What the model will see, and which tokens carry loss: everything that `run` does before it loads weights.
+
+    Args:
+        recipe: A configuration, a YAML file, or the name of a shipped recipe.
+        overrides: `key=value` words on top of a file or name.
+
+    Returns:
+        Findings on the task: `data`, the rows of each split; `examples`, some of them as the model reads them; `steps`,
+        the length of the run; `notes`, sentences on everything else.
 
     Raises:
-        WorkbenchError: the run would fail, or would silently learn nothing.
+        WorkbenchError: The run would fail, or would silently learn nothing.
+
+    Examples:
+        >>> import workbench
+        >>> found = workbench.check("sft/quickstart", ["data.limit=40", "train.epochs=2"])
+        >>> len(found.data.train), found.steps
+        (40, 6)
+        >>> place, pieces = found.examples[0]
+        >>> [text for text, carries_loss in pieces if carries_loss]
+        ['a man carrying a large goose under his arm<|endoftext|>']
     """
-    config = streamed_rows.local(config)
+    config = streamed_rows.local(load(recipe, overrides))
     if config.distributed.zero != "auto":  # `run` decides that first, with a plan
         start_checks.require(config, Ranks(0, config.distributed.together))
     return _inspected(config)

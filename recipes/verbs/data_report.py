@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from workbench.data.text.quality.survey import Findings, SourceRows
 from workbench.data.text.row_encoder import row_encoder
 from workbench.errors import ConfigError
 from workbench.models import backbones
+from workbench.recipes.load import Recipe, load
 from workbench.recipes.over import distill
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.task import RowFile, implementation
@@ -38,7 +39,14 @@ class DataReport(NamedTuple):
     flags: Path
 
 
-def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "auto") -> DataReport:
+def data_report(
+    recipe: Recipe,
+    overrides: Sequence[str] = (),
+    *,
+    out: Path | str = "data-report",
+    perplexity: str = "auto",
+    name: str = "",
+) -> DataReport:
     """Read the rows that a recipe names and write data.html and flags.parquet into the folder `out`.
 
     Where the backbone reads rows, there is perplexity.parquet too: split, row, perplexity.
@@ -46,14 +54,28 @@ def write(config: RunConfig, out: Path, *, name: str = "", perplexity: str = "au
     Rows that a run would refuse are reported too; nothing is changed.
 
     Args:
-        name: Title of the page; the recipe's where it is empty.
+        recipe: A configuration, a YAML file, or the name of a shipped recipe.
+        overrides: `key=value` words on top of a file or name.
+        out: Folder of the page and the tables.
         perplexity: Rows of each file that the backbone reads: `auto`, as many as are cheap, `all`, `off`, or a number.
+        name: Title of the page; the recipe's where it is empty.
+
+    Returns:
+        The `findings` on each file, and the paths of `page` and `flags`.
 
     Raises:
         ConfigError: `perplexity` is none of these, or the recipe has none.
         DataError: A file cannot be read, or has no usable row.
+
+    Examples:
+        >>> import pandas, workbench
+        >>> report = workbench.data_report("sft/quickstart", ["data.limit=40"], out="rows", perplexity="off")
+        >>> report.page.name, [len(each.read.rows) for each in report.findings]
+        ('data.html', [40, 200])
+        >>> list(pandas.read_parquet(report.flags).columns)
+        ['split', 'row', 'rule', 'value', 'note', 'text']
     """
-    config = _plain(streamed_rows.local(config))
+    config, out = _plain(streamed_rows.local(load(recipe, overrides))), Path(out)
     size = row_perplexities.sample_size(perplexity, config)
     files.require_writable(out / PAGE)
     lenient = config.model_copy(update={"data": config.data.model_copy(update={"on_bad_row": "skip"})})

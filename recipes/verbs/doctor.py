@@ -40,7 +40,17 @@ class MachineFact:
 
 
 def examine() -> list[MachineFact]:
-    """All findings, faults first."""
+    """What this machine and environment can do, and what is known to go wrong on it.
+
+    Returns:
+        Findings, faults first: a `subject`, the `fact`, and where something can be mended its `cure`. Runs fail where
+        `is_fault`.
+
+    Examples:
+        >>> import workbench
+        >>> {"packages", "device", "memory"} <= {finding.subject for finding in workbench.doctor()}
+        True
+    """
     checks: list[Callable[[], Iterator[MachineFact]]] = [
         packages,
         optional_packages,

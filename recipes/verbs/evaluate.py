@@ -27,15 +27,30 @@ _OF_TRAINING = (
 """Sections that nothing reads once a run is over."""
 
 
-def evaluate(run: Path, overrides: Sequence[str], *, trust: bool = False) -> dict[str, float]:
-    """Score the saved adapter on `data.test` where the overrides name one, else on the held-out rows.
+def evaluate(run: Path | str, overrides: Sequence[str] = (), *, trust: bool = False) -> dict[str, float]:
+    """Score a finished run again, from what it saved.
 
-    Processes that were started together read a share of the rows each, and return the same scores; so `predict`.
+    Processes that were started together read a share of the rows each, and return the same scores.
 
     Args:
-        trust: Execute the Python code that the run directory names; so for every verb here.
+        run: A run directory.
+        overrides: `key=value` words of sections data and evaluate. `data.test=FILE` names the rows to score; without
+            it the held-out ones are.
+        trust: Execute the Python code that the run's config.yaml names.
+
+    Returns:
+        Scores by name, such as `loss` in nats per supervised token.
+
+    Raises:
+        ConfigError: A setting would change what was trained.
+
+    Examples:
+        >>> import workbench
+        >>> scores = workbench.evaluate("runs/short")
+        >>> sorted(scores)
+        ['loss', 'perplexity', 'token_accuracy']
     """
-    ranks = joined()
+    run, ranks = Path(run), joined()
     config, scoring = asked_config(run, overrides, verb="evaluate", trust=trust), dealt_results(ranks)
     if scoring is not None and (reason := config.task.one_device_scores):
         raise ConfigError(f"evaluate: a run of recipe {config.recipe} {reason}. Leave --devices out.")

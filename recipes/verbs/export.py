@@ -72,10 +72,10 @@ class Exported:
 
 
 def export(
-    run: Path,
+    run: Path | str,
     *,
     to: str,
-    out: Path,
+    out: Path | str,
     normalise: bool = False,
     whole: bool = False,
     weights: str | None = None,
@@ -83,19 +83,35 @@ def export(
     trust: bool = False,
     command: str = "",
 ) -> Exported:
-    """Write what the run at `run` shipped into `out` as `to` loads it, and compare its outputs with the run's.
+    """Write what a run shipped as another program loads it, with a model card; its outputs are checked first.
 
     Args:
+        run: A run directory.
+        to: `peft`, `merged`, `gguf`, `ollama`, `vllm`, `sglang` or `onnx`.
+        out: Folder to write; it must not exist.
         normalise: Write the adapter as plain LoRA of one rank with scale 1.
-        whole: Write one whole model instead of an adapter.
+        whole: Write one whole model instead of an adapter: `--merge` of the command.
         weights: Precision of a whole model, or of the backbone under an adapter; default bfloat16, for ONNX float32.
-        push: Repository on the hub to upload it into; nothing is uploaded without one.
-        trust: Execute the Python code that the run directory names.
+        push: Repository OWNER/NAME on the hub to upload it into; nothing is uploaded without one.
+        trust: Execute the Python code that the run's config.yaml names.
         command: The command line, for the card.
+
+    Returns:
+        Sentences: what was written (`sentence`), its measured `error`, and its `usage`.
 
     Raises:
         ConfigError: The target would not compute what was trained; nothing is written.
+
+    Examples:
+        >>> import workbench
+        >>> from pathlib import Path
+        >>> exported = workbench.export("runs/short", to="peft", out="adapter")
+        >>> exported.sentence
+        'Adapter of method lora, as it was trained.'
+        >>> (Path("adapter") / "adapter_model.safetensors").exists()
+        True
     """
+    run, out = Path(run), Path(out)
     target = _target(to)
     precision = _precision(to, weights)
     if normalise and whole:

@@ -18,6 +18,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation import label_preservation
 from workbench.evaluation.frozen_features import Floats, Probe, cached_features, linear_probe, probe
 from workbench.evaluation.label_preservation import LabelPreservation, Rewriting
+from workbench.recipes.load import Recipe, load
 from workbench.recipes.over import crossval_labelled
 from workbench.recipes.single import streamed_rows
 from workbench.recipes.tasks.classify import class_run
@@ -66,12 +67,28 @@ class ProbedFeatures(NamedTuple):
         )
 
 
-def write(config: RunConfig, out: Path | None) -> ProbedFeatures:
-    """Compute features of all rows that a recipe names; write them, with labels where there are any, as parquet.
+def features(recipe: Recipe, overrides: Sequence[str] = (), *, out: Path | str | None = None) -> ProbedFeatures:
+    """Compute the frozen backbone's features of all rows that a recipe names, and what they tell of the labels.
+
+    Args:
+        recipe: A configuration, a YAML file, or the name of a shipped recipe whose rows have labels.
+        overrides: `key=value` words on top of a file or name.
+        out: A .parquet file to write: a line for each row, with its features and its label where there is one.
+
+    Returns:
+        The number of `rows` of each split, the `width` of the features, and the accuracy of a linear `known.probe` and
+        of the nearest neighbours on rows aside; `sentence` says it.
 
     Raises:
         ConfigError: The recipe has no rows whose labels are learnt.
+
+    Examples:
+        >>> import workbench
+        >>> probed = workbench.features("classify/quickstart", ["data.limit=200"])
+        >>> probed.width, probed.known.probe.linear > probed.known.likeliest
+        (256, True)
     """
+    config, out = load(recipe, overrides), None if out is None else Path(out)
     if not config.task.labelled:
         raise ConfigError(
             f"features: recipe={config.recipe} learns no labels. Name a recipe of classify or crossval, with your rows "

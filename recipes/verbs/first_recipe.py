@@ -100,7 +100,7 @@ def write(wishes: Wishes, out: Path) -> str:
         raise ConfigError(f"{out}: a recipe's name ends in .yaml.")
     config = load(GOALS[_known(wishes.goal)].base, [*_words(wishes)])
     config, comments = _with_lengths(config)
-    decided = solve(config, memory=wishes.memory, elsewhere=wishes.memory is not None).require()
+    decided = solve(config, devices=None if wishes.memory is None else 1, memory=wishes.memory).require()
     weights, again = decided.plan.weights, decided.plan.checkpointing
     values = config.model_dump(mode="json", exclude_unset=True)
     values.setdefault("model", {})["weights"] = weights

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
 import torch
-from transformers import TextStreamer
+from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from workbench import evaluation
 from workbench.config import RunConfig
@@ -16,6 +16,7 @@ from workbench.data.text.formats import Example
 from workbench.errors import ConfigError
 from workbench.evaluation.forward_passes import dealt_results
 from workbench.models import exported
+from workbench.models.exported import ExportedModel
 from workbench.recipes.task import PredictionTable, ScoringOptions, implementation
 from workbench.recipes.tasks.sft.text_verbs import question_ids
 from workbench.recipes.verbs.evaluate import asked_config
@@ -27,32 +28,92 @@ WRITERS = {".jsonl", ".csv", ".parquet"}
 
 
 def predict(
-    run: Path, source: str, overrides: Sequence[str] = (), *, out: Path, max_new_tokens: int, trust: bool = False
+    run: Path | str,
+    input: str,
+    overrides: Sequence[str] = (),
+    *,
+    out: Path | str | None = None,
+    max_new_tokens: int = 256,
+    trust: bool = False,
 ) -> PredictionTable:
-    """Answer every row of `source` greedily, or name its class; the first of several processes writes `out`."""
-    if out.suffix not in WRITERS:
+    """Answer every row of a file greedily, or name its class, its number, its embedding: what the run learnt.
+
+    Processes that were started together read a share of the rows each; the first writes `out`.
+
+    Args:
+        run: A run directory.
+        input: Rows in any format that training takes; answers that they hold are ignored.
+        overrides: `key=value` words of sections data and evaluate. With `data.on_bad_row=skip` unreadable rows are left
+            out.
+        out: A .jsonl, .csv or .parquet file to write; None: none.
+        max_new_tokens: Of an answer, where the model writes text.
+        trust: Execute the Python code that the run's config.yaml names.
+
+    Returns:
+        `table`, a pandas table with a line for each row, and `left_out`, the rows that could not be read.
+
+    Raises:
+        ConfigError: The run predicts nothing, `out` exists already, or a setting would change what was trained.
+        DataError: A row cannot be read.
+
+    Examples:
+        >>> import workbench
+        >>> predicted = workbench.predict("runs/short", "starter/arithmetic_held_out.jsonl", max_new_tokens=2)
+        >>> list(predicted.table.columns)
+        ['row', 'prompt', 'answer']
+    """
+    run, out = Path(run), None if out is None else Path(out)
+    if out is not None and out.suffix not in WRITERS:
         raise ConfigError(f"--out {out}: expected a name that ends in {', '.join(sorted(WRITERS))}.")
-    if out.exists():
+    if out is not None and out.exists():
         raise ConfigError(f"{out} exists already. Name another file, or delete it first.")
     config = asked_config(run, overrides, verb="predict", trust=trust)
     ranks = joined()
     scoring = dealt_results(ranks)
     if config.task.predicts is None:
         require_text(config, run)
-    files.require_writable(out)
+    if out is not None:
+        files.require_writable(out)
     predictions = implementation(config).predict(
-        run, source, config, ScoringOptions(scoring, Trust(trust), max_new_tokens)
+        run, input, config, ScoringOptions(scoring, Trust(trust), max_new_tokens)
     )
-    if ranks.first:
+    if out is not None and ranks.first:
         files.write_bytes(out, _serialised(predictions.table, out.suffix))
     return predictions
 
 
-def generate(run: Path, prompt: str, *, max_new_tokens: int, trust: bool = False) -> None:
-    """Print one greedy answer as it is written; rendered as the training rows were."""
-    config = run_directory.shipped_config(run, Trust(trust))
-    require_text(config, run)
-    model = exported.load(run, config)
+def generate(
+    run: Path | str,
+    prompt: str,
+    *,
+    max_new_tokens: int = 256,
+    trust: bool = False,
+    write: Callable[[str], object] = lambda text: None,
+) -> str:
+    """One greedy answer to a prompt, which is rendered as the training rows were.
+
+    Args:
+        run: A run directory.
+        prompt: What a user would say; the beginning of a text, where the run learnt raw text.
+        max_new_tokens: Of the answer.
+        trust: Execute the Python code that the run's config.yaml names.
+        write: Called with each piece of the answer as it comes.
+
+    Returns:
+        The answer.
+
+    Raises:
+        ConfigError: The run trains no model that writes text.
+
+    Examples:
+        >>> import workbench
+        >>> pieces = []
+        >>> answer = workbench.generate("runs/short", "Who lived in the wood?", max_new_tokens=4, write=pieces.append)
+        >>> "".join(pieces) == answer
+        True
+    """
+    run = Path(run)
+    model = load_run(run, trust=trust)
     raw = files.read_json(run / "manifest.json").get("data", {}).get("train", {}).get("chat") is False
     question = (
         Example("the prompt", text=((prompt, False),))
@@ -60,12 +121,54 @@ def generate(run: Path, prompt: str, *, max_new_tokens: int, trust: bool = False
         else Example("the prompt", messages=({"role": "user", "content": prompt},))
     )
     ids = torch.from_numpy(question_ids(model, question))[None].to(next(model.model.parameters()).device)
+    answer = Pieces(model.tokenizer, write)
     evaluation.generate(
         model.model,
         {"input_ids": ids, "attention_mask": torch.ones_like(ids)},
         evaluation.generation_config(model.stop, max_new_tokens=max_new_tokens),
-        streamer=TextStreamer(model.tokenizer, skip_prompt=True, skip_special_tokens=True),
+        streamer=answer,
     )
+    return answer.text
+
+
+class Pieces(TextStreamer):
+    """Gathers an answer while it is written, and hands on each piece."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], object]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.write, self.text = write, ""
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Called by transformers with text that later tokens do not change."""
+        self.text += text
+        self.write(text)
+
+
+def load_run(run: Path | str, *, trust: bool = False) -> ExportedModel:
+    """The model that a finished run shipped: its adapter over a freshly loaded backbone, in evaluation mode.
+
+    Args:
+        run: A run directory.
+        trust: Execute the Python code that the run's config.yaml names.
+
+    Returns:
+        `model`, called like the backbone; its output `head`; `tokenizer`; `template`, which writes rows as token ids;
+        and `stop`, the tokens at which answers end.
+
+    Raises:
+        ConfigError: The run trains no model that writes text, or is not finished.
+
+    Examples:
+        >>> import workbench
+        >>> shipped = workbench.load_run("runs/short")
+        >>> asked = shipped.tokenizer("Once upon a time", return_tensors="pt")
+        >>> shipped.model(**asked).logits.shape
+        torch.Size([1, 4, 6144])
+    """
+    run = Path(run)
+    config = run_directory.shipped_config(run, Trust(trust))
+    require_text(config, run)
+    return exported.load(run, config)
 
 
 def require_text(config: RunConfig, run: Path) -> None:

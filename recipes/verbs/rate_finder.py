@@ -19,6 +19,7 @@ from workbench.config.expansions.member_runs import Trial
 from workbench.config.sections.sweep_config import shown
 from workbench.config.task_facts import names
 from workbench.errors import ConfigError, TrainingError
+from workbench.recipes.load import Recipe, load
 from workbench.recipes.over import sweep, sweep_tasks
 from workbench.recipes.over.sweep import SweepMember
 from workbench.recipes.over.sweep_tasks import SweepTask
@@ -29,7 +30,7 @@ from workbench.runs import files, metrics_log
 from workbench.runs.ranks import ALONE
 from workbench.runs.run_directory import Run
 from workbench.training import bank_trainer
-from workbench.training.callbacks import Callback
+from workbench.training.callbacks import SILENT, Callback
 from workbench.training.optim import rate_choice
 from workbench.training.optim.rate_choice import RateChoice
 from workbench.training.optim.schedules import total_steps
@@ -80,51 +81,70 @@ def rates_between(lowest: float, highest: float, count: int) -> list[float]:
     return [float(f"{rate:.2e}") for rate in np.geomspace(lowest, highest, count)]
 
 
-def find(
-    config: RunConfig,
-    out: Path,
-    callback: Callback,
+def find_learning_rate(
+    recipe: Recipe,
+    overrides: Sequence[str] = (),
     *,
+    out: Path | str = "lr",
     lowest: float | None = None,
     highest: float | None = None,
-    count: int = 11,
+    rates: int = 11,
     steps: int | None = None,
+    callback: Callback = SILENT,
 ) -> Tried:
     """Train briefly at each rate, choose one, and write learning_rate.json and learning_rate.svg into `out`.
 
+    All trainings go over one frozen backbone, on the same rows.
+
     Args:
-        lowest: Of the rates; by default the configured one through REACH.
-        highest: By default the configured one times REACH.
-        steps: Of each training; by default STEPS, but no more than the run has.
+        recipe: A configuration, a YAML file, or the name of a shipped recipe.
+        overrides: `key=value` words on top of a file or name.
+        out: Folder of the table and the plot.
+        lowest: Of the rates; by default the configured one through 32.
+        highest: By default the configured one times 32.
+        rates: How many.
+        steps: Of each training; by default 24, but no more than the run has.
+        callback: Shows progress.
+
+    Returns:
+        The `suggested` rate for the whole run, and the `choice` with the losses of every rate.
 
     Raises:
         ConfigError: The recipe trains no single adapter, or draws rows by their losses.
         TrainingError: No rate came to the end of its training.
+
+    Examples:
+        >>> import workbench
+        >>> words = ["data.train=starter/arithmetic_start.jsonl", "data.held_out=0.2", "batch.size=4"]
+        >>> tried = workbench.find_learning_rate("sft/quickstart", words, lowest=1e-4, highest=1e-2, rates=3, steps=8)
+        >>> 1e-4 <= tried.suggested <= 1e-2
+        True
     """
+    config, out = load(recipe, overrides), Path(out)
     _require_able(config)
     config = streamed_rows.local(config, say=callback.say)
-    rates = rates_between(
+    values = rates_between(
         config.train.learning_rate / REACH if lowest is None else lowest,
         config.train.learning_rate * REACH if highest is None else highest,
-        count,
+        rates,
     )
     files.require_writable(out / TABLE)
     start_checks.require(_short(config, config.train.learning_rate, 1), ALONE)
     with tempfile.TemporaryDirectory(prefix="workbench-lr-") as scratch:
         run = Run(Path(scratch), None, resumed=False)
-        task = sweep_tasks.prepare(_short(config, rates[0], 1), run, [], callback)
+        task = sweep_tasks.prepare(_short(config, values[0], 1), run, [], callback)
         rows = len(task.shared.rows["train"])
         whole = total_steps(config, rows)
         each = min(STEPS, whole or STEPS) if steps is None else steps
-        trials = [Trial(shown(rate), {}, _short(config, rate, each), place) for place, rate in enumerate(rates)]
+        trials = [Trial(shown(rate), {}, _short(config, rate, each), place) for place, rate in enumerate(values)]
         alone = bank_trainer.refusal(config)
         entries = [SweepMember(trial, run.child(f"members/{number}")) for number, trial in enumerate(trials)]
         # Nobody asks what the backbone scores before: a file in its place keeps it from being measured.
         files.write_json(run.path / "before.json", {"scores": {}, "answers": {}})
         losses = list((_together if alone is None else _one_by_one)(task, entries, callback))
-    choice = rate_choice.choose(rates, losses, steps=each)
+    choice = rate_choice.choose(values, losses, steps=each)
     if choice is None:
-        raise TrainingError(f"No rate from {rates[0]:g} to {rates[-1]:g} came to its end. Write a smaller --lowest.")
+        raise TrainingError(f"No rate from {values[0]:g} to {values[-1]:g} came to its end. Write a smaller --lowest.")
     outcome = Tried(config, choice, each, whole, each * config.batch.size > rows, alone, out)
     files.write_json(out / TABLE, _table(outcome))
     learning_rate_plots.write_search(

@@ -74,21 +74,57 @@ class SampledRows:
 
 
 def sample(
-    run: Path,
-    source: str,
-    overrides: Sequence[str],
-    score: Sequence[str],
-    settings: SampleSettings,
+    run: Path | str,
+    prompts: str,
+    overrides: Sequence[str] = (),
     *,
-    out: Path,
+    score: Sequence[str],
+    out: Path | str,
+    to: str = "best",
+    n: int = 8,
+    temperature: float = 1.0,
+    max_new_tokens: int = 256,
+    least: float | None = None,
+    margin: float = 0.0,
+    seed: int = 0,
     trust: bool = False,
 ) -> SampledRows:
-    """Answer every prompt of `source` several times, score the answers, and write rows to `out`.
+    """Answer every prompt several times, score the answers, and write rows to train on.
+
+    The same call goes on where an earlier one was interrupted.
+
+    Args:
+        run: A run directory.
+        prompts: Rows to answer; answers that they hold are ignored.
+        overrides: `key=value` words of sections data and evaluate.
+        score: Rewards that are added up: `number`, `unit_tests`, `my.py:function`, a reward run, `{kind: ...}`.
+        out: A .jsonl file to write.
+        to: Rows to write: `best` answers, `accepted` ones, `pairs` of a better and a worse one, or `all`.
+        n: Answers to each prompt.
+        temperature: Logits are divided by it; above 0.
+        max_new_tokens: Of an answer.
+        least: Lowest reward of an answer that is kept.
+        margin: By how much the rewards of a pair differ at least.
+        seed: An answer depends on the run, its prompt, this number, the number of its row and its own.
+        trust: Execute the Python code that the run's config.yaml names.
+
+    Returns:
+        How many `prompts`, `answers` and `rows` there are, and the mean `reward` of all answers.
 
     Raises:
         WorkbenchError: A setting, a prompt or a reward is wrong; answers that there are by then are kept for the same
-            command.
+            call.
+
+    Examples:
+        >>> import workbench
+        >>> asked, score = "starter/arithmetic_held_out.jsonl", ["number"]
+        >>> settings = dict(out="all.jsonl", to="all", n=2, max_new_tokens=2)
+        >>> sampled = workbench.sample("runs/short", asked, score=score, **settings)
+        >>> sampled.prompts, sampled.answers
+        (26, 52)
     """
+    run, source, out = Path(run), prompts, Path(out)
+    settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin)
     _require(settings, out)
     sources = reward_words.read(score)
     config = evaluate.asked_config(run, overrides, verb="sample", trust=trust)

@@ -41,29 +41,61 @@ class Contest:
 
 
 def win_rate(
-    run: Path, other: Path, overrides: Sequence[str], contest: Contest, *, trust: bool = False
+    run: Path | str,
+    against: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    score: Sequence[str] = (),
+    judge: str | None = None,
+    judge_timeout: float = 600.0,
+    max_new_tokens: int = 256,
+    out: Path | str | None = None,
+    trust: bool = False,
 ) -> dict[str, float]:
-    """Win rate of a run against another one on the same prompts, both answering greedily; kept beside the run.
+    """How often a run's answer beats that of another one to the same prompts, both greedy; kept beside the run.
 
-    `rows_skipped`: rows that data.on_bad_row=skip left out, where there are any.
+    Args:
+        run: A run directory.
+        against: Another one.
+        overrides: `key=value` words of sections data and evaluate. `data.test=FILE` names the prompts; without it those
+            of the held-out file are answered.
+        score: Rewards that are added up: `number`, `unit_tests`, `my.py:function`, a reward run, `{kind: ...}`.
+        judge: In place of `score`, a program that reads pairs of answers as JSON lines and writes 1, 2 or 0 for each.
+        judge_timeout: Seconds for all verdicts.
+        max_new_tokens: Of an answer.
+        out: A .jsonl file for the answers, with who wins.
+        trust: Execute the Python code that the runs' config.yaml name.
+
+    Returns:
+        `win_rate` with its interval, `ties`, the mean rewards of both, and more by name. `rows_skipped` counts the rows
+        that data.on_bad_row=skip left out, where there are any.
 
     Raises:
         ConfigError: There is nothing to compare by, or no file of prompts.
+
+    Examples:
+        >>> import workbench
+        >>> words = ["data.test=starter/arithmetic_held_out.jsonl"]
+        >>> scores = workbench.win_rate("runs/short", "runs/short", words, score=["number"], max_new_tokens=2)
+        >>> scores["win_rate"], scores["ties"]
+        (0.5, 1.0)
     """
+    run, other = Path(run), Path(against)
+    contest = Contest(tuple(score), judge, max_new_tokens, judge_timeout, None if out is None else Path(out))
     _require(contest)
     config = evaluate.asked_config(run, overrides, verb="evaluate", trust=trust)
-    against = run_directory.shipped_config(other, Trust(trust))
-    for each, path in ((config, run), (against, other)):
+    other_config = run_directory.shipped_config(other, Trust(trust))
+    for each, path in ((config, run), (other_config, other)):
         generate.require_text(each, path)
     sources = reward_words.read(contest.score)
-    judge = rewards.build(sources) if sources else None
+    reward = rewards.build(sources) if sources else None
     skipped: list[str] = []
     questions = [question for file in _files(config) for question in read_questions(file, config.data, skipped)]
     rewards.require_columns(sources, ((question.place, columns) for question, columns in questions))
-    own, theirs = (_answers(*each, questions, contest) for each in ((run, config), (other, against)))
+    own, theirs = (_answers(*each, questions, contest) for each in ((run, config), (other, other_config)))
     scores: dict[str, float] = {}
-    if judge is not None:
-        own_S, other_S = judge(own), judge(theirs)
+    if reward is not None:
+        own_S, other_S = reward(own), reward(theirs)
         win_S = comparison.wins_by_reward(own_S, other_S)
         scores = {"reward": sum(own_S) / len(own_S), "reward_other": sum(other_S) / len(other_S)}
     else:

@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import measuring
 import torch
@@ -85,7 +86,7 @@ def _of_training(fit: Trainer, rounds: int) -> dict[str, Found]:
 
     with torch.no_grad():
         for master in fit.masters:
-            master += 0.01 * torch.randn_like(master)  # a fresh adapter has no gradient for half of its weights
+            master.add_(torch.randn_like(master), alpha=0.01)  # a fresh adapter has no gradient for half of its weights
     fit.masters.refresh()
     for way in WAYS:
         with LiveBytes() as alive:
@@ -109,7 +110,8 @@ def _of_training(fit: Trainer, rounds: int) -> dict[str, Found]:
 
 
 def _keep(backbone: nn.Module, way: Checkpointing) -> None:
-    for module in backbone.modules():
+    modules: Iterable[Any] = backbone.modules()
+    for module in modules:
         if hasattr(module, "gradient_checkpointing"):
             module.gradient_checkpointing = False
     activation_checkpointing.keep(backbone, way)

@@ -19,7 +19,6 @@ from measuring import Wanted
 from workbench import recipes
 from workbench.cli.console import Terminal
 from workbench.config.yaml_text import read_yaml
-from workbench.recipes.load import load
 from workbench.recipes.verbs import rate_finder
 
 LOWEST, HIGHEST, COUNT = 5e-4, 3.2e-2, 7
@@ -48,7 +47,9 @@ def _compared(name: str, seed: int, folder: Path) -> list[object]:
     members = json.loads((runs["grid"] / "sweep.json").read_text(encoding="utf-8"))["members"]
     done = {row["settings"]["train.learning_rate"]: row["held_out_loss"] for row in members if row["status"] == "done"}
     with Terminal(quiet=True) as terminal:
-        found = rate_finder.find(load(name, own), folder / "lr", terminal, lowest=LOWEST, highest=HIGHEST, count=COUNT)
+        found = rate_finder.find_learning_rate(
+            name, own, out=folder / "lr", lowest=LOWEST, highest=HIGHEST, rates=COUNT, callback=terminal
+        )
     suggested = Wanted(recipe, [*own, f"train.learning_rate={found.suggested}"])
     runs = measuring.finish({"suggested": suggested}, folder, jobs=1, device="cpu")
     loss, best = measuring.scores(runs["suggested"])["after"]["loss"], min(done, key=lambda rate: float(done[rate]))

@@ -30,6 +30,7 @@ from workbench.planning.counters import MemoryLedger
 from workbench.planning.dry_run import hold
 from workbench.recipes.load import load
 from workbench.recipes.task import implementation
+from workbench.recipes.tasks.sft.text_run import TextRun
 from workbench.recipes.verbs.plans import longest_rows, plan, plan_blocks, plan_parts
 from workbench.training.trainer import Trainer
 
@@ -59,7 +60,7 @@ def _write_model(folder: Path, *, most: int) -> None:
     config = LlamaConfig(**SHAPE, max_position_embeddings=most, pad_token_id=tokenizer.pad_token_id)
     config.dtype = torch.bfloat16
     torch.manual_seed(0)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
     tokenizer.save_pretrained(folder)
 
 
@@ -123,6 +124,7 @@ def _training(config: RunConfig, tokens: int) -> Iterator[Trainer]:
     """The training of one row, ready for its first step."""
     with tempfile.TemporaryDirectory() as folder, plan_blocks.planned_run(config, Path(folder)) as run:
         prepared = implementation(config).dry(config, run)
+        assert isinstance(prepared.single, TextRun)
         single = longest_rows.with_row(prepared.single, tokens)
         backbone = backbones.load(config.model, single.tokenizer)
         freezer = plan_parts.attached(backbone, config, single.data.train)

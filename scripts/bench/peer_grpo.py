@@ -18,18 +18,19 @@ from typing import Any
 import torch
 from datasets import load_dataset
 from transformers import AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 NUMBER = re.compile(r"-?\d+")
 
 
-def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+def reward(completions: list[str], answer: list[str], **_: Any) -> list[float | None]:
     """1 where the last number of the answer is that of the row, else 0."""
     found = [NUMBER.findall(completion) for completion in completions]
     return [float(bool(each) and each[-1] == wanted) for each, wanted in zip(found, answer, strict=True)]
 
 
-class Curve(TrainerCallback):  # type: ignore[misc]
+class Curve(TrainerCallback):
     """Writes the reward of each step."""
 
     def __init__(self, path: Path) -> None:
@@ -38,7 +39,7 @@ class Curve(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._began = time.monotonic()
 
-    def on_log(self, _: Any, state: Any, __: Any, logs: dict[str, float] | None = None, **___: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
         if logs is None or "reward" not in logs:
             return
         line = {

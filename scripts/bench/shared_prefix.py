@@ -13,7 +13,7 @@ import argparse
 import math
 import time
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -90,7 +90,8 @@ def measure(model: PeftModel, rows: list[Row], prefix: int, rounds: int, *, widt
 
 def step(model: PeftModel, batches: list[MicroBatch]) -> Step:
     """Forward and backward passes of micro-batches."""
-    head = output_heads.known(model.get_base_model())
+    backbone: Any = model.get_base_model()
+    head = output_heads.known(backbone)
     model.zero_grad()
     supervised, total = sum(len(batch.labels_N) for batch in batches), 0.0
     start = time.process_time()
@@ -133,7 +134,8 @@ def random_lora(hidden: int, layers: int, compute: torch.dtype) -> PeftModel:
         num_attention_heads=hidden // 64,
     )
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", init_lora_weights=False)
-    model = get_peft_model(LlamaForCausalLM(config).to(compute), lora, autocast_adapter_dtype=False)
+    llama = LlamaForCausalLM(config).to(compute)  # type: ignore[arg-type]
+    model = get_peft_model(llama, lora, autocast_adapter_dtype=False)
     fused_lora.fuse(model)
     found: PeftModel = model.train()
     return found

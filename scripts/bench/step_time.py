@@ -25,6 +25,7 @@ from workbench.recipes.load import load
 from workbench.recipes.verbs.plans.plan import plan
 from workbench.training.bank_trainer import BankTrainer
 from workbench.training.checkpoints import Progress
+from workbench.training.optim.optimizer_states import read_scalars
 from workbench.training.trainer import Trainer
 
 ROUNDS = 3
@@ -150,7 +151,10 @@ def _prepared(fit: Trainer | BankTrainer) -> Callable[[], object]:
     fit.bank.train()
 
     def step() -> None:
-        for member, loss, norm in zip(fit.members.values(), *fit._figures(fit.members), strict=True):
+        members = list(fit.members.values())
+        clipped = (member.clip(member.batch()) for member in members)  # after the gradients
+        scalars = read_scalars([*fit._losses_that_fit(fit.members), *clipped])
+        for member, loss, norm in zip(members, scalars[: len(members)], scalars[len(members) :], strict=True):
             member.update(loss, norm, member.batch())
         fit.masters.refresh()
 

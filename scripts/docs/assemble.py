@@ -9,6 +9,7 @@ as it installs, with adapters and recipes inside, for mkdocstrings to read.
 from __future__ import annotations
 
 import html
+import importlib
 import re
 import shutil
 import sys
@@ -16,14 +17,12 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
-import workbench
-from workbench import adapters
 from workbench.config import reference
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-    *("adapters/*.md", "recipes/*.md", "recipes/*/*.md", "scripts/*/*.md"),
+    *("adapters/*.md", "recipes/*.md", "recipes/*/*.md", "scripts/*.md", "scripts/*/*.md"),
 )
 _TABLE_ROW = re.compile(r"^\|.*$", re.MULTILINE)
 _CODE = re.compile(r"`[^`]+`")
@@ -72,12 +71,42 @@ def _plain_bars(row: re.Match[str]) -> str:
     return _CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0])
 
 
+PYTHON = {
+    "Commands": (
+        "What a command does and prints, as a function that returns it.",
+        *("run", "check", "plan", "data_report", "features", "find_learning_rate", "distill_cache", "load_recipe"),
+        *("evaluate", "win_rate", "benchmark", "predict", "generate", "sample", "load_run"),
+        *("merge", "export", "combine", "compare", "doctor"),
+    ),
+    "Trainings": (
+        "The training of a run, with a loss, rows or a backbone of a script.",
+        *("fit", "fit_bank"),
+    ),
+    "Parts": (
+        "For a loop of your own, such as `scripts/own_loop.py`.",
+        *("load_tokenizer", "load_backbone", "load_rows", "encode_rows", "global_batch", "micro_batches"),
+        *("attach", "attach_bank", "output_head", "token_loss", "likelihood", "save_adapter", "load_adapter"),
+    ),
+    "Your own": ("For files that `plugins` names.", "register_method", "register_task"),
+}
+"""Headings of the page on Python, what stands below each, and names of `workbench`."""
+
+
+MODULES = {
+    "workbench.config": "Sections of a configuration; `workbench explain KEY` says what each setting does.",
+    "workbench.adapters": "Methods, which are sections as well, and what is done with adapters.",
+}
+"""Modules on that page, all of whose public names it has."""
+
+
 def python_page() -> str:
     """The public names, whose docstrings mkdocstrings fills in."""
-    public = {"workbench": workbench.__all__, "workbench.adapters": adapters.__all__}
-    parts = ["# Python", "A run from Python is one call; adapters go on any backbone, without recipe and trainer."]
-    for module, names in public.items():
-        parts += [f"## {module}", *(f"::: {module}.{name}" for name in names if not name.startswith("__"))]
+    parts = ["# Python", "Examples run in this order in one folder; `runs/short` is the run of the first."]
+    for title, (text, *names) in PYTHON.items():
+        parts += [f"## {title}", text, *(f"::: workbench.{name}" for name in names)]
+    for module, text in MODULES.items():
+        names = importlib.import_module(module).__all__
+        parts += [f"## {module}", text, *(f"::: {module}.{name}" for name in names)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -87,7 +87,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, stories: str) -> Iterator[Pa
         _models(folder)
         cached = load("my.yaml", ["distill.teacher.id=lora", "distill.cache.folder=cache", "distill.cache.k=8"])
         with Terminal(quiet=True) as terminal:
-            distill_verbs.cache(cached, terminal)
+            distill_verbs.distill_cache(cached, callback=terminal)
     shutil.copytree(folder / "cache", folder / "unfinished").joinpath("cache.json").unlink()
     shutil.copytree(folder / "cache", folder / "torn").joinpath("shard-00000.safetensors").unlink()
     before = content(folder)

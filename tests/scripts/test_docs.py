@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import workbench
 from tests.scripts.shown_commands import ROOT, TUTORIALS
-from workbench import adapters
-from workbench.config import reference
+from workbench import adapters, config
+from workbench.config import plugins, reference
 
 DOCS = ["bash", str(ROOT / "scripts" / "docs.sh")]
 FETCHED = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=[\"']?(?:https?:)?//|@import[^;]*//")
@@ -45,9 +46,18 @@ def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     assert settings.count("unit: ") >= len(shown) > 100
     cited = {html.escape(one, quote=False) for each in reference.settings() for one in each.papers}
     assert [paper for paper in cited if paper not in re.sub("[()]", "", settings)] == []
-    assert [name for name in adapters.__all__ if f'id="workbench.adapters.{name}"' not in python] == []
+    public = [f"workbench.{name}" for name in workbench.__all__ if not name.startswith("__")]
+    public += [f"{each.__name__}.{name}" for each in (adapters, config) for name in each.__all__]
+    assert [name for name in public if f'id="{name}"' not in python] == []
     assert [path for path in site.rglob("*.html") if FETCHED.search(path.read_text())] == []
     assert [path for path in site.rglob("*.css") if IN_STYLES.search(path.read_text())] == []
+
+
+def test_the_page_on_python_has_every_name_once() -> None:
+    page = plugins.module(ROOT / "scripts" / "docs" / "assemble.py", key="docs").python_page()
+    shown = re.findall(r"^::: workbench\.(\w+)$", page, re.M)
+    assert sorted(shown) == [name for name in workbench.__all__ if not name.startswith("__")]
+    assert f"{config.__name__}.RunConfig" in page and f"{adapters.__name__}.Lora" in page
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:

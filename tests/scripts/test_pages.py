@@ -72,3 +72,14 @@ def test_the_first_commands_of_the_readme_run_on_own_rows(tmp_path: Path) -> Non
     assert script.count("model.id=starter") == script.count(TINY) == 2
     _shell(script, tmp_path)
     assert (tmp_path / "runs/mine/report.html").is_file() and (tmp_path / "merged/model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_the_page_on_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks one after another, as one script."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(ROWS)
+    code = [block.text for block in blocks(ROOT / "scripts" / "README.md") if block.language == "python"]
+    assert len(code) > 4
+    exec(compile("\n".join(code), "scripts/README.md", "exec"), {"__name__": "page"})
+    assert (tmp_path / "best.jsonl").read_text()

@@ -85,16 +85,6 @@ RunFolder = Annotated[Path, typer.Argument(help="A run directory.", autocompleti
 Trusted = Annotated[bool, typer.Option("--trust", help="Execute the Python code that the run's config.yaml names.")]
 
 
-def byte_size(text: str, *, option: str) -> int:
-    """Bytes of a size such as 24GB; raises ConfigError for anything else."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
-        raise ConfigError(f"{option} {text}: expected a size such as 24GB or 500MiB.") from None
-
-
 Devices = Annotated[int | None, typer.Option(min=1, help="Share the rows among so many devices of this machine.")]
 
 

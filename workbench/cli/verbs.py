@@ -8,7 +8,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,11 +23,11 @@ from workbench.cli.arguments import (
     RunSettings,
     Trusted,
     Version,
-    byte_size,
     complete_explained,
     weights_of,
 )
 from workbench.errors import ConfigError, Stopped, WorkbenchError
+from workbench.runs import units
 from workbench.runs.process_memory import importing
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def data(
         from workbench.cli import render
         from workbench.recipes.verbs import data_report
 
-    render.data(data_report.write(config, out, name=recipe, perplexity=perplexity))
+    render.data(data_report.data_report(config, out=out, name=recipe, perplexity=perplexity))
 
 
 @app.command()
@@ -132,9 +132,9 @@ def features(
     """Score the labels by the frozen backbone's features. With --out, write the features."""
     config = _loaded(recipe, overrides)
     with importing():
-        from workbench.recipes.verbs.features import write
+        from workbench.recipes.verbs.features import features as probed
 
-    typer.echo(write(config, out).sentence)
+    typer.echo(probed(config, out=out).sentence)
     if out is not None:
         typer.echo(f"Features: {out}")
 
@@ -157,7 +157,9 @@ def lr(
         from workbench.recipes.verbs import rate_finder
 
     with Terminal() as terminal:
-        tried = rate_finder.find(config, out, terminal, lowest=lowest, highest=highest, count=rates, steps=steps)
+        tried = rate_finder.find_learning_rate(
+            config, out=out, lowest=lowest, highest=highest, rates=rates, steps=steps, callback=terminal
+        )
     render.learning_rates(tried)
 
 
@@ -171,15 +173,15 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Predict the memory and time of a run. The fastest configuration that fits, and the others that were tried."""
-    elsewhere = devices is not None and memory is not None
-    size = None if memory is None else byte_size(memory, option="--memory")
+    size = None if memory is None else units.byte_size(memory, name="--memory")
     config = _loaded(recipe, overrides)
     with importing():
         from workbench.cli import render
         from workbench.recipes.verbs.plans import plan
 
-    choice = plan.solve(config, devices=devices or 1, memory=size, elsewhere=elsewhere)
+    choice = plan.solve(config, devices=devices, memory=size)
     stored = config.model_copy(update={"model": choice.config.model})
+    elsewhere = devices is not None and size is not None
     longest = plan.longest_row(stored, memory=size, elsewhere=elsewhere) if longest_row else None
     (render.plan_json if json else render.plan)(choice.plan, longest)
     choice.require()
@@ -190,10 +192,10 @@ def distill_cache(recipe: Recipe, overrides: Overrides = None) -> None:
     """Compute a teacher's outputs for all training rows, once. They are stored in distill.cache.folder."""
     config = _loaded(recipe, overrides)
     from workbench.cli.console import Terminal
-    from workbench.recipes.over.distill_verbs import cache
+    from workbench.recipes.over import distill_verbs
 
     with Terminal() as terminal:
-        facts = cache(config, terminal)
+        facts = distill_verbs.distill_cache(config, callback=terminal)
     for name, value in facts.items():
         typer.echo(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
 
@@ -239,10 +241,20 @@ def evaluate(
         if joined().first:
             render.scores(scores)
         return
-    from workbench.recipes.verbs.win_rate import Contest, win_rate
+    from workbench.recipes.verbs.win_rate import win_rate
 
-    contest = Contest(tuple(score or ()), judge, max_new_tokens, judge_timeout, out)
-    render.scores(win_rate(run, against, overrides or (), contest, trust=trust))
+    scores = win_rate(
+        run,
+        against,
+        overrides or (),
+        score=score or (),
+        judge=judge,
+        judge_timeout=judge_timeout,
+        max_new_tokens=max_new_tokens,
+        out=out,
+        trust=trust,
+    )
+    render.scores(scores)
 
 
 @app.command()
@@ -289,14 +301,13 @@ def _ask_tasks(
 ) -> None:
     """Print the scores of tasks before and after, or of two runs."""
     from workbench.cli import render
-    from workbench.evaluation.benchmarks import Benchmark
     from workbench.recipes.verbs.benchmark import benchmark
     from workbench.report import task_sections
 
     names = tuple(name.strip() for name in tasks.split(",") if name.strip())
     if not names:
         raise ConfigError("--tasks: expected a name or a YAML file.")
-    task_scores = benchmark(run, Benchmark(names, limit, shots, chat), against=against, trust=trust)
+    task_scores = benchmark(run, names, against=against, limit=limit, shots=shots, chat=chat, trust=trust)
     render.tasks([task_sections.benchmark_row(each.row()) for each in task_scores], before=str(against or "backbone"))
 
 
@@ -309,9 +320,10 @@ def generate(
 ) -> None:
     """Stream one greedy answer."""
     with importing():
-        from workbench.recipes.verbs.generate import generate as stream
+        from workbench.recipes.verbs.generate import generate as answer
 
-    stream(run, prompt, max_new_tokens=max_new_tokens, trust=trust)
+    answer(run, prompt, max_new_tokens=max_new_tokens, trust=trust, write=partial(print, end="", flush=True))
+    print()
 
 
 @app.command()
@@ -335,11 +347,24 @@ def sample(
     """Sample answers, score them, and write rows. For SFT (best, accepted) or preferences (pairs); repeat to resume."""
     with importing():
         from workbench.cli import render
-        from workbench.recipes.verbs.sample import SampleSettings
         from workbench.recipes.verbs.sample import sample as write
 
-    settings = SampleSettings(to, n, temperature, max_new_tokens, seed, least, margin)
-    render.sampled(write(run, prompts, overrides or (), score, settings, out=out, trust=trust), out)
+    sampled = write(
+        run,
+        prompts,
+        overrides or (),
+        score=score,
+        out=out,
+        to=to,
+        n=n,
+        temperature=temperature,
+        max_new_tokens=max_new_tokens,
+        least=least,
+        margin=margin,
+        seed=seed,
+        trust=trust,
+    )
+    render.sampled(sampled, out)
 
 
 @app.command()
@@ -360,7 +385,7 @@ def serve(
     trust: Trusted = False,
 ) -> None:
     """Answer over HTTP like OpenAI's interface. Several runs by name in one batch, until SIGTERM or Ctrl-C."""
-    size = byte_size(body, option="--body")
+    size = units.byte_size(body, name="--body")
     _require_server("serve")
     from workbench.evaluation.serving.app import ServerLimits
 
@@ -591,7 +616,7 @@ def init(
     model = model or answer("Backbone (a folder or a hub id)", GOALS[goal].model if goal in GOALS else "")
     memory = memory or answer("Memory of the device (such as 24GB; here: what is free on this machine)", "here")
     time = time or answer("Longest time (such as 90m; none: no limit)", "none")
-    size = None if memory == "here" else byte_size(memory, option="--memory")
+    size = None if memory == "here" else units.byte_size(memory, name="--memory")
     summary = write(Wishes(rows, goal, model, size, None if time == "none" else time), out)
     typer.echo(f"{out} written: {summary}.\nNext: workbench check {out}, then: workbench run {out}")
 

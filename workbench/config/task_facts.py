@@ -173,8 +173,25 @@ _REGISTERED: list[Callable[[TaskFacts], None]] = []
 def register(facts: TaskFacts) -> TaskFacts:
     """Make a task known, under its name.
 
+    In a file that `plugins` of a recipe names, every verb knows the task; `scripts/my_task.py` is one with a loss of
+    its own.
+
+    Args:
+        facts: What is known of it before torch is imported; their `module` has the class that carries it out.
+
+    Returns:
+        The same facts.
+
     Raises:
         ValueError: The name is no word of lower-case letters, or another task has it.
+
+    Examples:
+        >>> import workbench
+        >>> from dataclasses import replace
+        >>> from workbench.recipes.tasks import sft
+        >>> facts = workbench.register_task(replace(sft.FACTS, name="dialogue", line="sft under another name"))
+        >>> workbench.load_recipe("sft/quickstart", ["recipe=dialogue"]).task.line
+        'sft under another name'
     """
     if not re.fullmatch(r"[a-z][a-z_]*", facts.name) or facts.name in OVER:
         raise ValueError(f"{facts.name!r} cannot name a task: write lower-case letters, and no recipe's name.")

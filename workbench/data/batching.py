@@ -218,7 +218,23 @@ def steps_per_epoch(rows: int, size: int) -> int:
 
 
 def global_batch(step: int, *, rows: int, size: int, seed: int) -> Indices:
-    """Row indices of optimizer step `step` (from 0): a slice of the epoch's seeded permutation."""
+    """Row indices of optimizer step `step`: a slice of the epoch's seeded permutation.
+
+    Args:
+        step: From 0; beyond the last one of an epoch, the next one begins.
+        rows: In the data set.
+        size: Rows of a batch; the last one of an epoch may be smaller.
+        seed: The order of the rows depends on it.
+
+    Returns:
+        Row numbers (size,).
+
+    Examples:
+        >>> import workbench
+        >>> batches = [workbench.global_batch(step, rows=5, size=2, seed=0) for step in range(3)]
+        >>> sorted(int(row) for batch in batches for row in batch)
+        [0, 1, 2, 3, 4]
+    """
     epoch, index = divmod(step, steps_per_epoch(rows, size))
     return _permutation(rows, seed, epoch)[index * size : (index + 1) * size]
 
@@ -239,6 +255,20 @@ def micro_batches(indices: Indices, lengths: Indices, *, tokens: int) -> Iterato
 
     Of all such splits it is the one of least computation, padding included (dynamic programming over the sorted rows).
     A row longer than `tokens` has a micro-batch of its own.
+
+    Args:
+        indices: Rows of a global batch.
+        lengths: Tokens of every row of the data set.
+        tokens: In one forward pass, padding included.
+
+    Returns:
+        Row numbers of each micro-batch, which `batch` of the rows pads.
+
+    Examples:
+        >>> import numpy, workbench
+        >>> lengths = numpy.array([10, 300, 12, 290, 11])
+        >>> [part.tolist() for part in workbench.micro_batches(numpy.arange(5), lengths, tokens=600)]
+        [[1, 3], [2, 4, 0]]
     """
     order = indices[np.lexsort((indices, -lengths[indices]))]
     overhead = max(PASS_OVERHEAD, tokens // 10)

@@ -84,7 +84,28 @@ class LikelihoodRows(Protocol):
 def likelihood(
     model: nn.Module, head: Head, tokens: TokenizedSet, *, scoring: ModelResults | None = None
 ) -> Likelihood:
-    """Loss and accuracy over every supervised token; `scoring` keeps results where the run may be stopped."""
+    """Loss and accuracy over every supervised token of some rows.
+
+    Args:
+        model: In evaluation mode, with an adapter or without.
+        head: From `output_head`.
+        tokens: Rows from `load_rows` or `encode_rows`.
+        scoring: Keeps results where the run may be stopped.
+
+    Returns:
+        `loss` in nats per supervised token, `perplexity`, `token_accuracy`, and the same `by_source`.
+
+    Examples:
+        >>> import workbench
+        >>> from workbench.config import ModelConfig
+        >>> section = ModelConfig(id="starter", weights="float32")
+        >>> tokenizer = workbench.load_tokenizer(section)
+        >>> backbone = workbench.load_backbone(section, tokenizer)
+        >>> rows = workbench.encode_rows([{"question": "Who?", "answer": "A fox."}], tokenizer)
+        >>> head = workbench.output_head(backbone.model, backbone.model)
+        >>> workbench.likelihood(backbone.model, head, rows).loss < 9
+        True
+    """
     every = row_likelihoods(model, head, tokens, scoring=scoring)
 
     def together(rows: Iterable[int]) -> Likelihood:

@@ -170,6 +170,22 @@ def tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The backbone's tokenizer with `model.new_tokens` added.
 
     It needs no pad token: masks come from lengths, never from token ids.
+
+    Args:
+        config: Where the backbone is; a run has it as `config.model`.
+
+    Returns:
+        A tokenizer of transformers.
+
+    Raises:
+        BackboneError: Not found, no network, gated or damaged, or a new token is known already.
+
+    Examples:
+        >>> import workbench
+        >>> from workbench.config import ModelConfig
+        >>> tokenizer = workbench.load_tokenizer(ModelConfig(id="starter", new_tokens=("<|tool|>",)))
+        >>> tokenizer.decode(tokenizer("<|tool|>").input_ids)
+        '<|tool|>'
     """
     with loading_errors(config, "tokenizer", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"):
         loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source_path(config), **source_arguments(config))
@@ -276,8 +292,20 @@ def load(
         waiting: Keep the weights on the host and unpacked until `bring`. In the precision of their files, which are
             memory-mapped, they take no memory.
 
+    Returns:
+        The `model`, how its `weights` are stored, the type that it computes in (`compute`), and `notes`.
+
     Raises:
         BackboneError: Not found, no network, gated, damaged, no such precision, no such head.
+
+    Examples:
+        >>> import torch, workbench
+        >>> from workbench.config import ModelConfig
+        >>> section = ModelConfig(id="starter", weights="float32")
+        >>> tokenizer = workbench.load_tokenizer(section)
+        >>> backbone = workbench.load_backbone(section, tokenizer)
+        >>> backbone.model.config.model_type, backbone.weights, backbone.compute
+        ('llama', 'float32', torch.float32)
     """
     if waiting:
         gc.collect()  # an earlier model may be in reference cycles

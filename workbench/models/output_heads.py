@@ -339,11 +339,32 @@ def known(backbone: PreTrainedModel) -> Head:
 
 
 def find(model: nn.Module, backbone: PreTrainedModel) -> Head:
-    """The head of `model`, checked: body and head apart must give the logits of the model.
+    """The output head of a language model, checked: body and head apart must give the logits of the model.
+
+    Args:
+        model: The backbone, with an adapter around it or not.
+        backbone: The same without the adapter around it.
+
+    Returns:
+        The head. `supervised(model, batch.inputs, batch.positions_N)` gives hidden states (N, D) of the positions whose
+        next token carries loss, and `project` their logits (N, V).
 
     Raises:
         BackboneError: They do not, so the family changes its logits in an unknown way; or a model that generates text
             sees the tokens that it should predict.
+
+    Examples:
+        >>> import numpy, workbench
+        >>> from workbench.config import ModelConfig
+        >>> section = ModelConfig(id="starter", weights="float32")
+        >>> tokenizer = workbench.load_tokenizer(section)
+        >>> backbone = workbench.load_backbone(section, tokenizer)
+        >>> rows = workbench.encode_rows([{"question": "Who?", "answer": "A fox."}], tokenizer)
+        >>> batch = rows.batch(numpy.arange(1))
+        >>> head = workbench.output_head(backbone.model, backbone.model)
+        >>> hidden_ND = head.supervised(backbone.model, batch.inputs, batch.positions_N)
+        >>> head.project(hidden_ND).shape == (len(batch.labels_N), head.vocabulary)
+        True
     """
     head, generates = known(backbone), backbone.can_generate()
     if isinstance(next(backbone.parameters()), FakeTensor):

@@ -107,13 +107,28 @@ def write(run: Path) -> Path:
     return run / "report.html"
 
 
-def compare(runs: Sequence[Path], out: Path) -> Comparison:
-    """Write one page about several runs to `out` and return its tables.
+def compare(runs: Sequence[Path | str], out: Path | str = "comparison.html") -> Comparison:
+    """Put runs side by side, and write a page with their plots.
+
+    Args:
+        runs: Run directories.
+        out: The page.
+
+    Returns:
+        Tables, one column for each run: `rows` of scores, the `settings` that differ, and `paired` differences on the
+        same held-out rows.
 
     Raises:
-        ConfigError: one of `runs` is not a run directory.
+        ConfigError: One of `runs` is not a run directory.
+
+    Examples:
+        >>> import workbench
+        >>> table = workbench.compare(["runs/short", "runs/short"])
+        >>> len(table.columns), table.settings
+        (3, ())
     """
-    records = [run_record.read(run) for run in runs]
+    out = Path(out)
+    records = [run_record.read(Path(run)) for run in runs]
     seen = Counter(one.name for one in records)
     names = [one.name if seen[one.name] == 1 else f"{one.name} ({one.folder})" for one in records]
     measures = [*_MEASURES, *_of_sets(records)]

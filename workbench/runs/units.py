@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from workbench.errors import ConfigError
+
 NOTHING = "-"
 """Stands where there is no number."""
 
@@ -21,6 +23,20 @@ def size(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return NOTHING
     return _scaled(value, (" bytes", " kB", " MB", " GB", " TB"))
+
+
+def byte_size(written: str | int, *, name: str) -> int:
+    """Bytes of a size such as 24GB or 500MiB, or of a number of them; raises ConfigError for anything else.
+
+    Args:
+        name: Of the setting, for the message.
+    """
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(written))
+    except ValidationError:
+        raise ConfigError(f"{name} {written}: expected a size such as 24GB or 500MiB.") from None
 
 
 def duration(seconds: float | None) -> str:

@@ -33,6 +33,10 @@ class Silent(Callback):
         return False
 
 
+SILENT = Silent()
+"""For runs that show nothing."""
+
+
 class BankProgress:
     """Reports a bank to a callback as one run: mean loss, one held-out loss, tokens of all members together.
 

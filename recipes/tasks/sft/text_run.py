@@ -39,6 +39,7 @@ from workbench.evaluation import GeneratedAnswer
 from workbench.evaluation.forward_passes import ModelResults, ResultStore
 from workbench.evaluation.perplexity import Floats, SummedLosses
 from workbench.losses import r_drop
+from workbench.losses.chunked_loss import Criterion
 from workbench.losses.label_losses import LabelDraws, LabelTap, token_losses
 from workbench.models import backbones, exported, output_heads
 from workbench.models.backbones import Backbone, Loader
@@ -54,7 +55,7 @@ from workbench.training.bank_trainer import Objective
 from workbench.training.callbacks import Callback
 from workbench.training.optim.schedules import total_steps
 from workbench.training.sampling.loss_based import ReferenceLosses
-from workbench.training.signal import TrainingSignal
+from workbench.training.signal import Loss, TrainingSignal
 
 Scores = dict[str, Any]
 Choice = Callable[..., TokenizedSet]
@@ -189,9 +190,16 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
             head = replace(head, last_block=None)
         return ExportedModel(model, head, self.tokenizer, self.template, stop)
 
+    @property
+    def criterion(self) -> Criterion | None:
+        """The loss; None: cross-entropy, with what `regularise` adds to it."""
+        return None
+
     def supervise(self, live: ExportedModel, backbone: Backbone, progress: Callable[[], float]) -> TrainingSignal:
         tap, train = LabelTap(token_losses), self.data.train
         rows = weighted(drawn(train, self.config), train.weights)
+        if self.criterion is not None:
+            return TrainingSignal(rows, token_loss(live.model, live.head, self.criterion), reads_packed=True)
         draws = LabelDraws()
         loss = next_token_loss(live.model, live.head, tap, self.config.regularise, draws)
         return TrainingSignal(rows, loss, tap=tap, reads_packed=True, reference=self.reference, draws=draws)
@@ -244,6 +252,8 @@ class TextRun(SingleRun[ExportedModel, TokenizedSet]):
         return live.head.supervised(live.model, batch.inputs, batch.positions_N)
 
     def member_loss(self, live: ExportedModel) -> Objective:
+        if self.criterion is not None:
+            return token_objective(live.head, self.criterion)
         return next_token_objective(live.head, self.config.regularise)
 
     def of_member(self, live: ExportedModel) -> ExportedModel:
@@ -288,7 +298,7 @@ def next_token_loss(
     tap: LabelTap | None = None,
     regularise: RegulariseConfig | None = None,
     draws: LabelDraws | None = None,
-) -> Callable[[MicroBatch, float], Tensor]:
+) -> Loss:
     """The summed next-token loss of a micro-batch, as the engine wants it."""
     smoother = regularise or RegulariseConfig()
 
@@ -330,6 +340,64 @@ def next_token_objective(head: Head, regularise: RegulariseConfig) -> Objective:
             smoothing=regularise.label_smoothing,
             z_loss=regularise.z_loss,
         )
+
+    return loss
+
+
+def token_objective(head: Head, criterion: Criterion) -> Callable[..., Tensor]:
+    """A loss of logits and labels as one of hidden states (N, D), labels (N,), a factor, and one for each label."""
+
+    def loss(hidden_ND: Tensor, labels_N: Tensor, scale: float, factor_N: Tensor | None = None) -> Tensor:
+        targets = [labels_N] if factor_N is None else [labels_N, factor_N]
+        return losses.chunked(
+            hidden_ND,
+            targets,
+            criterion,
+            head.project,
+            vocabulary=head.vocabulary,
+            weights=head.trainable(),
+            scale=scale,
+        )
+
+    return loss
+
+
+def token_loss(model: nn.Module, head: Head, criterion: Criterion | None = None) -> Loss:
+    """The summed loss of a micro-batch over its supervised tokens, whose logits never exist all at once.
+
+    Args:
+        model: With its adapter.
+        head: From `output_head`.
+        criterion: From logits (n, V) and labels (n,) of some positions, and where rows have weights a factor of each
+            (n,), to their summed loss, a scalar; None: cross-entropy in nats.
+
+    Returns:
+        A function of a micro-batch, on the model's device, and a factor: the summed loss times that, a scalar with a
+        graph. A factor of 1 / supervised tokens of the global batch makes it a mean.
+
+    Examples:
+        >>> import numpy, torch, workbench
+        >>> from workbench.config import ModelConfig
+        >>> section = ModelConfig(id="starter", weights="float32")
+        >>> tokenizer = workbench.load_tokenizer(section)
+        >>> backbone = workbench.load_backbone(section, tokenizer)
+        >>> model = backbone.model
+        >>> rows = workbench.encode_rows([{"question": "Who?", "answer": "A fox."}], tokenizer)
+        >>> batch = rows.batch(numpy.arange(1))
+        >>> def hinge(logits_nV, labels_n):
+        ...     return torch.nn.functional.multi_margin_loss(logits_nV.float(), labels_n, reduction="sum")
+        >>> head = workbench.output_head(model, model)
+        >>> loss = workbench.token_loss(model, head, hinge)(batch, 1 / len(batch.labels_N))
+        >>> loss.shape, bool(loss > 0)
+        (torch.Size([]), True)
+    """
+    if criterion is None:
+        return next_token_loss(model, head)
+    objective = token_objective(head, criterion)
+
+    def loss(batch: MicroBatch, scale: float) -> Tensor:
+        hidden_ND = head.supervised(model, batch.inputs, batch.positions_N)
+        return objective(hidden_ND, batch.labels_N, scale, batch.weights_N)
 
     return loss
 

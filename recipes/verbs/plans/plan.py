@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -32,6 +32,7 @@ from workbench.planning.fake_tensors import BlueprintLoader, fake_tensors, packe
 from workbench.planning.plan import WORKSPACES, Plan, scaling_advice
 from workbench.planning.solver import SolverChoice, choose, formats
 from workbench.planning.step_time import Timed
+from workbench.recipes.load import Recipe, load
 from workbench.recipes.single import streamed_rows, token_reference
 from workbench.recipes.single.single_run import Supervise
 from workbench.recipes.task import DryTask, implementation
@@ -57,9 +58,33 @@ from workbench.training.distributed import data_parallel, layout_checks, zero_of
 from workbench.training.optim import schedules
 
 
-def solve(config: RunConfig, *, devices: int = 1, memory: int | None = None, elsewhere: bool = False) -> SolverChoice:
-    """The fastest way to carry out a run that fits; every `auto` of its settings decided. Arguments as of `plan`."""
-    config = streamed_rows.local(config)
+def solve(
+    recipe: Recipe, overrides: Sequence[str] = (), *, devices: int | None = None, memory: int | str | None = None
+) -> SolverChoice:
+    """The fastest way to carry out a run that fits, with its memory and time, found without reading a weight.
+
+    Args:
+        recipe: A configuration, a YAML file, or the name of a shipped recipe.
+        overrides: `key=value` words on top of a file or name.
+        devices: How many share the run; None: one. With `memory`, they are accelerators that may be elsewhere.
+        memory: Of each device, in bytes or as `24GB`; None: what is free here.
+
+    Returns:
+        The `plan`, and the `config` in which every `auto` is decided. Where nothing fits, `cure` says what would, and
+        `require()` raises it.
+
+    Raises:
+        WorkbenchError: The run would be refused, or its recipe cannot be planned.
+
+    Examples:
+        >>> import workbench
+        >>> choice = workbench.plan("sft/quickstart", ["data.limit=40"], devices=1, memory="24GB")
+        >>> choice.plan.fits, choice.plan.needed < 1e9
+        (True, True)
+    """
+    elsewhere, devices = devices is not None and memory is not None, devices or 1
+    memory = None if memory is None else units.byte_size(memory, name="memory")
+    config = streamed_rows.local(load(recipe, overrides))
 
     def timing(plan: Plan) -> Timed:
         flops = plan.dry_run.flops_per_token

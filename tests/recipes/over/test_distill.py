@@ -158,7 +158,7 @@ def test_a_cache_is_made_by_a_verb_of_its_own_and_needs_no_teacher_afterwards(
     cache = {"folder": str(tmp_path / "cache"), "k": 16}
     config = _config(short_stories, rows, distill={"teacher": {"id": str(teachers["lora"])}, "cache": cache})
     with Terminal(quiet=True) as terminal:
-        facts = distill_verbs.cache(config, terminal)
+        facts = distill_verbs.distill_cache(config, callback=terminal)
     assert facts["bytes_per_token"] < 100
     _run(_config(short_stories, rows, distill={"cache": cache}), tmp_path / "run")
 

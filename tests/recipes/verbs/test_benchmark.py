@@ -64,7 +64,7 @@ def test_a_run_and_its_merge_have_the_scores_that_lm_eval_gives(
     """As its command line says them, which runs here: a process would import lm-eval a second time."""
     from lm_eval.__main__ import cli_evaluate
 
-    (found,) = benchmark(run, Benchmark((str(task),)))
+    (found,) = benchmark(run, [str(task)])
     merge(run, out=tmp_path / "merged", weights="float32")
     command = ["lm_eval", "run", "--model", "hf", "--tasks", str(task)]
     command += ["--model_args", f"pretrained={tmp_path / 'merged'},dtype=float32", "--device", "cpu"]
@@ -92,7 +92,7 @@ def test_a_task_is_asked_before_and_after_and_kept(run: Path, task: Path, capsys
 
 def test_against_itself_no_document_differs(run: Path, task: Path) -> None:
     before = (run / "scores.json").read_bytes()
-    (found,) = benchmark(run, Benchmark((str(task),), limit=4), against=run)
+    (found,) = benchmark(run, [str(task)], limit=4, against=run)
     assert found.difference == 0 and found.interval is None and found.before.documents == found.after.documents
     assert (run / "scores.json").read_bytes() == before, "its tasks are about the backbone"
 
@@ -126,7 +126,7 @@ def test_tasks_that_do_not_exist_are_refused_before_a_model_is_loaded(asked: Ben
 def test_rows_that_are_missing_are_told_by_the_task(run: Path, task: Path, tmp_path: Path) -> None:
     (tmp_path / "lost.yaml").write_text(TASK.format(rows=tmp_path / "lost.jsonl"))
     with pytest.raises(DataError, match=r"lost\.yaml: lm-eval could not ask it: FileNotFoundError"):
-        benchmark(run, Benchmark((str(tmp_path / "lost.yaml"),)))
+        benchmark(run, [str(tmp_path / "lost.yaml")])
 
 
 @pytest.mark.parametrize(
@@ -148,4 +148,4 @@ def test_a_run_that_writes_no_text_is_refused(tmp_path: Path) -> None:
     words = [f"data.train={tmp_path / 'rows.jsonl'}", "data.held_out=0.2", "train.steps=1", "train.epochs=null"]
     classifier = workbench.run("classify/quickstart", words, out=tmp_path / "run", quiet=True)
     with pytest.raises(ConfigError, match="recipe classify trains no model that writes text"):
-        benchmark(classifier, Benchmark(("a.yaml",)))
+        benchmark(classifier, ["a.yaml"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,35 +117,18 @@ def test_predict_refuses_what_it_cannot_write_or_read(trained: Path, asked: Path
     assert not (tmp_path / "answers.csv").exists()
 
 
-class _Writes(io.StringIO):
-    """Remembers each piece that is written to it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pieces: list[str] = []
-
-    def write(self, text: str) -> int:
-        self.pieces.append(text)
-        return super().write(text)
-
-
-def test_generate_streams_and_stops_at_the_templates_end_of_turn(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    screen = _Writes()
-    monkeypatch.setattr(sys, "stdout", screen)
-    generate(trained, "What comes after 12?", max_new_tokens=40)
-    text = screen.getvalue()
+def test_generate_streams_and_stops_at_the_templates_end_of_turn(trained: Path) -> None:
+    pieces: list[str] = []
+    text = generate(trained, "What comes after 12?", max_new_tokens=40, write=pieces.append)
     assert text.strip() == _single(trained, "What comes after 12?", max_new_tokens=40)
-    assert text.startswith("It is") and text.endswith(".\n") and len(text) < 20
-    assert len([piece for piece in screen.pieces if piece.strip()]) >= 2, "it must be written while it is generated"
+    assert text.startswith("It is") and text.endswith(".") and len(text) < 20
+    assert text == "".join(pieces)
+    assert len([piece for piece in pieces if piece.strip()]) >= 2, "it must be written while it is generated"
     assert exported.load(trained, run_directory.read_config(trained)).stop == [2, 513]
 
 
 @pytest.mark.parametrize("column", ["prompt", "text"])
-def test_a_run_on_raw_text_is_prompted_raw(
-    save_run: SaveRun, tmp_path: Path, column: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_raw_text_is_prompted_raw(save_run: SaveRun, tmp_path: Path, column: str) -> None:
     rows = [{"prompt": f"Once {n} cats", "completion": " sat down."} for n in range(30)]
     if column == "text":
         rows = [{"text": row["prompt"] + row["completion"]} for row in rows]
@@ -168,10 +149,7 @@ def test_a_run_on_raw_text_is_prompted_raw(
     )
     wanted = str(model.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)).strip()
     assert list(table["answer"]) == [wanted]
-    screen = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", screen)
-    generate(run, "Once 99 cats", max_new_tokens=10)
-    assert screen.getvalue().strip() == wanted
+    assert generate(run, "Once 99 cats", max_new_tokens=10).strip() == wanted
     with pytest.raises(DataError, match=r"the prompt has [\d,]+ tokens, and the model reads prompts of"):
         generate(run, "cats " * 2000, max_new_tokens=10)
 

@@ -12,7 +12,6 @@ import workbench
 from tests.conftest import write_questions
 from tests.run_files import read_losses
 from workbench.cli import render
-from workbench.cli.console import Terminal
 from workbench.config import RunConfig
 from workbench.errors import ConfigError, TrainingError
 from workbench.recipes.verbs import rate_finder
@@ -39,8 +38,8 @@ def config(tmp_path: Path, short_stories: str) -> RunConfig:
 
 
 def found(config: RunConfig, out: Path, **asked: Any) -> rate_finder.Tried:
-    asked = {"lowest": 1e-3, "highest": 1e-1, "count": 3, "steps": 8} | asked
-    return rate_finder.find(config, out, Terminal(quiet=True), **asked)
+    asked = {"lowest": 1e-3, "highest": 1e-1, "rates": 3, "steps": 8} | asked
+    return rate_finder.find_learning_rate(config, out=out, **asked)
 
 
 def test_each_rate_is_a_run_of_its_own_however_it_trains(

@@ -23,7 +23,7 @@ from workbench.errors import ConfigError
 from workbench.evaluation import generation
 from workbench.evaluation.generation import AnswerSampler
 from workbench.recipes.verbs import sample_rows
-from workbench.recipes.verbs.sample import SampledRows, SampleSettings, sample
+from workbench.recipes.verbs.sample import SampledRows, sample
 from workbench.recipes.verbs.sample_rows import AnswerGroup, ScoredAnswer
 
 LETTERS = """
@@ -34,7 +34,7 @@ def letters(answers):
         raise RuntimeError("out of order")
     return [len(set(answer.text)) + answer.row["n"] / 10 for answer in answers]
 """
-SETTINGS = SampleSettings(n=4, max_new_tokens=16, temperature=0.9)
+SETTINGS: dict[str, Any] = {"n": 4, "max_new_tokens": 16, "temperature": 0.9}
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +60,7 @@ def _sample(run: Path, asked: Path, out: str, score: str = "mine.py:letters", **
 
 def _facts(run: Path, asked: Path, out: str, score: str = "mine.py:letters", **settings: Any) -> SampledRows:
     word = str(asked.parent / score) if score.startswith("mine") else score
-    chosen = SampleSettings(**{**vars(SETTINGS), **settings})
-    return sample(run, str(asked), [], [word], chosen, out=asked.parent / out)
+    return sample(run, str(asked), score=[word], out=asked.parent / out, **{**SETTINGS, **settings})
 
 
 def test_rows_of_all_kinds_come_from_the_same_answers(trained: Path, asked: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -16,7 +17,7 @@ from workbench.data.text.generated_answers import Answer
 from workbench.errors import DataError
 from workbench.evaluation import rewards
 from workbench.models import exported
-from workbench.recipes.verbs.win_rate import Contest, win_rate
+from workbench.recipes.verbs.win_rate import win_rate
 from workbench.report import task_sections
 from workbench.runs import score_files, units
 
@@ -36,31 +37,30 @@ def asked(tmp_path: Path) -> Path:
 
 def test_a_run_and_itself_are_even(run: Path, asked: Path, tmp_path: Path) -> None:
     word = "{kind: regex, pattern: 'It is'}"
-    contest = Contest((word,), max_new_tokens=12, out=tmp_path / "answers.jsonl")
-    found = win_rate(run, run, [f"data.test={asked}"], contest)
+    out = tmp_path / "answers.jsonl"
+    found = win_rate(run, run, [f"data.test={asked}"], score=[word], max_new_tokens=12, out=out)
     assert (found["win_rate"], found["ties"], found["reward"]) == (0.5, 1, found["reward_other"])
     assert found["win_rate_low"] < 0.5 < found["win_rate_high"]
     rows = read_lines(tmp_path / "answers.jsonl")
     assert len(rows) == 4 and all(row["answer"] == row["other"] and row["win"] == 0.5 for row in rows)
-    judged = win_rate(run, run, [f"data.test={asked}"], Contest(judge="sed s/.*/1/", max_new_tokens=2))
+    judged = win_rate(run, run, [f"data.test={asked}"], judge="sed s/.*/1/", max_new_tokens=2)
     assert judged["win_rate"] == 0.5 and judged["order_agreement"] == 0
 
 
 def test_prompts_of_all_files_are_answered(run: Path, asked: Path) -> None:
     second = asked.with_name("second.jsonl")
     second.write_text(json.dumps({"question": "And then?", "answer": "Nothing."}) + "\n")
-    contest = Contest(("number",), max_new_tokens=1)
     with pytest.raises(DataError, match=r"second.jsonl, row 1: .* holds no number"):
-        win_rate(run, run, [f"data.test={{one: {asked}, two: {second}}}"], contest)
+        win_rate(run, run, [f"data.test={{one: {asked}, two: {second}}}"], score=["number"], max_new_tokens=1)
 
 
 def test_rows_that_are_left_out_are_counted(run: Path, asked: Path) -> None:
     rows = asked.read_text()
     asked.with_name("some.jsonl").write_text(rows + json.dumps({"question": "", "answer": "Nothing."}) + "\n")
     words = [f"data.test={asked.with_name('some.jsonl')}", "data.on_bad_row=skip"]
-    contest = Contest(("{kind: regex, pattern: It}",), max_new_tokens=1)
-    assert win_rate(run, run, words, contest)["rows_skipped"] == 1
-    assert "rows_skipped" not in win_rate(run, run, [f"data.test={asked}"], contest)
+    contest: Any = {"score": ["{kind: regex, pattern: It}"], "max_new_tokens": 1}
+    assert win_rate(run, run, words, **contest)["rows_skipped"] == 1
+    assert "rows_skipped" not in win_rate(run, run, [f"data.test={asked}"], **contest)
 
 
 def test_a_missing_column_is_told_before_anything_is_answered(
@@ -68,7 +68,7 @@ def test_a_missing_column_is_told_before_anything_is_answered(
 ) -> None:
     monkeypatch.setattr(exported, "load", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(DataError, match=r"asked.jsonl, row 1: no column `right`"):
-        win_rate(run, run, [f"data.test={asked}"], Contest(("{kind: number, answer: right}",)))
+        win_rate(run, run, [f"data.test={asked}"], score=["{kind: number, answer: right}"])
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +90,8 @@ def test_a_reward_model_judges_and_its_verdict_is_kept(
     other = shutil.copytree(trained, tmp_path / "other")
     adapter = other / "adapter" / "adapter_model.safetensors"
     save_file({name: -each for name, each in load_file(adapter).items()}, adapter)
-    contest = Contest((str(judge),), max_new_tokens=12, out=tmp_path / "answers.jsonl")
-    found = win_rate(run, other, [f"data.test={asked}"], contest)
+    out = tmp_path / "answers.jsonl"
+    found = win_rate(run, other, [f"data.test={asked}"], score=[str(judge)], max_new_tokens=12, out=out)
     rows = read_lines(tmp_path / "answers.jsonl")
     read = rewards.build([ModelReward(run=judge)])
 
@@ -110,7 +110,7 @@ def test_a_reward_model_judges_and_its_verdict_is_kept(
 def test_a_contest_takes_the_place_of_an_earlier_one_alone(run: Path, asked: Path) -> None:
     words = [f"data.test={asked}"]
     for pattern in ("It", "is", "It"):
-        win_rate(run, run, words, Contest((f"{{kind: regex, pattern: {pattern}}}",), max_new_tokens=2))
+        win_rate(run, run, words, score=[f"{{kind: regex, pattern: {pattern}}}"], max_new_tokens=2)
     assert [each["by"] for each in score_files.read_win_rates(run)] == [
         f"{{kind: regex, pattern: {pattern}}}" for pattern in ("is", "It")
     ]

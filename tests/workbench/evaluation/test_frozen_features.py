@@ -111,14 +111,14 @@ def test_what_can_be_told_is_told_and_noise_is_not() -> None:
 def test_the_verb_writes_features_with_rows_and_labels(tmp_path: Path) -> None:
     asked = config("starter", "starter/banking77_train.csv", limit=240, held_out=0.25)
     asked = asked.model_copy(update={"classes": asked.classes.model_copy(update={"every_class": False})})
-    found = features.write(asked, tmp_path / "f.parquet")
+    found = features.features(asked, out=tmp_path / "f.parquet")
     table = pd.read_parquet(tmp_path / "f.parquet")
     assert table["split"].value_counts().to_dict() == found.rows == {"train": 180, "held_out": 60}
     assert len(table["features"][0]) == found.width and list(table.columns[:2]) == ["row", "text"]
     assert found.known is not None and found.known.probe.linear > found.known.likeliest
     assert "linear probe" in found.sentence
     with pytest.raises(ConfigError, match="Name a recipe of classify or crossval"):
-        features.write(asked.model_copy(update={"recipe": "sft"}), None)
+        features.features(asked.model_copy(update={"recipe": "sft"}))
 
 
 def test_the_verb_writes_features_of_folds_test_and_unlabelled_rows(tmp_path: Path, stories: str) -> None:
@@ -129,7 +129,7 @@ def test_the_verb_writes_features_of_folds_test_and_unlabelled_rows(tmp_path: Pa
     data = {"train": str(tmp_path / "train.jsonl"), "test": str(tmp_path / "test.jsonl")}
     sections = {"model": {"id": stories}, "data": data, "pseudo_label": {"unlabelled": str(tmp_path / "more.jsonl")}}
     sections["duplicates"] = {"on_duplicate": "ignore"}
-    found = features.write(RunConfig.model_validate({"recipe": "crossval", **sections}), tmp_path / "f.parquet")
+    found = features.features(RunConfig.model_validate({"recipe": "crossval", **sections}), out=tmp_path / "f.parquet")
     table = pd.read_parquet(tmp_path / "f.parquet")
     assert table["split"].value_counts().to_dict() == found.rows
     assert set(found.rows) == {"train", "test", "unlabelled"} and found.rows["unlabelled"] == 5
@@ -144,7 +144,7 @@ def test_labels_that_are_not_one_class_have_features_and_no_probe(kind: str, tmp
     write_lines(tmp_path / "rows.jsonl", rows)
     sections = {"model": {"id": stories}, "data": {"train": str(tmp_path / "rows.jsonl"), "held_out": 0.25}}
     asked = RunConfig.model_validate({"recipe": "classify", **sections, "classes": {"kind": kind}})
-    found = features.write(asked, tmp_path / "f.parquet")
+    found = features.features(asked, out=tmp_path / "f.parquet")
     assert found.known is None and "not one class" in found.sentence
     assert pd.read_parquet(tmp_path / "f.parquet")["label"].notna().all()
 

@@ -59,7 +59,7 @@ def texts(rows: list[str], *, seed: int = 0, **augment: Any) -> AugmentedTexts:
 def test_destroyed_texts_are_told_and_harmless_marks_are_not(ask: Ask, recipe: str) -> None:
     folds = {"recipe": recipe, "folds": {"k": 2}, "duplicates": {"on_duplicate": "ignore"}}
     model = {"id": MINILM, "weights": "float32"}  # a causal one reads a text at its last token, often a mark
-    found = features.write(ask(DESTROYED, model=model, **(folds if recipe == "crossval" else {})), None)
+    found = features.features(ask(DESTROYED, model=model, **(folds if recipe == "crossval" else {})))
     assert found.preservation is not None and found.known is not None
     harmful, harmless = found.preservation.effects
     assert harmful.is_harmful and harmful.turned.low > 0.2 and "Write a lower data.augment.noise" in harmful.sentence
@@ -69,7 +69,7 @@ def test_destroyed_texts_are_told_and_harmless_marks_are_not(ask: Ask, recipe: s
 
 
 def test_it_is_repeated_bit_for_bit_and_another_seed_rewrites_otherwise(ask: Ask) -> None:
-    first, again = (features.write(ask(DESTROYED), None) for _ in range(2))
+    first, again = (features.features(ask(DESTROYED)) for _ in range(2))
     assert first == again and "drop_words" in first.sentence
     rows = ["The cat sat on a mat, and so did I."] * 2 + ["A dog runs after nine other dogs."]
     kept = [
@@ -81,7 +81,7 @@ def test_it_is_repeated_bit_for_bit_and_another_seed_rewrites_otherwise(ask: Ask
 
 
 def test_without_augmentation_the_verb_says_what_it_said(ask: Ask, tmp_path: Path) -> None:
-    plain, rewritten = (features.write(ask(augment), tmp_path / "f.parquet") for augment in (None, DESTROYED))
+    plain, rewritten = (features.features(ask(augment), out=tmp_path / "f.parquet") for augment in (None, DESTROYED))
     assert plain.preservation is None and "\n" not in plain.sentence
     assert rewritten.sentence.splitlines()[0] == plain.sentence
     assert (plain.rows, plain.width, plain.known) == (rewritten.rows, rewritten.width, rewritten.known)
@@ -136,7 +136,7 @@ def test_labels_that_are_not_one_class_are_said_not_to_be_known(ask: Ask, kind: 
         ask(data=data | {"augment": augment}, classes={"kind": kind}) for augment in ({}, {"operators": ["drop_words"]})
     )
     said = " Nor is it known whether texts keep such labels where data.augment rewrites them."
-    assert features.write(rewritten, None).sentence == features.write(plain, None).sentence + said
+    assert features.features(rewritten).sentence == features.features(plain).sentence + said
     assert not any("workbench features" in note for note in check(rewritten).notes)
 
 

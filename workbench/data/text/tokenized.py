@@ -34,6 +34,7 @@ from workbench.data.folds.held_fold import FoldRow
 from workbench.data.held_out_split import Splits
 from workbench.data.rows import RawRow, read_rows
 from workbench.data.text import chat, decontamination, formats
+from workbench.data.text.chat import ChatEncoder
 from workbench.data.text.decontamination import TextRow
 from workbench.data.text.formats import Example
 from workbench.data.text.quality import cleaning
@@ -362,17 +363,43 @@ CODE_VERSION = 3
 def load(
     config: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
-    template: RowEncoder,
+    template: RowEncoder | None = None,
     *,
-    seed: int,
+    seed: int = 0,
     scored: DataConfig | None = None,
 ) -> Splits[TokenizedSet]:
-    """Read, render, tokenise and split; refuses data that would teach or measure nothing.
+    """Read, render, tokenise and split the rows of files; refuses data that would teach or measure nothing.
 
     Args:
+        config: The files, their format, and what is held out.
+        tokenizer: Of the backbone.
+        template: How rows are written for it; None: as a causal language model reads them, by its chat template.
+        seed: What is held out depends on it.
         scored: How held-out and test files are read; None: as the training file.
+
+    Returns:
+        `train`, `held_out` and `test`: rows of token ids, memory-mapped, each of which knows its `lengths` in tokens,
+        how many are `supervised`, and the `place` that a row came from. `batch(numbers)` pads some to a micro-batch.
+
+    Raises:
+        DataError: A row cannot be read, has no token that carries loss, or is also among the held-out ones.
+
+    Examples:
+        >>> import workbench
+        >>> from workbench.config import DataConfig, ModelConfig
+        >>> tokenizer = workbench.load_tokenizer(ModelConfig(id="starter"))
+        >>> section = DataConfig(train="starter/fairytaleqa_train.jsonl", limit=40, held_out=0.1)
+        >>> data = workbench.load_rows(section, tokenizer)
+        >>> len(data.train), len(data.held_out), data.train.place(0)
+        (36, 4, 'fairytaleqa_train.jsonl, row 1')
+        >>> numbers = workbench.global_batch(0, rows=len(data.train), size=8, seed=0)
+        >>> batch = data.train.batch(numbers)
+        >>> batch.inputs["input_ids"].shape == (8, data.train.lengths[numbers].max())
+        True
+        >>> len(batch.labels_N), int(data.train.supervised[numbers].sum())
+        (84, 84)
     """
-    read_as = scored or config
+    read_as, template = scored or config, template or ChatEncoder(tokenizer)
     held_out, test = (
         read_each(named, read_as, tokenizer, template) for named in (config.held_out_files, config.test_files)
     )
@@ -460,8 +487,11 @@ def read(
         encode = partial(encode_chunk, config=config, encoder=template)
         written = write_chunks(arrow, ordered_processes.results(encode, chunks), config)
         files.write_bytes(notes, json.dumps(written).encode())
-    table = TokenTable.from_file(arrow)
-    skipped = json.loads(notes.read_text())
+    return _set(TokenTable.from_file(arrow), source, fingerprint, json.loads(notes.read_text()), template)
+
+
+def _set(table: TokenTable, source: str, fingerprint: str, skipped: list[str], template: RowEncoder) -> TokenizedSet:
+    """All rows of a table; raises DataError where it has none."""
     if len(table) == 0:
         raise DataError(f"{source}: no usable row" + (f"; the first was left out: {skipped[0]}" if skipped else "."))
     return TokenizedSet(
@@ -473,6 +503,49 @@ def read(
         chat=bool(table[0]["chat"]),
         collate=template.collate,
     )
+
+
+def encode(
+    rows: Iterable[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    template: RowEncoder | None = None,
+    *,
+    config: DataConfig | None = None,
+) -> TokenizedSet:
+    """Render and tokenise rows in memory, such as those of a pandas table or a data set of Hugging Face.
+
+    Args:
+        rows: Their columns, in any format that files have: `messages`, or `question` and `answer`, or `text`, ...
+        tokenizer: Of the backbone.
+        template: How rows are written for it; None: as a causal language model reads them, by its chat template.
+        config: Its format, columns, max_tokens, truncate, loss_on and on_bad_row are used; None: the defaults.
+
+    Returns:
+        Rows of token ids, as `load_rows` gives them.
+
+    Raises:
+        DataError: A row cannot be read, or has no token that carries loss.
+
+    Examples:
+        >>> import workbench
+        >>> from workbench.config import ModelConfig
+        >>> tokenizer = workbench.load_tokenizer(ModelConfig(id="starter"))
+        >>> rows = workbench.encode_rows([{"prompt": "Once upon", "completion": " a time"}], tokenizer)
+        >>> tokenizer.decode(rows[0].input_ids[rows[0].supervised])
+        ' a time<|endoftext|>'
+    """
+    config, template, skipped = config or DataConfig(train="rows"), template or ChatEncoder(tokenizer), list[str]()
+
+    def raw(source: str, columns: Mapping[str, str]) -> Iterator[RawRow]:
+        yield from (RawRow(f"row {number}", dict(row)) for number, row in enumerate(rows, 1))
+
+    examples = formats.read("rows", config, skipped=skipped, weighted=True, conversion=template.conversion, reader=raw)
+    chunks = (encode_chunk(chunk, config=config, encoder=template) for chunk in example_chunks(examples, skipped))
+    with tempfile.TemporaryDirectory() as aside:
+        path = Path(aside) / "rows.arrow"
+        skipped = write_chunks(path, chunks, config)
+        identity = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
+        return _set(TokenTable.from_file(path.rename(path.with_stem(identity))), "rows", identity, skipped, template)
 
 
 def target_rows(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template: RowEncoder) -> TokenizedSet:

@@ -152,7 +152,7 @@ def test_mined_negatives_check_plan_and_data_know_all_sources(config: Config, tm
     assert "news: 24 rows" in notes and "50.0% of the draws, 2.22 passes" in notes
     assert "Held-out rows: news 8, mail 3." in notes
     assert plan(wanted).steps == 5
-    found = data_report.write(wanted, tmp_path / "page")
+    found = data_report.data_report(wanted, out=tmp_path / "page")
     assert [each.read.title for each in found.findings] == ["Train: news", "Train: mail"]
 
 

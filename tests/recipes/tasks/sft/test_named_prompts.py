@@ -134,7 +134,7 @@ def test_check_plan_and_data_take_sets_of_prompts(prompts: Path, tmp_path: Path)
     notes = check(config).notes
     assert "Held-out rows: a 5, b 9." in notes and "Test rows: a 5, b 9." in notes
     assert plan(config).steps == 4
-    found = data_report.write(config, tmp_path).findings
+    found = data_report.data_report(config, out=tmp_path).findings
     assert [each.read.title for each in found] == ["Train", "Held-out: a", "Held-out: b", "Test: a", "Test: b"]
 
 

@@ -337,3 +337,19 @@ def test_the_cache_stands_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch, t
     assert tokenized.cache_folder() == tmp_path / "xdg" / "peft-workbench"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert tokenized.cache_folder() == Path("~/.cache/peft-workbench").expanduser()
+
+
+def test_rows_in_memory_are_those_of_a_file(questions: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    rows = read_lines(questions)
+    found, wanted = tokenized.encode(rows, tokenizer), _read(questions, tokenizer)
+    for column in ("input_ids", "supervised", "digest", "weight"):
+        assert found.table.data.column(column).to_pylist() == wanted.table.data.column(column).to_pylist()
+    assert list(found.places())[:2] == ["row 1", "row 2"]
+    assert found.fingerprint == tokenized.encode(rows, tokenizer).fingerprint != tokenized.encode(rows[1:], tokenizer)
+    with pytest.raises(DataError, match=r"row 2: .*answer"):
+        tokenized.encode([rows[0], {"question": "What?", "answer": ""}], tokenizer)
+    weighed = DataConfig(train="rows", columns={"weight": "often"})
+    found = tokenized.encode(
+        [{**row, "often": 1 + number} for number, row in enumerate(rows)], tokenizer, config=weighed
+    )
+    assert list(found.weights[:3]) == [1, 2, 3]
