@@ -70,7 +70,10 @@ CASES = {
     ),
     "loss of answers": Case(f"{CHECK} {PLACE}.by=loss", "which is for recipe=classify", f"Write {PLACE}.by=perplexity"),
     "loss of folds": Case(
-        f"{CHECK} recipe=crossval of=classify {PLACE}.by=loss data.train=t.jsonl", "not for recipe=crossval", f"Write {ON}", TEXTS
+        f"{CHECK} recipe=crossval of=classify {PLACE}.by=loss data.train=t.jsonl",
+        "not for recipe=crossval",
+        f"Write {ON}",
+        TEXTS,
     ),
     "loss of several classes": Case(
         f"{CHECK} recipe=classify classes.kind=several {PLACE}.by=loss", "one class a row", "function or self_paced"

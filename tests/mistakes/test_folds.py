@@ -56,7 +56,9 @@ CASES = {
         "folds.k=11: the class `cat` has only 10 row(s)", "folds.k=10", "folds.k=11"
     ),
     "more folds than groups": Case("the 20 rows form only 2 groups", "Write folds.k=2", "folds.group=who"),
-    "near-duplicates": Case("form only", "near-duplicates, which duplicates.on_duplicate=ignore", "duplicates.on_duplicate=together"),
+    "near-duplicates": Case(
+        "form only", "near-duplicates, which duplicates.on_duplicate=ignore", "duplicates.on_duplicate=together"
+    ),
     "no such group": Case("folds.group=whom: no row has such a column", "Did you mean `who`?", "folds.group=whom"),
     "class in one fold": Case(
         "would never train on it", "several folds", "folds.column=part folds.every_class=false", rows=parts(cat=1)

@@ -116,7 +116,9 @@ CASES = {
     "nothing said": Case(
         f"{CHECK} {LIKE} {PLACE}.rows=3 {PLACE}.target=silent.jsonl", "silent.jsonl", "text", with_silence
     ),
-    "folds": Case(f"{CHECK} recipe=crossval of=classify {RANDOM} {PLACE}.rows=3", "scores every row", f"Leave {PLACE} out"),
+    "folds": Case(
+        f"{CHECK} recipe=crossval of=classify {RANDOM} {PLACE}.rows=3", "scores every row", f"Leave {PLACE} out"
+    ),
     "pictures": Case(
         f"{CHECK} recipe=classify data.format=image {LIKE} {PLACE}.rows=3 {PLACE}.target=x",
         "compares words",

@@ -80,7 +80,10 @@ CASES = {
         two,
     ),
     "folds of passes": Case(
-        f"{BOTH} recipe=crossval of=classify data.sources.b.passes=2", "data.sources.b.passes: recipe=crossval", "Leave it out", two
+        f"{BOTH} recipe=crossval of=classify data.sources.b.passes=2",
+        "data.sources.b.passes: recipe=crossval",
+        "Leave it out",
+        two,
     ),
     "a source called as a reward": Case(
         f"{CHECK} data.sources.number.path=a.jsonl {B} recipe=reinforce 'rewards=[{{kind: number}}]'",
