@@ -23,11 +23,8 @@ def is_id(source: str) -> bool:
 
 
 def read(source: str) -> Iterator[dict[str, Any]]:
-    """The rows of a hub data set; the split is `train` where `source` names none. Class numbers become names.
-
-    Raises:
-        DataError: The hub cannot be reached, or has no such data set, configuration or split.
-    """
+    """The rows of a hub data set; the split is `train` where `source` names none. Class numbers become names. Raises
+    DataError: the hub cannot be reached, or has no such data set, configuration or split."""
     repository, config, split = _parts(source)
     with data_errors(source):
         import datasets

@@ -119,11 +119,8 @@ def mixed(rows: MixableRows, config: TrainingSections) -> Examples:
 
 
 def plan(rows: MixableRows, config: TrainingSections) -> tuple[Floats, int, int]:
-    """Share of the draws that each source has (S,), draws of an epoch, and the seed.
-
-    Raises:
-        DataError: A source has no row.
-    """
+    """Share of the draws that each source has (S,), draws of an epoch, and the seed. Raises DataError: a source has no
+    row."""
     sources, mix = config.data.sources, config.data.mix
     size_S = np.bincount(rows.source_N, minlength=len(sources))
     if empty := [name for name, size in zip(sources, size_S, strict=True) if not size]:
@@ -204,7 +201,12 @@ def require_passes(train: Examples, config: TrainingSections, steps: int | None)
     assert isinstance(train, MixedRows)
     drawn = _draws(config, steps)
     if config.data.mix.by == "learned":
-        _require_enough(train, config, drawn)
+        most = allowed(train, config).sum()
+        if most < drawn:
+            raise ConfigError(
+                f"data.sources: their `passes` allow {most:,.0f} rows altogether, and the run draws {drawn:,}.\n"
+                "  Write more passes, leave those of one source out, or write fewer train.epochs or train.steps."
+            )
         return
     for number, name in enumerate(config.data.sources):
         size, most = len(train.members[number]), limited.get(name)
@@ -215,16 +217,6 @@ def require_passes(train: Examples, config: TrainingSections, steps: int | None)
                 f"from there, which is {passes:.2f} passes over {size:,} rows.\n  Write a lower "
                 f"data.sources.{name}.weight, fewer train.epochs or train.steps, or passes={passes:.2f}."
             )
-
-
-def _require_enough(train: MixedRows[Any], config: TrainingSections, drawn: int) -> None:
-    """Raise ConfigError where all sources together may not be read as often as the run draws."""
-    most = allowed(train, config).sum()
-    if most < drawn:
-        raise ConfigError(
-            f"data.sources: their `passes` allow {most:,.0f} rows altogether, and the run draws {drawn:,}.\n"
-            "  Write more passes, leave those of one source out, or write fewer train.epochs or train.steps."
-        )
 
 
 def in_words(train: Examples, config: TrainingSections, steps: int | None) -> list[str]:

@@ -40,10 +40,7 @@ KILLED = (
 
 def available() -> int:
     """Processes that prepare data: one for each core that this run may use, or as many as WORKBENCH_PROCESSES says.
-
-    Raises:
-        ConfigError: The variable is no positive number.
-    """
+    Raises ConfigError: the variable is no positive number."""
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -86,31 +83,25 @@ def results(
         yield from map(function, left)
         return
     with _Others(function, count - 1, killed) as others:
-        yield from _shared(function, left, others)
-
-
-def _shared(
-    function: Callable[[ItemT], ResultT], items: Iterator[ItemT], others: _Others[ItemT, ResultT]
-) -> Iterator[ResultT]:
-    """Results of this process and others; items are read ahead as far as keeps the others at work."""
-    pending: deque[Future[ResultT]] = deque()
-    unread: Exception | None = None
-    while unread is None:
-        try:
-            item = next(items)
-        except StopIteration:
-            break
-        except Exception as error:  # raised in its turn, after errors of earlier items
-            unread = error
-            break
-        busy = sum(not each.done() for each in pending)
-        pending.append(others.submit(item) if busy < AHEAD * others.count else _done(function, item))
-        while pending and (pending[0].done() or len(pending) > 2 * AHEAD * (others.count + 1)):
+        # Results of this process and others; items are read ahead as far as keeps the others at work.
+        pending: deque[Future[ResultT]] = deque()
+        unread: Exception | None = None
+        while unread is None:
+            try:
+                item = next(left)
+            except StopIteration:
+                break
+            except Exception as error:  # raised in its turn, after errors of earlier items
+                unread = error
+                break
+            busy = sum(not each.done() for each in pending)
+            pending.append(others.submit(item) if busy < AHEAD * others.count else _done(function, item))
+            while pending and (pending[0].done() or len(pending) > 2 * AHEAD * (others.count + 1)):
+                yield pending.popleft().result()
+        while pending:
             yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()
-    if unread is not None:
-        raise unread
+        if unread is not None:
+            raise unread
 
 
 def _done(function: Callable[[ItemT], ResultT], item: ItemT) -> Future[ResultT]:

@@ -310,15 +310,24 @@ def join(batches: Sequence[MicroBatch]) -> MicroBatch:
     counts = list(map(_rows, batches))
     length = max(map(padded_length, batches))
     starts = np.cumsum([0, *counts[:-1]])
+    inputs = {}
+    for name in batches[0].inputs:
+        tensors = [batch.inputs[name] for batch in batches]
+        if tensors[0].ndim <= 2:  # pictures are of one size
+            longest = max(tensor.shape[1] for tensor in tensors)
+            tensors = [F.pad(tensor, (0, longest - tensor.shape[1])) for tensor in tensors]
+        inputs[name] = torch.cat(tensors)
+    positions = []  # flat, in rows of `length`
+    for batch, start in zip(batches, starts.tolist(), strict=True):
+        own = padded_length(batch)
+        positions.append((batch.positions_N // own + start) * length + batch.positions_N % own)
     known = [batch.lengths_B for batch in batches if batch.lengths_B is not None] or None
     labels = [batch.labels_N for batch in batches]
     widest = max(each.shape[-1] for each in labels) if labels[0].ndim > 1 else 0
     narrow = labels[0].ndim > 1 and any(each.shape[-1] < widest for each in labels)
     return MicroBatch(
-        inputs={name: _padded_together([batch.inputs[name] for batch in batches]) for name in batches[0].inputs},
-        positions_N=torch.cat(
-            [_moved(batch, int(start), length) for batch, start in zip(batches, starts, strict=True)]
-        ),
+        inputs=inputs,
+        positions_N=torch.cat(positions),
         labels_N=torch.cat([F.pad(each, (0, widest - each.shape[-1])) for each in labels] if narrow else labels),
         tokens=sum(batch.tokens for batch in batches),
         lengths_B=None if known is None else torch.cat(known),
@@ -374,16 +383,3 @@ def padded_length(batch: MicroBatch) -> int:
         if name in batch.inputs:
             return batch.inputs[name].shape[1]
     return batch.tokens // len(batch.inputs["pixel_values"])
-
-
-def _padded_together(tensors: Sequence[Tensor]) -> Tensor:
-    if tensors[0].ndim > 2:  # pictures are of one size
-        return torch.cat(list(tensors))
-    longest = max(tensor.shape[1] for tensor in tensors)
-    return torch.cat([F.pad(tensor, (0, longest - tensor.shape[1])) for tensor in tensors])
-
-
-def _moved(batch: MicroBatch, start: int, length: int) -> Tensor:
-    """Flat positions of a batch whose rows come `start` rows later, in rows of `length`."""
-    own = padded_length(batch)
-    return (batch.positions_N // own + start) * length + batch.positions_N % own

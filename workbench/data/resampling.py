@@ -106,16 +106,13 @@ def numbered(row_M: Indices, *, rows: int, seed: int, epoch: int) -> Indices:
         seed: Of the run, by which draws are dealt to steps.
     """
     order_M = global_batch(epoch, rows=len(row_M), size=len(row_M), seed=seed)
-    return row_M + rows * _earlier(row_M[order_M])[np.argsort(order_M)]
-
-
-def _earlier(row_M: Indices) -> Indices:
-    """How often the row of each draw (M,) stands before it."""
-    order = np.argsort(row_M, kind="stable")
-    _, first, count = np.unique(row_M[order], return_index=True, return_counts=True)
+    # How often the row of each draw (M,) stands before it.
+    drawn_M = row_M[order_M]
+    order = np.argsort(drawn_M, kind="stable")
+    _, first, count = np.unique(drawn_M[order], return_index=True, return_counts=True)
     found_M = np.empty_like(row_M)
     found_M[order] = np.arange(len(row_M)) - np.repeat(first, count)
-    return found_M
+    return row_M + rows * found_M[np.argsort(order_M)]
 
 
 LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6

@@ -141,11 +141,8 @@ class Taken:
 
 
 def take(stream: RowStream, say: Callable[[str], None] = lambda _: None) -> Path:
-    """The folder of the rows that a stream gives, which has them all already, or some, or none.
-
-    Raises:
-        DataError: The source is none that can be streamed, cannot be read, or gives no row.
-    """
+    """The folder of the rows that a stream gives, which has them all already, or some, or none. Raises DataError: the
+    source is none that can be streamed, cannot be read, or gives no row."""
     paths = rows.data_files(stream.source)
     suffix = ".jsonl" if paths is None else _suffix(stream.source, paths)
     import datasets

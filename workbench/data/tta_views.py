@@ -130,11 +130,8 @@ def require_used(config: TtaConfig) -> None:
 
 
 def user_merge(config: TtaConfig) -> UserMerge | None:
-    """The user's function `merge`, where `tta.merge` is user; workbench/crossval/tta.py checks its results.
-
-    Raises:
-        ConfigError: The file has no such function.
-    """
+    """The user's function `merge`, where `tta.merge` is user; workbench/crossval/tta.py checks its results. Raises
+    ConfigError: the file has no such function."""
     path = config.function
     if path is None or config.merge != "user":
         return None
@@ -172,11 +169,8 @@ class TextView:
     """The output of the view that corresponds to each output of the original row; None where they are the same."""
 
     def rows(self, rows: LabelledSet, reader: RowReader) -> LabelledSet:
-        """The same rows, tokenised in this view.
-
-        Raises:
-            DataError: The view's template leaves no tokens to the columns of a row.
-        """
+        """The same rows, tokenised in this view. Raises DataError: the view's template leaves no tokens to the columns
+        of a row."""
         assert isinstance(reader, TextReader)
         encoder = FieldTokenizer(reader.tokenizer, self.classes, max_tokens=reader.data.max_tokens)
         try:
@@ -244,9 +238,29 @@ def _named_text_views(
     if name in WINDOWS:
         return [TextView(name, classes.model_copy(update={"keep": WINDOWS[name]}), attrgetter("fields"))]
     if name == "swap":
-        return [_swap(classes, labels)]
+        # Exchanges the two responses, and the outputs for a and b.
+        other = {"a": "b", "b": "a", "response_a": "response_b", "response_b": "response_a"}
+        for label in labels.names:
+            if other.get(label, label) not in labels.names:
+                raise ConfigError(
+                    f"tta.views: swap turns a into b and b into a, but no training row has the label `{other[label]}`. "
+                    f"Give rows where {other[label]} wins, or leave swap out."
+                )
+        order = [classes.fields.index(other.get(field, field)) for field in classes.fields]
+        order_C = tuple(labels.names.index(other.get(label, label)) for label in labels.names)
+        return [TextView("swap", classes, partial(_reorder, order), order_C)]
     if name == "templates":
-        return [_template(number, text, classes) for number, text in enumerate(config.templates, start=1)]
+        # Each column keeps its share of the tokens.
+        shares = dict(zip(classes.fields, classes.parts, strict=True))
+        others = [
+            ClassesConfig.model_validate({**classes.model_dump(), "text": text, "shares": shares})
+            for text in config.templates
+        ]
+        orders = [[classes.fields.index(field) for field in other.fields] for other in others]
+        return [
+            TextView(f"template {number}", other, partial(_reorder, order))
+            for number, (other, order) in enumerate(zip(others, orders, strict=True), start=1)
+        ]
     assert config.function is not None
     views = UserViews(config.function, columns=classes.fields, example=example.fields, place=example.place)
     return [
@@ -267,30 +281,6 @@ def _reorder(order: Sequence[int], record: LabelledRecord) -> Fields:
     return tuple(record.fields[number] for number in order)
 
 
-def _swap(classes: ClassesConfig, labels: Labels) -> TextView:
-    """Exchanges the two responses, and the outputs for a and b."""
-    other = {"a": "b", "b": "a", "response_a": "response_b", "response_b": "response_a"}
-    for name in labels.names:
-        if other.get(name, name) not in labels.names:
-            missing = other[name]
-            raise ConfigError(
-                f"tta.views: swap turns a into b and b into a, but no training row has the label `{missing}`. "
-                f"Give rows where {missing} wins, or leave swap out."
-            )
-    order = [classes.fields.index(other.get(name, name)) for name in classes.fields]
-    order_C = tuple(labels.names.index(other.get(name, name)) for name in labels.names)
-    return TextView("swap", classes, partial(_reorder, order), order_C)
-
-
-def _template(number: int, text: str, classes: ClassesConfig) -> TextView:
-    """Another template; each column keeps its share of the tokens."""
-    shares = dict(zip(classes.fields, classes.parts, strict=True))
-    other = ClassesConfig.model_validate({**classes.model_dump(), "text": text, "shares": shares})
-    return TextView(
-        f"template {number}", other, partial(_reorder, [classes.fields.index(name) for name in other.fields])
-    )
-
-
 Picture: TypeAlias = NDArray[np.uint8]
 PictureChange: TypeAlias = Callable[[Picture, int], Picture]
 """A picture and the number of its row to the picture that is read instead."""
@@ -304,11 +294,8 @@ class PictureView:
     change: PictureChange
 
     def picture(self, picture_HW3: Picture, row: int) -> Picture:
-        """The picture of a row in this view, of the same size.
-
-        Raises:
-            ConfigError: A user's function returns no such picture; the message names the row.
-        """
+        """The picture of a row in this view, of the same size. Raises ConfigError: a user's function returns no such
+        picture; the message names the row."""
         return self.change(picture_HW3, row)
 
     def rows(self, rows: LabelledSet, reader: RowReader) -> LabelledSet:

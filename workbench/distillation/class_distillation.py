@@ -119,7 +119,26 @@ def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) ->
         )
     teachers = [_crossval(source)] if folds else _classifiers(source, student, labels)
     for teacher in teachers:
-        _require_same(teacher, labels)
+        name = f"distill.teacher.id={teacher.name}"
+        if teacher.labels.kind != labels.kind:
+            raise ConfigError(
+                f"{name}: its labels are of kind {teacher.labels.kind}, the student's of kind {labels.kind}. Write "
+                f"classes.kind={teacher.labels.kind}, with such labels, or take another teacher."
+            )
+        lacking, more = (
+            ", ".join(f"`{each}`" for each in names[:8]) + (", ..." if len(names) > 8 else "")
+            for names in (
+                [each for each in labels.names if each not in teacher.labels.names],
+                [each for each in teacher.labels.names if each not in labels.names],
+            )
+        )
+        if lacking or more:
+            differences = [f"it says nothing of {lacking}"] if lacking else []
+            differences += [f"no training row has {more}, which it knows"] if more else []
+            raise ConfigError(
+                f"{name}: {', and '.join(differences)}. Teacher and student need the same classes, in any "
+                "order: name them alike in data.train, give rows of each, or take a teacher that was trained on these."
+            )
     return teachers
 
 
@@ -212,30 +231,6 @@ def _stock_labels(source: TeacherSource, wanted: Kind) -> Labels:
     return Labels("pair" if wanted == "pair" else "one", names)
 
 
-def _require_same(teacher: ClassTeacher, labels: Labels) -> None:
-    """Raise ConfigError where teacher and student predict different classes or numbers."""
-    name = f"distill.teacher.id={teacher.name}"
-    if teacher.labels.kind != labels.kind:
-        raise ConfigError(
-            f"{name}: its labels are of kind {teacher.labels.kind}, the student's of kind {labels.kind}. Write "
-            f"classes.kind={teacher.labels.kind}, with such labels, or take another teacher."
-        )
-    lacking, more = (
-        ", ".join(f"`{each}`" for each in names[:8]) + (", ..." if len(names) > 8 else "")
-        for names in (
-            [each for each in labels.names if each not in teacher.labels.names],
-            [each for each in teacher.labels.names if each not in labels.names],
-        )
-    )
-    if lacking or more:
-        differences = [f"it says nothing of {lacking}"] if lacking else []
-        differences += [f"no training row has {more}, which it knows"] if more else []
-        raise ConfigError(
-            f"{name}: {', and '.join(differences)}. Teacher and student need the same classes, in any "
-            "order: name them alike in data.train, give rows of each, or take a teacher that was trained on these."
-        )
-
-
 class TeacherOutputs(NamedTuple):
     """Outputs (N, C) of the teacher in the student's order of classes: logits, or standardised numbers."""
 
@@ -289,10 +284,7 @@ def _first_told(
 
 def unlabelled(config: RunConfig, data: ClassSplits, reader: RowReader) -> LabelledSet | None:
     """The rows of distill.unlabelled without those that are also held out or tested on; labels are not looked at.
-
-    Raises:
-        DataError: nothing is left.
-    """
+    Raises DataError: nothing is left."""
     path = config.distill.unlabelled
     if path is None:
         return None

@@ -101,11 +101,7 @@ class ServedTeacher:
         rows = [train[index].input_ids for index in range(min(PROBES, len(train)))]
         self.likeliest([[int(token) for token in ids] for ids in rows if len(ids) > 1][:1], 1)
         texts = [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in rows]
-        self._require_same_tokens([text for text in texts if text.strip()], tokenizer)
-        if train.chat and isinstance(template, ChatEncoder):
-            self._require_same_rendering(data, template)
-
-    def _require_same_tokens(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
+        texts = [text for text in texts if text.strip()]
         try:
             served = self._server.tokens(self.model, texts)
         except ValueError as error:
@@ -118,6 +114,8 @@ class ServedTeacher:
                 f"{len(own_ids)}, {own_ids[:8]} ... Name a teacher with the student's tokenizer, or load "
                 "one here with distill.loss=universal."
             )
+        if train.chat and isinstance(template, ChatEncoder):
+            self._require_same_rendering(data, template)
 
     def _require_same_rendering(self, data: DataConfig, template: ChatEncoder) -> None:
         """Compare how many tokens a conversation has: a server tells no more of what its template writes."""

@@ -94,19 +94,16 @@ class TeacherLogits:
         """Log-probabilities (n, V) of all models together at a chunk of positions, over the tokens that all know."""
         common = min(vocabulary, *self.vocabularies)
         heads = zip(self.projects, tensors, strict=True)
-        return mean_log_probs([log_probs(project(hidden)[:, :common], self.temperature) for project, hidden in heads])
+        # Log of the mean of several distributions, each given by its log-probabilities (..., V).
+        each = [log_probs(project(hidden)[:, :common], self.temperature) for project, hidden in heads]
+        if len(each) == 1:
+            return each[0]
+        return torch.logsumexp(torch.stack(list(each)), dim=0) - math.log(len(each))
 
 
 def divergence(config: DistillConfig, temperature: float) -> Divergence:
     """The configured divergence of log-probabilities at a temperature, with its factor."""
     return divergences.scaled(config.loss, temperature=temperature, beta=config.beta, skew=config.skew)
-
-
-def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
-    """Log of the mean of several distributions, each given by its log-probabilities (..., V)."""
-    if len(each) == 1:
-        return each[0]
-    return torch.logsumexp(torch.stack(list(each)), dim=0) - math.log(len(each))
 
 
 def distillation_loss(

@@ -82,7 +82,13 @@ def make(
         if callback is not None:
             callback.say(f"Making the student's backbone of {origin.name} ...")
         # On the skeleton first: layers that are not there are refused before a weight is read.
-        model = _skeleton(origin)
+        model = backbones.skeleton(origin.model, task=origin.task)
+        if origin.tokenizer is not None:  # with a vocabulary that holds the tokenizer's
+            embedding = model.get_input_embeddings()
+            assert isinstance(embedding, nn.Embedding)
+            if len(origin.tokenizer) > embedding.num_embeddings:
+                model.config.get_text_config().vocab_size = len(origin.tokenizer)
+                model = _rebuilt(model)
         _keep_layers(model, student)
         if weights and student.weights == "random":
             with torch.random.fork_rng(devices=[]):
@@ -91,9 +97,28 @@ def make(
                     model.config, dtype=origin.dtype, trust_remote_code=origin.model.trust_remote_code
                 )
         elif weights:
-            model = _pretrained(origin)
+            if origin.adapter is None:
+                model = backbones.load(origin.model, origin.tokenizer, task=origin.task).model
+            else:  # merged in float32
+                assert origin.method is not None
+                precise = origin.model.model_copy(update={"weights": "float32", "compute": "float32"})
+                backbone = backbones.load(precise, origin.tokenizer, task=origin.task).model
+                model = adapters.merge(adapters.load(backbone, origin.adapter), origin.method)
+                model.to(origin.dtype)  # type: ignore[arg-type]
             _keep_layers(model, student)
-        _save(model, origin, folder, weights=weights)
+        # Without a head of its own, what the recipe puts its fresh head on: BERT's body with its pooler.
+        kept: Any = model if origin.headed else model.base_model
+        with files.new_folder(folder) as aside:
+            if weights:
+                stock.save(kept, aside)
+            else:
+                kept.config.architectures = [type(kept).__name__]
+                kept.config.dtype = origin.dtype
+                kept.config.to_json_file(aside / "config.json")
+            if origin.tokenizer is not None:
+                origin.tokenizer.save_pretrained(aside)
+            elif processor := classifier.processor(origin.model):
+                files.write_json(aside / PROCESSOR, processor)
     ranks.wait()
 
 
@@ -138,30 +163,6 @@ def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:
     else:
         task = model_heads.of(trained)
     return replace(origin, task=task, headed=True, adapter=adapter, method=trained.adapter)
-
-
-def _skeleton(origin: _Origin) -> PreTrainedModel:
-    """The modules of what the student is made of, without values, with a vocabulary that holds the tokenizer's."""
-    model = backbones.skeleton(origin.model, task=origin.task)
-    if origin.tokenizer is not None:
-        embedding = model.get_input_embeddings()
-        assert isinstance(embedding, nn.Embedding)
-        if len(origin.tokenizer) > embedding.num_embeddings:
-            model.config.get_text_config().vocab_size = len(origin.tokenizer)
-            return _rebuilt(model)
-    return model
-
-
-def _pretrained(origin: _Origin) -> PreTrainedModel:
-    """The model that the student is made of, its adapter merged in float32."""
-    if origin.adapter is None:
-        return backbones.load(origin.model, origin.tokenizer, task=origin.task).model
-    assert origin.method is not None
-    precise = origin.model.model_copy(update={"weights": "float32", "compute": "float32"})
-    backbone = backbones.load(precise, origin.tokenizer, task=origin.task).model
-    merged = adapters.merge(adapters.load(backbone, origin.adapter), origin.method)
-    merged.to(origin.dtype)  # type: ignore[arg-type]
-    return merged
 
 
 def _keep_layers(model: PreTrainedModel, student: StudentConfig) -> None:
@@ -284,19 +285,3 @@ def _immutable(model: PreTrainedModel, reason: str, instead: str | None = None) 
         f"leave some out like this: {reason}. Write {instead or 'distill.student.layers=all'}, or take a backbone of "
         "another family."
     )
-
-
-def _save(model: PreTrainedModel, origin: _Origin, folder: Path, *, weights: bool) -> None:
-    # Without a head of its own, what the recipe puts its fresh head on: BERT's body with its pooler.
-    kept: Any = model if origin.headed else model.base_model
-    with files.new_folder(folder) as aside:
-        if weights:
-            stock.save(kept, aside)
-        else:
-            kept.config.architectures = [type(kept).__name__]
-            kept.config.dtype = origin.dtype
-            kept.config.to_json_file(aside / "config.json")
-        if origin.tokenizer is not None:
-            origin.tokenizer.save_pretrained(aside)
-        elif processor := classifier.processor(origin.model):
-            files.write_json(aside / PROCESSOR, processor)

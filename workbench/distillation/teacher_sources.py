@@ -209,37 +209,23 @@ def require_comparable(
             f"{name}: {single} compares with one teacher, and these are {len(source.adapters)} adapters. Name one of "
             f"them, or leave {single} out."
         )
-    _require_same_task(name, source, student)
-    if config.loss == "universal":
-        return
-    own = source.tokenizer()
-    _require_same_tokens(name, student, tokenizer, own, train)
-    if train.chat and isinstance(template, ChatEncoder) and own.chat_template is not None:
-        theirs = source.template(student, own)
-        assert isinstance(theirs, ChatEncoder), "only recipe mlm masks, and its rows are no chat"
-        _require_same_rendering(name, source, student.data, (template, tokenizer), (theirs, own))
-
-
-def _require_same_task(name: str, source: TeacherSource, student: RunConfig) -> None:
     if source.config is not None and source.config.task != student.task:
         raise ConfigError(
             f"{name}: its run is of recipe={source.config.recipe}, and the student's is of={student.task.name}. "
             "Name a teacher that was trained for the same, or change `of`."
         )
-    theirs, mine = source.hub_config(), backbones.hub_config(student.model)
-    if theirs.is_encoder_decoder != mine.is_encoder_decoder:
+    teacher, pupil = source.hub_config(), backbones.hub_config(student.model)
+    if teacher.is_encoder_decoder != pupil.is_encoder_decoder:
         kinds = ["reads and writes in one sequence", "has a decoder beside its encoder"]
         raise ConfigError(
-            f"{name}: {type(theirs).__name__} {kinds[theirs.is_encoder_decoder]}, and the student, "
-            f"{type(mine).__name__}, {kinds[mine.is_encoder_decoder]}: they do not read the same rows. Name a teacher "
-            "of the student's kind."
+            f"{name}: {type(teacher).__name__} {kinds[teacher.is_encoder_decoder]}, and the student, "
+            f"{type(pupil).__name__}, {kinds[pupil.is_encoder_decoder]}: they do not read the same rows. Name a "
+            "teacher of the student's kind."
         )
-
-
-def _require_same_tokens(
-    name: str, student: RunConfig, tokenizer: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase, train: TokenizedSet
-) -> None:
-    """Heads may be larger than a vocabulary, and a vocabulary may go on after the other ends, where no row is."""
+    if config.loss == "universal":
+        return
+    own = source.tokenizer()
+    # Heads may be larger than a vocabulary, and a vocabulary may go on after the other ends, where no row is.
     mine, theirs = ({number: token for token, number in each.get_vocab().items()} for each in (tokenizer, own))
     sizes = f"the student's tokenizer has {len(tokenizer)} tokens, the teacher's {len(own)}"
     cure = (
@@ -259,6 +245,10 @@ def _require_same_tokens(
                     f"{name}: {sizes}, and it does not know {mine.get(int(number))!r} (token {number}), which "
                     f"{train.place(int(index))} holds. {cure}"
                 )
+    if train.chat and isinstance(template, ChatEncoder) and own.chat_template is not None:
+        chats = source.template(student, own)
+        assert isinstance(chats, ChatEncoder), "only recipe mlm masks, and its rows are no chat"
+        _require_same_rendering(name, source, student.data, (template, tokenizer), (chats, own))
 
 
 def _require_same_rendering(

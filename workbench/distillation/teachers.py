@@ -116,7 +116,20 @@ def load(
         return replace(apart, notes=[f"The teacher is a second model beside the student: {reason}.", *apart.notes])
     assert isinstance(model, PeftModel), "what is no adapter trains every weight"
     if source.adapters:
-        models = _add_adapters(source.adapters, model, backbone.model)
+        # Teachers of adapters that are loaded beside the student's, where only they themselves see them. Outside
+        # of a teacher no configuration names them and no state dict holds them: what is saved is the student.
+        named = _named(source.adapters)
+        with SharedModel(model).inference():
+            for name, folder in named.items():
+                adapters.load(model, folder, name=name)
+        configs = {name: model.peft_config.pop(name) for name in named}
+
+        def leave_out(_: nn.Module, state: dict[str, Any], *__: Any) -> None:
+            for key in [key for key in state if not set(key.split(".")).isdisjoint(named)]:
+                del state[key]
+
+        model.register_state_dict_post_hook(leave_out)  # type: ignore[no-untyped-call]
+        models = _teacher_models(model, backbone.model, configs)
     else:
         models = [_without_adapter(model, backbone.model)]
     note = "The teacher stands on the student's backbone: there is no second copy of its weights."
@@ -196,25 +209,6 @@ def _named(folders: Sequence[Path]) -> dict[str, Path]:
 def _without_adapter(model: nn.Module, backbone: PreTrainedModel) -> TeacherModel:
     """The model under the adapters of `model`, if it has any."""
     return _teacher_model(backbone, backbone, SharedModel(model).without_adapters)
-
-
-def _add_adapters(folders: Sequence[Path], model: PeftModel, backbone: PreTrainedModel) -> list[TeacherModel]:
-    """Teachers of adapters that are loaded beside the student's, where only they themselves see them.
-
-    Outside of a teacher no configuration names them and no state dict holds them: what is saved is the student.
-    """
-    named = _named(folders)
-    with SharedModel(model).inference():
-        for name, folder in named.items():
-            adapters.load(model, folder, name=name)
-    configs = {name: model.peft_config.pop(name) for name in named}
-
-    def leave_out(_: nn.Module, state: dict[str, Any], *__: Any) -> None:
-        for key in [key for key in state if not set(key.split(".")).isdisjoint(named)]:
-            del state[key]
-
-    model.register_state_dict_post_hook(leave_out)  # type: ignore[no-untyped-call]
-    return _teacher_models(model, backbone, configs)
 
 
 def _teacher_models(

@@ -83,11 +83,8 @@ class Paired:
 
 
 def require(benchmark: Benchmark) -> None:
-    """Refuse tasks that lm-eval does not know, before a model is loaded.
-
-    Raises:
-        ConfigError: lm-eval is not installed, a task is unknown, or a number is out of range.
-    """
+    """Refuse tasks that lm-eval does not know, before a model is loaded. Raises ConfigError: lm-eval is not installed,
+    a task is unknown, or a number is out of range."""
     if (benchmark.limit is not None and benchmark.limit < 1) or (benchmark.shots or 0) < 0:
         raise ConfigError("--limit must be at least 1, and --shots at least 0.")
     manager = _manager(benchmark)

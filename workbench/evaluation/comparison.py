@@ -211,21 +211,7 @@ def judge_verdicts(command: str, pairs: Sequence[tuple[Answer, Answer]], *, time
     for first, second in pairs:
         asked = {"prompt": first.prompt, "messages": list(first.messages), "row": dict(first.row)}
         lines.append(json.dumps({**asked, "first": first.text, "second": second.text}, default=str) + "\n")
-    output = _run_judge(command, "".join(lines), timeout)
-    judgements = [line.strip() for line in output.split("\n") if line.strip()]
-    if len(judgements) != len(pairs):
-        raise _judge_error(
-            command, f"wrote {len(judgements)} lines for {len(pairs)} pairs. Let it write 1, 2 or 0 for each line"
-        )
-    for number, verdict in enumerate(judgements):
-        if verdict not in VERDICTS:
-            raise _judge_error(
-                command, f"wrote {excerpt(verdict)} in line {number + 1}. Let it write 1, 2 or 0 (neither)"
-            )
-    return [VERDICTS[verdict] for verdict in judgements]
-
-
-def _run_judge(command: str, text: str, timeout: float) -> str:
+    text = "".join(lines)
     try:
         process = subprocess.Popen(
             shlex.split(command),
@@ -250,7 +236,18 @@ def _run_judge(command: str, text: str, timeout: float) -> str:
     if process.returncode:
         last = (errors.strip().splitlines() or ["it wrote no reason"])[-1]
         raise _judge_error(command, f"ended with status {process.returncode}: {last}. Correct it")
-    return out
+    output = out
+    judgements = [line.strip() for line in output.split("\n") if line.strip()]
+    if len(judgements) != len(pairs):
+        raise _judge_error(
+            command, f"wrote {len(judgements)} lines for {len(pairs)} pairs. Let it write 1, 2 or 0 for each line"
+        )
+    for number, verdict in enumerate(judgements):
+        if verdict not in VERDICTS:
+            raise _judge_error(
+                command, f"wrote {excerpt(verdict)} in line {number + 1}. Let it write 1, 2 or 0 (neither)"
+            )
+    return [VERDICTS[verdict] for verdict in judgements]
 
 
 def _judge_error(command: str, problem: str) -> ConfigError:

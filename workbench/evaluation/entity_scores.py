@@ -127,15 +127,9 @@ def tag_scores(true: TagRows, predicted: TagRows) -> dict[str, float]:
     return _accuracy(true, predicted) | extra
 
 
-def by_type(true: TagRows, predicted: TagRows, *, rule: SpanRule = "conlleval") -> dict[str, TypeScore]:
-    """The scores of each type of entity, in alphabetical order; see `scores`."""
-    counts = EntityCounts.of(true, predicted, rule=rule)
-    return _type_scores(counts.types, *(each.sum(0) for each in (counts.right_NE, counts.predicted_NE, counts.true_NE)))
-
-
 def by_tag(true: TagRows, predicted: TagRows) -> dict[str, TypeScore]:
     """The scores of each tag over words, in alphabetical order; see `tag_scores`."""
-    pairs = list(_word_pairs(true, predicted))
+    pairs = [pair for both in _checked(true, predicted) for pair in zip(*both, strict=True)]
     tags = sorted({tag for pair in pairs for tag in pair} - {""})
     number = {tag: at for at, tag in enumerate(tags)}
     counts = np.zeros((3, len(tags)), dtype=np.int64)
@@ -220,11 +214,6 @@ def _checked(true: TagRows, predicted: TagRows) -> Iterator[tuple[Sequence[str],
         if len(own) != len(found):
             raise ValueError(f"row {number} has {len(own)} tags, but {len(found)} predicted ones")
         yield own, found
-
-
-def _word_pairs(true: TagRows, predicted: TagRows) -> Iterator[tuple[str, str]]:
-    for own, found in _checked(true, predicted):
-        yield from zip(own, found, strict=True)
 
 
 def _divided(top: Floats, bottom: Floats) -> Floats:

@@ -169,22 +169,16 @@ def token_f1(prediction: str, reference: str) -> float:
 def rouge_l(prediction: str, reference: str) -> float:
     """F-measure of the longest common subsequence of words, 0 to 1 (Lin 2004)."""
     predicted, wanted = words(prediction), words(reference)
-    shared = _longest_common(predicted, wanted)
+    # Length of the longest common subsequence, row by row of its table. Package rouge_score, which finds the
+    # same, imports all of nltk and scipy.stats, 0.65 s before a first step.
+    length = [0] * (len(wanted) + 1)
+    for word in predicted:
+        diagonal = 0
+        for column, against in enumerate(wanted, start=1):
+            longer = diagonal + 1 if word == against else max(length[column], length[column - 1])
+            diagonal, length[column] = length[column], longer
+    shared = length[-1]
     if not shared:
         return 0.0
     precision, recall = shared / len(predicted), shared / len(wanted)
     return 2 * precision * recall / (precision + recall)
-
-
-def _longest_common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the longest common subsequence, row by row of its table.
-
-    Package rouge_score, which finds the same, imports all of nltk and scipy.stats, 0.65 s before a first step.
-    """
-    length = [0] * (len(other) + 1)
-    for word in one:
-        diagonal = 0
-        for column, against in enumerate(other, start=1):
-            longer = diagonal + 1 if word == against else max(length[column], length[column - 1])
-            diagonal, length[column] = length[column], longer
-    return length[-1]

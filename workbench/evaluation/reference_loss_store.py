@@ -83,11 +83,8 @@ def write(
     run: Run,
     stop_requested: Callable[[], bool],
 ) -> None:
-    """Compute the missing parts: each process a shard of them, or all processes each part together.
-
-    Raises:
-        Stopped: a person asked for it, or time is over; finished parts are kept.
-    """
+    """Compute the missing parts: each process a shard of them, or all processes each part together. Raises Stopped: a
+    person asked for it, or time is over; finished parts are kept."""
     ranks, bounds = run.ranks, reference_parts(rows.supervised)
     wanted, apart = ranks.agreed(missing(where, rows)), ranks
     if answerer.together:

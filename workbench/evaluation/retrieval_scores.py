@@ -176,7 +176,12 @@ def _embedding_scores(
     search = None if rows.form == "scored" else _search(rows, among)
     for size in reversed(embedder.sizes):
         if search is None:
-            similarity_N = _similarity(embedder, own_UD, rows, size)
+            # Similarity (N,) of the two texts of each row.
+            one, other = (
+                leading(own_UD[torch.from_numpy(each)], size, normalise=embedder.config.normalise)
+                for each in (rows.anchor_N, rows.positive_N)
+            )
+            similarity_N = np.asarray((one * other).sum(1).double().numpy())
             size_scores, table = correlation(similarity_N, rows.score_N), _scored_table(rows, similarity_N)
         else:
             size_scores, table = _searched(embedder, rows, among, search, own_UD, there_UD, size)
@@ -255,15 +260,6 @@ def _searched(
     hits = int((table["label"] == table["nearest_label"]).sum())
     kept = {name: value for name, value in scores.items() if not name.startswith("recall")}
     return {**metrics.accuracy_interval(hits, len(table)).scores("accuracy"), **kept}, table
-
-
-def _similarity(embedder: Embedder, own_UD: Tensor, rows: PairSet, size: int) -> Floats:
-    """Similarity (N,) of the two texts of each row."""
-    one, other = (
-        leading(own_UD[torch.from_numpy(each)], size, normalise=embedder.config.normalise)
-        for each in (rows.anchor_N, rows.positive_N)
-    )
-    return np.asarray((one * other).sum(1).double().numpy())
 
 
 def _scored_table(rows: PairSet, similarity_N: Floats) -> pd.DataFrame:

@@ -79,7 +79,13 @@ class RunEmbedder:
         prefix = section.passage_prefix if passages else section.query_prefix
         prefixed = [prefix + text for text in texts]
         keys = [hashlib.blake2b(text.encode(errors="replace"), digest_size=16).digest() for text in prefixed]
-        store = self._store()
+        facts = [FORMAT, self.digest, backbones.device().type, run_directory.versions()]
+        store = DiskStore(
+            cache_folder() / "embeddings",
+            fingerprint=hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32],
+            dtype=torch.float32,
+            instead="duplicates.embedder=null and correction.embedder=null",
+        )
         if missing := store.missing(keys):
             model = embedder.load(self.run, self.config)
             for start in range(0, len(missing), AT_ONCE):
@@ -94,22 +100,10 @@ class RunEmbedder:
             gc.collect()  # models hold reference cycles
         return np.asarray(store.get(keys, 1)[:, 0].numpy())
 
-    def _store(self) -> DiskStore:
-        facts = [FORMAT, self.digest, backbones.device().type, run_directory.versions()]
-        return DiskStore(
-            cache_folder() / "embeddings",
-            fingerprint=hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32],
-            dtype=torch.float32,
-            instead="duplicates.embedder=null and correction.embedder=null",
-        )
-
 
 def of(config: RunConfig, section: str) -> RunEmbedder | None:
-    """The embedder that a section of a configuration (one of SECTIONS) names; None where it names none.
-
-    Raises:
-        WorkbenchError: There is no such run, it has not ended, or it embeds no texts.
-    """
+    """The embedder that a section of a configuration (one of SECTIONS) names; None where it names none. Raises
+    WorkbenchError: there is no such run, it has not ended, or it embeds no texts."""
     named = {
         "duplicates": (config.duplicates.embedder, config.duplicates.trust),
         "correction": (config.correction.embedder, config.correction.trust),

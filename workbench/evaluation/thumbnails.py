@@ -214,7 +214,13 @@ def explained(model: Classifier, rows: LabelledSet, reader: PictureReader, table
         table: Predictions of `rows` by `model` or another one; a map explains the predicted class.
     """
     names, pictures, thumbnails = class_names(table), _pictures(rows), []
-    for row in _to_explain(table):
+    # Half surest mistakes, half right rows, of different classes if possible; more of one where the other lacks.
+    ranking, first_of, half = ranked(table), dict[object, int](), EXPLAINED // 2
+    for row in ranking.right if names else ():
+        first_of.setdefault(_key(table["label"].iat[row]), row)
+    different = [*first_of.values(), *ranking.right]
+    wanted = [*ranking.mistakes[:half], *different[:half], *different, *ranking.mistakes]
+    for row in list(dict.fromkeys(wanted))[:EXPLAINED]:
         output = int(table[[f"p_{name}" for name in names]].iloc[row].to_numpy().argmax()) if names else 0
         try:
             map_HW = gradient_map(model, rows, row, output=output)
@@ -230,13 +236,20 @@ def explained(model: Classifier, rows: LabelledSet, reader: PictureReader, table
 def as_trained(rows: LabelledSet, reader: PictureReader) -> list[Thumbnail]:
     """Some training pictures: as in the file, prepared, and as the model sees them in some epochs, mixing included."""
     pictures, thumbnails = _pictures(rows), []
-    spread = np.unique(np.linspace(0, len(rows) - 1, TRAINED).round().astype(int))
-    for row in _of_different_classes(rows) if len(spread) == TRAINED else spread.tolist():
+    shown: list[int] = np.unique(np.linspace(0, len(rows) - 1, TRAINED).round().astype(int)).tolist()
+    if len(shown) == TRAINED:  # random rows, one per class while there are classes left
+        order = np.random.default_rng(0).permutation(len(rows)).tolist()
+        first_of = {str(rows.records[row].label): row for row in reversed(order)}
+        shown = list(dict.fromkeys([*first_of.values(), *order]))[:TRAINED]
+    for row in shown:
         states: list[tuple[str, Pixels]] = []
         with suppress(DataError):  # where the file is gone, only the prepared picture is shown
             states.append(("file", reader.decoded(rows.records[row])))
         states.append(("prepared", pictures.picture(row)))
-        for epoch in _epochs(pictures):
+        # Some epochs, including the first and the last; none where nothing is augmented.
+        last = -1 if pictures.augmenter is None else max(0, int(np.ceil(pictures.augmenter.epochs)) - 1)
+        epochs = np.unique(np.linspace(0, last, SHOWN_EPOCHS).round().astype(int)).tolist() if last >= 0 else []
+        for epoch in epochs:
             picture, share = read_in_epoch(pictures, row, epoch)
             mixed = f", mixed: {100 * share:.0f} % its label" if share < 1 else ""
             states.append((f"epoch {epoch + 1}{mixed}", picture))
@@ -255,11 +268,8 @@ def _hard(folder: Path, sets: Sequence[LabelledSet], reader: PictureReader) -> l
     """Training rows whose labels stayed least probable, where the run recorded training dynamics."""
     if not (folder / training_dynamics.FILE).exists():
         return []
-    wanted = set(
-        training_dynamics.hardest(pd.read_parquet(folder / training_dynamics.FILE, columns=["row", "confidence"]))[
-            "row"
-        ]
-    )
+    dynamics = pd.read_parquet(folder / training_dynamics.FILE, columns=["row", "confidence"])
+    wanted = set(training_dynamics.hardest(dynamics)["row"])
     thumbnail_by_place: dict[str, Thumbnail] = {}
     for rows in sets:
         for row, record in enumerate(rows.records):
@@ -280,31 +290,6 @@ def read_in_epoch(pictures: PictureRows, row: int, epoch: int) -> tuple[Pixels, 
     values_hw3 = (read.inputs["pixel_values"][0].numpy().transpose(1, 2, 0) - shift_3) / scale_3
     picture_hw3 = np.asarray(np.rint(values_hw3).clip(0, 255), dtype=np.uint8)
     return picture_hw3, 1.0 if read.mix is None else float(read.mix.share_B[0])
-
-
-def _epochs(pictures: PictureRows) -> list[int]:
-    """Some epochs, including the first and the last; none where nothing is augmented."""
-    if pictures.augmenter is None:
-        return []
-    last = max(0, int(np.ceil(pictures.augmenter.epochs)) - 1)
-    return [int(epoch) for epoch in np.unique(np.linspace(0, last, SHOWN_EPOCHS).round().astype(int))]
-
-
-def _to_explain(table: pd.DataFrame) -> list[int]:
-    """Half surest mistakes, half right rows, of different classes if possible; more of one where the other lacks."""
-    ranking = ranked(table)
-    right, first_of = ranking.right, dict[object, int]()
-    for row in right if class_names(table) else ():
-        first_of.setdefault(_key(table["label"].iat[row]), row)
-    different, half = [*first_of.values(), *right], EXPLAINED // 2
-    return list(dict.fromkeys([*ranking.mistakes[:half], *different[:half], *different, *ranking.mistakes]))[:EXPLAINED]
-
-
-def _of_different_classes(rows: LabelledSet) -> list[int]:
-    """Random rows, one per class while there are classes left."""
-    order = np.random.default_rng(0).permutation(len(rows)).tolist()
-    first_of = {str(rows.records[row].label): row for row in reversed(order)}
-    return list(dict.fromkeys([*first_of.values(), *order]))[:TRAINED]
 
 
 def _thumbnail(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,21 +91,18 @@ def write_combined(folder: Path, members: Sequence[Path], out_of_fold: pd.DataFr
     grouped = every.groupby("row", sort=False)
     means = grouped[["first_loss", "last_loss", "confidence", "variability", "correctness"]].mean()
     sums = grouped[["visits", "forgotten"]].sum()
-    whole = sums.join(means).assign(adapters=grouped.size(), losses=_mean_losses(every))
-    if class_names(out_of_fold):
-        right = pd.Series(ranked(out_of_fold).right_N, index=out_of_fold["row"]).groupby(level=0).mean()
-        whole = whole.assign(right_out_of_fold=right.reindex(whole.index))
-    files.write_bytes(folder / FILE, whole.reset_index().to_parquet(index=False))
-
-
-def _mean_losses(every: pd.DataFrame) -> pd.Series[Any]:
-    """For each row, the mean loss of each visit over the adapters that have that many visits."""
     code_M, rows = pd.factorize(every["row"])
     count_M = every["losses"].map(len).to_numpy()
     visit_V = np.concatenate([np.arange(count) for count in count_M])
     mean = pd.Series(np.concatenate(every["losses"].tolist())).groupby([np.repeat(code_M, count_M), visit_V]).mean()
     ends = mean.groupby(level=0).size().cumsum()
-    return pd.Series(np.split(mean.to_numpy(), ends[:-1]), index=rows)
+    whole = sums.join(means).assign(
+        adapters=grouped.size(), losses=pd.Series(np.split(mean.to_numpy(), ends[:-1]), index=rows)
+    )
+    if class_names(out_of_fold):
+        right = pd.Series(ranked(out_of_fold).right_N, index=out_of_fold["row"]).groupby(level=0).mean()
+        whole = whole.assign(right_out_of_fold=right.reindex(whole.index))
+    files.write_bytes(folder / FILE, whole.reset_index().to_parquet(index=False))
 
 
 def never_learned(table: pd.DataFrame) -> pd.DataFrame:

@@ -92,7 +92,11 @@ def criterion(config: ClassesConfig, targets_NC: Tensor) -> Objective:
     Args:
         targets_NC: Targets of all training rows; logit adjustment needs the frequencies of the classes.
     """
-    base = _base(config)
+    base: Loss = partial(cross_entropy, gamma=config.gamma)
+    if config.kind == "number":
+        base = squared_error
+    elif config.kind == "several":
+        base = partial(binary_cross_entropy, gamma=config.gamma)
     log_prior_C = (targets_NC.double().sum(0) / targets_NC.double().sum()).log().float()
 
     def objective(outputs_BC: Tensor, labels_B: Tensor, scale: float) -> Tensor:
@@ -107,11 +111,3 @@ def criterion(config: ClassesConfig, targets_NC: Tensor) -> Objective:
         return base(outputs_BC, target_BC, weight_B) * scale
 
     return objective
-
-
-def _base(config: ClassesConfig) -> Loss:
-    if config.kind == "number":
-        return squared_error
-    if config.kind == "several":
-        return partial(binary_cross_entropy, gamma=config.gamma)
-    return partial(cross_entropy, gamma=config.gamma)

@@ -245,7 +245,21 @@ def judge(
         )
         mean_P = torch.where(desired_B, model.mean_B, 0.0)
     else:
-        loss_P = _of_pairs(ratio_B[::2], ratio_B[1::2], config, beta=beta, margin_P=margin_P)
+        chosen_P = ratio_B[::2]
+        rejected_P = ratio_B[1::2]
+        difference_P = chosen_P - rejected_P
+        gamma = beta / 2 if config.gamma is None else config.gamma
+        losses: dict[str, Callable[[], Tensor]] = {
+            "dpo": lambda: dpo(difference_P, beta=beta, margin_B=margin_P),
+            "ipo": lambda: ipo(difference_P, beta=beta),
+            "hinge": lambda: hinge(difference_P, beta=beta, margin_B=margin_P),
+            "cdpo": lambda: conservative(difference_P, beta=beta, smoothing=config.smoothing),
+            "robust": lambda: robust(difference_P, beta=beta, smoothing=config.smoothing),
+            "orpo": lambda: beta * orpo(chosen_P, rejected_P),
+            "simpo": lambda: simpo(chosen_P, rejected_P, beta=beta, gamma=gamma),
+            "cpo": lambda: cpo(chosen_P, rejected_P, beta=beta),
+        }
+        loss_P = losses[config.loss]()
         mean_P = model.mean_B[::2]
         if tie_P is not None:
             loss_P = torch.where(tie_P, _of_ties(ratio_B[::2], ratio_B[1::2], config, beta=beta), loss_P)
@@ -253,23 +267,6 @@ def judge(
     if config.sft_factor:
         loss_P = loss_P - config.sft_factor * mean_P
     return Judged(loss_P, beta * ratio_B)
-
-
-def _of_pairs(chosen_P: Tensor, rejected_P: Tensor, config: PreferConfig, *, beta: float, margin_P: Tensor) -> Tensor:
-    """Losses of pairs, without what `prefer.alpha` adds."""
-    difference_P = chosen_P - rejected_P
-    gamma = beta / 2 if config.gamma is None else config.gamma
-    losses: dict[str, Callable[[], Tensor]] = {
-        "dpo": lambda: dpo(difference_P, beta=beta, margin_B=margin_P),
-        "ipo": lambda: ipo(difference_P, beta=beta),
-        "hinge": lambda: hinge(difference_P, beta=beta, margin_B=margin_P),
-        "cdpo": lambda: conservative(difference_P, beta=beta, smoothing=config.smoothing),
-        "robust": lambda: robust(difference_P, beta=beta, smoothing=config.smoothing),
-        "orpo": lambda: beta * orpo(chosen_P, rejected_P),
-        "simpo": lambda: simpo(chosen_P, rejected_P, beta=beta, gamma=gamma),
-        "cpo": lambda: cpo(chosen_P, rejected_P, beta=beta),
-    }
-    return losses[config.loss]()
 
 
 def _of_ties(first_P: Tensor, second_P: Tensor, config: PreferConfig, *, beta: float) -> Tensor:

@@ -65,7 +65,7 @@ def cosent(similarity_B: Tensor, score_B: Tensor, *, temperature: float) -> Tens
 
 
 def squared_difference(similarity_B: Tensor, score_B: Tensor) -> Tensor:
-    """Squared distance of similarities from scores, summed."""
+    """Squared distance of similarities, or of predicted scores, from given scores, summed."""
     return ((similarity_B - score_B) ** 2).sum()
 
 
@@ -87,11 +87,6 @@ def binary_candidates(score_BC: Tensor) -> Tensor:
 def binary_of_scores(score_B: Tensor, wanted_B: Tensor) -> Tensor:
     """Binary cross-entropy of given scores from 0 to 1, in nats."""
     return functional.binary_cross_entropy_with_logits(score_B, wanted_B, reduction="sum")
-
-
-def squared_error_of_scores(score_B: Tensor, wanted_B: Tensor) -> Tensor:
-    """Squared distance from given scores."""
-    return ((score_B - wanted_B) ** 2).sum()
 
 
 def bradley_terry(

@@ -115,7 +115,13 @@ class _Notes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:
-            self._before_writing([each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)])
+            tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+            for tensor in tensors:
+                address = tensor.untyped_storage()._cdata
+                self._results.pop(address, None)
+                for reader in self._readers.pop(address, ()):
+                    if (result := reader()) is not None:
+                        result.settle()
             return func(*args, **kwargs)
         outcome = func(*args, **kwargs)
         if func._overloadpacket in ELEMENTWISE and any(_is_tensor(each) and each.requires_grad for each in args):
@@ -148,15 +154,6 @@ class _Notes(TorchDispatchMode):
         if result is None:
             return None
         return _View(result, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
-
-    def _before_writing(self, tensors: Sequence[Tensor]) -> None:
-        """Before an operation overwrites a tensor, compute the results that read it."""
-        for tensor in tensors:
-            address = tensor.untyped_storage()._cdata
-            self._results.pop(address, None)
-            for reader in self._readers.pop(address, ()):
-                if (result := reader()) is not None:
-                    result.settle()
 
     def close(self) -> None:
         """Drop everything that autograd does not keep."""

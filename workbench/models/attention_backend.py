@@ -440,28 +440,20 @@ def _in_blocks(blocks: Iterator[_Block], attend: _Attend, heads: Sequence[Tensor
             places.append(np.arange(block.start, block.start + block.many))
     for end, group in groups.items():
         place_BL, row_BL = _places(group, end)
-        attended.append(_of_group(place_BL, row_BL, attend, heads, causal=causal))
+        # Attention (N, H, D) of the N tokens of blocks that are padded to the same length; arrays as from
+        # `_places`.
+        same_BLL = row_BL[:, :, None] == row_BL[:, None]
+        mask = np.tril(same_BLL) if causal else same_BLL
+        device, real = heads[0].device, np.flatnonzero(row_BL >= 0)
+        place = torch.tensor(place_BL.ravel(), device=device)
+        padded = [each[0].transpose(0, 1).index_select(0, place).unflatten(0, place_BL.shape) for each in heads]
+        attended_BLHD, _ = attend(
+            *(each.transpose(1, 2) for each in padded), torch.tensor(mask, device=device)[:, None]
+        )
+        attended.append(attended_BLHD.flatten(0, 1).index_select(0, torch.tensor(real, device=device)))
         places.append(place_BL[row_BL >= 0])
     order = torch.tensor(np.argsort(np.concatenate(places)), device=heads[0].device)
     return torch.cat(attended).index_select(0, order)[None]
-
-
-def _of_group(
-    place_BL: npt.NDArray[np.int64],
-    row_BL: npt.NDArray[np.int64],
-    attend: _Attend,
-    heads: Sequence[Tensor],
-    *,
-    causal: bool,
-) -> Tensor:
-    """Attention (N, H, D) of the N tokens of blocks that are padded to the same length; arrays as from `_places`."""
-    same_BLL = row_BL[:, :, None] == row_BL[:, None]
-    mask = np.tril(same_BLL) if causal else same_BLL
-    device, real = heads[0].device, np.flatnonzero(row_BL >= 0)
-    place = torch.tensor(place_BL.ravel(), device=device)
-    padded = [each[0].transpose(0, 1).index_select(0, place).unflatten(0, place_BL.shape) for each in heads]
-    attended_BLHD, _ = attend(*(each.transpose(1, 2) for each in padded), torch.tensor(mask, device=device)[:, None])
-    return attended_BLHD.flatten(0, 1).index_select(0, torch.tensor(real, device=device))
 
 
 def _after(first: Sequence[Tensor], lengths: list[int], attend: _Attend, rows: Sequence[Tensor]) -> Tensor:

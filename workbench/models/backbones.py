@@ -306,7 +306,13 @@ def load(
     # Nothing reads the pooler of a model without a head, and weights of a masked language model lack it.
     _require_whole(config, loaded[1], fresh if task.head != "hidden" else [*fresh, "pooler"])
     if tokenizer is not None:
-        _grow(model, len(tokenizer))
+        vocabulary = len(tokenizer)
+        embedding = model.get_input_embeddings()
+        assert isinstance(embedding, nn.Embedding)
+        if vocabulary > embedding.num_embeddings:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # new rows start at random values, the same in every process
+                model.resize_token_embeddings(vocabulary)
     if config.sparsity is not None:
         semi_structured.prune(model)
         notes.append(semi_structured.sentence(model))
@@ -365,15 +371,6 @@ def _require_whole(config: ModelConfig, report: dict[str, Any], fresh: list[str]
         )
     if any(not key.startswith(heads) for key, *_ in report["mismatched_keys"]):
         raise BackboneError(f"model.id={config.id} cannot be loaded: {OTHER_SHAPES}")
-
-
-def _grow(model: PreTrainedModel, vocabulary: int) -> None:
-    embedding = model.get_input_embeddings()
-    assert isinstance(embedding, nn.Embedding)
-    if vocabulary > embedding.num_embeddings:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # new rows start at random values, the same in every process
-            model.resize_token_embeddings(vocabulary)
 
 
 def _dropouts(hub: PretrainedConfig) -> dict[str, float]:

@@ -24,7 +24,6 @@ from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     PretrainedConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.image_processing_base import ImageProcessingMixin
 
@@ -127,11 +126,8 @@ def _hidden_states(output: Any) -> Tensor:
 
 
 def reader_of_backbone(config: RunConfig) -> RowReader:
-    """The reader of rows for the backbone that `config` names.
-
-    Raises:
-        BackboneError: It cannot be found, or does not say how it reads pictures.
-    """
+    """The reader of rows for the backbone that `config` names. Raises BackboneError: it cannot be found, or does not
+    say how it reads pictures."""
     if config.reads_pictures:
         hub = backbones.hub_config(config.model)
         return _picture_reader(config, hub, SavedFormat(picture_format(config.model, hub, size=config.image.size)))
@@ -276,14 +272,13 @@ class Classifier:
 
 
 def classification_model(model: nn.Module, backbone: PreTrainedModel, reader: RowReader, labels: Labels) -> Classifier:
-    """The classifier of `model`; for text checked: padding and other rows must not change a row's outputs.
-
-    Raises:
-        BackboneError: They do, or the outputs are not those of the row's last token.
-    """
+    """The classifier of `model`; for text checked: padding and other rows must not change a row's outputs. Raises
+    BackboneError: they do, or the outputs are not those of the row's last token."""
     if reader.tokenizer is None:
         return Classifier(model, backbone, reader, labels, None)
-    _settle_padding(backbone, reader.tokenizer)
+    config: Any = backbone.config.get_text_config()
+    fallback = next((n for n in (config.pad_token_id, reader.tokenizer.eos_token_id) if n is not None), 0)
+    config.pad_token_id = reader.tokenizer.pad_token_id if reader.tokenizer.pad_token_id is not None else fallback
     pad = backbone.config.get_text_config().pad_token_id
     ids = [number for number in range(2, 12) if number != pad]
     short, long = _batch([ids[:3]]), _batch([ids[:3], ids[:6]])
@@ -419,10 +414,3 @@ def _batch(rows: list[list[int]]) -> MicroBatch:
     length = inputs["input_ids"].shape[1]
     last = torch.tensor([number * length + len(row) - 1 for number, row in enumerate(rows)])
     return MicroBatch(inputs, last, torch.zeros(len(rows)), sum(map(len, rows)))
-
-
-def _settle_padding(backbone: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Make config.json's pad token the tokenizer's, or another token where the tokenizer has none."""
-    config: Any = backbone.config.get_text_config()
-    fallback = next((n for n in (config.pad_token_id, tokenizer.eos_token_id) if n is not None), 0)
-    config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else fallback

@@ -104,11 +104,8 @@ class _Question(Section):
 
 
 def predict(model: ModelConfig, method: Method, *, task: ModelHead = TEXT, below: int = 0) -> AdapterSize:
-    """Size of `method` on this backbone, without its first `below` blocks.
-
-    Raises:
-        WorkbenchError: The method does not work there; the message says what does.
-    """
+    """Size of `method` on this backbone, without its first `below` blocks. Raises WorkbenchError: the method does not
+    work there; the message says what does."""
     if reason := unable(model, method):
         raise ConfigError(reason)
     skeleton = backbones.skeleton(model, task=task, trainable=isinstance(method, Full))

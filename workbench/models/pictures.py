@@ -88,8 +88,22 @@ def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
             f"{type(model).__name__} reads pictures of {channels} channel{'s' * (channels != 1)}, and pictures have "
             f"{CHANNELS} here: red, green and blue, which are equal in a grey one. Take a backbone with num_channels=3."
         )
-    hold_statistics(model)
-    _keep_products(model)
+    # Let batch normalisation use the statistics that it has, in training too; its factors and biases may
+    # train.
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, _Held):
+            # One subclass of the same name for all modules of a class: the compiler guards on it.
+            cls = type(module)
+            if cls not in _CLASSES:
+                _CLASSES[cls] = type(cls.__name__, (_Held, cls), {})
+            module.__class__ = _CLASSES[cls]
+            module.eval()
+    # Let no activation write over the product in front of it (Swin V2), which fused layers of adapters share.
+    for module in model.modules():
+        parts = list(module.children()) if isinstance(module, nn.Sequential) else []
+        for product, activation in pairwise(parts):
+            if anatomy.is_linear(product) and getattr(activation, "inplace", False):
+                vars(activation)["inplace"] = False
     picture_tower(model).register_forward_pre_hook(
         _Fit(compute, picture_size(model.config) if interpolates(model) else None, _layout(model)), with_kwargs=True
     )
@@ -122,23 +136,6 @@ class _Fit:
         return (), {**named, "pixel_values": pixels_B3HW}
 
 
-def hold_statistics(model: nn.Module) -> None:
-    """Let batch normalisation use the statistics that it has, in training too; its factors and biases may train."""
-    for module in model.modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, _Held):
-            module.__class__ = _held(type(module))
-            module.eval()
-
-
-def _keep_products(model: nn.Module) -> None:
-    """Let no activation write over the product in front of it (Swin V2), which fused layers of adapters share."""
-    for module in model.modules():
-        parts = list(module.children()) if isinstance(module, nn.Sequential) else []
-        for product, activation in pairwise(parts):
-            if anatomy.is_linear(product) and getattr(activation, "inplace", False):
-                vars(activation)["inplace"] = False
-
-
 class _Held:
     """Batch normalisation that stays in evaluation mode, whatever mode the model around it is put in."""
 
@@ -151,10 +148,3 @@ class _Held:
 
 
 _CLASSES: dict[type[_BatchNorm], type[_BatchNorm]] = {}
-
-
-def _held(cls: type[_BatchNorm]) -> type[_BatchNorm]:
-    """One subclass of the same name for all modules of a class: the compiler guards on it."""
-    if cls not in _CLASSES:
-        _CLASSES[cls] = type(cls.__name__, (_Held, cls), {})
-    return _CLASSES[cls]

@@ -67,7 +67,7 @@ class Reranker:
         loss = self.config.loss_of(rows.pairs.form)
         if rows.pairs.form == "scored":
             wanted_B = torch.from_numpy(rows.pairs.score_N[numbers]).to(score_BC)
-            own = ranking_losses.binary_of_scores if loss == "bce" else ranking_losses.squared_error_of_scores
+            own = ranking_losses.binary_of_scores if loss == "bce" else ranking_losses.squared_difference
             return own(score_BC[:, 0], wanted_B)
         if loss == "bce":
             return ranking_losses.binary_candidates(score_BC)
@@ -75,11 +75,8 @@ class Reranker:
 
 
 def require_known_form(config: RunConfig) -> None:
-    """Refuse, before a row is read, a backbone that does not read one text.
-
-    Raises:
-        BackboneError: It reads pictures, is an encoder-decoder, or has no classification head.
-    """
+    """Refuse, before a row is read, a backbone that does not read one text. Raises BackboneError: it reads pictures, is
+    an encoder-decoder, or has no classification head."""
     hub = backbones.of_one_sequence(config.model, recipe="rerank", take="an encoder or a causal backbone")
     if anatomy.reads_pictures(backbones.skeleton(config.model, task=model_heads.of(config))):
         name = f"model.id={config.model.id}: {type(hub).__name__}"

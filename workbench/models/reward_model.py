@@ -119,11 +119,8 @@ def make(
     template: ChatEncoder,
     config: RunConfig,
 ) -> RewardModel:
-    """How `model` comes to an answer's reward.
-
-    Raises:
-        BackboneError: Its head reads the first token, which has seen nothing in a causal model, or all of an encoder.
-    """
+    """How `model` comes to an answer's reward. Raises BackboneError: its head reads the first token, which has seen
+    nothing in a causal model, or all of an encoder."""
     reader = TextReader(tokenizer, config.data, config.classes, config.duplicates)
     scorer = classifier.classification_model(model, backbone, reader, LABELS)
     if scorer.token_head is None:

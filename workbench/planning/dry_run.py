@@ -78,7 +78,10 @@ def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Itera
             ]
         peaks = _Peaks(ledger)
         _tell_gradients(fit, ledger, homes, peaks.gradient)
-        _tell_recomputing(fit, peaks.recomputing)
+        # Told whenever part of a block computes: in the forward pass, or again in the backward pass.
+        for path in chain.from_iterable(anatomy.blocks(fit.freezer.backbone)):
+            for submodule in fit.freezer.backbone.get_submodule(path).children():
+                submodule.register_forward_pre_hook(lambda *_: peaks.recomputing())
         flops, tokens = 0.0, 0
         with peaks.seen():
             fit.choose()
@@ -332,13 +335,6 @@ def _give_gradients(fit: Model, ledger: MemoryLedger, homes: Mapping[str, str]) 
         if parameter.requires_grad and masters[name].grad is None:
             with ledger.making(GRADIENTS, homes[name]):
                 masters[name].grad = torch.zeros_like(masters[name])
-
-
-def _tell_recomputing(fit: Model, began: Callable[[], None]) -> None:
-    """Have `began` called whenever part of a block computes: in the forward pass, or again in the backward pass."""
-    for path in chain.from_iterable(anatomy.blocks(fit.freezer.backbone)):
-        for part in fit.freezer.backbone.get_submodule(path).children():
-            part.register_forward_pre_hook(lambda *_: began())
 
 
 def _tell_gradients(fit: Model, ledger: MemoryLedger, homes: Mapping[str, str], came: Callable[[], None]) -> None:

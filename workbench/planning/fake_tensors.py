@@ -178,19 +178,16 @@ class Recall:
             return self._infer(func, args, kwargs)
         key, first = tuple(kinds), args[0] if args else None
         if (given := self._known.get(key)) is not None:
-            return self._made(given, first)
+            if not given.outputs:
+                return None if given.nothing else first
+            made = [self._tensor(like, first if given.viewed else None) for like in given.outputs]
+            return made[0] if given.several is None else given.several(made)
         address = _address(first)
         result = self._infer(func, args, kwargs)
         if key not in self._known:
             changed = isinstance(first, FakeTensor) and (_described(first), _address(first)) != (kinds[3], address)
             self._known[key] = None if changed else _given(result, args, kwargs)
         return result
-
-    def _made(self, given: _Given, first: Any) -> Any:
-        if not given.outputs:
-            return None if given.nothing else first
-        made = [self._tensor(like, first if given.viewed else None) for like in given.outputs]
-        return made[0] if given.several is None else given.several(made)
 
     def _tensor(self, like: _Like, viewed: FakeTensor | None) -> FakeTensor:
         shape, stride, offset, dtype, device = like
@@ -403,18 +400,14 @@ def settle(model: nn.Module, blueprint: Backbone) -> None:
     """
     to_fake(model, backbones.device())
     if not any(isinstance(each, FakeTensor) for each in model.parameters()):
-        materialise(model)
+        # Fill the tensors of a model with small random numbers; of a large one, only its beginning (`FILLED`).
+        numbers = torch.randn(2**16) / 32
+        with torch.no_grad():
+            for tensor in chain(model.parameters(), model.buffers()):
+                if tensor.is_floating_point():
+                    flat = tensor.detach().reshape(-1)[:FILLED]
+                    flat.copy_(numbers.to(tensor).repeat(-(-len(flat) // len(numbers)))[: len(flat)])
+                elif tensor.dtype == torch.int64:
+                    tensor.zero_()
     if blueprint.weights in backbones.QUANTISED:
         pack(model, blueprint.weights, blueprint.compute)
-
-
-def materialise(model: nn.Module) -> None:
-    """Fill the tensors of a model with small random numbers; of a large one, only its beginning (`FILLED`)."""
-    numbers = torch.randn(2**16) / 32
-    with torch.no_grad():
-        for tensor in chain(model.parameters(), model.buffers()):
-            if tensor.is_floating_point():
-                flat = tensor.detach().reshape(-1)[:FILLED]
-                flat.copy_(numbers.to(tensor).repeat(-(-len(flat) // len(numbers)))[: len(flat)])
-            elif tensor.dtype == torch.int64:
-                tensor.zero_()

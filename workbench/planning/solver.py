@@ -67,11 +67,8 @@ class SolverChoice:
 
 
 def choose(config: RunConfig, make_plan: PlanMaker, timing: Timing) -> SolverChoice:
-    """The fastest way that fits, or the one that takes least and what would have to change.
-
-    Raises:
-        WorkbenchError: the run would be refused, whatever the memory.
-    """
+    """The fastest way that fits, or the one that takes least and what would have to change. Raises WorkbenchError: the
+    run would be refused, whatever the memory."""
     first: list[Plan] = []
 
     def steady(config: RunConfig) -> Plan:

@@ -109,8 +109,14 @@ def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSourc
             )
         alone = int((~has_N).sum())
         train = train.subset(has_N, f"{alone} rows whose class has no other text") if alone else train
+        known = {record.label for record in train.records}
         for other in scored:
-            _require_classes(train, other)
+            for record in other.records:
+                if record.label not in known:
+                    raise DataError(
+                        f"{record.place}: no training row has the class `{record.label}`, so no neighbour can be "
+                        "right. Leave the row out, or give training rows of its class."
+                    )
     return PairSources(
         train, pair_records.joined(held_out), pair_records.joined(test) if test else None, cleaning=left_out
     )
@@ -123,10 +129,8 @@ def _cleaned(train: PairSource, data: DataConfig) -> tuple[PairSource, Cleaning 
     """
     if not data.clean:
         return train, None
-    files, rows = (
-        data.training_files.values(),
-        [rules.row_text_of_texts(each.place, each.texts) for each in train.records],
-    )
+    files = data.training_files.values()
+    rows = [rules.row_text_of_texts(each.place, each.texts) for each in train.records]
     counts = np.bincount(train.source_N, minlength=len(files)) if train.sources else [len(rows)]
     left = iter(rows)
     parts = [list(itertools.islice(left, count)) for count in counts]
@@ -230,13 +234,3 @@ def _without_partners(train: PairSource) -> set[str]:
     for record in train.records:
         texts.setdefault(record.label, set()).add(record.texts[0])
     return {label for label, own in texts.items() if len(own) == 1}
-
-
-def _require_classes(train: PairSource, other: PairSource) -> None:
-    known = {record.label for record in train.records}
-    for record in other.records:
-        if record.label not in known:
-            raise DataError(
-                f"{record.place}: no training row has the class `{record.label}`, so no neighbour can be right. "
-                "Leave the row out, or give training rows of its class."
-            )

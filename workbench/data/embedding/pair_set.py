@@ -71,11 +71,7 @@ class TextUnits:
 
 
 def units(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, max_tokens: int) -> TextUnits:
-    """The texts with their tokens, cut on the right.
-
-    Raises:
-        DataError: A text has no token.
-    """
+    """The texts with their tokens, cut on the right. Raises DataError: a text has no token."""
     encoded = tokenizer(list(texts), verbose=False)["input_ids"] if texts else []
     cut = tokenizer(list(texts), truncation=True, max_length=max_tokens, verbose=False)["input_ids"] if texts else []
     for text, ids in zip(texts, cut, strict=True):
@@ -86,11 +82,8 @@ def units(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, max_token
 
 
 def raw_units(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> TextUnits:
-    """The texts with their own tokens alone, whole, without those that a model puts around them.
-
-    Raises:
-        DataError: A text has no token.
-    """
+    """The texts with their own tokens alone, whole, without those that a model puts around them. Raises DataError: a
+    text has no token."""
     encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []
     for text, ids in zip(texts, encoded, strict=True):
         if not ids:

@@ -6,9 +6,10 @@ micro-batch, L padded length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,6 @@ from workbench.data.embedding.pair_records import PairSource
 from workbench.data.embedding.pair_set import PairSet, TextUnits
 from workbench.data.held_out_split import Splits
 from workbench.data.rows import excerpt
-from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import ConfigError, DataError
 
 TYPES = "token_type_ids"
@@ -57,11 +57,7 @@ class PairTokenizer:
         return np.minimum(self.whole(query, passage), self.max_tokens)
 
     def require_room(self, units: TextUnits, queries: Indices) -> None:
-        """Refuse a query beside which hardly anything of a passage is read.
-
-        Raises:
-            DataError: There is one.
-        """
+        """Refuse a query beside which hardly anything of a passage is read. Raises DataError: there is one."""
         left = self.max_tokens - self.special - units.lengths[queries]
         if len(left) and left.min() < LEAST_ROOM:
             unit = int(queries[left.argmin()])
@@ -233,35 +229,11 @@ class CandidateSet(WholeRows):
         length_U, pairs = self.pairs.units.lengths, self.all_pairs
         return int((self.joins.whole(length_U[pairs.query_P], length_U[pairs.passage_P]) > pairs.lengths).sum())
 
-    @property
-    def source(self) -> str:
-        """File, folder or hub data set of the rows."""
-        return self.pairs.source
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the file."""
-        return self.pairs.fingerprint
-
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        """Rows that were left out, each with its reason."""
-        return self.pairs.skipped
-
-    @property
-    def cleaning(self) -> Cleaning | None:
-        """Rows that `data.clean` left out."""
-        return self.pairs.cleaning
-
-    @property
-    def sources(self) -> Collection[str]:
-        """Names of the sets that rows are from; empty where there is one."""
-        return self.pairs.sources
-
-    @property
-    def source_N(self) -> Indices:
-        """Number of the set of each row, where there are several."""
-        return self.pairs.source_N
+    source, fingerprint, skipped, cleaning, sources, source_N = (
+        property(attrgetter(f"pairs.{name}"))
+        for name in ("source", "fingerprint", "skipped", "cleaning", "sources", "source_N")
+    )
+    """As the rows have them; see `PairSet`."""
 
     def place(self, index: int) -> str:
         """File and row that row `index` came from."""

@@ -35,13 +35,13 @@ class _ThreadGenerators(threading.local):
     """A generator for each purpose in each thread: to set its state costs a tenth of making one."""
 
     def __init__(self) -> None:
-        self.get = functools.cache(self._made)
+        @functools.cache
+        def get(purpose: Purpose, seed: int) -> tuple[np.random.Generator, dict[str, Any]]:
+            # Words as one integer, low word first, not NumPy's integers, which hold one word.
+            bits = np.random.Philox(key=seed % _WORD | _TAGS[purpose] << 64)
+            return np.random.Generator(bits), dict(bits.state)
 
-    @staticmethod
-    def _made(purpose: Purpose, seed: int) -> tuple[np.random.Generator, dict[str, Any]]:
-        # Words as one integer, low word first, not NumPy's integers, which hold one word.
-        bits = np.random.Philox(key=seed % _WORD | _TAGS[purpose] << 64)
-        return np.random.Generator(bits), dict(bits.state)
+        self.get = get
 
 
 _generators = _ThreadGenerators()
@@ -310,10 +310,19 @@ def apply_operation(operation: Operation, picture_hw3: Picture, value: float, *,
     if operation == "solarize":
         levels = np.arange(256)
         return looked_up(picture_hw3, np.where(levels >= 256 - value, 255 - levels, levels))
-    if operation == "autocontrast":
-        return looked_up(picture_hw3, _autocontrast(_histograms(picture_hw3)))
-    if operation == "equalize":
-        return looked_up(picture_hw3, _equalize(_histograms(picture_hw3)))
+    if operation in ("autocontrast", "equalize"):
+        counts = [cv2.calcHist([picture_hw3], [channel], None, [256], [0, 256])[:, 0] for channel in range(3)]
+        pixels = np.stack(counts, axis=1).astype(np.int64)  # (256, 3): of each level in each channel
+        highest = 255 - (pixels[::-1] > 0).argmax(0)
+        if operation == "autocontrast":  # stretch each channel's levels to 0 to 255
+            lowest = (pixels > 0).argmax(0)
+            factor = 255 / np.maximum(highest - lowest, 1)
+            table = np.where(highest > lowest, np.floor((_LEVELS[:, None] - lowest) * factor), _LEVELS[:, None])
+        else:  # spread each channel's levels evenly, by Pillow's rule for rounding
+            step = (pixels.sum(0) - pixels[highest, range(3)]) // 255
+            below = pixels.cumsum(0) - pixels
+            table = np.where(step > 0, (below + step // 2) // np.maximum(step, 1), _LEVELS[:, None])
+        return looked_up(picture_hw3, table)
     if operation == "brightness":
         return toned(picture_hw3, brightness=1 + value)
     if operation == "contrast":
@@ -329,45 +338,15 @@ def apply_operation(operation: Operation, picture_hw3: Picture, value: float, *,
         return result_hw3
     if operation == "identity":
         return picture_hw3
-    return affine(picture_hw3, _inverse(operation, picture_hw3, value), border=border)
-
-
-def _inverse(operation: Operation, picture_hw3: Picture, value: float) -> NDArray[np.float64]:
-    """Matrix (2, 3) from a pixel of the result to its place in the picture."""
+    height, width = picture_hw3.shape[:2]
     if operation == "rotate":
-        height, width = picture_hw3.shape[:2]
-        box = Box(0.0, 0.0, height, width)
-        return Warp(box, degrees=value).inverse((height, width))
-    shear_x, shear_y, shift_x, shift_y = (
-        value if operation == name else 0.0 for name in ("shear_x", "shear_y", "translate_x", "translate_y")
-    )
-    return np.array([[1.0, shear_x, -shift_x], [shear_y, 1.0, -shift_y]])
-
-
-def _histograms(picture_hw3: Picture) -> NDArray[np.int64]:
-    """Pixels (256, 3) of each level in each channel."""
-    counts = [cv2.calcHist([picture_hw3], [channel], None, [256], [0, 256])[:, 0] for channel in range(3)]
-    return np.stack(counts, axis=1).astype(np.int64)
-
-
-def _autocontrast(pixels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Table (256, 3) that stretches each channel's levels to 0 to 255."""
-    levels = np.arange(256, dtype=np.float64)[:, None]
-    lowest = (pixels > 0).argmax(0)
-    highest = 255 - (pixels[::-1] > 0).argmax(0)
-    spread = highest - lowest
-    stretched = np.floor((levels - lowest) * (255 / np.maximum(spread, 1)))
-    return np.where(spread > 0, stretched, levels)
-
-
-def _equalize(pixels: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Table (256, 3) that spreads each channel's levels evenly, by Pillow's rule for rounding."""
-    levels = np.arange(256, dtype=np.float64)[:, None]
-    highest = 255 - (pixels[::-1] > 0).argmax(0)
-    step = (pixels.sum(0) - pixels[highest, range(3)]) // 255
-    below = pixels.cumsum(0) - pixels
-    spread = (below + step // 2) // np.maximum(step, 1)
-    return np.where(step > 0, spread, levels)
+        inverse = Warp(Box(0.0, 0.0, height, width), degrees=value).inverse((height, width))
+    else:
+        shear_x, shear_y, shift_x, shift_y = (
+            value if operation == name else 0.0 for name in ("shear_x", "shear_y", "translate_x", "translate_y")
+        )
+        inverse = np.array([[1.0, shear_x, -shift_x], [shear_y, 1.0, -shift_y]])
+    return affine(picture_hw3, inverse, border=border)
 
 
 class PixelBox(NamedTuple):
@@ -453,7 +432,12 @@ def mix_plan(
     if not cuts:
         return MixPlan(partner, weight)
     height, width = size
-    box = _box(size, 1.0 - weight, centre=(centre_y * height, centre_x * width))
+    share, centre = 1.0 - weight, (centre_y * height, centre_x * width)
+    # A box of a share of the picture's area and of its shape, less what lies beyond the picture's edges.
+    half_h, half_w = height * share**0.5 / 2, width * share**0.5 / 2
+    top, bottom = (min(max(round(centre[0] + side), 0), height) for side in (-half_h, half_h))
+    left, right = (min(max(round(centre[1] + side), 0), width) for side in (-half_w, half_w))
+    box = PixelBox(top, left, bottom, right)
     return MixPlan(partner, 1.0 - box.area / (height * width), box)
 
 
@@ -466,15 +450,6 @@ def mix(picture_hw3: NDArray[np.uint8], partner_hw3: NDArray[np.uint8], how: Mix
     window = np.s_[how.box.top : how.box.bottom, how.box.left : how.box.right]
     result_hw3[window] = partner_hw3[window]
     return result_hw3
-
-
-def _box(size: tuple[int, int], share: float, *, centre: tuple[float, float]) -> PixelBox:
-    """A box of a share of the picture's area and of its shape, less what lies beyond the picture's edges."""
-    height, width = size
-    half_h, half_w = height * share**0.5 / 2, width * share**0.5 / 2
-    top, bottom = (min(max(round(centre[0] + side), 0), height) for side in (-half_h, half_h))
-    left, right = (min(max(round(centre[1] + side), 0), width) for side in (-half_w, half_w))
-    return PixelBox(top, left, bottom, right)
 
 
 TRIALS = 10
@@ -557,23 +532,26 @@ def augment(
     )
     size = output_size(picture_HW3.shape[:2], config, progress=progress, multiple=multiple)
     result_hw3 = resized_to(result_HW3, size)
-    for operation, value in _operations(config, rng, size, size[1] / picture_HW3.shape[1], strength):
+    operations: list[Drawn] = []
+    if config.randaugment:
+        operations = randaugment(config, rng, size=size, strength=strength)
+    elif config.trivialaugment:
+        operations = [trivialaugment(rng, share=size[1] / picture_HW3.shape[1], strength=strength)]
+    for operation, value in operations:
         result_hw3 = apply_operation(operation, result_hw3, value, border=config.border)
-    picture_hw3 = result_hw3
     if config.brightness or config.contrast or config.gamma:
-        picture_hw3 = toned(
-            picture_hw3,
+        result_hw3 = toned(
+            result_hw3,
             brightness=1.0 + _signed(drawn.brightness, config.brightness * strength),
             contrast=1.0 + _signed(drawn.contrast, config.contrast * strength),
             exponent=(1.0 + config.gamma * strength) ** _signed(drawn.gamma, 1.0),
         )
     if config.saturation or config.hue:
-        picture_hw3 = tinted(
-            picture_hw3,
+        result_hw3 = tinted(
+            result_hw3,
             saturation=1.0 + _signed(drawn.saturation, config.saturation * strength),
             turn=_signed(drawn.hue, config.hue * strength),
         )
-    result_hw3 = picture_hw3
     if config.blur:
         sigma = drawn.blur * config.blur * strength * result_hw3.shape[1] / picture_HW3.shape[1]
         result_hw3 = blurred(result_hw3, sigma)
@@ -628,14 +606,6 @@ def rectangle(
         if found_h <= height and found_w <= width:
             return found_h, found_w
     return None
-
-
-def _operations(
-    config: AugmentConfig, rng: np.random.Generator, size: tuple[int, int], share: float, strength: float
-) -> list[Drawn]:
-    if config.randaugment:
-        return randaugment(config, rng, size=size, strength=strength)
-    return [trivialaugment(rng, share=share, strength=strength)] if config.trivialaugment else []
 
 
 def _erased(

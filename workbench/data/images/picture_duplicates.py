@@ -73,7 +73,11 @@ def find(pictures: Iterable[Pixels], *, threshold: float) -> DuplicateClusters:
         if row_N[-1] == len(looks):
             grey = _grey(picture)
             looks.append(_look(grey))
-            spectra.append(_spectrum(grey))
+            small = cv2.resize(grey, (COARSE_SIDE, COARSE_SIDE), interpolation=_interpolation(grey, COARSE_SIDE))
+            window = np.hanning(COARSE_SIDE + 2)[1:-1]
+            waves = np.fft.rfft2((small - small.mean()) * window[:, None] * window)
+            low = np.concatenate([waves[: FREQUENCIES + 1, : FREQUENCIES + 1], waves[-FREQUENCIES:, : FREQUENCIES + 1]])
+            spectra.append(np.asarray(np.log1p(np.abs(low)).ravel(), dtype=np.float32))
     candidates_P2 = _candidates(np.stack(spectra)) if threshold < 1 else np.zeros((0, 2), dtype=np.int64)
     similarity_P = _measured(looks, candidates_P2, threshold)
     near_P = similarity_P >= threshold
@@ -109,15 +113,6 @@ def _look(grey: Pixels) -> _Look:
     exact = small.astype(np.float32)
     band = cv2.GaussianBlur(exact, (0, 0), FINE) - cv2.GaussianBlur(exact, (0, 0), COARSE)
     return _Look(small, np.asarray(band, dtype=np.float16))
-
-
-def _spectrum(grey: Pixels) -> Floats:
-    """Logarithms of the magnitudes of low frequencies, without a picture's brightness."""
-    small = cv2.resize(grey, (COARSE_SIDE, COARSE_SIDE), interpolation=_interpolation(grey, COARSE_SIDE))
-    window = np.hanning(COARSE_SIDE + 2)[1:-1]
-    waves = np.fft.rfft2((small - small.mean()) * window[:, None] * window)
-    low = np.concatenate([waves[: FREQUENCIES + 1, : FREQUENCIES + 1], waves[-FREQUENCIES:, : FREQUENCIES + 1]])
-    return np.asarray(np.log1p(np.abs(low)).ravel(), dtype=np.float32)
 
 
 def _interpolation(grey: Pixels, side: int) -> int:

@@ -64,7 +64,15 @@ class PictureFormat:
         else:
             known = _processor(processor, str(hub_config.get("model_type")))
             fit, resized, cropped = _geometry(known, (size or own))
-            mean, std = _normalisation(known)
+            factor = 255 * (float(known.rescale_factor) if known.do_rescale else 1.0)
+            offset = 1.0 if getattr(known, "rescale_offset", False) and known.do_rescale else 0.0
+            means = _channels(known.image_mean) if known.do_normalize else (0.0, 0.0, 0.0)
+            stds = _channels(known.image_std) if known.do_normalize else (1.0, 1.0, 1.0)
+            again = _channels(known.image_std) if getattr(known, "include_top", False) else (1.0, 1.0, 1.0)
+            mean, std = (
+                _each(lambda channel: (offset + means[channel]) / factor),
+                _each(lambda channel: stds[channel] * again[channel] / factor),
+            )
             picture_format = PictureFormat(*cropped, fit, resized, Resampling(known.resample), mean, std)
             size = size or (None if processor else own)
         return picture_format if size is None else picture_format.of_size(size)
@@ -227,19 +235,6 @@ def _geometry(known: Any, own: int | None) -> Geometry:
     raise BackboneError(
         f"preprocessor_config.json: size={resize} is no size that all pictures share. Name a backbone whose size has "
         "height and width, or shortest_edge."
-    )
-
-
-def _normalisation(known: Any) -> tuple[Channels, Channels]:
-    """Mean and standard deviation that include the processor's own rescaling."""
-    factor = 255 * (float(known.rescale_factor) if known.do_rescale else 1.0)
-    offset = 1.0 if getattr(known, "rescale_offset", False) and known.do_rescale else 0.0
-    means = _channels(known.image_mean) if known.do_normalize else (0.0, 0.0, 0.0)
-    stds = _channels(known.image_std) if known.do_normalize else (1.0, 1.0, 1.0)
-    again = _channels(known.image_std) if getattr(known, "include_top", False) else (1.0, 1.0, 1.0)
-    return (
-        _each(lambda channel: (offset + means[channel]) / factor),
-        _each(lambda channel: stds[channel] * again[channel] / factor),
     )
 
 

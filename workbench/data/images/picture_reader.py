@@ -95,13 +95,6 @@ class Augmenter:
         )
 
 
-class _Draw(NamedTuple):
-    """A row that is read, and how often its epoch has drawn it before."""
-
-    row: int
-    repeat: int
-
-
 @dataclass(frozen=True, eq=False)
 class PictureRows:
     """Pictures of one size in memory-mapped stores; see `RowInputs`."""
@@ -170,12 +163,12 @@ class PictureRows:
     def _augmented(
         self, augmenter: Augmenter, indices: Indices, epoch: int, repeats: Indices
     ) -> tuple[list[Pixels], Mix | None]:
-        def changed(draw: _Draw) -> Pixels:
+        def changed(draw: tuple[int, int]) -> Pixels:
             index, repeat = draw
             key = int(self.key_N[index])
             return augmenter(self.picture(index), epoch=epoch, key=key, repeat=repeat, progress=self.progress)
 
-        def mixed(draw: _Draw) -> tuple[Pixels, int, float]:
+        def mixed(draw: tuple[int, int]) -> tuple[Pixels, int, float]:
             picture, (index, repeat) = changed(draw), draw
             how = augmenter.plan(
                 epoch=epoch,
@@ -188,10 +181,10 @@ class PictureRows:
             )
             if how is None:
                 return picture, index, 1.0
-            return augmentation.mix(picture, changed(_Draw(how.partner, repeat)), how), how.partner, how.weight
+            return augmentation.mix(picture, changed((how.partner, repeat)), how), how.partner, how.weight
 
         pixels = self.format.height * self.format.width
-        draws = list(map(_Draw, indices.tolist(), repeats.tolist()))
+        draws = list(zip(indices.tolist(), repeats.tolist(), strict=True))  # rows, and how often each was drawn before
         if not augmenter.config.mixes:
             return ordered_processes.by_threads(changed, draws, size=pixels), None
         pictures, partner_B, share_B = zip(*ordered_processes.by_threads(mixed, draws, size=pixels), strict=True)
@@ -277,11 +270,8 @@ class PictureReader:
         weighted: bool = False,
         columns: Mapping[str, str] | None = None,
     ) -> RecordSource:
-        """Read, decode and prepare the pictures of a folder, an archive, a table or a hub data set.
-
-        Raises:
-            DataError: Rows are malformed, or a column is missing.
-        """
+        """Read, decode and prepare the pictures of a folder, an archive, a table or a hub data set. Raises DataError:
+        rows are malformed, or a column is missing."""
         named = self.data.with_columns(columns)
         data = named if weighted else named.unweighted
 
@@ -427,7 +417,13 @@ class PictureReader:
             ranges=self.value_ranges(),
         )
         if stored.mistakes and refuse:
-            raise DataError(_refusal(source, stored.mistakes))
+            mistakes = stored.mistakes
+            shown = [mistakes[number] for number in sorted(mistakes)[:MAX_MISTAKES]]
+            count = "1 picture" if len(mistakes) == 1 else f"{len(mistakes)} pictures"
+            more = [f"  and {len(mistakes) - len(shown)} more"] if len(mistakes) > len(shown) else []
+            remedy = "Replace or delete them, or write data.on_bad_row=skip to leave them out and count them."
+            title = f"{source.name}: {count} of {len(source.records)} cannot be read:"
+            raise DataError("\n".join([title, *(f"  {text}" for text in shown), *more, remedy]))
         good = np.asarray([number not in stored.mistakes for number in range(len(source.records))])
         if not good.any():
             last = stored.mistakes[len(source.records) - 1]
@@ -489,12 +485,3 @@ def _training_ranges(sources: tuple[str, ...], column: str, max_pixels: int, dep
     candidates = (row.columns[column] for row in rows if not row.mistake)
     deep = [file for file in candidates if file.may_be_deep()]
     return preparation.measure_ranges(deep, max_pixels=max_pixels, depth=depth, folder=cache_folder() / "value_ranges")
-
-
-def _refusal(source: RecordSource, mistakes: Mapping[int, str]) -> str:
-    shown = [mistakes[number] for number in sorted(mistakes)[:MAX_MISTAKES]]
-    count = "1 picture" if len(mistakes) == 1 else f"{len(mistakes)} pictures"
-    more = [f"  and {len(mistakes) - len(shown)} more"] if len(mistakes) > len(shown) else []
-    remedy = "Replace or delete them, or write data.on_bad_row=skip to leave them out and count them."
-    title = f"{source.name}: {count} of {len(source.records)} cannot be read:"
-    return "\n".join([title, *(f"  {text}" for text in shown), *more, remedy])

@@ -19,8 +19,8 @@ import shutil
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -128,40 +128,37 @@ def use(store: Path) -> Callable[[], None]:
 
 
 def make_room(folder: Path, needed: int) -> None:
-    """Delete stores in `folder` until there is room for `needed` more bytes within the limit, and tell which.
-
-    Raises:
-        ConfigError: The limit is no number.
-    """
-    size_of = {path: _size(path) for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    """Delete stores in `folder` until there is room for `needed` more bytes within the limit, and tell which. Raises
+    ConfigError: the limit is no number."""
+    size_of: dict[Path, int] = {}
+    for path in folder.iterdir():
+        if path.is_dir() and not path.name.startswith("."):
+            size_of[path] = 0
+            with suppress(OSError):  # another process deletes it
+                size_of[path] = sum(file.stat().st_size for file in path.iterdir())
     taken = sum(size_of.values())
-    limit = _limit(taken + shutil.disk_usage(folder).free)
+    limit, given = SHARE * (taken + shutil.disk_usage(folder).free), os.environ.get(VARIABLE)
+    if given:
+        limit = math.nan
+        with suppress(ValueError):
+            limit = float(given) * 1e9
+        if not math.isfinite(limit) or limit < 0:
+            raise ConfigError(f"{VARIABLE}={given}: expected a number of gigabytes, such as 50.")
     for path in sorted(size_of, key=_last_use):
         if taken + needed <= limit:
             return
-        if _removed(path):
-            taken -= size_of[path]
-            _log.warning(
-                "%s: prepared pictures (%s) were deleted, used longest ago; all may take %s. Set %s to keep more.",
-                *(path, units.size(size_of[path]), units.size(limit), VARIABLE),
-            )
-
-
-def _limit(room: int) -> float:
-    given = os.environ.get(VARIABLE)
-    if not given:
-        return SHARE * room
-    with suppress(ValueError):
-        if math.isfinite(limit_gb := float(given)) and limit_gb >= 0:
-            return limit_gb * 1e9
-    raise ConfigError(f"{VARIABLE}={given}: expected a number of gigabytes, such as 50.")
-
-
-def _size(store: Path) -> int:
-    total_bytes = 0
-    with suppress(OSError):  # another process deletes it
-        total_bytes = sum(file.stat().st_size for file in store.iterdir())
-    return total_bytes
+        try:  # unless a process uses or makes it
+            with path.with_suffix(".used").open("a") as used, path.with_suffix(".lock").open("a") as lock:
+                for file in (used, lock):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+        except OSError:  # in use, deleted by another process, or not ours to delete
+            continue
+        taken -= size_of[path]
+        _log.warning(
+            "%s: prepared pictures (%s) were deleted, used longest ago; all may take %s. Set %s to keep more.",
+            *(path, units.size(size_of[path]), units.size(limit), VARIABLE),
+        )
 
 
 def _last_use(store: Path) -> float:
@@ -169,18 +166,6 @@ def _last_use(store: Path) -> float:
         with suppress(OSError):
             return path.stat().st_mtime
     return 0.0
-
-
-def _removed(store: Path) -> bool:
-    """Delete a store unless a process uses or makes it; whether it was deleted."""
-    try:
-        with store.with_suffix(".used").open("a") as used, store.with_suffix(".lock").open("a") as lock:
-            for file in (used, lock):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(store)
-    except OSError:  # in use, deleted by another process, or not ours to delete
-        return False
-    return True
 
 
 VERSION = "3"
@@ -240,7 +225,12 @@ def store(
     path = folder / _fingerprint(files, work)
     if (cached := _opened(path, files)) is not None:
         return cached
-    with _locked(path):
+    lock = path.with_suffix(".lock")
+    whole_files.require_writable(lock)
+    with lock.open("a") as file:  # no other process makes this store, so that ranks of one run decode once
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for unfinished in path.parent.glob(f".{path.name}.*"):  # left by a process that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
         if (cached := _opened(path, files)) is not None:  # another process made it meanwhile
             return cached
         needed = len(files) * format.height * format.width * 3
@@ -262,18 +252,6 @@ def store(
 
 
 _PIXELS, _INDEX = "pixels.npy", "index.json"
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Inside, no other process makes this store, so that ranks of one run decode once; what a killed one left goes."""
-    lock = path.with_suffix(".lock")
-    whole_files.require_writable(lock)
-    with lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        for unfinished in path.parent.glob(f".{path.name}.*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
-        yield
 
 
 def _fingerprint(files: Sequence[PictureFile], work: Work) -> str:

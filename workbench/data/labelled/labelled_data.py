@@ -27,7 +27,7 @@ from workbench.data.labelled.records import RecordSource, RowInputs, RowReader
 from workbench.data.text import decontamination
 from workbench.data.text.decontamination import Contamination, TextRow
 from workbench.data.text.quality import cleaning
-from workbench.data.text.quality.cleaning import Cleaning, Flag
+from workbench.data.text.quality.cleaning import Cleaning
 from workbench.data.text.quality.rules import RowText
 from workbench.errors import DataError
 
@@ -44,12 +44,6 @@ def split_off(source: RecordSource, config: RunConfig, *, share: float) -> tuple
             "Give more rows, or a file of its own as data.held_out."
         )
     return source.subset(~held_out), source.subset(held_out)
-
-
-def without_shared_rows(train: RecordSource, other: RecordSource, *, drop: bool) -> RecordSource:
-    """`train` without rows whose content is also in `other`; raises what `overlap.without_overlap` does."""
-    but = "" if train.records[0].digest else " but for case and punctuation"  # pictures are equal whole
-    return held_out_split.without_overlap(train, other, drop=drop, but=but)
 
 
 def require_measured(
@@ -272,7 +266,10 @@ def load(config: RunConfig, reader: RowReader) -> ClassSplits:
     contamination_reports = list[Contamination | None]()
     for name, train in trains.items():
         for other in sets.values():
-            train = without_shared_rows(train, other, drop=config.data.overlap == "drop")
+            # `train` without rows whose content is also in `other`; raises what `overlap.without_overlap` does.
+            drop = config.data.overlap == "drop"
+            but = "" if train.records[0].digest else " but for case and punctuation"  # pictures are equal whole
+            train = held_out_split.without_overlap(train, other, drop=drop, but=but)
         trains[name], matched = decontaminated(train, sets, config, reader)
         contamination_reports.append(matched)
     train_labels = [label for train in trains.values() for label in train.labels]
@@ -342,20 +339,19 @@ def cleaned(
     if not config.data.clean:
         return dict(trains), None
     read = [(train.name, map(row_text, train.records)) for train in trains.values()]
-    repeats = _repeated_pictures(list(trains.values()), config.data.clean, reader) if config.reads_pictures else None
+    repeats = None
+    if config.reads_pictures:
+        # Pictures that repeat an earlier one, in the rows of all sources one after another.
+        every = [record for train in trains.values() for record in train.records]
+        rows, keys = list(map(row_text, every)), [record.key for record in every]
+        repeats = cleaning.duplicate_flags(
+            rows, config.data.clean, keys, lambda: reader.duplicates(list(trains.values())).cluster_N.tolist()
+        )
     cleaning_reports = cleaning.clean_sources(read, config.data.clean, repeats=repeats)
     return {
         name: train.subset(own.kept([record.place for record in train.records]))
         for (name, train), own in zip(trains.items(), cleaning_reports, strict=True)
     }, cleaning.join_cleanings(cleaning_reports, records.source_prefixes(trains).values())
-
-
-def _repeated_pictures(trains: Sequence[RecordSource], rules: Sequence[str], reader: RowReader) -> list[Flag]:
-    """Flags on pictures that repeat an earlier one, in the rows of all sources one after another."""
-    records = [record for train in trains for record in train.records]
-    rows = [row_text(record) for record in records]
-    exact = [record.key for record in records]
-    return cleaning.duplicate_flags(rows, rules, exact, lambda: reader.duplicates(trains).cluster_N.tolist())
 
 
 def row_text(record: LabelledRecord) -> RowText:

@@ -90,11 +90,8 @@ class Labels:
 
 
 def fit(kind: Kind, labels: Sequence[Label], *, source: str) -> Labels:
-    """Collect the classes, or the mean and standard deviation of the numbers, of the training rows.
-
-    Raises:
-        DataError: All rows have the same label, so there is nothing to learn.
-    """
+    """Collect the classes, or the mean and standard deviation of the numbers, of the training rows. Raises DataError:
+    all rows have the same label, so there is nothing to learn."""
     if kind == "number":
         values = np.asarray(labels, dtype=np.float64)
         if not values.std() > 0:
@@ -143,11 +140,7 @@ def classes_of(label: Label | None) -> tuple[str, ...]:
 
 
 def read(value: Any, config: ClassesConfig) -> Label | None:
-    """Convert a cell to a label; None where it is empty.
-
-    Raises:
-        DataError: The cell holds no label of this kind.
-    """
+    """Convert a cell to a label; None where it is empty. Raises DataError: the cell holds no label of this kind."""
     if value is None or value != value or (isinstance(value, str) and not value.strip() and config.kind != "several"):
         return None
     if config.kind == "number":

@@ -64,11 +64,8 @@ class FieldTokenizer:
         return "".join(text for text, _ in self._segments(fields))
 
     def encode(self, rows: Iterable[Sequence[str]], places: Iterable[str]) -> EncodedTexts:
-        """Tokenise rows of columns; `places` name them in messages.
-
-        Raises:
-            DataError: The text of the template alone fills max_tokens.
-        """
+        """Tokenise rows of columns; `places` name them in messages. Raises DataError: the text of the template alone
+        fills max_tokens."""
         return EncodedTexts.of(self._encoded(zip(rows, places, strict=True)))
 
     def _encoded(self, rows: Iterator[tuple[Sequence[str], str]]) -> Iterator[FieldTokens]:
@@ -100,16 +97,11 @@ class FieldTokenizer:
                 f"special tokens take {overhead}. Raise it, or shorten classes.text."
             )
         for column, count in enumerate(allocate(lengths, self._config.parts, budget)):
-            kept_T[self._select(np.flatnonzero(field_T == column), count)] = True
+            tokens, keep = np.flatnonzero(field_T == column), self._config.keep
+            head = {"start": count, "end": 0, "ends": -(-count // 2), "middle": 0}[keep]
+            start = (len(tokens) - count) // 2 if keep == "middle" else len(tokens) - (count - head)
+            kept_T[tokens[:head]] = kept_T[tokens[start : start + count - head]] = True
         return ids_T[kept_T]
-
-    def _select(self, tokens: Indices, count: int) -> Indices:
-        """`count` of a column's tokens: the first, the last, both ends or the middle, as `classes.keep` says."""
-        if self._config.keep == "middle":
-            start = (len(tokens) - count) // 2
-            return tokens[start : start + count]
-        head = {"start": count, "end": 0, "ends": -(-count // 2)}[self._config.keep]
-        return np.concatenate([tokens[:head], tokens[len(tokens) - (count - head) :]])
 
     def _segments(self, fields: Sequence[str]) -> list[tuple[str, int]]:
         """The text in pieces, each with the number of its column, or -1 for the template's own words."""

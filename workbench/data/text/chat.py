@@ -193,8 +193,7 @@ class AnswerMasker:
             spans += [(number, start, stop) for start, stop in message_spans]
         if any(tokens.straddles(start) for _, start, _ in spans):
             tokens = self._tokenizer.tokenise(whole.text, [start for _, start, _ in spans])
-        answer = self._tagged if self._tokenizer.instrumented.tagged else self._untagged
-        return tokens, [answer(conversation, tokens, *span) for span in spans]
+        return tokens, [self._answer(conversation, tokens, *span) for span in spans]
 
     def _spans(
         self, conversation: Conversation, whole: Rendering, tokens: TokenSpans, number: int
@@ -212,22 +211,16 @@ class AnswerMasker:
         segment = self._segment(conversation, whole, number)
         return [(self._start(conversation, whole, tokens, segment), segment.end)]
 
-    def _tagged(self, conversation: Conversation, tokens: TokenSpans, number: int, start: int, stop: int) -> AnswerSpan:
+    def _answer(self, conversation: Conversation, tokens: TokenSpans, number: int, start: int, stop: int) -> AnswerSpan:
         first, last = tokens.between(start, stop)
         end = tokens.visible(range(last - 1, first - 1, -1))
-        # Generation stops at the end of the turn; blank text that the template writes after it is no answer.
+        tagged = self._tokenizer.instrumented.tagged
         if end is not None and tokens.ids[end] in self._tokenizer.special:
-            return AnswerSpan(first, end + 1, end)
-        return AnswerSpan(first, last, None)
-
-    def _untagged(
-        self, conversation: Conversation, tokens: TokenSpans, number: int, start: int, stop: int
-    ) -> AnswerSpan:
-        first, last = tokens.between(start, stop)
-        end = tokens.visible(range(last - 1, first - 1, -1))
-        if end is not None and tokens.ids[end] in self._tokenizer.special:
-            generated = self._is_generated(conversation, tokens, number, end)
+            # Generation stops at the end of the turn; blank text that the template writes after it is no answer.
+            generated = tagged or self._is_generated(conversation, tokens, number, end)
             return AnswerSpan(first, end + generated, end if generated else None)
+        if tagged:
+            return AnswerSpan(first, last, None)
         # Some families (GLM) write no end: the next turn's role token, or eos after the last turn, stops generation.
         following = tokens.visible(range(last, len(tokens.ids)))
         if following is None and self._tokenizer.eos is not None:
@@ -517,7 +510,10 @@ class ChatEncoder:
         Templates of models that reason write the reasoning of the last answer only. To be learnt as it is generated,
         each answer has to be the last of a conversation, with what came before as it is served.
         """
-        if self._reads_field and any(split_thoughts(message) is not message for message in example.messages):
+        inline, field, _ = self._reasoning
+        # A template that writes reasoning from a field of its own may not know it in front of an answer.
+        reads_field = "REASON" in field and inline.count("<think>") != field.count("<think>")
+        if reads_field and any(split_thoughts(message) is not message for message in example.messages):
             example = replace(example, messages=tuple(map(split_thoughts, example.messages)))
         numbers = learnt(example.messages, loss_on) if loss_on == "assistant" else []
         reasoned = [number for number in numbers if thoughts(example.messages[number])]
@@ -537,18 +533,6 @@ class ChatEncoder:
             )
             for count, number in enumerate(numbers, start=1)
         ]
-
-    @cached_property
-    def _reads_field(self) -> bool:
-        """Whether the template writes reasoning from a field of its own, and does not know it in front of an answer."""
-        inline, field, _ = self._reasoning
-        return "REASON" in field and inline.count("<think>") != field.count("<think>")
-
-    @cached_property
-    def _cuts_reasoning(self) -> bool:
-        """Whether the template asks for reasoning, but never writes what it was given."""
-        inline, field, prompt = self._reasoning
-        return prompt.rstrip().endswith("<think>") and "REASON" not in inline + field
 
     @cached_property
     def _reasoning(self) -> tuple[str, str, str]:
@@ -601,8 +585,10 @@ class ChatEncoder:
 
     def _rendered_conversation(self, example: Example) -> Conversation:
         conversation = self._conversation(example.place, example.messages, example.tools)
-        restored = self._cuts_reasoning and bool(thoughts(example.messages[-1]))
-        return replace(conversation, restored=True) if restored else conversation
+        inline, field, prompt = self._reasoning
+        # The template asks for reasoning, but never writes what it was given.
+        cuts_reasoning = prompt.rstrip().endswith("<think>") and "REASON" not in inline + field
+        return replace(conversation, restored=cuts_reasoning and bool(thoughts(example.messages[-1])))
 
     def _encode_chat(self, example: Example, conversation: Conversation, whole: Rendering, loss_on: LossOn) -> Encoded:
         tokens, answers = self._masker.find(conversation, whole, learnt(example.messages, loss_on))
@@ -628,7 +614,13 @@ class ChatEncoder:
             ids = self._tokenizer.ids(example.text[0][0])
             supervised = wanted * len(ids)
         else:
-            ids, supervised = self._encode_pieces(example, wanted)
+            # Several pieces as one text, cut where those that are wanted begin.
+            stops = list(accumulate(len(text) for text, _ in example.text))
+            starts = [start for start, (_, loss) in zip([0, *stops], example.text, strict=False) if loss]
+            tokens = self._tokenizer.tokenise(example.whole_text, starts)
+            ids, supervised = list(tokens.ids), []
+            for stop, loss in zip(stops, wanted, strict=True):
+                supervised += [loss] * (tokens.between(0, stop)[1] - len(supervised))
         eos = self._tokenizer.eos
         if eos is not None and ids[-1:] != [eos]:
             ids, supervised = [*ids, eos], [*supervised, wanted[-1]]
@@ -636,16 +628,6 @@ class ChatEncoder:
             ids, supervised = [self._bos, *ids], [loss_on == "all", *supervised]
         ends = (len(ids) - 1,) if supervised[-1] and ids[-1] == eos else ()
         return Encoded(ids, supervised, ends, ids[0] == self._tokenizer.tokenizer.bos_token_id)
-
-    def _encode_pieces(self, example: Example, wanted: Sequence[bool]) -> tuple[list[int], list[bool]]:
-        """Ids of several pieces as one text, and whether each belongs to a wanted one."""
-        stops = list(accumulate(len(text) for text, _ in example.text))
-        starts = [start for start, (_, loss) in zip([0, *stops], example.text, strict=False) if loss]
-        tokens = self._tokenizer.tokenise(example.whole_text, starts)
-        supervised: list[bool] = []
-        for stop, loss in zip(stops, wanted, strict=True):
-            supervised += [loss] * (tokens.between(0, stop)[1] - len(supervised))
-        return list(tokens.ids), supervised
 
 
 def outcomes(function: Callable[[ItemT], ResultT], items: Iterable[ItemT]) -> list[ResultT | WorkbenchError]:

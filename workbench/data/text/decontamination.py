@@ -90,8 +90,15 @@ class EvaluationIndex:
         self._numbers: dict[str, int] = {}
         for source, rows in sets:
             for row in rows:
-                for part in _compared([words(text) for text in row.texts], ngram):
-                    self._add(_Text(row.place, source, tuple(part)))
+                parts = [words(text) for text in row.texts]
+                # The parts that are long enough to be told from others by themselves; else the row as a whole.
+                long = [part for part in parts if len(part) >= ngram]
+                for part in long or [[word for part in parts for word in part]]:
+                    if part and (key := _whole(part)) not in self._whole:
+                        self._whole[key] = len(self._texts)
+                        self._texts.append(_Text(row.place, source, tuple(part)))
+                        for word in part:
+                            self._numbers.setdefault(word, len(self._numbers) + 1)
         # Odd factors, one for each place of an n-gram.
         self._weights: Hashes = _mixed(np.arange(1, ngram + 1, dtype=np.uint64) + np.uint64(1 << 40)) | np.uint64(1)
         hashes = [self._windows(self._numbered(text.words)) for text in self._texts]
@@ -124,14 +131,6 @@ class EvaluationIndex:
                 if best is not None and best[0] >= share:
                     held = self._texts[best[1]]
                     yield Match(number, row.place, held.place, held.source, round(best[0], 4), best[2])
-
-    def _add(self, text: _Text) -> None:
-        if not text.words or (key := _whole(text.words)) in self._whole:
-            return
-        self._whole[key] = len(self._texts)
-        self._texts.append(text)
-        for word in text.words:
-            self._numbers.setdefault(word, len(self._numbers) + 1)
 
     def _numbered(self, grams: Sequence[str]) -> Ints:
         """Numbers of words; 0 for one that no evaluation row has."""
@@ -180,7 +179,11 @@ class EvaluationIndex:
         covered_T = self._covered(owner_P, start_P)
         shares = {text: count / self._comparable_T[text] for text, count in covered_T.items()}
         number = max(shares, key=lambda text: (shares[text], -text))
-        run = _longest_run(np.sort(start_P[owner_P == number]), self._ngram)
+        # The longest stretch of words that n-grams cover without a gap; `start_P` is sorted.
+        start_P = np.sort(start_P[owner_P == number])
+        runs = np.split(start_P, np.flatnonzero(np.diff(start_P) > self._ngram) + 1)
+        longest = max(runs, key=lambda run: int(run[-1] - run[0]))
+        run = slice(int(longest[0]), int(longest[-1]) + self._ngram)
         return shares[number], number, _shown(self._texts[number].words[run])
 
     def _covered(self, owner_P: Ints, start_P: Ints) -> dict[int, int]:
@@ -196,11 +199,6 @@ class EvaluationIndex:
         return dict(zip(texts.tolist(), np.add.reduceat(step_P, first).tolist(), strict=True))
 
 
-def _compared(parts: Sequence[list[str]], ngram: int) -> list[list[str]]:
-    """The parts that are long enough to be told from others by themselves; else the row as a whole."""
-    return [part for part in parts if len(part) >= ngram] or [[word for part in parts for word in part]]
-
-
 def _whole(part: Sequence[str]) -> bytes:
     """A digest of a text that its spaces do not change."""
     return blake2b("".join(part).encode(), digest_size=12).digest()
@@ -208,13 +206,6 @@ def _whole(part: Sequence[str]) -> bytes:
 
 def _shown(part: Sequence[str]) -> str:
     return " ".join(part[:EXCERPT]) + (" ..." if len(part) > EXCERPT else "")
-
-
-def _longest_run(start_P: Ints, ngram: int) -> slice:
-    """The longest stretch of words that n-grams cover without a gap; `start_P` is sorted."""
-    runs = np.split(start_P, np.flatnonzero(np.diff(start_P) > ngram) + 1)
-    longest = max(runs, key=lambda run: int(run[-1] - run[0]))
-    return slice(int(longest[0]), int(longest[-1]) + ngram)
 
 
 def _mixed(numbers: Hashes) -> Hashes:

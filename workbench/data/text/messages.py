@@ -49,7 +49,12 @@ def message_of(item: Any, where: str) -> Message:
     # A template prints null as the word None, and some fail where the key is missing.
     message["content"] = _content(item.get("content"), where)
     if item.get("tool_calls"):
-        message["tool_calls"] = _tool_calls(item["tool_calls"], role, where)
+        value = item["tool_calls"]
+        if role != "assistant":
+            raise DataError(f"{where}: tool_calls belong to the assistant, not to the {role}.")
+        if not isinstance(value, list):
+            raise DataError(f"{where}: tool_calls must be a list, found {excerpt(value)}.")
+        message["tool_calls"] = [_tool_call(call, where) for call in value]
     for key in _LOSS_KEYS:
         if item.get(key) is not None:
             message["loss"] = _loss(item[key], key, where)
@@ -125,14 +130,6 @@ def _part(part: Any, where: str) -> str:
     if not isinstance(text, str):
         raise DataError(f"{where}: a content part must be {{type: text, text: ...}}, found {excerpt(part)}.")
     return text
-
-
-def _tool_calls(value: Any, role: str, where: str) -> list[dict[str, Any]]:
-    if role != "assistant":
-        raise DataError(f"{where}: tool_calls belong to the assistant, not to the {role}.")
-    if not isinstance(value, list):
-        raise DataError(f"{where}: tool_calls must be a list, found {excerpt(value)}.")
-    return [_tool_call(call, where) for call in value]
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:

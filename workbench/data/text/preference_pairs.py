@@ -41,11 +41,8 @@ _SAME = "Remove the row, or write data.on_bad_row=skip to leave out such rows an
 
 
 def convert(name: str, place: str, columns: Mapping[str, Any]) -> Example:
-    """A row of format `name` as an example with a judgement.
-
-    Raises:
-        DataError: The row judges nothing, answers two prompts, or has twice the same answer.
-    """
+    """A row of format `name` as an example with a judgement. Raises DataError: the row judges nothing, answers two
+    prompts, or has twice the same answer."""
     if name == "stepwise":
         raise DataError("data.format stepwise rates the steps of answers. Write recipe=reward reward.kind=process.")
     if name != "preference":
@@ -88,7 +85,14 @@ def convert(name: str, place: str, columns: Mapping[str, Any]) -> Example:
         return replace(chosen, desired=True, rejected=replace(rejected, desired=False), tie=_flag(columns, "tie"))
     if _flag(columns, "tie"):
         raise DataError("it rates one answer, and is a tie (`tie`), which two are. Leave `tie` out.")
-    return replace(_rated(place, columns), desired=_flag(columns, "label", missing=None))
+    if "completion" in columns:
+        rated = answered(place, columns, prompt="prompt", answer="completion")
+    else:
+        messages = dialogue(columns)
+        if messages[-1]["role"] != "assistant":
+            raise DataError(f"the last message is rated, and it is the {messages[-1]['role']}'s, not the assistant's.")
+        rated = chat_example(place, columns, last_answer_only(messages))
+    return replace(rated, desired=_flag(columns, "label", missing=None))
 
 
 def _flag(columns: Mapping[str, Any], name: str, *, missing: bool | None = False) -> bool:
@@ -103,16 +107,6 @@ def _flag(columns: Mapping[str, Any], name: str, *, missing: bool | None = False
     if str(value).lower() not in ("true", "false", "1", "0"):
         raise DataError(f"`{name}` must be true or false, found {excerpt(value)}.")
     return str(value).lower() in ("true", "1")
-
-
-def _rated(place: str, columns: Mapping[str, Any]) -> Example:
-    """The one answer of a row; the turns before it are context."""
-    if "completion" in columns:
-        return answered(place, columns, prompt="prompt", answer="completion")
-    messages = dialogue(columns)
-    if messages[-1]["role"] != "assistant":
-        raise DataError(f"the last message is rated, and it is the {messages[-1]['role']}'s, not the assistant's.")
-    return chat_example(place, columns, last_answer_only(messages))
 
 
 def _parted(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
@@ -158,11 +152,8 @@ class PreferenceEncoder(WrappedEncoder):
         return ["judged", *self.base.identity]
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
-        """The chosen and the rejected answer, or the one that there is.
-
-        Raises:
-            DataError: An answer is several messages, and the template drops the reasoning of all but the last.
-        """
+        """The chosen and the rejected answer, or the one that there is. Raises DataError: an answer is several
+        messages, and the template drops the reasoning of all but the last."""
         sides = [example] if example.rejected is None else [example, example.rejected]
         examples = []
         for number, side in enumerate(sides, start=1):
@@ -421,7 +412,16 @@ def mismatched_answers(answers: TokenizedSet, config: DataConfig, *, bos: int | 
     partner = np.arange(len(answers))
     for name, own in (named_sets.rows_by_set(answers) or {"": np.arange(len(answers))}).items():
         where = f"{answers.source}, set {name}" if name else answers.source
-        partner[own] = own[_partners_within(answers.digests[own], where)]
+        digests, count = answers.digests[own], len(own)
+        if count < 2 or (digests == digests[0]).all():
+            raise DataError(
+                f"{where}: prefer.loss=kto compares with answers to other prompts, and these {count} row(s) have "
+                "one prompt. Give rows of two prompts at least, or write prefer.loss=dpo for pairs."
+            )
+        before = np.roll(np.arange(count), 1)
+        while (same := digests[before] == digests).any():
+            before[same] -= 1
+        partner[own] = own[before % count]
     digest = hashlib.sha256(f"2 {config.max_tokens} {bos}".encode())
     for part in (answers.digests, answers.lengths, answers.supervised, partner):
         digest.update(np.ascontiguousarray(part).tobytes())
@@ -433,20 +433,6 @@ def mismatched_answers(answers: TokenizedSet, config: DataConfig, *, bos: int | 
     return TokenizedSet(
         table, np.arange(len(table)), answers.source, answers.fingerprint, chat=answers.chat, collate=answers.collate
     )
-
-
-def _partners_within(digests: npt.NDArray[np.uint64], where: str) -> Indices:
-    count = len(digests)
-    if count < 2 or (digests == digests[0]).all():
-        raise DataError(
-            f"{where}: prefer.loss=kto compares with answers to other prompts, and these {count} row(s) have "
-            "one prompt. Give rows of two prompts at least, or write prefer.loss=dpo for pairs."
-        )
-    partner = np.roll(np.arange(count), 1)
-    while (same := digests[partner] == digests).any():
-        partner[same] -= 1
-    partner_rows: Indices = partner % count
-    return partner_rows
 
 
 def _chunks(answers: TokenizedSet, partner: Indices, max_tokens: int, bos: int | None) -> Iterator[EncodedChunk]:

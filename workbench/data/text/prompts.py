@@ -89,11 +89,7 @@ def with_answer(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_answer(example: Example) -> Example:
-    """The example without its last answer.
-
-    Raises:
-        DataError: Nothing comes before that.
-    """
+    """The example without its last answer. Raises DataError: nothing comes before that."""
     if example.text:
         prompt = [piece for piece in example.text if not piece[1]]
         return replace(example, text=tuple(prompt or [(text, False) for text, _ in example.text]))

@@ -111,11 +111,8 @@ class StepEncoder(WrappedEncoder):
         return chat.outcomes(partial(self.encode, loss_on=loss_on), examples)
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
-        """The example's ids, and which of them are the last of a step.
-
-        Raises:
-            DataError: A step is not in what the template writes, or shares a token with the next one.
-        """
+        """The example's ids, and which of them are the last of a step. Raises DataError: a step is not in what the
+        template writes, or shares a token with the next one."""
         encoded = self.base.encode(example, loss_on="last")
         written = self.base.answer_text(example)
         spans, place = list[tuple[int, int]](), written.start

@@ -58,11 +58,8 @@ class MlmEncoder:
         return [example]
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
-        """Encode text with the tokenizer's special tokens; every other token may be predicted.
-
-        Raises:
-            DataError: The row is a conversation.
-        """
+        """Encode text with the tokenizer's special tokens; every other token may be predicted. Raises DataError: the
+        row is a conversation."""
         return self._encoded(self._tokenizer(_text(example), verbose=False)["input_ids"])
 
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:

@@ -15,7 +15,6 @@ import re
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -118,7 +117,8 @@ def example_chunks(examples: Iterator[formats.Example], skipped: list[str]) -> I
             chunk += skipped
             skipped.clear()
             chunk.append(example)
-            characters += _characters(example)
+            characters += sum(len(str(message.get("content") or "")) for message in example.messages)
+            characters += sum(len(text) for text, _ in example.text)
             if len(chunk) >= ROWS or characters >= CHARACTERS:
                 yield chunk
                 chunk, characters = [], 0
@@ -132,19 +132,20 @@ def example_chunks(examples: Iterator[formats.Example], skipped: list[str]) -> I
 
 
 def encode_chunk(items: Sequence[Item], *, config: DataConfig, encoder: RowEncoder) -> EncodedChunk:
-    """The rows of a chunk.
-
-    Raises:
-        DataError: An example cannot be encoded, and data.on_bad_row is refuse.
-    """
+    """The rows of a chunk. Raises DataError: an example cannot be encoded, and data.on_bad_row is refuse."""
 
     def expanded(item: Item) -> Sequence[formats.Example] | str:
         return item if isinstance(item, str) else encoder.expanded(item, loss_on=config.loss_on)
 
     expansions = chat.outcomes(expanded, items)
     parts = [part for each in expansions if not isinstance(each, str | WorkbenchError) for part in each]
-    with _no_collection():
+    collecting = gc.isenabled()
+    gc.disable()  # the search for garbage takes a tenth of the time: hundreds of tuples a row, and no cycles
+    try:
         encoded = encoder.encode_many(parts, loss_on=config.loss_on)
+    finally:
+        if collecting:
+            gc.enable()
     columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
     skipped: list[str] = []
     emptied, position = Emptied(), 0
@@ -159,9 +160,14 @@ def encode_chunk(items: Sequence[Item], *, config: DataConfig, encoder: RowEncod
             wholes = encoded[position : position + len(item)]
             position += len(item)
             for part, whole, cut in _cuts(item, wholes, config):
-                emptied = emptied.plus(_emptied(part, whole, cut, config))
                 if any(cut.supervised[1:]):
+                    emptied = emptied.plus(Emptied(examples=1))
                     rows.append((part, whole, cut))
+                    continue
+                carries = [number for number, loss in enumerate(whole.supervised) if loss and number]
+                right = config.truncate == "right"
+                needed = carries[0] + 1 if right else len(whole.input_ids) - carries[-1] + 1
+                emptied = emptied.plus(Emptied(1, 1, needed, part.place))
         except DataError as error:
             if config.on_bad_row == "refuse":
                 raise
@@ -202,23 +208,6 @@ def write_chunks(path: Path, encoded: Iterator[EncodedChunk], config: DataConfig
     return skipped
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No search for garbage, which takes a tenth of the time: a chunk makes hundreds of tuples a row, and no cycles."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _characters(example: formats.Example) -> int:
-    characters = sum(len(str(message.get("content") or "")) for message in example.messages)
-    return characters + sum(len(text) for text, _ in example.text)
-
-
 def _cuts(
     parts: Sequence[formats.Example], wholes: Sequence[chat.Encoded | WorkbenchError], config: DataConfig
 ) -> Iterator[tuple[formats.Example, chat.Encoded, chat.Encoded]]:
@@ -253,15 +242,6 @@ def _require_loss(part: formats.Example, whole: chat.Encoded) -> None:
         raise DataError(f"{part.place}: no token carries loss. Give it an answer, or write data.on_bad_row=skip.")
 
 
-def _emptied(part: formats.Example, whole: chat.Encoded, cut: chat.Encoded, config: DataConfig) -> Emptied:
-    """The count of one example."""
-    if any(cut.supervised[1:]):
-        return Emptied(examples=1)
-    carries = [number for number, loss in enumerate(whole.supervised) if loss and number]
-    needed = carries[0] + 1 if config.truncate == "right" else len(whole.input_ids) - carries[-1] + 1
-    return Emptied(1, 1, needed, part.place)
-
-
 def _append(
     columns: dict[str, list[Any]],
     rows: Sequence[tuple[formats.Example, chat.Encoded, chat.Encoded]],
@@ -274,7 +254,7 @@ def _append(
     ids = array("q", itertools.chain.from_iterable(cut.input_ids for *_, cut in rows))
     if rows and rows[0][0].desired is not None:
         whole = rows[0][1]
-        ids = array("q", whole.input_ids[: _prompt_length(whole)])
+        ids = array("q", whole.input_ids[: int(np.argmax(whole.supervised))])
     identity = ids.tobytes()
     if rows and (example := rows[0][0]).steps:
         before = [list(example.messages[:-1]), list(example.tools), [text for text, _ in example.text[:-1]]]
@@ -308,10 +288,7 @@ def cut_together(
     parts: Sequence[formats.Example], wholes: Sequence[chat.Encoded], config: DataConfig
 ) -> list[chat.Encoded]:
     """Cut answers to one prompt to data.max_tokens; on the left all lose as much of the prompt, and none of the answer.
-
-    Raises:
-        DataError: Cutting leaves no prompt, no answer, or no difference.
-    """
+    Raises DataError: cutting leaves no prompt, no answer, or no difference."""
     place, most = parts[0].place.removesuffix(", answer 1 of 2"), config.max_tokens
     if len(wholes) == 2 and wholes[0].input_ids == wholes[1].input_ids:
         raise DataError(
@@ -323,7 +300,7 @@ def cut_together(
         return list(wholes)
     if config.truncate == "left":
         # At least one token is left to predict the answer's first one from.
-        room = min(_prompt_length(whole) - int(whole.bos) for whole in wholes) - 1
+        room = min(int(np.argmax(whole.supervised)) - int(whole.bos) for whole in wholes) - 1
         if excess > room:
             raise DataError(
                 f"{place}: its longer answer leaves no room for a prompt in data.max_tokens={most}. Write "
@@ -345,11 +322,6 @@ def cut_together(
             f"the difference. Write data.max_tokens={differ + 1} or more, data.truncate=left, or data.on_bad_row=skip."
         )
     return cuts
-
-
-def _prompt_length(encoded: chat.Encoded) -> int:
-    """Tokens before the first that carries loss."""
-    return int(np.argmax(encoded.supervised))
 
 
 CODE_VERSION = 3

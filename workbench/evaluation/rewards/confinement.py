@@ -16,7 +16,7 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 Instruction = tuple[int, int, int, int]
@@ -118,20 +118,6 @@ def confine(folder: str, *, seconds: int, memory: int, output: int) -> None:
     _called("prctl PR_SET_PDEATHSIG", libc.prctl(1, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != parent:
         raise ProcessLookupError("the process that started this has ended")
-    _limit(seconds=seconds, memory=memory, output=output)
-    _called("prctl PR_SET_NO_NEW_PRIVS", libc.prctl(38, 1, 0, 0, 0))
-    _hide_files(libc, folder)
-    _filter_calls(libc, list(instructions(number, architecture, own=os.getpid())))
-
-
-def _architecture() -> tuple[int, int]:
-    architecture = _ARCHITECTURES.get(platform.machine())
-    if sys.platform != "linux" or architecture is None:
-        raise OSError(f"{sys.platform} on {platform.machine()} has no filter here, Linux on x86_64 and aarch64 has")
-    return architecture
-
-
-def _limit(*, seconds: int, memory: int, output: int) -> None:
     for name, limit in {
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_AS: memory,
@@ -141,15 +127,19 @@ def _limit(*, seconds: int, memory: int, output: int) -> None:
     }.items():
         hard = limit + 1 if name == resource.RLIMIT_CPU else limit  # SIGKILL a second after SIGXCPU, which is caught
         resource.setrlimit(name, (limit, hard))
-
-
-def _hide_files(libc: ctypes.CDLL, folder: str) -> None:
-    """Landlock: Python and shared libraries may be read, and `folder` written."""
+    _called("prctl PR_SET_NO_NEW_PRIVS", libc.prctl(38, 1, 0, 0, 0))
+    # Landlock: Python and shared libraries may be read, and `folder` written.
     version = _called("landlock_create_ruleset", libc.syscall(444, None, ctypes.c_size_t(0), 1))
     handled = (1 << _RIGHTS[min(version, len(_RIGHTS)) - 1]) - 1
     attributes = ctypes.create_string_buffer(struct.pack("=Q", handled), 8)
     rules = _called("landlock_create_ruleset", libc.syscall(444, attributes, ctypes.c_size_t(8), 0))
-    for path, rights in _visible(folder).items():
+    library = os.path.dirname(os.__file__)
+    folders = (library, f"{sys.base_prefix}/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
+    files = ("/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/null")
+    rights_by_path = {os.path.realpath(path): _READ_FILE | _READ_FOLDER for path in (*folders, *files)}
+    rights_by_path["/dev/null"] |= _WRITE_FILE | _TRUNCATE
+    rights_by_path[folder] = _READ_FILE | _READ_FOLDER | _WRITE_FILE | _TRUNCATE | _CHANGES
+    for path, rights in rights_by_path.items():
         try:
             descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
@@ -160,17 +150,18 @@ def _hide_files(libc: ctypes.CDLL, folder: str) -> None:
         os.close(descriptor)
     _called("landlock_restrict_self", libc.syscall(446, rules, 0))
     os.close(rules)
+    program = list(instructions(number, architecture, own=os.getpid()))
+    packed = b"".join(struct.pack("=HBBI", *each) for each in program)
+    code = ctypes.create_string_buffer(packed, len(packed))
+    header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
+    _called("prctl PR_SET_SECCOMP", libc.prctl(22, 2, header, 0, 0))
 
 
-def _visible(folder: str) -> Mapping[str, int]:
-    """File rights by path."""
-    library = os.path.dirname(os.__file__)
-    folders = (library, f"{sys.base_prefix}/lib", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
-    files = ("/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/null")
-    rights_by_path = {os.path.realpath(path): _READ_FILE | _READ_FOLDER for path in (*folders, *files)}
-    rights_by_path["/dev/null"] |= _WRITE_FILE | _TRUNCATE
-    rights_by_path[folder] = _READ_FILE | _READ_FOLDER | _WRITE_FILE | _TRUNCATE | _CHANGES
-    return rights_by_path
+def _architecture() -> tuple[int, int]:
+    architecture = _ARCHITECTURES.get(platform.machine())
+    if sys.platform != "linux" or architecture is None:
+        raise OSError(f"{sys.platform} on {platform.machine()} has no filter here, Linux on x86_64 and aarch64 has")
+    return architecture
 
 
 def instructions(number: int, architecture: int, *, own: int) -> Iterator[Instruction]:
@@ -218,13 +209,6 @@ def _one_of(argument: int, values: Iterable[int], error: int) -> Iterator[Instru
     for value in values:
         yield from ((_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW))
     yield (_RETURN, 0, 0, _ERRNO | error)
-
-
-def _filter_calls(libc: ctypes.CDLL, program: list[Instruction]) -> None:
-    packed = b"".join(struct.pack("=HBBI", *each) for each in program)
-    code = ctypes.create_string_buffer(packed, len(packed))
-    header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
-    _called("prctl PR_SET_SECCOMP", libc.prctl(22, 2, header, 0, 0))
 
 
 def _called(name: str, result: int) -> int:

@@ -182,11 +182,8 @@ class RewardSum:
         return self.total(self.named(answers), len(answers))
 
     def named(self, answers: Sequence[Answer]) -> dict[str, list[float]]:
-        """The unweighted reward of each answer, by the name of the part.
-
-        Raises:
-            WorkbenchError: A part fails, takes too long, or gives no finite number for an answer; it is named.
-        """
+        """The unweighted reward of each answer, by the name of the part. Raises WorkbenchError: a part fails, takes too
+        long, or gives no finite number for an answer; it is named."""
         return {part.name: _checked(part, answers, part.score(answers)) for part in self.parts} if answers else {}
 
     def detailed(self, answers: Sequence[Answer]) -> dict[str, list[float]]:

@@ -238,7 +238,14 @@ class Engine:
 
     def __init__(self, routes: AdapterRoutes, backbone: PreTrainedModel, head: Head) -> None:
         with routes.stock(routes.members[0]):
-            _require_known(backbone)
+            if backbone.config.is_encoder_decoder:
+                raise _unservable(backbone, "it is an encoder-decoder")
+            if backbone.config._attn_implementation != "sdpa":
+                raise _unservable(backbone, f"its attention is {backbone.config._attn_implementation}, not sdpa")
+            if "position_ids" not in inspect.signature(backbone.forward).parameters:
+                raise _unservable(backbone, "its positions cannot be given")
+            if virtual_tokens.cache_sizes(backbone) is None:
+                raise _unservable(backbone, "it keeps something else than alike keys and values in every layer")
         self._routes, self._backbone, self._head = routes, backbone, head
         # The number of tokens that an expert gets depends on all rows of a pass.
         experts = bool(anatomy.fused_experts(backbone))
@@ -323,17 +330,6 @@ class Engine:
             torch.stack(chunk_logits), wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max())
         ):
             raise _unservable(self._backbone, "a row beside others does not come out as it does alone")
-
-
-def _require_known(backbone: PreTrainedModel) -> None:
-    if backbone.config.is_encoder_decoder:
-        raise _unservable(backbone, "it is an encoder-decoder")
-    if backbone.config._attn_implementation != "sdpa":
-        raise _unservable(backbone, f"its attention is {backbone.config._attn_implementation}, not sdpa")
-    if "position_ids" not in inspect.signature(backbone.forward).parameters:
-        raise _unservable(backbone, "its positions cannot be given")
-    if virtual_tokens.cache_sizes(backbone) is None:
-        raise _unservable(backbone, "it keeps something else than alike keys and values in every layer")
 
 
 def _unservable(backbone: PreTrainedModel, why: str) -> BackboneError:

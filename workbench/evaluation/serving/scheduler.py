@@ -207,13 +207,6 @@ class AnswerInProgress:
     def _scores_prompt(self) -> bool:
         return self.sampling.echo and self.sampling.logprobs is not None
 
-    def score_prompt(self, logits_WV: Tensor) -> None:
-        """Score the prompt's tokens that follow each of the W tokens that were read last."""
-        assert self.sampling.logprobs is not None
-        next_tokens = self.prompt[self.cache.length - len(logits_WV) + 1 : self.cache.length + 1]
-        for logits_V, token in zip(logits_WV, next_tokens, strict=False):  # nothing follows the prompt's last token
-            self.scores.append(score(logits_V, token, self.sampling.logprobs))
-
     def push(self, logits_V: Tensor) -> Reason | None:
         """Choose the next token and call the listener; returns why the answer ends, if it does."""
         sampling = self.sampling
@@ -382,7 +375,29 @@ class Scheduler:
     def _guarded_step(self) -> None:
         """A step; out of memory interrupts the newest answer, any other failure interrupts all."""
         try:
-            self._step()
+            # Generate one token of each answer; read as much of the prompts as a pass can hold.
+            asked, tokens = {}, 0
+            for answer in self._running:
+                reads = answer.cache.length < len(answer.prompt)
+                if not reads or tokens < SIZES[-1]:
+                    chunk = answer.chunk(CHUNK)
+                    asked[id(chunk)] = answer, chunk
+                    tokens += reads * len(chunk.ids)
+            ended = []
+            for chunk, logits_WV in self._engine.step([chunk for _, chunk in asked.values()]):
+                answer = asked[id(chunk)][0]
+                if answer.cancelled:
+                    continue
+                if chunk.scored:  # the prompt's tokens that follow each of the W tokens that were read last
+                    assert answer.sampling.logprobs is not None
+                    following = answer.prompt[answer.cache.length - len(logits_WV) + 1 : answer.cache.length + 1]
+                    for logits_V, token in zip(logits_WV, following, strict=False):  # nothing follows the last one
+                        answer.scores.append(score(logits_V, token, answer.sampling.logprobs))
+                if chunk.ends and answer.push(logits_WV[-1]) is not None:
+                    ended.append(answer)
+            with self._changed:
+                for answer in ended:
+                    self._running.remove(answer)
         except Exception as error:
             with self._changed:
                 if out_of_memory(error):
@@ -390,25 +405,3 @@ class Scheduler:
                 else:
                     _log.error(traceback.format_exc())
                     self._end(list(self._running), Interrupted())
-
-    def _step(self) -> None:
-        """Generate one token of each answer; read as much of the prompts as a pass can hold."""
-        asked, tokens = {}, 0
-        for answer in self._running:
-            reads = answer.cache.length < len(answer.prompt)
-            if not reads or tokens < SIZES[-1]:
-                chunk = answer.chunk(CHUNK)
-                asked[id(chunk)] = answer, chunk
-                tokens += reads * len(chunk.ids)
-        ended = []
-        for chunk, logits_WV in self._engine.step([chunk for _, chunk in asked.values()]):
-            answer = asked[id(chunk)][0]
-            if answer.cancelled:
-                continue
-            if chunk.scored:
-                answer.score_prompt(logits_WV)
-            if chunk.ends and answer.push(logits_WV[-1]) is not None:
-                ended.append(answer)
-        with self._changed:
-            for answer in ended:
-                self._running.remove(answer)

@@ -226,11 +226,8 @@ class AdapterLoader:
         self._routes, self._engine, self.bare = routes, engine, bare
 
     def load(self, name: str, folder: Path) -> TextModel:
-        """Load the adapter in `folder` as the model `name`, between two tokens of the engine.
-
-        Raises:
-            Refusal: The folder has no LoRA adapter for this backbone.
-        """
+        """Load the adapter in `folder` as the model `name`, between two tokens of the engine. Raises Refusal: the
+        folder has no LoRA adapter for this backbone."""
         if missing := [file for file in _FILES if not (folder / file).is_file()]:
             raise Refusal(
                 f"{folder}: there is no {missing[0]} here. Name a folder in PEFT's format that this server can read.",

@@ -56,11 +56,12 @@ def write(run: Path, folder: Path, values: Mapping[str, Any], facts: CardFacts, 
         f"Base model `{model}`: {licence(model)}",
         *(f"Data `{each}`: {licence(each)}" for each in _sources(data)),
     ]
+    language = "python" if "import " in facts.usage else "sh"
     parts = [
         f"---\n{dump_yaml(_front_matter(values, scores, facts))}---\n",
         f"# {run.resolve().name}\n",
         f"{facts.form} Base model: `{model}`. {facts.error}\n",
-        _usage(facts, out),
+        f"```{language}\n{facts.usage.replace('DIR', str(out))}\n```\n",
         f"## Data\n\n{_data(data)}",
         f"## Scores\n\n{_scores(scores, facts.intervals)}",
         *_tasks(scores.get(score_files.TASKS) or {}),
@@ -124,11 +125,6 @@ def _metrics(scores: Mapping[str, Any]) -> list[str]:
 
 def _listed(sentences: Sequence[str]) -> str:
     return "".join(f"- {each}\n" for each in sentences)
-
-
-def _usage(facts: CardFacts, out: Path) -> str:
-    language = "python" if "import " in facts.usage else "sh"
-    return f"```{language}\n{facts.usage.replace('DIR', str(out))}\n```\n"
 
 
 def _sources(data: Mapping[str, Any]) -> list[str]:
@@ -227,11 +223,8 @@ def require_repository_name(repository: str) -> None:
 
 
 def push_to_hub(folder: Path, repository: str) -> str:
-    """Upload a folder into a repository, which is made private where it is new; returns its address.
-
-    Raises:
-        FileError: The hub cannot be reached or refuses. The folder stays as it is.
-    """
+    """Upload a folder into a repository, which is made private where it is new; returns its address. Raises FileError:
+    the hub cannot be reached or refuses. The folder stays as it is."""
     from huggingface_hub import HfApi
 
     api = HfApi()

@@ -87,7 +87,23 @@ def take_apart(render: Render, *, begin: str) -> TemplateParts:
         BackboneError: The template does more than to put text around messages.
     """
     try:
-        template_parts = _parts(render)
+        head, after_user = render([("user", _ASKED)], False).split(_ASKED)
+        talk = [("user", _ASKED), ("assistant", _ANSWER)]
+        _, rest = render(talk, False).split(_ASKED)
+        between, after_assistant = rest.split(_ANSWER)
+        _, rest = render([*talk, ("user", _AGAIN)], False).split(_ANSWER)
+        before_user = _without_start(rest.split(_AGAIN)[0], after_assistant)
+        before_system, rest = render([("system", _SYSTEM), ("user", _ASKED)], False).split(_SYSTEM)
+        template_parts = TemplateParts(
+            before_system=before_system,
+            after_system=_without_end(rest.split(_ASKED)[0], before_user),
+            no_system=_without_end(head, before_user),
+            before_user=before_user,
+            after_user=after_user,
+            before_assistant=_without_start(between, after_user),
+            after_assistant=after_assistant,
+            answer=_without_start(render([("user", _ASKED)], True), head + _ASKED + after_user),
+        )
         for messages in CONVERSATIONS:
             if template_parts.write(messages) != render(messages, True):
                 raise _refused(f"it does more than put text around messages (such as {messages[0][1]!r})")
@@ -119,26 +135,6 @@ def modelfile(parts: TemplateParts, stop: Sequence[str], *, weights: str, adapte
     lines += [f'TEMPLATE """{template}"""', *(f'PARAMETER stop "{word}"' for word in stop)]
     lines += ["PARAMETER temperature 0", f"PARAMETER num_ctx {tokens}"]
     return "\n".join(lines) + "\n"
-
-
-def _parts(render: Render) -> TemplateParts:
-    head, after_user = render([("user", _ASKED)], False).split(_ASKED)
-    talk = [("user", _ASKED), ("assistant", _ANSWER)]
-    _, rest = render(talk, False).split(_ASKED)
-    between, after_assistant = rest.split(_ANSWER)
-    _, rest = render([*talk, ("user", _AGAIN)], False).split(_ANSWER)
-    before_user = _without_start(rest.split(_AGAIN)[0], after_assistant)
-    before_system, rest = render([("system", _SYSTEM), ("user", _ASKED)], False).split(_SYSTEM)
-    return TemplateParts(
-        before_system=before_system,
-        after_system=_without_end(rest.split(_ASKED)[0], before_user),
-        no_system=_without_end(head, before_user),
-        before_user=before_user,
-        after_user=after_user,
-        before_assistant=_without_start(between, after_user),
-        after_assistant=after_assistant,
-        answer=_without_start(render([("user", _ASKED)], True), head + _ASKED + after_user),
-    )
 
 
 def _without_start(text: str, start: str) -> str:

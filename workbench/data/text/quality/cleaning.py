@@ -50,11 +50,8 @@ class Flag(NamedTuple):
 
 
 def near_duplicates(texts: Sequence[str]) -> DuplicateClusters:
-    """Clusters of texts that are similar to NEAR.
-
-    Raises:
-        DataError: Thousands of different texts are similar, as if from one template.
-    """
+    """Clusters of texts that are similar to NEAR. Raises DataError: thousands of different texts are similar, as if
+    from one template."""
     return duplicates.find(texts, threshold=NEAR)
 
 

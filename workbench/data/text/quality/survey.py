@@ -172,7 +172,9 @@ def _compared(group: Sequence[SourceRows]) -> tuple[list[Flag], tuple[str, ...]]
     """Flags on duplicates among the rows of all sources of a group, one after another, and why there may be none."""
     rows = [row for each in group for row in each.rows]
     titles = [each.title for each in group for _ in each.rows]
-    clusters = _together([each.clusters for each in group])
+    parts = [each.clusters for each in group]
+    known = [each for each in parts if each is not None]
+    clusters = replace(known[0], distinct_N=np.concatenate([each.distinct_N for each in known])) if known else None
     if group[0].tokens_N is None:
         return [*_repeated(rows, titles, clusters), *_conflicts(group, rows, clusters)], ()
     flags = cleaning.flags_by_comparison(rows, ["exact_duplicate"], titles=titles)
@@ -184,12 +186,6 @@ def _compared(group: Sequence[SourceRows]) -> tuple[list[Flag], tuple[str, ...]]
         return flags, (f"Near-duplicates of {' + '.join(each.source for each in group)} were not counted: {error}",)
     flags += cleaning.flags_by_comparison(rows, ["near_duplicate"], near=lambda _: near_clusters, titles=titles)
     return [*flags, *_conflicts(group, rows, clusters)], ()
-
-
-def _together(parts: Sequence[DuplicateClusters | None]) -> DuplicateClusters | None:
-    """Clusters of several sources that are numbered together."""
-    known = [each for each in parts if each is not None]
-    return replace(known[0], distinct_N=np.concatenate([each.distinct_N for each in known])) if known else None
 
 
 def _repeated(rows: Sequence[RowText], titles: Sequence[str], clusters: DuplicateClusters | None) -> list[Flag]:
