@@ -130,17 +130,13 @@ def survey(overrides: Sequence[str] = ()) -> SizeTable:
     settings = given.get("adapter", {})
     everything = isinstance(settings, dict) and "method" not in settings
     asked = [_read(given | {"adapter": each}) for each in _for_each(settings)] if everything else [_read(given)]
-    task = _task(asked[0].model)
+    hub = backbones.hub_config(asked[0].model)
+    if type(hub) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        task = TEXT
+    else:
+        task = model_heads.classes([str(label) for label in (hub.id2label or {}).values()], seed=0)
     alone = adapters.count(backbones.skeleton(asked[0].model, task=task)).total
     return SizeTable(asked[0].model, alone, {each.adapter.method: _size_or_reason(each, task) for each in asked})
-
-
-def _task(model: ModelConfig) -> ModelHead:
-    """The head: text, or for a backbone of pictures the classes of its own configuration."""
-    hub = backbones.hub_config(model)
-    if type(hub) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
-        return TEXT
-    return model_heads.classes([str(label) for label in (hub.id2label or {}).values()], seed=0)
 
 
 def _read(values: dict[str, Any]) -> _Question:

@@ -126,15 +126,10 @@ def _filled(tensor: Tensor, *_: Any) -> Tensor:
     return tensor
 
 
-def _read(tensor: Tensor, storage: torch.UntypedStorage) -> Tensor:
-    """A tensor of as many elements as a file's values have, which are an adapter's."""
-    return tensor.resize_(storage.nbytes() // tensor.element_size())
-
-
 INSTEAD: dict[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": _grouped,
     "aten.copy_.default": _filled,
-    "aten.set_.source_Storage": _read,
+    "aten.set_.source_Storage": lambda tensor, storage: tensor.resize_(storage.nbytes() // tensor.element_size()),
 }
 """Replacements for operations that fake tensors do not support, or that would seem to take memory, by their names."""
 _SCALAR = torch.ops.aten._local_scalar_dense.default

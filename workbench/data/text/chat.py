@@ -245,7 +245,16 @@ class AnswerMasker:
 
     def _start(self, conversation: Conversation, whole: Rendering, tokens: TokenSpans, segment: Segment) -> int:
         """The character at which generation takes over from the generation prompt."""
-        header = self._generation_prompt(conversation, whole, segment)
+        if self._tokenizer.instrumented.constant_header:
+            if self._header is None:
+                asked = conversation.part(prompt=True)
+                self._header = asked.text[asked.loop_end :]
+            header = self._header
+        else:
+            before = whole.text[: segment.start]
+            asked = conversation.part(stop=segment.message, prompt=True)
+            # Earlier turns may be written differently before the answer is there (reasoning is dropped from history).
+            header = asked.text[len(before) if asked.text.startswith(before) else asked.loop_end :]
         if whole.text.startswith(header, segment.start):
             return segment.start + len(header)
         message = conversation.messages[segment.message]
@@ -268,18 +277,6 @@ class AnswerMasker:
                 f"asks for an answer with {header!r}, but starts one with {written[:40]!r} ({conversation.place})"
             )
         return tokens.ends[first + shared - 1]
-
-    def _generation_prompt(self, conversation: Conversation, whole: Rendering, segment: Segment) -> str:
-        """Text by which the template asks for the answer that `segment` holds."""
-        if self._tokenizer.instrumented.constant_header:
-            if self._header is None:
-                asked = conversation.part(prompt=True)
-                self._header = asked.text[asked.loop_end :]
-            return self._header
-        before = whole.text[: segment.start]
-        asked = conversation.part(stop=segment.message, prompt=True)
-        # Earlier turns may be written differently before the answer is there (reasoning is dropped from history).
-        return asked.text[len(before) if asked.text.startswith(before) else asked.loop_end :]
 
     def _is_generated(self, conversation: Conversation, tokens: TokenSpans, number: int, end: int) -> bool:
         """Whether the token that ends a turn also ends it while it is the last one.
