@@ -158,13 +158,11 @@ SourceT = TypeVar("SourceT", bound=KeyedSource)
 
 
 def without_overlap(train: SourceT, other: KeyedSource, *, drop: bool, but: str) -> SourceT:
-    """`train` without rows that are also in `other`: refused unless `drop`.
+    """`train` without rows that are also in `other`: refused unless `drop`. Raises DataError: there are such rows, and
+    `drop` is false, or no row would be left.
 
     Args:
         but: In what rows of one key may differ, for the message, such as ` but for case and punctuation`.
-
-    Raises:
-        DataError: There are such rows, and `drop` is false, or no row would be left.
     """
     place_of = {record.key: record.place for record in other.records}
     shared_N = np.asarray([record.key in place_of for record in train.records])

@@ -38,13 +38,11 @@ def read(source: str) -> Iterator[dict[str, Any]]:
 def stream(source: str, paths: Sequence[Path] | None) -> Any:
     """The rows of a hub data set, or of files, as they come from network or disk: an IterableDataset of Arrow tables.
 
-    Of jsonl and txt files a row is a line, in the column `text`.
+    Of jsonl and txt files a row is a line, in the column `text`. Raises DataError: the hub cannot be reached, or has no
+    such data set, configuration or split.
 
     Args:
         paths: jsonl, txt or parquet files of one kind; None where `source` is a hub data set.
-
-    Raises:
-        DataError: The hub cannot be reached, or has no such data set, configuration or split.
     """
     with data_errors(source):
         import datasets

@@ -64,15 +64,13 @@ def results(
     """Yield `function` of each item, in their order; the same for any number of processes.
 
     Of errors, that of the first item that has one is raised, or that of `items`, once all results before it are out.
+    Raises DataError: one of the processes was killed.
 
     Args:
         function: Can be pickled, and so can items and results; depends on nothing but its item.
         processes: With this one; None for `available`.
         own: Items that this process computes before it starts others; None for OWN.
         killed: What the error says where a process was killed.
-
-    Raises:
-        DataError: One of the processes was killed.
     """
     count = available() if processes is None else processes
     left = iter(items)

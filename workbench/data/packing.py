@@ -88,7 +88,6 @@ class Padded(RowLayout):
         return False
 
     def cut(self, indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
-        """See `micro_batches`."""
         return micro_batches(indices, lengths, tokens=tokens)
 
     def tokens(self, lengths_B: Indices) -> int:

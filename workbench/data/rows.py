@@ -44,13 +44,11 @@ class RawRow:
 def read_rows(source: str, *, readers: Mapping[str, FileReader] | None = None) -> Iterator[RawRow]:
     """Yield the rows of a file, of a folder of files in the order of their names, or of a hub data set.
 
-    Only json files are held in memory as a whole. A malformed row is yielded with its mistake.
+    Only json files are held in memory as a whole. A malformed row is yielded with its mistake. Raises DataError: a file
+    is missing, empty, of an unknown kind, not UTF-8 or broken as a whole.
 
     Args:
         readers: What reads files of some endings, such as `.txt`, in place of their usual reader.
-
-    Raises:
-        DataError: A file is missing, empty, of an unknown kind, not UTF-8 or broken as a whole.
     """
     paths = data_files(source)
     if paths is None:
@@ -87,7 +85,9 @@ def convert_rows(
     limit: int | None = None,
     reader: Callable[[str], Iterator[RawRow]] = read_rows,
 ) -> Iterator[RowT]:
-    """Yield the rows of `source`, converted; malformed ones are refused together, or skipped.
+    """Yield the rows of `source`, converted; malformed ones are refused together, or skipped. Raises DataError: the
+    source cannot be read, no row is left, or rows are malformed and `refuse` is set: the message shows up to
+    MAX_MISTAKES of them.
 
     Args:
         source: A path or a hub data set, as `read_rows` takes it.
@@ -97,10 +97,6 @@ def convert_rows(
         skipped: Place and reason of every skipped row are appended.
         limit: Rows to read; None for all.
         reader: Yields the raw rows of `source`.
-
-    Raises:
-        DataError: The source cannot be read, no row is left, or rows are malformed and `refuse` is set: the message
-            shows up to MAX_MISTAKES of them.
     """
     convert: Callable[[RawRow], RowT | None] | None = None
     mistakes: list[str] = []

@@ -113,7 +113,9 @@ def read(
     """Read the rows of a file, a folder of files or a hub data set.
 
     `.conll`, `.conllu`, `.iob`, `.bio`, `.txt`, and `.tsv` without a header of known names, are files of columns: words
-    are in the first and tags in the last column, in CoNLL-U in `form` and `upos`.
+    are in the first and tags in the last column, in CoNLL-U in `form` and `upos`. Raises DataError: the source cannot
+    be read; or rows are malformed and `refuse` is set, as where the numbers of words and tags differ, a tag cannot
+    follow the one before it, spans overlap or lie outside of the text.
 
     Args:
         columns: Which column of the file stands for `tokens`, `tags`, `text` or `entities`. Columns of CoNLL files have
@@ -123,10 +125,6 @@ def read(
         scheme: That of the tags; None: it is recognised from all of them.
         names: Names of the tags where the file holds their numbers, from 0.
         limit: Rows to read; None for all.
-
-    Raises:
-        DataError: The source cannot be read; or rows are malformed and `refuse` is set, as where the numbers of words
-            and tags differ, a tag cannot follow the one before it, spans overlap or lie outside of the text.
     """
     renames = dict(columns or {})
     raws = list(itertools.islice(read_rows(source, readers=_READERS), limit))
@@ -546,15 +544,13 @@ class TagEncoder:
 
     Tokens are those of a row's text or, where the file gave words, of the words with spaces between them; the offsets
     of tokens say which are a word's. BERT's tokenizer gives the same with `is_split_into_words`, which byte-level
-    tokenizers refuse, or answer with other tokens for the first word.
+    tokenizers refuse, or answer with other tokens for the first word. Raises BackboneError: the tokenizer is not a fast
+    one.
 
     Args:
         tokenizer: A fast tokenizer.
         tag_set: Tags that labels number; None for rows without tags.
         max_tokens: Most tokens of a row, special ones included. A longer row is cut where a word begins.
-
-    Raises:
-        BackboneError: The tokenizer is not a fast one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tag_set: TagSet | None, *, max_tokens: int) -> None:

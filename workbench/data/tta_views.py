@@ -42,16 +42,14 @@ KEY = "tta.function"
 
 
 class UserViews:
-    """Views that a user's function `views` returns: equally many for every row, with texts in the same columns.
+    """Views that a user's function `views` returns: equally many for every row, with texts in the same columns. Raises
+    ConfigError: the file has no such function, or its results do not fit.
 
     Args:
         path: The user's file.
         columns: Names of the columns of a row.
         example: Columns of the row that decides how many views there are.
         place: Place of that row.
-
-    Raises:
-        ConfigError: The file has no such function, or its results do not fit.
     """
 
     def __init__(self, path: Path, *, columns: Fields, example: Fields, place: str) -> None:
@@ -208,14 +206,12 @@ class TextView:
 def text_views(
     config: TtaConfig, classes: ClassesConfig, labels: Labels, *, seed: int, example: LabelledRecord
 ) -> list[TextView]:
-    """Make the views that `config` names.
+    """Make the views that `config` names. Raises ConfigError: a view does not fit the rows or their labels, or the
+    user's file is wrong.
 
     Args:
         seed: Seed of the noise.
         example: Any row; a user's function must return as many views of every row as of this one.
-
-    Raises:
-        ConfigError: A view does not fit the rows or their labels, or the user's file is wrong.
     """
     if reason := config.refusal(classes):
         raise ConfigError(reason)
@@ -313,14 +309,12 @@ class PictureView:
 
 
 def picture_views(config: TtaConfig, classes: ClassesConfig, *, example: Picture, row: int = 0) -> list[PictureView]:
-    """Make the views of pictures that `config` names.
+    """Make the views of pictures that `config` names. Raises ConfigError: a view does not fit the rows, or the user's
+    file is wrong.
 
     Args:
         example: Any stored picture; a user's function must return as many views of every picture as of this one.
         row: Number of its row.
-
-    Raises:
-        ConfigError: A view does not fit the rows, or the user's file is wrong.
     """
     if reason := config.refusal(classes, pictures=True):
         raise ConfigError(reason)
@@ -462,13 +456,11 @@ class RowView(Protocol):
 
 
 def row_views(config: RunConfig, labels: Labels, rows: LabelledSet) -> Sequence[RowView]:
-    """Make the views that `tta.views` names.
+    """Make the views that `tta.views` names. Raises ConfigError: a view does not fit the rows or their labels, or the
+    user's file is wrong.
 
     Args:
         rows: A user's function must return as many views of every row as of the first one.
-
-    Raises:
-        ConfigError: A view does not fit the rows or their labels, or the user's file is wrong.
     """
     if isinstance(rows.inputs, PictureRows):
         return picture_views(config.tta, config.classes, example=rows.inputs.picture(0))
@@ -476,13 +468,11 @@ def row_views(config: RunConfig, labels: Labels, rows: LabelledSet) -> Sequence[
 
 
 def useful_views(views: Sequence[RowView], rows: LabelledSet, reader: RowReader) -> tuple[list[RowView], list[str]]:
-    """Select the views that change at least `MIN_CHANGED_SHARE` of the rows as the model reads them.
+    """Select the views that change at least `MIN_CHANGED_SHARE` of the rows as the model reads them. Raises DataError:
+    no view does.
 
     Returns:
         The views, and a sentence about each one that was left out.
-
-    Raises:
-        DataError: No view does.
     """
     if isinstance(rows.inputs, PictureRows):
         rows = rows.subset(np.arange(0, len(rows), max(1, len(rows) // SAMPLED)))

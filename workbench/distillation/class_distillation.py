@@ -97,14 +97,11 @@ class ClassTeacher:
 
 
 def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) -> list[ClassTeacher]:
-    """Those who teach together, none of them loaded.
+    """Those who teach together, none of them loaded. Raises ConfigError: they say nothing of classes, or of other ones.
 
     Args:
         student: The distillation's configuration.
         labels: The student's.
-
-    Raises:
-        ConfigError: they say nothing of classes, or of other ones.
     """
     if student.distill.teacher.id == BACKBONE:
         raise ConfigError(

@@ -80,14 +80,12 @@ class Projections(NamedTuple):
 class ComparedLayers:
     """The layers of a model that another's are compared with; of an encoder-decoder, the decoder's.
 
-    Hidden states are (B, L, D); the L positions of a feature map are its pixels, row by row.
+    Hidden states are (B, L, D); the L positions of a feature map are its pixels, row by row. Raises ConfigError: its
+    blocks are not its layers.
 
     Args:
         model: The modules that run, with or without an adapter's inside; they may be without weights.
         picture_13HW: One that the model will read, by whose size the positions are counted; by default of its own size.
-
-    Raises:
-        ConfigError: its blocks are not its layers.
     """
 
     def __init__(self, model: PreTrainedModel, picture_13HW: Tensor | None = None) -> None:
@@ -262,15 +260,13 @@ def scores(queries_BLD: Tensor, keys_BLD: Tensor, *, heads: int) -> Tensor:
 
 
 class FeatureMatching(nn.Module):
-    """Compares what runs inside of two models; trains beside the student and is never shipped.
+    """Compares what runs inside of two models; trains beside the student and is never shipped. Raises ConfigError: a
+    term names a layer that is not there, or cannot be computed of these models.
 
     Args:
         student, teacher: Backbones without an adapter's wrapper, the modules that run. They may be one object.
         seed: Decides how the projections between different widths start.
         picture_13HW: A picture of the size that both will read, where they read pictures.
-
-    Raises:
-        ConfigError: a term names a layer that is not there, or cannot be computed of these models.
     """
 
     def __init__(

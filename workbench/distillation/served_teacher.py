@@ -70,12 +70,8 @@ class ServedTeacher:
         self._client.close()
 
     def likeliest(self, rows: Sequence[Sequence[int]], k: int) -> list[list[Top]]:
-        """The likeliest tokens at each position but the first of each row; at least `k` a position.
-
-        Raises:
-            BackboneError: the server does not answer.
-            ConfigError: it does not tell that much.
-        """
+        """The likeliest tokens at each position but the first of each row; at least `k` a position. Raises
+        BackboneError: the server does not answer; ConfigError: it does not tell that much."""
         try:  # log-probabilities of each prompt's tokens and one more
             scored = self._server.echoed(self.model, [list(ids[:-1]) for ids in rows], k)
         except ValueError as error:
@@ -91,12 +87,9 @@ class ServedTeacher:
         template: ChatEncoder | MlmEncoder,
         train: TokenizedSet,
     ) -> None:
-        """Refuse a teacher that reads other tokens than the student, or conversations written otherwise.
-
-        Raises:
-            BackboneError: the server does not answer.
-            ConfigError: it has no such model, tells no probabilities of tokens, or reads rows otherwise.
-        """
+        """Refuse a teacher that reads other tokens than the student, or conversations written otherwise. Raises
+        BackboneError: the server does not answer; ConfigError: it has no such model, tells no probabilities of tokens,
+        or reads rows otherwise."""
         self._server.require_model(self.model, key="distill.teacher.id")
         rows = [train[index].input_ids for index in range(min(PROBES, len(train)))]
         self.likeliest([[int(token) for token in ids] for ids in rows if len(ids) > 1][:1], 1)
@@ -181,7 +174,6 @@ class ServedQuestions:
     """Tokens that count."""
 
     def ask(self, rows: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
-        """See `teacher_cache.Questions`."""
         longer = micro_batches(rows, self.train.lengths, tokens=TOKENS)
         groups = [some[start : start + ROWS] for some in longer for start in range(0, len(some), ROWS)]
         threads = ThreadPoolExecutor(AT_ONCE)

@@ -63,17 +63,14 @@ def make(
     """Write the stock model and the tokenizer that a student starts from into `folder`, atomically.
 
     Nothing is done where the student is not to be made, or is there already. `model.new_tokens` are left to whoever
-    loads the folder.
+    loads the folder. Raises ConfigError: the teacher is no single model, or there are no such layers, or none that
+    could be left out; BackboneError: the other backbone cannot be loaded.
 
     Args:
         config: Of recipe distill.
         source: The teacher, which `model.id=teacher` asks for.
         weights: False writes config and tokenizer alone, without reading or making weights.
         ranks: The first of these processes writes, and the others wait.
-
-    Raises:
-        ConfigError: the teacher is no single model, or there are no such layers, or none that could be left out.
-        BackboneError: the other backbone cannot be loaded.
     """
     done = (folder / ("model.safetensors" if weights else "config.json")).is_file()
     if ranks.first and makes_student(config) and not done:

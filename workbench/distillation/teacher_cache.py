@@ -332,11 +332,8 @@ def again(folder: Path) -> str:
 
 
 class CachedTeacher:
-    """Teacher distributions for the rows of `train`, read from a finished cache.
-
-    Raises:
-        ConfigError: there is none, it is another configuration's, it lacks rows, or a file of it is lost or damaged.
-    """
+    """Teacher distributions for the rows of `train`, read from a finished cache. Raises ConfigError: there is none, it
+    is another configuration's, it lacks rows, or a file of it is lost or damaged."""
 
     def __init__(self, folder: Path, train: TokenizedSet, config: DistillConfig, wanted: CacheIdentity) -> None:
         made_by, shards = opened(folder, wanted)
@@ -431,14 +428,11 @@ def write(
     """Ask a teacher about the rows of `train` that no shard in `folder` has, and finish the cache.
 
     The same rows in the same order make the same files, whether it was interrupted in between or not, and however many
-    processes ask.
+    processes ask. Raises ConfigError: `folder` holds the cache of another configuration, or something else; Stopped:
+    the callback asked for it; finished shards are kept.
 
     Args:
         ranks: The processes that ask together; the first of them writes.
-
-    Raises:
-        ConfigError: `folder` holds the cache of another configuration, or something else.
-        Stopped: the callback asked for it; finished shards are kept.
     """
     assert wanted.teacher is not None, "who asks a teacher knows which"
     shard_by_path = intact(folder, wanted) if ranks.first else {}
@@ -484,7 +478,6 @@ class LiveQuestions:
 
     @torch.no_grad()
     def ask(self, rows: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
-        """See Questions."""
         passes = list(micro_batches(rows, self.train.lengths, tokens=self.tokens))
         assert isinstance(self.config.temperature, float)
         cache, own = self.config.cache, []

@@ -99,13 +99,11 @@ class TeacherSource:
 
 
 def find(teacher: TeacherConfig, student: ModelConfig) -> TeacherSource:
-    """The teacher that `teacher.id` names.
+    """The teacher that `teacher.id` names. Raises ConfigError: there is none, a run has not ended, or several are not
+    adapters over one backbone.
 
     Args:
         student: The student's backbone, as the configuration names it.
-
-    Raises:
-        ConfigError: there is none, a run has not ended, or several are not adapters over one backbone.
     """
     if teacher.id is None:
         raise ConfigError("distill.teacher.id: name a teacher. Write a run directory, a folder or a hub id of a model.")
@@ -192,15 +190,13 @@ def require_comparable(
     train: TokenizedSet,
 ) -> None:
     """Refuse a teacher that predicts other things than the student, in other tokens, or from other renderings of a row.
+    Raises ConfigError: it does; the message shows where, and what to write instead.
 
     Args:
         student: The student as a plain run.
         tokenizer: The student's.
         template: How the student's rows are written.
         train: Those rows.
-
-    Raises:
-        ConfigError: it does; the message shows where, and what to write instead.
     """
     name = f"distill.teacher.id={source.name}"
     single = "distill.match" if config.match else "distill.loss=universal" if config.loss == "universal" else None

@@ -99,16 +99,14 @@ def load(
 ) -> LiveTeacher:
     """The teacher beside a student that is there: on its backbone where both fit there.
 
-    The student stays what it is: what trains, what is saved, and what it computes.
+    The student stays what it is: what trains, what is saved, and what it computes. Raises BackboneError, ConfigError,
+    FileError: the teacher cannot be loaded.
 
     Args:
         student: The student as a plain run.
         tokenizer: The student's.
         model: The student, its adapter on.
         backbone: What is under that adapter.
-
-    Raises:
-        BackboneError, ConfigError, FileError: the teacher cannot be loaded.
     """
     reason = _reason_apart(source, student, model)
     if reason is not None:
@@ -139,14 +137,12 @@ def load(
 def alone(
     source: TeacherSource, student: RunConfig, tokenizer: PreTrainedTokenizerBase, loader: Loader = backbones.load
 ) -> LiveTeacher:
-    """Load the teacher on a backbone of its own.
+    """Load the teacher on a backbone of its own. Raises BackboneError, ConfigError, FileError: the teacher cannot be
+    loaded.
 
     Args:
         student: The student as a plain run; says what the backbone is loaded for.
         tokenizer: The student's; the teacher's own is read where it may be another.
-
-    Raises:
-        BackboneError, ConfigError, FileError: the teacher cannot be loaded.
     """
     same = source.run is None and _difference(source.model, student.model) is None
     loaded = loader(source.model, tokenizer if same else source.tokenizer(), task=model_heads.of(student))

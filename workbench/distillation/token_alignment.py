@@ -60,16 +60,14 @@ class AlignedLogits:
 
 
 class UniversalTeacher:
-    """A model that reads each row in its own tokens, written by its own template.
+    """A model that reads each row in its own tokens, written by its own template. Raises ConfigError: too few of the
+    student's tokens start where one of the teacher's does.
 
     Args:
         teacher: The teacher.
         train: The student's rows.
         teacher_train: The same sources as the teacher reads them; which row is which is known by its place.
         device: The teacher's.
-
-    Raises:
-        ConfigError: too few of the student's tokens start where one of the teacher's does.
     """
 
     def __init__(

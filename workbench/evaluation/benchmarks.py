@@ -101,13 +101,11 @@ def require(benchmark: Benchmark) -> None:
 
 
 def ask(model: nn.Module, tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark) -> list[Metric]:
-    """Metrics of a causal language model, in the order of the tasks.
+    """Metrics of a causal language model, in the order of the tasks. Raises ConfigError, DataError: a task cannot be
+    read, or its rows cannot be.
 
     Args:
         model: In evaluation mode, on its device.
-
-    Raises:
-        ConfigError, DataError: A task cannot be read, or its rows cannot be.
     """
     manager = _manager(benchmark)
     import lm_eval

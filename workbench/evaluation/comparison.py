@@ -198,14 +198,12 @@ def judge_verdicts(command: str, pairs: Sequence[tuple[Answer, Answer]], *, time
     """Verdicts of a user's program on pairs of answers: 1, 2 or 0, as in VERDICTS.
 
     It reads lines `{"prompt": ..., "messages": [...], "first": ..., "second": ..., "row": {...}}` from its standard
-    input, and writes a line `1`, `2` or `0` for each.
+    input, and writes a line `1`, `2` or `0` for each. Raises ConfigError: it cannot be started, fails, takes too long,
+    or writes something else.
 
     Args:
         command: Program and arguments; no shell reads it.
         timeout: Seconds for all pairs.
-
-    Raises:
-        ConfigError: It cannot be started, fails, takes too long, or writes something else.
     """
     lines = []
     for first, second in pairs:

@@ -110,13 +110,11 @@ def tag_scores(true: TagRows, predicted: TagRows) -> dict[str, float]:
 
     `accuracy` is the share of words whose tag is right, with a 95 % interval (bootstrap over rows) where there are two
     rows or more; `macro_f1` is the mean F1 of the tags, and `row_accuracy` the share of rows whose every tag is right.
+    Raises ValueError: a row has another number of predicted tags than of tags.
 
     Args:
         true: Tags of each row's words.
         predicted: As many, for each word; an empty one is wrong.
-
-    Raises:
-        ValueError: A row has another number of predicted tags than of tags.
     """
     found = by_tag(true, predicted)
     rows = [list(own) == list(other) for own, other in zip(true, predicted, strict=True)]

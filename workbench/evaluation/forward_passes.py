@@ -134,17 +134,14 @@ def over_rows(
     """Results of all rows in order, computed in micro-batches of rows of similar length.
 
     Where memory runs out, the rows without a result are computed in smaller micro-batches. Where `scoring` shards rows
-    over several processes, each computes its shard, and all get all results.
+    over several processes, each computes its shard, and all get all results. Raises Stopped: a person asked for it, or
+    the time is over; TrainingError: not even one row fits into memory.
 
     Args:
         lengths: Tokens of each row.
         compute: Maps the row numbers of a micro-batch to one result per row, or to None where `scoring` stops.
         scoring: Keeps results where the run may be stopped; rows with a kept result are not computed again.
         content: All arrays that the rows consist of; read only with `scoring`.
-
-    Raises:
-        Stopped: A person asked for it, or the time is over.
-        TrainingError: Not even one row fits into memory.
     """
     device = next(model.parameters()).device
     size = capacity.forward_tokens(device, width=anatomy.hidden_size(model.config))  # type: ignore[arg-type]

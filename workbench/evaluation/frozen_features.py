@@ -166,10 +166,7 @@ def cached_features(model: ModelConfig, reader: RowReader, sets: Sequence[RowInp
     """Features (N, D) of each set of rows; the backbone is loaded only where some are not in the cache.
 
     A row is identified by what the model reads of it, whatever its file or place. The last bits of features depend on
-    the rows of the same batch.
-
-    Raises:
-        FileError: The cache folder cannot be written.
+    the rows of the same batch. Raises FileError: the cache folder cannot be written.
     """
     store = _store(model, reader)
     keys = [_keys(inputs) for inputs in sets]

@@ -67,13 +67,10 @@ class RunEmbedder:
         return f"embeddings of {self.run} ({self.config.model.id}, pooling {section.pooling}{before})"
 
     def embed(self, texts: Sequence[str], *, passages: bool = False) -> Floats:
-        """Embeddings (N, D) of texts.
+        """Embeddings (N, D) of texts. Raises FileError: the cache folder cannot be written.
 
         Args:
             passages: Put `embed.passage_prefix` before each text, else `embed.query_prefix`.
-
-        Raises:
-            FileError: The cache folder cannot be written.
         """
         section = self.config.embed
         prefix = section.passage_prefix if passages else section.query_prefix

@@ -52,12 +52,8 @@ class ServedPolicy:
         self._rollouts = 0
 
     def refresh(self) -> None:
-        """Load the current weights into the server, at every `every`-th rollout since the run began or resumed.
-
-        Raises:
-            BackboneError: The server does not answer.
-            ConfigError: It does not load the adapter.
-        """
+        """Load the current weights into the server, at every `every`-th rollout since the run began or resumed. Raises
+        BackboneError: the server does not answer; ConfigError: it does not load the adapter."""
         due = self._rollouts % self._every == 0
         self._rollouts += 1
         if not due:
@@ -178,12 +174,8 @@ class ServedSampler:
 
 
 def asked(server: OpenAIClient, body: Mapping[str, Any], *, known: int) -> list[SampledAnswer]:
-    """Answers to the prompt of a request, sampled from the whole distribution.
-
-    Raises:
-        BackboneError: The server does not answer.
-        ConfigError: Its answer lacks tokens or log-probabilities, or has a token that is not below `known`.
-    """
+    """Answers to the prompt of a request, sampled from the whole distribution. Raises BackboneError: the server does
+    not answer; ConfigError: its answer lacks tokens or log-probabilities, or has a token that is not below `known`."""
     wanted = {**body, **_WHOLE, "logprobs": 1, "return_tokens_as_token_ids": True}
     response = server.sent("POST", "completions", wanted)
     if response.status_code in (400, 422):

@@ -440,8 +440,7 @@ def _in_blocks(blocks: Iterator[_Block], attend: _Attend, heads: Sequence[Tensor
             places.append(np.arange(block.start, block.start + block.many))
     for end, group in groups.items():
         place_BL, row_BL = _places(group, end)
-        # Attention (N, H, D) of the N tokens of blocks that are padded to the same length; arrays as from
-        # `_places`.
+        # Attention (N, H, D) of the N tokens of blocks that are padded to the same length; arrays as from `_places`.
         same_BLL = row_BL[:, :, None] == row_BL[:, None]
         mask = np.tril(same_BLL) if causal else same_BLL
         device, real = heads[0].device, np.flatnonzero(row_BL >= 0)

@@ -265,7 +265,8 @@ def load(
     trainable: bool = False,
     waiting: bool = False,
 ) -> Backbone:
-    """The backbone on this process's device, frozen, in evaluation mode.
+    """The backbone on this process's device, frozen, in evaluation mode. Raises BackboneError: not found, no network,
+    gated, damaged, no such precision, no such head.
 
     Args:
         config: Its source, and how weights are stored and computed.
@@ -275,9 +276,6 @@ def load(
         trainable: Every weight will train (full fine-tuning), so half-precision storage needs units that compute it.
         waiting: Keep the weights on the host and unpacked until `bring`. In the precision of their files, which are
             memory-mapped, they take no memory.
-
-    Raises:
-        BackboneError: Not found, no network, gated, damaged, no such precision, no such head.
     """
     if waiting:
         gc.collect()  # an earlier model may be in reference cycles
@@ -350,7 +348,10 @@ def _decided(config: ModelConfig, task: ModelHead, *, trainable: bool) -> _Decid
     attention_backend.register()
     hub = task.configured(hub_config(config))
     weights, compute, notes = _precision(config, hub, device(), trainable=trainable)
-    stored = DTYPES.get(weights) or _stored_beside(hub, compute)
+    own = getattr(hub, "dtype", None)
+    # Of the unquantised layers of quantised weights: `compute`, or the files' half precision.
+    beside = own if compute == torch.float32 and own in weight_formats.HALVES else compute
+    stored = DTYPES.get(weights, beside)
     return _Decided(hub, _auto_class(config, task, hub), weights, compute, stored, notes)
 
 
@@ -449,12 +450,6 @@ def _precision(
         slow = "float16 products are slow on a CPU, and " if target.type == "cpu" else "in float16 "
         notes.append(f"{slow}gradients below 6e-8 vanish: model.compute=float32 is safer")
     return weights, DTYPES[compute], notes
-
-
-def _stored_beside(hub: Any, compute: torch.dtype) -> torch.dtype:
-    """Precision of the unquantised layers of quantised weights: `compute`, or the files' half precision."""
-    own = getattr(hub, "dtype", None)
-    return own if compute == torch.float32 and own in weight_formats.HALVES else compute
 
 
 def _attention(config: ModelConfig, compute: torch.dtype, target: torch.device) -> str | None:

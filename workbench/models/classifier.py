@@ -93,7 +93,9 @@ def narrow_last_block(model: nn.Module, backbone: PreTrainedModel, inputs: Mappi
         calls, shapes = [0], list[tuple[int, ...]]()
         handles = [
             attention.register_forward_hook(lambda *_: calls.append(0)),
-            block.register_forward_hook(lambda *given: shapes.append(_hidden_states(given[-1]).shape)),
+            block.register_forward_hook(
+                lambda *given: shapes.append((given[-1] if isinstance(given[-1], Tensor) else given[-1][0]).shape)
+            ),
         ]
         handle = attention.register_forward_hook(narrowing := _FirstTokens(), with_kwargs=True)
         narrowed_logits = model(**inputs).logits
@@ -118,11 +120,6 @@ def widen_last_block(backbone: PreTrainedModel) -> None:
 def first_tokens_read_packed(backbone: PreTrainedModel) -> bool:
     """Whether the classification head finds the first token of each packed row."""
     return _narrowed.get(backbone) is not None
-
-
-def _hidden_states(output: Any) -> Tensor:
-    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
-    return hidden
 
 
 def reader_of_backbone(config: RunConfig) -> RowReader:
@@ -317,12 +314,9 @@ def task(labels: Labels, *, seed: int) -> ModelHead:
 
 
 def require_known_form(config: RunConfig) -> None:
-    """Refuse, before a row is read, what the backbone cannot read.
-
-    Raises:
-        BackboneError: It reads texts and not pictures, or the other way round.
-        ConfigError: It does not read pictures of `image.size`, or of the sizes of a curriculum.
-    """
+    """Refuse, before a row is read, what the backbone cannot read. Raises BackboneError: it reads texts and not
+    pictures, or the other way round; ConfigError: it does not read pictures of `image.size`, or of the sizes of a
+    curriculum."""
     hub, name = backbones.hub_config(config.model), f"model.id={config.model.id}"
     reads_pictures = type(hub) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
     reads_text = type(hub) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
@@ -389,24 +383,20 @@ def _own_outputs(model: nn.Module, backbone: PreTrainedModel, batch: MicroBatch)
     """The model's own outputs for one row, and the name of its head where that gives outputs for each token."""
     caught: dict[str, tuple[int, ...]] = {}
 
-    def catch(name: str) -> Any:
-        def hook(_: nn.Module, __: object, output: object) -> None:
-            if isinstance(output, Tensor):
-                caught[name] = tuple(output.shape)
+    def catch(name: str, _: nn.Module, __: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            caught[name] = tuple(output.shape)
 
-        return hook
-
-    handles = [
-        backbone.get_submodule(name).register_forward_hook(catch(name)) for name in anatomy.fresh_heads(backbone)
-    ]
+    heads = anatomy.fresh_heads(backbone)
+    handles = [backbone.get_submodule(name).register_forward_hook(partial(catch, name)) for name in heads]
     try:
         own: Tensor = model(**batch.to(backbone.device).inputs).logits
     finally:
         for handle in handles:
             handle.remove()
     outputs = own.shape[-1]
-    heads = [name for name, shape in caught.items() if len(shape) == 3 and shape[-1] == outputs]
-    return own, heads[-1] if heads else None
+    by_token = [name for name, shape in caught.items() if len(shape) == 3 and shape[-1] == outputs]
+    return own, by_token[-1] if by_token else None
 
 
 def _batch(rows: list[list[int]]) -> MicroBatch:

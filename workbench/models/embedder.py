@@ -113,12 +113,9 @@ class Embedder:
 
 
 def require_known_form(config: RunConfig) -> None:
-    """Refuse, before a row is read, a backbone that cannot embed texts.
-
-    Raises:
-        BackboneError: It reads pictures, or is an encoder-decoder.
-        ConfigError: `embed.sizes` are larger than its embeddings, or `embed.pooling` says nothing of the text.
-    """
+    """Refuse, before a row is read, a backbone that cannot embed texts. Raises BackboneError: it reads pictures, or is
+    an encoder-decoder; ConfigError: `embed.sizes` are larger than its embeddings, or `embed.pooling` says nothing of
+    the text."""
     hub = backbones.of_one_sequence(config.model, recipe="embed", take="an encoder or a causal backbone")
     model = backbones.skeleton(config.model, task=HIDDEN)
     if anatomy.reads_pictures(model):

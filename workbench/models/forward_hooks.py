@@ -55,13 +55,11 @@ def restore(block: nn.Module) -> None:
 
 
 def install(backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: RegulariseConfig) -> None:
-    """Install the configured noise in a backbone, in place of earlier noise; it acts only inside `drawing`.
+    """Install the configured noise in a backbone, in place of earlier noise; it acts only inside `drawing`. Raises
+    ConfigError: the backbone has two stacks of blocks.
 
     Args:
         blocks: In the order in which they compute.
-
-    Raises:
-        ConfigError: The backbone has two stacks of blocks.
     """
     for handle in _INSTALLED.pop(backbone, []):
         handle.remove()

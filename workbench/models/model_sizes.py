@@ -120,9 +120,7 @@ def survey(overrides: Sequence[str] = ()) -> SizeTable:
     """The size of every method on the backbone that `key=value` overrides name, or on the starter.
 
     An adapter setting such as `adapter.rank=8` applies to the methods that have it; `adapter.method=lora` selects one.
-
-    Raises:
-        WorkbenchError: An override is wrong, or there is no such backbone.
+    Raises WorkbenchError: an override is wrong, or there is no such backbone.
     """
     given = override({}, overrides)
     if isinstance(given.get("plugins"), list):
@@ -136,7 +134,13 @@ def survey(overrides: Sequence[str] = ()) -> SizeTable:
     else:
         task = model_heads.classes([str(label) for label in (hub.id2label or {}).values()], seed=0)
     alone = adapters.count(backbones.skeleton(asked[0].model, task=task)).total
-    return SizeTable(asked[0].model, alone, {each.adapter.method: _size_or_reason(each, task) for each in asked})
+    sizes: dict[str, AdapterSize | str] = {}
+    for each in asked:
+        try:
+            sizes[each.adapter.method] = predict(each.model, each.adapter, task=task)
+        except WorkbenchError as error:
+            sizes[each.adapter.method] = str(error)
+    return SizeTable(asked[0].model, alone, sizes)
 
 
 def _read(values: dict[str, Any]) -> _Question:
@@ -154,13 +158,6 @@ def _for_each(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         {"method": name, **{key: value for key, value in settings.items() if key in keys}}
         for name, keys in fields.items()
     ]
-
-
-def _size_or_reason(question: _Question, task: ModelHead) -> AdapterSize | str:
-    try:
-        return predict(question.model, question.adapter, task=task)
-    except WorkbenchError as error:
-        return str(error)
 
 
 def _new_tokens(model: ModelConfig, skeleton: PreTrainedModel) -> list[int]:

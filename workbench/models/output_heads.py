@@ -339,12 +339,9 @@ def known(backbone: PreTrainedModel) -> Head:
 
 
 def find(model: nn.Module, backbone: PreTrainedModel) -> Head:
-    """The head of `model`, checked: body and head apart must give the logits of the model.
-
-    Raises:
-        BackboneError: They do not, so the family changes its logits in an unknown way; or a model that generates text
-            sees the tokens that it should predict.
-    """
+    """The head of `model`, checked: body and head apart must give the logits of the model. Raises BackboneError: they
+    do not, so the family changes its logits in an unknown way; or a model that generates text sees the tokens that it
+    should predict."""
     head, generates = known(backbone), backbone.can_generate()
     if isinstance(next(backbone.parameters()), FakeTensor):
         return head  # a plan has no values to check

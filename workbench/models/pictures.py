@@ -77,10 +77,8 @@ def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
 
     Statistics of batch normalisation stay those of pretraining, also in training: a row's outputs would depend on the
     rows of its micro-batch. Position embeddings are interpolated where pictures are not of its own size. Depthwise
-    convolutions get their pixels with the channels last, which takes a fifth to a third of the time off a step.
-
-    Raises:
-        BackboneError: it reads pictures of other than three channels.
+    convolutions get their pixels with the channels last, which takes a fifth to a third of the time off a step. Raises
+    BackboneError: it reads pictures of other than three channels.
     """
     channels = picture_stem(model).in_channels
     if channels != CHANNELS:
@@ -88,8 +86,7 @@ def prepare(model: PreTrainedModel, compute: torch.dtype) -> None:
             f"{type(model).__name__} reads pictures of {channels} channel{'s' * (channels != 1)}, and pictures have "
             f"{CHANNELS} here: red, green and blue, which are equal in a grey one. Take a backbone with num_channels=3."
         )
-    # Let batch normalisation use the statistics that it has, in training too; its factors and biases may
-    # train.
+    # Let batch normalisation use the statistics that it has, in training too; its factors and biases may train.
     for module in model.modules():
         if isinstance(module, _BatchNorm) and not isinstance(module, _Held):
             # One subclass of the same name for all modules of a class: the compiler guards on it.

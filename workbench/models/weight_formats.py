@@ -124,11 +124,9 @@ class _Convert:
 def quantisation_settings(weights: str, compute: torch.dtype, skeleton: PreTrainedModel) -> BitsAndBytesConfig:
     """How transformers quantises this backbone while it loads; `skeleton` is the backbone without its weights.
 
-    4-bit scales are themselves quantised (double quantisation; Dettmers et al. 2023, arXiv:2305.14314, section 3):
-    4 + 8 / 64 + 32 / (64 * 256) = 4.127 bits a weight.
-
-    Raises:
-        BackboneError: No layer can be quantised, or a quantised layer could not compute its inputs.
+    4-bit scales are themselves quantised (double quantisation; Dettmers et al. 2023, arXiv:2305.14314, section 3): 4 +
+    8 / 64 + 32 / (64 * 256) = 4.127 bits a weight. Raises BackboneError: no layer can be quantised, or a quantised
+    layer could not compute its inputs.
     """
     left = unquantised(skeleton)
     # transformers replaces exactly these two classes, not subclasses such as Falcon's.

@@ -43,12 +43,8 @@ class PairSources(NamedTuple):
 
 
 def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[PairSet]:
-    """Read and split; refuses rows with nothing to learn or to measure.
-
-    Raises:
-        ConfigError: The loss is not for rows of this form.
-        DataError: Rows are malformed, too few, or on both sides.
-    """
+    """Read and split; refuses rows with nothing to learn or to measure. Raises ConfigError: the loss is not for rows of
+    this form; DataError: rows are malformed, too few, or on both sides."""
     sources = split(config, lambda train: _require_loss(config, train))
     train = sources.train
     if len(train.records) < LEAST_ROWS:

@@ -86,14 +86,12 @@ def joined(sets: Mapping[str, PairSource]) -> PairSource:
 
 
 def read(source: str, config: DataConfig, *, limit: int | None = None, form: Form | None = None) -> PairSource:
-    """Read the rows of a file, a folder or a hub data set.
+    """Read the rows of a file, a folder or a hub data set. Raises DataError: as `convert_rows`; or no form fits the
+    columns.
 
     Args:
         limit: Rows to read; None for all.
         form: The form that they must have; None: the one that their columns tell.
-
-    Raises:
-        DataError: As `convert_rows`; or no form fits the columns.
     """
     forms: list[Form] = []
 
@@ -183,13 +181,11 @@ class AskedPassages(NamedTuple):
 
 
 def read_asked(source: str, config: DataConfig, skipped: list[str]) -> list[AskedPassages]:
-    """Queries of a file with their passages: a text in one of PASSAGES, or a list in `passages`.
+    """Queries of a file with their passages: a text in one of PASSAGES, or a list in `passages`. Raises DataError: as
+    `convert_rows`; or no column is one of QUERIES, or none is of passages.
 
     Args:
         skipped: Place and reason of every skipped row are appended.
-
-    Raises:
-        DataError: As `convert_rows`; or no column is one of QUERIES, or none is of passages.
     """
 
     def converter(first: RawRow) -> Callable[[RawRow], AskedPassages]:
@@ -227,13 +223,11 @@ class GivenText(NamedTuple):
 
 
 def read_texts(source: str, config: DataConfig, skipped: list[str]) -> tuple[list[GivenText], bool]:
-    """Texts of a file that are to be embedded, and whether their column says that they are passages.
+    """Texts of a file that are to be embedded, and whether their column says that they are passages. Raises DataError:
+    as `convert_rows`; or no column is one of QUERIES or PASSAGES.
 
     Args:
         skipped: Place and reason of every skipped row are appended.
-
-    Raises:
-        DataError: As `convert_rows`; or no column is one of QUERIES or PASSAGES.
     """
     chosen: list[str] = []
 

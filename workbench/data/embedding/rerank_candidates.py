@@ -153,10 +153,8 @@ class CandidateSet(WholeRows):
         """Candidates of each row, by the numbers of their texts.
 
         Negatives are those of the row, or so many of them, and for the rest passages of the set at random: where the
-        set is the batch these are in-batch negatives, which here depend on no batch.
-
-        Raises:
-            DataError: A row has too few.
+        set is the batch these are in-batch negatives, which here depend on no batch. Raises DataError: a row has too
+        few.
         """
         if self.drawn_NC is not None:
             return self.drawn_NC
@@ -295,11 +293,8 @@ def ranking(rows: CandidateSet, *, candidates: int) -> Ranking:
 
 
 def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[CandidateSet]:
-    """Read and split; refuses rows with nothing to learn or to measure.
-
-    Raises:
-        ConfigError: The loss is not for rows of this form.
-        DataError: Rows are malformed, on both sides, or have no negatives; a query leaves no passage beside it.
+    """Read and split; refuses rows with nothing to learn or to measure. Raises ConfigError: the loss is not for rows of
+    this form; DataError: rows are malformed, on both sides, or have no negatives; a query leaves no passage beside it.
     """
     section = config.rerank
     sources = pair_data.split(config, lambda train: _require_loss(config, train))

@@ -239,15 +239,13 @@ def contact_sheet(
 ) -> Image.Image:
     """Draw titled rows of captioned pictures.
 
-    Small pictures are enlarged by whole factors without smoothing, so that their pixels can be seen.
+    Small pictures are enlarged by whole factors without smoothing, so that their pixels can be seen. Raises ValueError:
+    there is nothing to draw.
 
     Args:
         rows: Of each picture a title, such as its file and label, and its states: a caption, such as the step that led
             to it, and the pixels, which may have another size than those of its neighbours.
         note: A line below them.
-
-    Raises:
-        ValueError: There is nothing to draw.
     """
     columns = max((len(cells) for _, cells in rows), default=0)
     if not columns:

@@ -93,15 +93,12 @@ def lower_bytes(data: bytes, kind: str | None, packing: str) -> Image.Image | No
 
 
 def scaled(values: Values, ranges: ValueRanges, name: str) -> Pixels:
-    """Values of more than 8 bits as 8 bits.
+    """Values of more than 8 bits as 8 bits. Raises DataError: there is no range for such numbers, or they are beyond
+    it; ValueError: some are not finite.
 
     Args:
         ranges: What is beyond a number of bits is refused; what is beyond other ranges is clipped.
         name: The file, for messages.
-
-    Raises:
-        DataError: There is no range for such numbers, or they are beyond it.
-        ValueError: Some are not finite.
     """
     low, high = extremes(values)
     is_real = values.dtype.kind == "f"
@@ -150,15 +147,13 @@ def decode(data: bytes, name: str, *, max_pixels: int, ranges: ValueRanges = NO_
 def decode_image(data: bytes, name: str, *, max_pixels: int, ranges: ValueRanges = NO_RANGES) -> Image.Image:
     """A picture file as an image of mode RGB, upright as its EXIF orientation says.
 
-    Transparent parts show white. Colour profiles are not applied.
+    Transparent parts show white. Colour profiles are not applied. Raises DataError: empty, truncated, corrupt,
+    animated, too large, no picture, or deep without a range that holds it.
 
     Args:
         name: The file, for messages.
         max_pixels: More are refused before anything is decoded.
         ranges: Scale the values of a deep picture. Values beyond a number of bits are refused, others are clipped.
-
-    Raises:
-        DataError: Empty, truncated, corrupt, animated, too large, no picture, or deep without a range that holds it.
     """
     image, values = _decoded(data, name, max_pixels)
     with _explained_errors(name):

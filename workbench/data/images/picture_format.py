@@ -44,15 +44,13 @@ class PictureFormat:
     def read(
         cls, processor: Mapping[str, Any], hub_config: Mapping[str, Any], *, size: int | None = None
     ) -> PictureFormat:
-        """The format that a backbone's files describe.
+        """The format that a backbone's files describe. Raises BackboneError: it reads other than three channels, or
+        prepares pictures in a way that is not repeated here.
 
         Args:
             processor: Its preprocessor_config.json; empty where there is none.
             hub_config: Its config.json.
             size: Side of the square that it is to read instead of its own, in pixels; what is cut off keeps its share.
-
-        Raises:
-            BackboneError: It reads other than three channels, or prepares pictures in a way that is not repeated here.
         """
         vision = hub_config.get("vision_config")
         backbone = vision if isinstance(vision, Mapping) else hub_config

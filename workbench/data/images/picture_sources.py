@@ -279,11 +279,8 @@ def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
     """Yield the pictures of a folder or an archive, with their class folders as labels.
 
     Classes come in turn, the first picture of each by name and then the second ones, so that the first rows hold all
-    classes as evenly as they can.
-
-    Raises:
-        DataError: It holds no pictures, an empty class folder, two folders for one class, several splits, or files of
-            which it is not clear what they are.
+    classes as evenly as they can. Raises DataError: it holds no pictures, an empty class folder, two folders for one
+    class, several splits, or files of which it is not clear what they are.
     """
     archive = archive_of(path)
     tree = _tree_of_folder(path) if archive is None else _tree_of_archive(path, archive)
@@ -403,16 +400,14 @@ LABEL = "label"
 
 
 def read_rows(source: str, column: str = "image") -> Iterator[RawRow]:
-    """Yield the rows of a source of pictures; each has a `PictureFile` in `column`.
+    """Yield the rows of a source of pictures; each has a `PictureFile` in `column`. Raises DataError: the source is
+    missing, holds no pictures, or does not say clearly which class they have.
 
     Args:
         source: A folder, a zip or tar archive or a folder inside one, an idx file of images, a single picture, a table,
             a folder of tables, or a hub data set.
         column: The picture in a table: a path from the table's folder, the bytes of a file, or both, as `datasets` do;
             in a table of text the bytes in base64, or a data URI.
-
-    Raises:
-        DataError: The source is missing, holds no pictures, or does not say clearly which class they have.
     """
     path = _path(source)
     if is_idx(path):

@@ -82,13 +82,11 @@ def fill(chunk: range, files: Sequence[PictureFile], work: Work) -> Mistakes:
 
 
 def fill_by_several(chunks: Sequence[range], files: Sequence[PictureFile], work: Work, *, others: int) -> Mistakes:
-    """Write the prepared pictures of all chunks, by this process and `others` beside it.
+    """Write the prepared pictures of all chunks, by this process and `others` beside it. Raises DataError: one of the
+    processes was killed.
 
     Args:
         files: All pictures; chunks are of their indices.
-
-    Raises:
-        DataError: One of the processes was killed.
     """
     # Other processes start four times as fast without the configuration.
     settings = cast("PrepareConfig", SimpleNamespace(**work.prepare.model_dump()))
@@ -207,7 +205,8 @@ def store(
     statistics: PictureStatistics | None = None,
     ranges: ValueRanges = NO_RANGES,
 ) -> StoredPictures:
-    """Decode and prepare pictures, or find them as an earlier run stored them in `folder`.
+    """Decode and prepare pictures, or find them as an earlier run stored them in `folder`. Raises DataError: decoding
+    processes were killed; FileError: the store cannot be written.
 
     Args:
         max_pixels: Of a file; larger ones are mistakes.
@@ -216,10 +215,6 @@ def store(
         folder: Where stores are kept, each in a folder of its own.
         statistics: Of the training rows, for `standardise=data`.
         ranges: Of the training rows, for pictures of more than 8 bits a value.
-
-    Raises:
-        DataError: Decoding processes were killed.
-        FileError: The store cannot be written.
     """
     work = Work(Path(), 0, format, prepare, max_pixels, statistics, ranges)
     path = folder / _fingerprint(files, work)

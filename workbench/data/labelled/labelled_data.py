@@ -168,12 +168,8 @@ class LabelledSet(WholeRows):
         )
 
     def graded(self, curriculum: CurriculumConfig) -> LabelledSet:
-        """The same rows with their difficulty, where a column or a user's function says it.
-
-        Raises:
-            ConfigError: The user's file is wrong.
-            DataError: A row has no number in the column.
-        """
+        """The same rows with their difficulty, where a column or a user's function says it. Raises ConfigError: the
+        user's file is wrong; DataError: a row has no number in the column."""
         if not curriculum.graded:
             return self
         return replace(self, difficulty=row_order.row_difficulty(curriculum, (record.row for record in self.records)))

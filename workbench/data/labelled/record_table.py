@@ -32,10 +32,7 @@ IN_MEMORY = 2**24
 
 class ByteStore:
     """Chunks end to end. A file is read by `pread`, so that what was read takes no memory, as mapped pages would.
-
-    Raises:
-        FileError: There is no room for the file.
-    """
+    Raises FileError: there is no room for the file."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         folder = cache_folder()

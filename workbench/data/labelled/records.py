@@ -165,15 +165,12 @@ def read(
     labelled: bool = True,
     weighted: bool = False,
 ) -> RecordSource:
-    """Read the rows of a file, a folder or a hub data set.
+    """Read the rows of a file, a folder or a hub data set. Raises DataError: as `convert_rows`; or a column is missing.
 
     Args:
         limit: Rows to read; None for all.
         labelled: Whether every row must have a label; labels are ignored otherwise.
         weighted: Whether to read how often each row counts, where `config.columns` says in which column.
-
-    Raises:
-        DataError: As `convert_rows`; or a column is missing.
     """
     config = config if weighted else config.unweighted
 
@@ -294,16 +291,14 @@ class RowReader(Protocol):
         weighted: bool = False,
         columns: Mapping[str, str] | None = None,
     ) -> RecordSource:
-        """Read the rows of a file, a folder or a hub data set.
+        """Read the rows of a file, a folder or a hub data set. Raises DataError: rows are malformed, or a column is
+        missing.
 
         Args:
             columns: How columns are renamed; None: as `data.columns` says.
             limit: Rows to read; None for all.
             labelled: Whether every row must have a label; labels are ignored otherwise.
             weighted: Whether to read how often each counts, where `data.columns` says in which column; else once each.
-
-        Raises:
-            DataError: Rows are malformed, or a column is missing.
         """
 
     def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:

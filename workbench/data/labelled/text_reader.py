@@ -42,13 +42,11 @@ TOKENISED_AT_ONCE = 1000
 
 class FieldTokenizer:
     """Tokenises rows of several columns; a row that fits gets the tokens that the tokenizer gives to its whole text.
+    Raises BackboneError: the tokenizer is not a fast one.
 
     Args:
         tokenizer: A fast tokenizer, since truncation needs the offsets of tokens in the text.
         max_tokens: Most tokens of a row, special tokens included.
-
-    Raises:
-        BackboneError: The tokenizer is not a fast one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: ClassesConfig, *, max_tokens: int) -> None:
@@ -379,11 +377,8 @@ PRESERVED = (
 def training_rows(rows: LabelledSet, config: RunConfig, reader: RowReader) -> LabelledSet:
     """Training rows as `data.curriculum` and `data.augment` ask for them; other rows are read as they are.
 
-    Chance stands in for a difficulty that the backbone is to say: a run measures it after this.
-
-    Raises:
-        ConfigError: The user's file is wrong.
-        DataError: A row has no number in the column, or an operator changes no row.
+    Chance stands in for a difficulty that the backbone is to say: a run measures it after this. Raises ConfigError: the
+    user's file is wrong; DataError: a row has no number in the column, or an operator changes no row.
     """
     if config.data.curriculum.measured:
         rows = replace(rows, difficulty=row_order.random_difficulty(len(rows), seed=config.seed))

@@ -402,7 +402,8 @@ class LastAnswer(NamedTuple):
 
 
 class ChatEncoder:
-    """How a tokenizer writes conversations.
+    """How a tokenizer writes conversations. Raises BackboneError: the tokenizer gives no offsets, or the template is
+    not valid Jinja.
 
     Args:
         tokenizer: A fast tokenizer, because masks are found by character offsets.
@@ -410,9 +411,6 @@ class ChatEncoder:
 
     Attributes:
         source: The Jinja source in use, to be saved with what is trained with it.
-
-    Raises:
-        BackboneError: The tokenizer gives no offsets, or the template is not valid Jinja.
     """
 
     conversion: Conversion | None = None
@@ -437,12 +435,9 @@ class ChatEncoder:
         self._masker = AnswerMasker(self._tokenizer)
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
-        """The example's ids with the mask that `loss_on` asks for.
-
-        Raises:
-            DataError: The template refuses this conversation or leaves out an answer; names the place.
-            BackboneError: The template does not let answers be told from the rest.
-        """
+        """The example's ids with the mask that `loss_on` asks for. Raises DataError: the template refuses this
+        conversation or leaves out an answer; names the place; BackboneError: the template does not let answers be told
+        from the rest."""
         if example.text:
             return self._encode_text(example, loss_on)
         conversation = self._rendered_conversation(example)

@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import accumulate, islice, repeat
+from itertools import accumulate, chain, islice, repeat
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -93,7 +93,7 @@ class EvaluationIndex:
                 parts = [words(text) for text in row.texts]
                 # The parts that are long enough to be told from others by themselves; else the row as a whole.
                 long = [part for part in parts if len(part) >= ngram]
-                for part in long or [[word for part in parts for word in part]]:
+                for part in long or [list(chain.from_iterable(parts))]:
                     if part and (key := _whole(part)) not in self._whole:
                         self._whole[key] = len(self._texts)
                         self._texts.append(_Text(row.place, source, tuple(part)))
@@ -273,13 +273,11 @@ def match_text(match: Match) -> str:
 def find_contamination(
     name: str, rows: Iterable[TextRow], sets: Mapping[str, Iterable[TextRow]], config: DecontaminateConfig
 ) -> Contamination:
-    """Compare training rows, read once in their order, with evaluation sets.
+    """Compare training rows, read once in their order, with evaluation sets. Raises DataError: rows are contaminated
+    and `config.action` is refuse, or all are and would be dropped.
 
     Args:
         name: The training file, for messages.
-
-    Raises:
-        DataError: Rows are contaminated and `config.action` is refuse, or all are and would be dropped.
     """
     counts: dict[str, int] = dict.fromkeys(sets, 0)
 

@@ -56,12 +56,9 @@ class Seq2SeqEncoder(ChatEncoder):
         return [example]
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
-        """Encode prompt, start token and answer as one row; the answer and its eos carry loss.
-
-        Raises:
-            ConfigError: `loss_on` is all, but the input of an encoder is not predicted.
-            DataError: The row has no prompt, no answer, or several.
-        """
+        """Encode prompt, start token and answer as one row; the answer and its eos carry loss. Raises ConfigError:
+        `loss_on` is all, but the input of an encoder is not predicted; DataError: the row has no prompt, no answer, or
+        several."""
         if loss_on == "all":
             raise ConfigError(
                 "data.loss_on=all: an encoder-decoder predicts only the answer, not the prompt. Leave data.loss_on out."

@@ -77,7 +77,8 @@ def read(
     conversion: Conversion | None = None,
     reader: Reader | None = None,
 ) -> Iterator[Example]:
-    """Iterate over the examples of a file, a folder or a hub data set, in their order.
+    """Iterate over the examples of a file, a folder or a hub data set, in their order. Raises DataError: as
+    `convert_rows`; or no format fits the columns.
 
     Args:
         source: A path or a hub data set, as `read_rows` takes it.
@@ -87,9 +88,6 @@ def read(
         weighted: Whether to read how often each counts, where `config.columns` says in which column; else once each.
         conversion: Converts columns in place of the format's own conversion.
         reader: Yields the raw rows of `source` in place of `read_rows`.
-
-    Raises:
-        DataError: As `convert_rows`; or no format fits the columns.
     """
     config = config if weighted else config.unweighted
 

@@ -317,13 +317,10 @@ class MismatchedRows:
 
 
 def preference_set(rows: TokenizedSet, *, pairs: bool) -> PreferenceSet:
-    """The examples of a tokenised set.
+    """The examples of a tokenised set. Raises DataError: pairs are wanted, and a row has one answer.
 
     Args:
         pairs: Whether two answers are compared; else each answer of a pair is an example of its own.
-
-    Raises:
-        DataError: Pairs are wanted, and a row has one answer.
     """
     single = next((place for place in rows.places() if _OF_PAIR.search(place) is None), None) if pairs else None
     if single is not None:
@@ -335,15 +332,13 @@ def preference_set(rows: TokenizedSet, *, pairs: bool) -> PreferenceSet:
 
 
 def without_ties(split: TokenizedSet, *, refuse: bool, loss: str, cure: str) -> TokenizedSet:
-    """The answers of a set for what knows no ties: refused where there are some, or left out and counted.
+    """The answers of a set for what knows no ties: refused where there are some, or left out and counted. Raises
+    DataError: there are ties, which are refused, or nothing else.
 
     Args:
         refuse: Whether `data.on_bad_row` is refuse.
         loss: What has no target for ties.
         cure: What to write instead, as a sentence.
-
-    Raises:
-        DataError: There are ties, which are refused, or nothing else.
     """
     tie_S = split.table.data.column("tie").to_numpy(zero_copy_only=False)[split.rows]
     if not tie_S.any():
@@ -398,15 +393,11 @@ _AT_ONCE = 1000
 def mismatched_answers(answers: TokenizedSet, config: DataConfig, *, bos: int | None = None) -> TokenizedSet:
     """For each answer its prompt with the answer of the nearest row before (the first follows the last) to another one.
 
-    Which that is depends on the rows alone, so that a reference is asked once. Prompts are cut on the left,
-    behind the token that begins a text.
+    Which that is depends on the rows alone, so that a reference is asked once. Prompts are cut on the left, behind the
+    token that begins a text. Raises DataError: all rows have one prompt; FileError: the rows cannot be written.
 
     Args:
         bos: That token, where there is one.
-
-    Raises:
-        DataError: All rows have one prompt.
-        FileError: The rows cannot be written.
     """
     # Each row gets the answer of a row of its own set where there are several.
     partner = np.arange(len(answers))

@@ -81,13 +81,11 @@ class RowEncoder(Protocol):
 def row_encoder(
     config: RunConfig, hub: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, template: str | None = None
 ) -> ChatEncoder | MlmEncoder:
-    """Choose the row encoder for the recipe of `config` and the architecture `hub`.
+    """Choose the row encoder for the recipe of `config` and the architecture `hub`. Raises BackboneError: the tokenizer
+    or the template does not allow it.
 
     Args:
         template: Jinja source that replaces the tokenizer's chat template.
-
-    Raises:
-        BackboneError: The tokenizer or the template does not allow it.
     """
     if config.task.head == "masked":
         return MlmEncoder(tokenizer, share=config.masking.share, seed=config.seed)

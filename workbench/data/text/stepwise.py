@@ -34,13 +34,11 @@ from workbench.errors import DataError, WorkbenchError
 
 
 def convert(separator: str, labelled: bool, name: str, place: str, columns: Mapping[str, Any]) -> Example:
-    """A row of format `name` as an example whose answer is its steps with `separator` between them.
+    """A row of format `name` as an example whose answer is its steps with `separator` between them. Raises DataError:
+    the row rates no steps, or a step or a label is none.
 
     Args:
         labelled: Whether labels are read; otherwise all steps have the label 0, which nobody is to look at.
-
-    Raises:
-        DataError: The row rates no steps, or a step or a label is none.
     """
     if name != "stepwise":
         raise DataError(

@@ -22,15 +22,12 @@ MASKED, RANDOM = 0.8, 0.1
 
 
 class MlmEncoder:
-    """Tokenises text for an encoder and masks its tokens.
+    """Tokenises text for an encoder and masks its tokens. Raises BackboneError: the tokenizer has no mask token.
 
     Args:
         tokenizer: A tokenizer with a mask token.
         share: Share of a row's tokens that are predicted, at least one; special tokens never are.
         seed: Seed of the masks.
-
-    Raises:
-        BackboneError: The tokenizer has no mask token.
     """
 
     conversion: Conversion | None = None

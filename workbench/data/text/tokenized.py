@@ -178,12 +178,8 @@ def encode_chunk(items: Sequence[Item], *, config: DataConfig, encoder: RowEncod
 
 
 def write_chunks(path: Path, encoded: Iterator[EncodedChunk], config: DataConfig) -> list[str]:
-    """Write chunks into an Arrow file, whole or not at all; returns the notes of what was left out.
-
-    Raises:
-        DataError: Rows have no supervised token left, and data.on_bad_row is refuse.
-        FileError: The file cannot be written.
-    """
+    """Write chunks into an Arrow file, whole or not at all; returns the notes of what was left out. Raises DataError:
+    rows have no supervised token left, and data.on_bad_row is refuse; FileError: the file cannot be written."""
     skipped: list[str] = []
     emptied = Emptied()
     try:
@@ -477,9 +473,7 @@ def folds(tokens: TokenizedSet, *, of: int, seed: int) -> Indices:
     """The fold of each example, from 0; duplicates, and all answers to a prompt, are in the same fold.
 
     Each group in turn, as drawn, goes to the fold that has the fewest examples by then, of equal ones to the first.
-
-    Raises:
-        DataError: There are fewer distinct examples than folds.
+    Raises DataError: there are fewer distinct examples than folds.
     """
     drawn_G, group_N, size_G = _drawn_groups(tokens, seed)
     if len(size_G) < of:

@@ -101,16 +101,14 @@ def _passes(code: str, names: dict[str, Any], *, exit_passes: bool) -> bool:
 
 
 def confine(folder: str, *, seconds: int, memory: int, output: int) -> None:
-    """Drop all rights that computing does not need, for good; files may be written in `folder` alone.
+    """Drop all rights that computing does not need, for good; files may be written in `folder` alone. Raises OSError:
+    the machine cannot confine this process; nothing untrusted may run; ValueError: a limit is above what the machine
+    allows.
 
     Args:
         seconds: Processor time.
         memory: Bytes of address space.
         output: Bytes of a file.
-
-    Raises:
-        OSError: The machine cannot confine this process; nothing untrusted may run.
-        ValueError: A limit is above what the machine allows.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     number, architecture = _architecture()

@@ -67,11 +67,8 @@ class Rater(NamedTuple):
 
 
 class RewardEnsemble:
-    """The reward of a reward model, or the mean of several minus a penalty for their disagreement.
-
-    Raises:
-        ConfigError: A run is not of recipe reward, is not finished, or rates no steps where `aggregate` asks for them.
-    """
+    """The reward of a reward model, or the mean of several minus a penalty for their disagreement. Raises ConfigError:
+    a run is not of recipe reward, is not finished, or rates no steps where `aggregate` asks for them."""
 
     def __init__(self, config: ModelReward) -> None:
         self._config = config
@@ -208,14 +205,12 @@ class RewardSum:
 
 
 def build(sources: Sequence[RewardSource], *, read_from: tuple[Path, Trust] | None = None) -> RewardSum:
-    """The sum of the rewards that a configuration names.
+    """The sum of the rewards that a configuration names. Raises ConfigError: a file, function, schema or run is missing
+    or wrong, or the machine has no sandbox.
 
     Args:
         read_from: The run directory that the configuration was read from, and whether its code is trusted; None for the
             user's own configuration.
-
-    Raises:
-        ConfigError: A file, function, schema or run is missing or wrong, or the machine has no sandbox.
     """
     if read_from is not None and not read_from[1].given:
         for source in sources:

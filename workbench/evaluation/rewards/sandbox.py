@@ -56,10 +56,8 @@ def passed(code: str, tests: Sequence[str], limits: SandboxLimits) -> list[bool]
     """Whether each of `tests` passes after `code`, all in one process; tests after one that ends the process fail.
 
     The process reports each result with a secret word that it reads only after the code has run, so that code cannot
-    exit early and pass. Code that reads the process's descriptors could still forge a result.
-
-    Raises:
-        ConfigError: As `require`.
+    exit early and pass. Code that reads the process's descriptors could still forge a result. Raises ConfigError: as
+    `require`.
     """
     require(limits)
     word = secrets.token_hex(16)

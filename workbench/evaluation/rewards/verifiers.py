@@ -147,13 +147,11 @@ class JsonVerifier:
 
 
 def schema_validator(source: Path | Mapping[str, Any]) -> Validator:
-    """A validator for a JSON schema, of the draft that the schema names, else 2020-12.
+    """A validator for a JSON schema, of the draft that the schema names, else 2020-12. Raises ConfigError: it cannot be
+    read, is no schema, or refers to another file; the message names the place.
 
     Args:
         source: The schema, or a JSON file that holds it.
-
-    Raises:
-        ConfigError: It cannot be read, is no schema, or refers to another file; the message names the place.
     """
     from jsonschema import Draft202012Validator, SchemaError, validators
     from referencing import Registry, Resource
@@ -207,11 +205,8 @@ def _schema_error(name: str, problem: str) -> ConfigError:
 
 
 class UnitTestVerifier:
-    """The share of its row's unit tests that the code in an answer passes, or whether it passes all.
-
-    Raises:
-        ConfigError: The machine cannot confine untrusted code.
-    """
+    """The share of its row's unit tests that the code in an answer passes, or whether it passes all. Raises
+    ConfigError: the machine cannot confine untrusted code."""
 
     def __init__(self, config: UnitTestReward) -> None:
         self._config = config
@@ -238,11 +233,8 @@ class UnitTestVerifier:
 
 
 class UserFunction:
-    """Scores answers by a function in a user's Python file, within a time limit.
-
-    Raises:
-        ConfigError: The file has no such function, or fails.
-    """
+    """Scores answers by a function in a user's Python file, within a time limit. Raises ConfigError: the file has no
+    such function, or fails."""
 
     def __init__(self, config: FunctionReward) -> None:
         self._config = config

@@ -92,13 +92,11 @@ class BankRoutes:
 
     @contextmanager
     def rows(self, rows: Sequence[MemberRows]) -> Iterator[None]:
-        """See AdapterRoutes."""
         with torch.inference_mode(), self._bank.route(rows, length=1):
             yield
 
     @contextmanager
     def stock(self, member: str) -> Iterator[None]:
-        """See AdapterRoutes."""
         with torch.inference_mode(), self._bank.only(member):
             yield
 
@@ -121,13 +119,11 @@ class SingleRoutes:
 
     @contextmanager
     def rows(self, rows: Sequence[MemberRows]) -> Iterator[None]:
-        """See AdapterRoutes."""
         with self.stock(rows[0].member):
             yield
 
     @contextmanager
     def stock(self, member: str) -> Iterator[None]:
-        """See AdapterRoutes."""
         with self._shared.inference() if member == OWN else self._shared.without_adapters():
             yield
 
@@ -230,11 +226,8 @@ def _pad(laid: Pass, start: int, size: int, member: str) -> None:
 
 
 class Engine:
-    """Computes the next token's logits of rows that go through different adapters.
-
-    Raises:
-        BackboneError: The model's attention cannot be computed with separate caches for each row.
-    """
+    """Computes the next token's logits of rows that go through different adapters. Raises BackboneError: the model's
+    attention cannot be computed with separate caches for each row."""
 
     def __init__(self, routes: AdapterRoutes, backbone: PreTrainedModel, head: Head) -> None:
         with routes.stock(routes.members[0]):

@@ -188,12 +188,10 @@ class ChatRequest(Generation):
 
     @property
     def most(self) -> int | None:
-        """See Generation."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def scores(self) -> int | None:
-        """See Generation."""
         return self.top_logprobs if self.logprobs else None
 
 
@@ -220,7 +218,6 @@ class CompletionRequest(Generation):
 
     @property
     def scores(self) -> int | None:
-        """See Generation."""
         return self.logprobs
 
     @property
@@ -349,11 +346,9 @@ class ChatForm:
         self._tokenizer, self._scored = tokenizer, scored
 
     def opening(self, index: int) -> dict[str, Any]:
-        """See AnswerForm."""
         return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
     def choice(self, index: int, written: Written, *, chunk: bool) -> dict[str, Any]:
-        """See AnswerForm."""
         message: dict[str, Any] = {"role": "assistant", "content": written.text, "refusal": None}
         if chunk:
             message = {"content": written.text} if written.text else {}
@@ -376,11 +371,9 @@ class CompletionForm:
         self._tokenizer, self._scored, self._numbered = tokenizer, scored, numbered
 
     def opening(self, index: int) -> None:
-        """See AnswerForm."""
         return None
 
     def choice(self, index: int, written: Written, *, chunk: bool) -> dict[str, Any]:
-        """See AnswerForm."""
         scores = self._scores(written.scores) if self._scored else None
         return {"index": index, "text": written.text, "logprobs": scores, "finish_reason": written.reason}
 

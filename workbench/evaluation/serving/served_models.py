@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -46,11 +46,8 @@ class ServedModel:
     """Name of its backbone."""
     created: int
     """Seconds since 1970."""
-
-    @property
-    def verb(self) -> str:
-        """The address that serves it."""
-        raise NotImplementedError
+    verb: ClassVar[str]
+    """The address that serves it."""
 
     @property
     def listed(self) -> dict[str, object]:
@@ -73,14 +70,10 @@ class TextModel(ServedModel):
     context: int
     """Most tokens of a prompt and its answer together."""
 
-    @property
-    def verb(self) -> str:
-        """See ServedModel."""
-        return "/v1/chat/completions or /v1/completions"
+    verb = "/v1/chat/completions or /v1/completions"
 
     @property
     def listed(self) -> dict[str, object]:
-        """See ServedModel."""
         return {**super().listed, "max_model_len": self.context}
 
     def prompts(self, request: Generation) -> list[list[int]]:
@@ -179,10 +172,7 @@ class EmbeddingModel(ServedModel):
     embed: Callable[[Sequence[str], bool, int | None], Embedded]
     """Embeds texts: (texts, whether they are passages, dimensions); raises WorkbenchError where it cannot."""
 
-    @property
-    def verb(self) -> str:
-        """See ServedModel."""
-        return "/v1/embeddings"
+    verb = "/v1/embeddings"
 
 
 class Classified(NamedTuple):
@@ -204,14 +194,10 @@ class ClassModel(ServedModel):
     names: tuple[str, ...]
     """The classes, in the order of the probabilities."""
 
-    @property
-    def verb(self) -> str:
-        """See ServedModel."""
-        return "/classify"
+    verb = "/classify"
 
     @property
     def listed(self) -> dict[str, object]:
-        """See ServedModel."""
         return {**super().listed, "classes": list(self.names)}
 
 

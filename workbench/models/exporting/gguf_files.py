@@ -51,11 +51,8 @@ ENDS = ("eos", "eot", "eom")
 
 
 class GgufLayout:
-    """How the tensors of one backbone are named and ordered in GGUF.
-
-    Raises:
-        BackboneError: GGUF would compute something else.
-    """
+    """How the tensors of one backbone are named and ordered in GGUF. Raises BackboneError: GGUF would compute something
+    else."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         require_known_architecture(config)
@@ -144,13 +141,10 @@ class GgufTokenizer:
 
 
 def convert_tokenizer(tokenizer: PreTrainedTokenizerBase, *, rows: int) -> GgufTokenizer:
-    """The tokenizer as GGUF describes it.
+    """The tokenizer as GGUF describes it. Raises BackboneError: llama.cpp knows no such tokenizer.
 
     Args:
         rows: Of the embedding; those without a token get an unused one.
-
-    Raises:
-        BackboneError: llama.cpp knows no such tokenizer.
     """
     backend: Any = tokenizer.backend_tokenizer
     content: Json = json.loads(backend.to_str())
@@ -308,16 +302,14 @@ def write_model(
 ) -> None:
     """Write a model and all that generation needs, read the file again and compare.
 
-    Matrices are stored in the model's precision, vectors in float32.
+    Matrices are stored in the model's precision, vectors in float32. Raises BackboneError: llama.cpp has no such
+    architecture or tokenizer, or more tokens end a text than it has places.
 
     Args:
         template: Jinja source of the chat template.
         stop: Tokens that end a text.
         bos: Whether a prompt begins with the token for that.
         name: For people.
-
-    Raises:
-        BackboneError: llama.cpp has no such architecture or tokenizer, or more tokens end a text than it has places.
     """
     layout = GgufLayout(model.config)
     # Parameters by name; a head that is tied to the embedding is not stored twice.

@@ -78,13 +78,10 @@ def renderer(tokenizer: PreTrainedTokenizerBase, template: str) -> Render:
 
 
 def take_apart(render: Render, *, begin: str) -> TemplateParts:
-    """The parts of a chat template.
+    """The parts of a chat template. Raises BackboneError: the template does more than to put text around messages.
 
     Args:
         begin: Token that Ollama itself puts before a prompt, and which is left out.
-
-    Raises:
-        BackboneError: The template does more than to put text around messages.
     """
     try:
         head, after_user = render([("user", _ASKED)], False).split(_ASKED)

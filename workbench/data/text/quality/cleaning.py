@@ -69,13 +69,11 @@ def flags_by_row(rows: Iterable[RowText], names: Sequence[str]) -> list[Flag]:
 def flags_by_comparison(
     rows: Sequence[RowText], names: Sequence[str], near: Near = near_duplicates, titles: Sequence[str] = ()
 ) -> list[Flag]:
-    """Flags by the rules among `names` that compare a row with the others.
+    """Flags by the rules among `names` that compare a row with the others. Raises DataError: as `near_duplicates`,
+    where they are looked for.
 
     Args:
         titles: See `repeat_flags`.
-
-    Raises:
-        DataError: As `near_duplicates`, where they are looked for.
     """
     flags: list[Flag] = []
     if "other_language" in names:
@@ -259,15 +257,13 @@ def clean_sources(
 def clean(
     name: str, rows: Iterable[RowText], rules: Sequence[str], *, repeats: Sequence[Flag] | None = None
 ) -> Cleaning:
-    """Judge training rows, read once in their order; only rules that compare rows hold them all in memory.
+    """Judge training rows, read once in their order; only rules that compare rows hold them all in memory. Raises
+    DataError: a rule asks about answers and no row has one, or no row would be left.
 
     Args:
         name: The training file, for messages.
         rules: Names of rules, as `data.clean` has them.
         repeats: Flags of the rules on duplicates; None: computed from these rows.
-
-    Raises:
-        DataError: A rule asks about answers and no row has one, or no row would be left.
     """
     compared = [rule for rule in rules if rule in SET_RULES and (repeats is None or rule not in DUPLICATE_RULES)]
     counted, answered = 0, False
