@@ -65,8 +65,7 @@ class ShardTurns:
     seed: int
     position: dict[str, Any] | None = None
     _open: list[OpenShard] = field(default_factory=list, init=False)
-    _begun: int = field(default=0, init=False)
-    """Shards that were opened so far."""
+    _begun: int = field(default=0, init=False)  # shards that were opened so far
     _turn: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:

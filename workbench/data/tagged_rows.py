@@ -47,8 +47,7 @@ TAG_COLUMNS = ("tags", "ner_tags", "labels", "ner", "upos", "pos_tags", "pos")
 SPAN_COLUMNS = ("entities", "spans", "label", "labels")
 _LABEL_KEYS = ("label", "type", "entity", "entity_group", "tag")
 _TAG = re.compile(r"([BIMLEUS])-(.+)")
-_LETTERS = {"E": "L", "S": "U", "M": "I"}
-"""Letters of IOBES and BMES by those of BILOU."""
+_LETTERS = {"E": "L", "S": "U", "M": "I"}  # letters of IOBES and BMES by those of BILOU
 _ROWS_AT_ONCE = 1000
 
 

@@ -46,8 +46,7 @@ _RELATIVE = {
     "rel_embeddings",
     "relative_position_bias_table",  # BEiT, Swin
     "continuous_position_bias_mlp",  # Swin v2
-}
-"""Parts that say what attention adds to its scores."""
+}  # parts that say what attention adds to its scores
 
 
 class CapturePoint(NamedTuple):

@@ -33,17 +33,12 @@ class _Origin:
     """The model that a student is made of."""
 
     name: str
-    model: ModelConfig
-    """Stored and computed in the checkpoint's own precision."""
-    tokenizer: PreTrainedTokenizerBase | None
-    """None where it reads pictures."""
+    model: ModelConfig  # stored and computed in the checkpoint's own precision
+    tokenizer: PreTrainedTokenizerBase | None  # None where it reads pictures
     task: ModelHead
-    headed: bool = True
-    """Whether the checkpoint has the head of `task`."""
-    adapter: Path | None = None
-    """Folder of a teacher's adapter, which is merged first."""
-    method: Method | None = None
-    """Method of that adapter."""
+    headed: bool = True  # whether the checkpoint has the head of `task`
+    adapter: Path | None = None  # folder of a teacher's adapter, which is merged first
+    method: Method | None = None  # method of that adapter
 
     @property
     def dtype(self) -> torch.dtype:
@@ -216,8 +211,7 @@ _COUNTS = {
     "only": ("num_hidden_layers",),
     "encoder": ("encoder_layers", "num_layers", "num_encoder_layers"),
     "decoder": ("decoder_layers", "num_decoder_layers"),
-}
-"""Names by which families configure the number of layers; the model that is built shows which one is right."""
+}  # names by which families configure the number of layers; the model that is built shows which one is right
 
 
 def _count(model: PreTrainedModel, lists: dict[str, list[int]], kept: dict[str, list[int]]) -> None:

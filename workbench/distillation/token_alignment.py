@@ -34,8 +34,7 @@ ENOUGH = 0.05
 """Least share of the supervised tokens that have to be aligned for a teacher to be of use."""
 
 _SAMPLED_ROWS, _KEPT_ROWS = 256, 2**16
-_BROKEN = "\ufffd"
-"""Replacement character: decoded from an incomplete UTF-8 sequence."""
+_BROKEN = "\ufffd"  # replacement character: decoded from an incomplete UTF-8 sequence
 
 
 @dataclass(frozen=True)

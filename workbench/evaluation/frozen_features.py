@@ -60,8 +60,7 @@ FORMAT = "1"
 """Raise it when features of the same rows change, or how rows are identified."""
 AT_ONCE = 4096
 """Rows that are computed between two writes to the cache; a killed process loses at most as many."""
-_NO_LABELS = Labels("one", ("a", "b"))
-"""Features are the head's inputs, so the labels do not matter."""
+_NO_LABELS = Labels("one", ("a", "b"))  # features are the head's inputs, so the labels do not matter
 PROBE_FILE, NEIGHBOURS_FILE = "probe.json", "neighbours.parquet"
 """In a run directory: scores of the frozen backbone; the nearest training rows of mistakes and suspect labels."""
 NEIGHBOURS = 3

@@ -437,8 +437,7 @@ def _text(tokenizer: PreTrainedTokenizerBase, ids: Indices | Tensor) -> str:
 @dataclass(frozen=True)
 class _Turn:
     input_ids: Indices
-    prompt: int
-    """Tokens of the prompt at the beginning of the row."""
+    prompt: int  # tokens of the prompt at the beginning of the row
     start: int
     stop: int
 

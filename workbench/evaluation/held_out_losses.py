@@ -25,8 +25,7 @@ from workbench.runs import files
 FILE = "held_out_losses.parquet"
 MOST = 2**20
 """Most rows that are kept, evenly spaced."""
-_AT_ONCE, _PADDED = 2**12, 2**6
-"""Rows that are written at a time, and rows of one padded batch."""
+_AT_ONCE, _PADDED = 2**12, 2**6  # rows that are written at a time, and rows of one padded batch
 _ROWS = b"rows"
 _SCHEMA = pa.schema([("row", pa.string()), ("tokens", pa.int64()), ("loss", pa.float64()), ("labels", pa.uint64())])
 

@@ -22,8 +22,7 @@ Bools = npt.NDArray[np.bool_]
 Labels = npt.NDArray[np.int64]
 BINS = 15
 """Bins of confidence in the calibration error, as in Guo et al. 2017."""
-_Z95 = 1.959963984540054
-"""The normal quantile of 97.5 %."""
+_Z95 = 1.959963984540054  # the normal quantile of 97.5 %
 RESAMPLES = 1000
 """Resamples of rows that a 95 % bootstrap interval is computed from."""
 _AT_ONCE = 100

@@ -38,8 +38,7 @@ from workbench.training.sampling.loss_based import reference_parts, reference_pa
 
 VERSION = 1
 """Part of the folder's name: raise it when losses are computed in another way."""
-_AT_ONCE = 2**16
-"""Rows that are hashed at a time."""
+_AT_ONCE = 2**16  # rows that are hashed at a time
 
 
 class Answerer(NamedTuple):

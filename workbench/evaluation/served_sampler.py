@@ -22,8 +22,7 @@ from workbench.runs import files
 from workbench.runs.openai_client import OpenAIClient, reason, token_numbers
 
 LOAD, UNLOAD = "load_lora_adapter", "unload_lora_adapter"
-_NOBODY = "workbench-nobody"
-"""A name that no adapter has, by which the server is tested."""
+_NOBODY = "workbench-nobody"  # a name that no adapter has, by which the server is tested
 _STARTS = (
     "Start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora, or `workbench serve RUN --load-adapters`."
 )

@@ -19,8 +19,7 @@ from torch.nn import functional as F
 from workbench.adapters.row_dropout import row_hash, row_keys
 from workbench.config.sections.classes_config import Kind
 
-_PLACE = 0x50F1A
-"""Keeps these random numbers apart from those of dropout masks."""
+_PLACE = 0x50F1A  # keeps these random numbers apart from those of dropout masks
 
 
 class LabelLosses(NamedTuple):

@@ -70,8 +70,7 @@ class _Result:
     """Result of a recorded operation, as long as it may be needed."""
 
     make: Callable[[], Tensor]
-    asked: int = 0
-    """How often autograd will need it."""
+    asked: int = 0  # how often autograd will need it
     made: Tensor | None = None
 
     def get(self) -> Tensor:

@@ -391,8 +391,7 @@ def of_any_lengths(
 class _Block(NamedTuple):
     """Rows of one owner that are computed as one row; a mask hides them from each other."""
 
-    start: int
-    """Place of its first token."""
+    start: int  # place of its first token
     lengths: list[int]
 
     @property

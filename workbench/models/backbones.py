@@ -117,8 +117,7 @@ _HUB_CURES = {
         "not a valid model identifier",
         "404",
     ): "no such folder, and no such id on the hub. Check the spelling: owner/name",
-}
-"""Words of an error message, and what to do about it; the first match counts."""
+}  # words of an error message, and what to do about it; the first match counts
 
 
 transformers_logging.disable_progress_bar()
@@ -335,12 +334,10 @@ class _Decided(NamedTuple):
     """Decisions that precede the reading of weights."""
 
     hub: PretrainedConfig
-    auto: Any
-    """Transformers' class that builds it."""
+    auto: Any  # transformers' class that builds it
     weights: str
     compute: torch.dtype
-    stored: torch.dtype
-    """Type of the weights that are not quantised."""
+    stored: torch.dtype  # type of the weights that are not quantised
     notes: list[str]
 
 

@@ -25,8 +25,7 @@ _OWN: WeakKeyDictionary[nn.Module, Callable[..., Any] | None] = WeakKeyDictionar
 """The original forward pass of each block that has another one now; None: that of its class."""
 HIDDEN = "hidden_states"
 """Name of a block's first argument."""
-_EMBEDDINGS, _BLOCKS = 1, 2
-"""Places in the hash: the embeddings, and the first block."""
+_EMBEDDINGS, _BLOCKS = 1, 2  # places in the hash: the embeddings, and the first block
 _INSTALLED: WeakKeyDictionary[PreTrainedModel, list[RemovableHandle]] = WeakKeyDictionary()
 
 

@@ -79,10 +79,8 @@ class _Norm(_ByKernel):
     """A norm of root mean squares, of a kind that the kernel knows."""
 
     kind: str
-    epsilon: str
-    """Name of the module's attribute."""
-    addend: float
-    """Added to the weight."""
+    epsilon: str  # name of the module's attribute
+    addend: float  # added to the weight
 
     def forward(self, x: Tensor) -> Tensor:
         layer: Any = self

@@ -132,8 +132,7 @@ _BRINGING = (
     torch.ops.aten.lift_fresh.default,
     torch.ops.aten.set_.source_Storage,
     torch.ops.aten.set_.source_Storage_storage_offset,
-)
-"""Operations that hand over what was just made outside of them, such as by torch.tensor(...)."""
+)  # operations that hand over what was just made outside of them, such as by torch.tensor(...)
 
 
 class LiveBytes(DispatchMode):

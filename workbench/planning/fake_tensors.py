@@ -133,8 +133,7 @@ INSTEAD: dict[str, Callable[..., Any]] = {
 }
 """Replacements for operations that fake tensors do not support, or that would seem to take memory, by their names."""
 _SCALAR = torch.ops.aten._local_scalar_dense.default
-_READ = (_SCALAR, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)
-"""Operations that read values."""
+_READ = (_SCALAR, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)  # operations that read values
 _ONE: dict[torch.dtype, bool | int] = {torch.bool: True, torch.int64: 1, torch.int32: 1, torch.uint8: 1}
 
 
@@ -148,10 +147,8 @@ class _Given(NamedTuple):
     """Result of an operation for such arguments."""
 
     outputs: tuple[_Like, ...]
-    viewed: bool
-    """Whether they share the storage of the first argument."""
-    several: type | None
-    """Type of the container of several tensors; None for a single tensor."""
+    viewed: bool  # whether they share the storage of the first argument
+    several: type | None  # type of the container of several tensors; None for a single tensor
     nothing: bool = False
     """Whether it changes the values of its arguments and gives nothing; without outputs, others give the first."""
 

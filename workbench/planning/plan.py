@@ -26,8 +26,7 @@ LAW_TOKENS = 20.0
 """Tokens for each parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3)."""
 LAW_OPERATIONS = 6.0
 """Floating-point operations for each parameter and token (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
-_ALWAYS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)
-"""Kinds of memory that the JSON names even where they are 0."""
+_ALWAYS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)  # kinds of memory that the JSON names even where they are 0
 MOST = 16
 """Members of a dry run at most: it takes time for each, and between two that are known bytes grow by the member."""
 

@@ -137,10 +137,8 @@ class _Change:
     setting: str
     cure: str
     effect: str
-    tables: tuple[Mapping[str, str], ...]
-    """Pairs of words, in a table for each way of exchanging them at once."""
-    mirrors: bool = False
-    """Whether it shows mirror images, which letters and digits do not have."""
+    tables: tuple[Mapping[str, str], ...]  # pairs of words, in a table for each way of exchanging them at once
+    mirrors: bool = False  # whether it shows mirror images, which letters and digits do not have
 
 
 def pitfalls(config: AugmentConfig, tta: TtaConfig, names: Sequence[str], *, grey: bool = False) -> list[str]:

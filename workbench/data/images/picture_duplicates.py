@@ -45,8 +45,7 @@ CLIPPED = 250
 class _Look(NamedTuple):
     """A picture for comparisons."""
 
-    small_SS: Pixels
-    """Grey."""
+    small_SS: Pixels  # grey
     details_SS: NDArray[np.float16]
 
 
@@ -154,8 +153,7 @@ def _similarity(first: _Look, second: _Look, *, least: float) -> float:
 
 
 class _Alignment(NamedTuple):
-    correlation: float
-    """0 where one of the pictures has no details."""
+    correlation: float  # 0 where one of the pictures has no details
     centre: tuple[float, float]
     """Point of the second picture that lies on the first one's centre, in pixels from the left and from the top."""
 

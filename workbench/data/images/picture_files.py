@@ -38,8 +38,7 @@ Pixels = npt.NDArray[np.uint8]
 Values = npt.NDArray[np.generic]
 DEPTHS = (8, 10, 12, 14, 16)
 """Bits a value that cameras and microscopes write into 16."""
-_MOST = {float(2**bits - 1): bits for bits in DEPTHS}
-"""Number of bits by the greatest value that they hold."""
+_MOST = {float(2**bits - 1): bits for bits in DEPTHS}  # number of bits by the greatest value that they hold
 
 
 class ValueRanges(NamedTuple):
@@ -133,10 +132,8 @@ def extremes(values: Values) -> tuple[float, float]:
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "JPEG2000", "AVIF", "TGA", "ICO")
 """Only formats of pixels, MPO among JPEG: Pillow would start other programs for PostScript."""
 _ORIENTATION = 0x0112
-_BITS = 258
-"""Tag of a TIFF, bits of each channel."""
-_ON_ITS_SIDE = (5, 6, 7, 8)
-"""Orientations whose height is the width of the pixels in the file."""
+_BITS = 258  # tag of a TIFF, bits of each channel
+_ON_ITS_SIDE = (5, 6, 7, 8)  # orientations whose height is the width of the pixels in the file
 
 
 def decode(data: bytes, name: str, *, max_pixels: int, ranges: ValueRanges = NO_RANGES) -> Pixels:
@@ -250,8 +247,7 @@ def _opened(data: bytes, name: str) -> ImageFile.ImageFile:
 _SMALLER = "Make the picture smaller"
 _AGAIN = "Copy or download it again, or remove it."
 _CUT_OFF = f"the end is missing: the file was cut off. {_AGAIN}"
-_JPEG_SCAN, _JPEG_END = b"\xff\xda", b"\xff\xd9"
-"""Markers before the pixels and after them."""
+_JPEG_SCAN, _JPEG_END = b"\xff\xda", b"\xff\xd9"  # markers before the pixels and after them
 
 
 _SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"II*\0", b"MM\0*", b"BM")
@@ -283,8 +279,7 @@ _MARKER = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]")
 """A marker that ends the data of pixels, in which 0 and numbers of restarts follow upon 255."""
 _FILLED = {127, 128, *itertools.product((127, 128), repeat=3), *itertools.product((127, 128), repeat=4)}
 """Pixels, grey or of three or four channels, that a decoder makes up."""
-_NOISE = bytes(random.Random(0).randrange(255) for _ in range(256))
-"""Data of pixels, for some blocks of any picture."""
+_NOISE = bytes(random.Random(0).randrange(255) for _ in range(256))  # data of pixels, for some blocks of any picture
 
 
 def _is_whole_jpeg(image: Image.Image, data: bytes) -> bool:
@@ -453,8 +448,7 @@ class PictureFile:
 
 _OF_8_BITS = (".jpg", ".jpeg", ".jfif", ".gif", ".webp", ".bmp")
 """Ends of names of files that are not opened to see whether they are deep: thousands would hold a first epoch up."""
-_START = 32
-"""Bytes that tell the kind of a file."""
+_START = 32  # bytes that tell the kind of a file
 _UNREADABLE = (OSError, KeyError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 """Errors of the disk, and those that a damaged zip archive raises."""
 

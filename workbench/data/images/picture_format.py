@@ -170,8 +170,7 @@ _REPEATED = (
     "SegformerImageProcessor",
     "SiglipImageProcessor",
     "ViTImageProcessor",
-)
-"""Processors of transformers whose steps are those below. Others flip channels, say, or cut pictures into patches."""
+)  # Processors of transformers whose steps are those below. Others flip channels, say, or cut pictures into patches.
 _SAME = {"DINOv3ViTImageProcessor": "ViTImageProcessor"}
 """Processors that exist for torchvision only, with the same steps as another one."""
 

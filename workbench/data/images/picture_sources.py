@@ -216,8 +216,7 @@ PICTURES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif", ".tga", ".ico"),
 )
-_UNREADABLE = (".svg", ".heic", ".heif")
-"""Pictures all the same: decoding says how they are converted."""
+_UNREADABLE = (".svg", ".heic", ".heif")  # pictures all the same: decoding says how they are converted
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 _SPLITS = (
     "train",
@@ -236,12 +235,9 @@ class _Tree:
     name: str
     files: list[PurePosixPath]
     folders: list[PurePosixPath]
-    root: Path | PurePosixPath
-    """The folder on disk or inside the archive."""
-    archive: Path | None = None
-    """The archive that holds it."""
-    spans: Mapping[PurePosixPath, tuple[int, int]] = field(default_factory=dict)
-    """Places of the files in a tar archive."""
+    root: Path | PurePosixPath  # the folder on disk or inside the archive
+    archive: Path | None = None  # the archive that holds it
+    spans: Mapping[PurePosixPath, tuple[int, int]] = field(default_factory=dict)  # places of the files in a tar archive
 
     def picture(self, file: PurePosixPath) -> PictureFile:
         name = f"{self.name}/{file}"
@@ -535,8 +531,7 @@ def _picture(value: Any, place: str, folder: Path | None, column: str) -> Pictur
     )
 
 
-_LONGEST_SHOWN = 200
-"""Characters of a path that a message shows."""
+_LONGEST_SHOWN = 200  # characters of a path that a message shows
 _DATA_URI = re.compile(r"data:(?P<kind>[^,]{0,200}),", re.IGNORECASE)
 
 

@@ -242,8 +242,7 @@ def measure_statistics(
     return PictureStatistics(tuple(mean_3.tolist()), tuple(std_3.tolist()))
 
 
-_VERSION = "1"
-"""Raise it when what is kept changes."""
+_VERSION = "1"  # raise it when what is kept changes
 _Span = tuple[float, float]
 _KINDS = ("integers", "floats")
 

@@ -187,8 +187,7 @@ class AugmentedTexts:
     config: TextAugmentConfig
     seed: int
     encoder: FieldTokenizer
-    _known: dict[int, EncodedTexts] = field(default_factory=dict)
-    """Tokens of the last passes."""
+    _known: dict[int, EncodedTexts] = field(default_factory=dict)  # tokens of the last passes
 
     def tokens(self, epoch: int) -> EncodedTexts:
         """Tokens of each row in a pass."""

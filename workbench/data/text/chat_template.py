@@ -39,8 +39,7 @@ _CAPTURING = (
     nodes.Import,
     nodes.Include,
     nodes.Macro,
-)
-"""Everything in Jinja that gives a template its own text to read, beside a recursive loop."""
+)  # everything in Jinja that gives a template its own text to read, beside a recursive loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +209,7 @@ _FILTERS = {
     f"{_NAME}_enter": _filter(TemplateMarks.enter),
     f"{_NAME}_leave": _filter(lambda marks, _: marks.leave()),
     f"{_NAME}_block": _filter(TemplateMarks.generation),
-}
-"""How a template asks for its marks: a filter takes a third of the time that the sandbox takes for a call."""
+}  # how a template asks for its marks: a filter takes a third of the time that the sandbox takes for a call
 
 
 def _leave_before_jumps(body: list[NodeT]) -> list[NodeT | nodes.Output]:

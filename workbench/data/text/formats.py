@@ -334,8 +334,7 @@ def of_format(name: str, place: str, columns: Columns) -> Example | None:
 @dataclass(frozen=True, slots=True)
 class _Format:
     name: str
-    required: tuple[frozenset[str], ...]
-    """Sets of columns; a row must have all columns of one of them."""
+    required: tuple[frozenset[str], ...]  # sets of columns; a row must have all columns of one of them
     convert: Callable[[str, Columns], Example | None]
 
     @property

@@ -35,8 +35,7 @@ class GrowingRows(ResampledRows[TokenizedSet]):
     """Optimizer steps of the run."""
     limit: int | None = None
     """Tokens of a row that are read; None: all."""
-    _views: dict[int, Self] = field(default_factory=dict)
-    """The last views by their limits."""
+    _views: dict[int, Self] = field(default_factory=dict)  # the last views by their limits
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
         """The rows as long as step `step` reads them."""
@@ -81,13 +80,10 @@ class GrowingRows(ResampledRows[TokenizedSet]):
 class _RowSpans(NamedTuple):
     """Rows that lie together in a table."""
 
-    rows: Indices
-    """Their numbers in the set (n,)."""
+    rows: Indices  # their numbers in the set (n,)
     start: Indices
-    end: Indices
-    """Where their tokens begin and end (n,)."""
-    before_T: Indices
-    """Tokens that carry loss before each place (T + 1,)."""
+    end: Indices  # where their tokens begin and end (n,)
+    before_T: Indices  # tokens that carry loss before each place (T + 1,)
 
 
 def growing(rows: TokenizedSet, config: LengthWarmUpConfig, steps: int | None) -> TokenizedSet | GrowingRows:

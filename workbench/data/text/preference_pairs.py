@@ -386,8 +386,7 @@ def answer_rows(indices: Indices, each: int) -> Indices:
     return rows
 
 
-_AT_ONCE = 1000
-"""Rows of a record batch."""
+_AT_ONCE = 1000  # rows of a record batch
 
 
 def mismatched_answers(answers: TokenizedSet, config: DataConfig, *, bos: int | None = None) -> TokenizedSet:

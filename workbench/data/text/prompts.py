@@ -25,8 +25,7 @@ from workbench.data.text.tokenized_set import TokenizedSet
 from workbench.errors import DataError, WorkbenchError
 
 _ANSWERS = {"instruction": "output", "prompt": "completion", "question": "answer"}
-_PLACEHOLDER = "?"
-"""Answer of a row that has none, so that it fits its format; it is dropped again."""
+_PLACEHOLDER = "?"  # answer of a row that has none, so that it fits its format; it is dropped again
 
 
 def read_prompts(source: str, config: DataConfig, skipped: list[str] | None = None) -> Iterator[Example]:

@@ -78,8 +78,7 @@ def values(array: pyarrow.Array) -> npt.NDArray[Any]:
     return marks_N[: len(array)]
 
 
-_AT_ONCE = 2**16
-"""Places that are read at a time."""
+_AT_ONCE = 2**16  # places that are read at a time
 
 
 @dataclass(frozen=True)

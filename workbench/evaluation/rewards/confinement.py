@@ -49,18 +49,15 @@ _UNKNOWN = ((435, 435), (437, 437))
 """clone3, openat2: a filter cannot see their flags, which are in memory; libraries fall back to the older calls."""
 _TERMINAL = (0x5401, 0x5413, 0x5450, 0x5451)
 """Requests of ioctl: is a file a terminal, how wide is it, and does execve close it."""
-_DESCRIPTORS = (0, 1, 2, 3, 4, 1030)
-"""Harmless commands of fcntl; F_SETOWN would send signals to others."""
+_DESCRIPTORS = (0, 1, 2, 3, 4, 1030)  # harmless commands of fcntl; F_SETOWN would send signals to others
 _PR_SET_NAME = 15
 _EPERM, _ENOTTY, _ENOSYS = 1, 25, 38
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _EQUAL, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
 _CLONE_THREAD, _O_TRUNC_AND_MODE = 0x10000, 0x203
-_EMPTYING = (0x200, 0x203)
-"""O_TRUNC with reading, and with the mode 3, which neither reads nor writes."""
+_EMPTYING = (0x200, 0x203)  # O_TRUNC with reading, and with the mode 3, which neither reads nor writes
 
-_RIGHTS = (13, 14, 15, 15, 16)
-"""Number of file rights in Landlock's versions 1, 2, 3, 4, and from 5 on."""
+_RIGHTS = (13, 14, 15, 15, 16)  # number of file rights in Landlock's versions 1, 2, 3, 4, and from 5 on
 _REFER, _NEEDS_FOLDER = 1 << 13, 0b1_1111_1111_1000 | 1 << 13
 _READ_FILE, _READ_FOLDER, _WRITE_FILE, _TRUNCATE = 1 << 2, 1 << 3, 1 << 1, 1 << 14
 _CHANGES = 1 << 5 | 1 << 8 | 1 << 12

@@ -255,8 +255,7 @@ _MADE: dict[type[RewardSource], Callable[..., Reward]] = {
     JsonReward: JsonVerifier,
     UnitTestReward: UnitTestVerifier,
     ModelReward: RewardEnsemble,
-}
-"""The class of each kind of reward, by the class of its section."""
+}  # the class of each kind of reward, by the class of its section
 
 
 def _checked(part: Part, answers: Sequence[Answer], part_rewards: list[float]) -> list[float]:

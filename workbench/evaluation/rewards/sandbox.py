@@ -20,8 +20,7 @@ from typing import IO
 from workbench.errors import ConfigError
 from workbench.evaluation.rewards import confinement
 
-_LOOK = 0.05
-"""Seconds between checks of the clock and of the folder."""
+_LOOK = 0.05  # seconds between checks of the clock and of the folder
 _ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 
 

@@ -38,8 +38,7 @@ _NUMBER = re.compile(
 _FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:\n?```|\Z)", re.DOTALL)
 _ANNOTATIONS = ("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples")
 """Keywords of a JSON schema that do not restrict values."""
-_MOST_THREADS = 8
-"""Answers that are tested at the same time where `threads` is auto, at most."""
+_MOST_THREADS = 8  # answers that are tested at the same time where `threads` is auto, at most
 SIGNATURE = "def {}(answers: list[Answer]) -> list[float]"
 
 

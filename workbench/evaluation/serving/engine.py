@@ -34,14 +34,12 @@ OWN = "own"
 """Member name of a model's only adapter, or of a fully trained model."""
 Sizes = tuple[int, ...]
 """Numbers of tokens, ascending."""
-_PADDING = 0
-"""A token that is in every vocabulary."""
+_PADDING = 0  # a token that is in every vocabulary
 SIZES: Sizes = (1, 2, 4, 8, 16, 32, 64, 128)
 """Candidate sizes, in tokens, of a pass and of one adapter's part of it."""
 CHUNK = 64
 """Tokens of a prompt that are read at once, so that chunk boundaries depend on the prompt alone."""
-_CHECKED = 24
-"""Tokens on which the engine is compared with the model itself."""
+_CHECKED = 24  # tokens on which the engine is compared with the model itself
 
 
 class AdapterRoutes(Protocol):

@@ -49,8 +49,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "tools": ([],),
     "top_k": (0, -1),
     "user": (_ANYTHING,),
-}
-"""Parameters of OpenAI and vLLM that are not implemented, with the values that, like null, ask for nothing."""
+}  # parameters of OpenAI and vLLM that are not implemented, with the values that, like null, ask for nothing
 RequestT = TypeVar("RequestT", bound="Request")
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
@@ -92,8 +91,7 @@ _INTERRUPTIONS: dict[type[Exception], tuple[str, int, str]] = {
     Unloaded: ("The adapter was unloaded. Load it again.", 404, "model_not_found"),
     ShuttingDown: ("The server is shutting down. Ask again later.", 503, "shutting_down"),
     Interrupted: ("The server failed; its log says why.", 500, "failed"),
-}
-"""Message, status and code by exception."""
+}  # message, status and code by exception
 
 
 def refusal_of(error: QueueFull | Interrupted) -> Refusal:

@@ -25,10 +25,8 @@ from workbench.evaluation.generation import picked
 from workbench.evaluation.serving.engine import CHUNK, SIZES, Chunk, Engine
 from workbench.models.attention_backend import RowCache, room
 
-_BEFORE = 6
-"""Tokens of the prompt that are decoded before an answer, since a tokenizer drops the first space of a text."""
-_HALF = "\ufffd"
-"""What the first bytes of an incomplete character decode to."""
+_BEFORE = 6  # tokens of the prompt that are decoded before an answer, since a tokenizer drops the first space of a text
+_HALF = "\ufffd"  # what the first bytes of an incomplete character decode to
 Reason = Literal["stop", "length"]
 _log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
