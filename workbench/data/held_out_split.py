@@ -71,7 +71,7 @@ def hold_out(strata: Strata, *, groups: Iterable[str], share: float, seed: int) 
     target_C = [max(1, round(share * total[name])) for name in names]
     taken_C, held_out_G = [0] * len(names), np.zeros(int(group_N.max(initial=-1)) + 1, dtype=bool)
     for number in range(len(names)):
-        order = counts.groups_with(number)
+        order = counts.group_P[counts.class_P == number].tolist()
         for strict in (True, False):  # at first no class may exceed its share, then only this one may not
             for group in order:
                 if taken_C[number] >= target_C[number]:
@@ -101,11 +101,6 @@ class _Counts(NamedTuple):
         repeats_N = np.fromiter(map(len, strata), dtype=np.int64, count=len(group_N))
         pairs_P, rows_P = np.unique(np.repeat(group_N, repeats_N) * len(names) + class_P, return_counts=True)
         return cls(*np.divmod(pairs_P, max(1, len(names))), rows_P)
-
-    def groups_with(self, number: int) -> list[int]:
-        """Groups that have a class."""
-        groups: list[int] = self.group_P[self.class_P == number].tolist()
-        return groups
 
     def of_group(self, group: int) -> Iterator[tuple[int, int]]:
         """The classes of a group, each with its rows."""

@@ -87,7 +87,15 @@ class OneSourceBatches(MixedRows[R]):
 
     def table(self, epoch: int) -> Indices:
         """The row of each draw of an epoch (M,): those that are dealt to one step are of one source."""
-        before_S, source_M = self.sources_of(epoch)
+        steps = steps_per_epoch(self.draws, self.size)
+        rows_T = np.full(steps, self.size)
+        rows_T[-1] = self.draws - self.size * (steps - 1)
+        # Rows of each source that were drawn before, and the source of each row of the epoch.
+        before_S, source_M = np.zeros(len(self.share_S), dtype=np.int64), np.empty(0, dtype=np.int64)
+        for each, count_S in enumerate(itertools.islice(counts_of_epochs(self.share_S, steps), epoch + 1)):
+            before_S = before_S + np.bincount(source_M, minlength=len(before_S))
+            batches = np.repeat(np.arange(len(count_S)), count_S)
+            source_M = np.repeat(np.random.default_rng([self.seed, 8, each]).permutation(batches), rows_T)
         row_M = np.empty_like(source_M)
         for number, before in enumerate(before_S):
             own_M = source_M == number
@@ -95,18 +103,6 @@ class OneSourceBatches(MixedRows[R]):
         dealt_M = np.empty_like(row_M)
         dealt_M[global_batch(epoch, rows=len(row_M), size=len(row_M), seed=self.seed)] = row_M
         return dealt_M
-
-    def sources_of(self, epoch: int) -> tuple[Indices, Indices]:
-        """Rows of each source (S,) drawn before an epoch, and the source of each row of the epoch (M,), in turn."""
-        steps = steps_per_epoch(self.draws, self.size)
-        rows_T = np.full(steps, self.size)
-        rows_T[-1] = self.draws - self.size * (steps - 1)
-        before_S, source_M = np.zeros(len(self.share_S), dtype=np.int64), np.empty(0, dtype=np.int64)
-        for each, count_S in enumerate(itertools.islice(counts_of_epochs(self.share_S, steps), epoch + 1)):
-            before_S = before_S + np.bincount(source_M, minlength=len(before_S))
-            batches = np.repeat(np.arange(len(count_S)), count_S)
-            source_M = np.repeat(np.random.default_rng([self.seed, 8, each]).permutation(batches), rows_T)
-        return before_S, source_M
 
 
 def mixed(rows: MixableRows, config: TrainingSections) -> Examples:

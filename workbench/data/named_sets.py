@@ -98,7 +98,10 @@ def prefixes(paths: Mapping[str, str]) -> dict[str, str]:
     """
     if len(paths) < 2:
         return dict.fromkeys(paths, "")
-    files = [file for path in paths.values() for file in _file_names(starter.resolve(path))]
+    files: list[str] = []
+    for path in paths.values():
+        at = Path(starter.resolve(path)).expanduser()
+        files += {each.name for each in at.iterdir()} if os.path.isdir(at) else {at.name}  # also of a name that is none
     return {name: f"{name}: " if len(set(files)) < len(files) else "" for name in paths}
 
 
@@ -109,11 +112,6 @@ def naming(prefix: str) -> Iterator[None]:
         yield
     except DataError as error:
         raise DataError(f"{prefix}{error}") from None
-
-
-def _file_names(path: str) -> set[str]:
-    at = Path(path).expanduser()
-    return {each.name for each in at.iterdir()} if os.path.isdir(at) else {at.name}  # also of a name that is none
 
 
 def held_out_losses(scores: Mapping[str, float]) -> dict[str, float]:

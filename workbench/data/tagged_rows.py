@@ -158,9 +158,9 @@ def read(
     return TaggedRows(source, fingerprint(source), rows, found, tuple(skipped))
 
 
-def text_row(text: str, *, place: str = "text") -> TaggedRow:
+def text_row(text: str) -> TaggedRow:
     """A text without tags, such as one to predict."""
-    return _row(RawRow(place, {"text": text}), {}, (), "plain", labelled=False)
+    return _row(RawRow("text", {"text": text}), {}, (), "plain", labelled=False)
 
 
 def _read_tsv(path: Path) -> Iterator[RawRow]:

@@ -308,22 +308,20 @@ class PictureView:
         return outputs_NC
 
 
-def picture_views(config: TtaConfig, classes: ClassesConfig, *, example: Picture, row: int = 0) -> list[PictureView]:
+def picture_views(config: TtaConfig, classes: ClassesConfig, *, example: Picture) -> list[PictureView]:
     """Make the views of pictures that `config` names. Raises ConfigError: a view does not fit the rows, or the user's
     file is wrong.
 
     Args:
-        example: Any stored picture; a user's function must return as many views of every picture as of this one.
-        row: Number of its row.
+        example: The picture of row 0; a user's function must return as many views of every picture as of this one.
     """
     if reason := config.refusal(classes, pictures=True):
         raise ConfigError(reason)
     require_used(config)
-    return [view for name in config.views for view in _named_picture_views(name, config, example, row)]
+    return [view for name in config.views for view in _named_picture_views(name, config, example)]
 
 
-def _named_picture_views(name: ViewName, config: TtaConfig, example: Picture, row: int) -> Iterator[PictureView]:
-    """The views of one name."""
+def _named_picture_views(name: ViewName, config: TtaConfig, example: Picture) -> Iterator[PictureView]:
     if name == "flip":
         yield PictureView("flip", partial(_symmetry, 0, True))
     elif name == "eight":
@@ -346,7 +344,7 @@ def _named_picture_views(name: ViewName, config: TtaConfig, example: Picture, ro
             yield PictureView(f"shift {side}", partial(_moved, 0.0, right * share, down * share))
     else:
         assert name == "user" and config.function is not None
-        views = _UserPictures(config.function, example=example, row=row)
+        views = _UserPictures(config.function, example)
         for number in range(views.count):
             yield PictureView(f"user {number + 1}", partial(_user_picture, views, number))
 
@@ -384,15 +382,14 @@ def _moved(degrees: float, right: float, down: float, picture_HW3: Picture, row:
 class _UserPictures:
     """Views that a user's function `views` returns: equally many pictures for every one, each of its size."""
 
-    def __init__(self, path: Path, *, example: Picture, row: int) -> None:
+    def __init__(self, path: Path, example: Picture) -> None:
         self._path = path
         self._function = plugins.function(path, "views", "def views(picture: ndarray) -> list[ndarray]", key=KEY)
-        self._example_row = row
-        views = self._called(example, row)
+        views = self._called(example, 0)
         if not views:
-            raise self._error(row, "returned no view. Return a list of one or more pictures")
-        if any((first != second).any() for first, second in zip(views, self._called(example, row), strict=True)):
-            raise self._error(row, "returned other views when called again. Derive randomness from the picture alone")
+            raise self._error(0, "returned no view. Return a list of one or more pictures")
+        if any((first != second).any() for first, second in zip(views, self._called(example, 0), strict=True)):
+            raise self._error(0, "returned other views when called again. Derive randomness from the picture alone")
         self.count = len(views)
 
     def views(self, picture_HW3: Picture, row: int) -> list[Picture]:
@@ -401,8 +398,8 @@ class _UserPictures:
         if len(views) != self.count:
             raise self._error(
                 row,
-                f"returned {len(views)} views, but {self.count} for row {self._example_row}. Return equally many for "
-                "every picture; the picture itself may be one",
+                f"returned {len(views)} views, but {self.count} for row 0. Return equally many for every picture; the "
+                "picture itself may be one",
             )
         return views
 

@@ -23,8 +23,6 @@ TagRows = Sequence[Sequence[str]]
 """Tags of the words of each row."""
 Match = tuple[EntitySpan | None, EntitySpan | None]
 """A true entity and the predicted one that stands for it; None where there is none."""
-NONE = "none"
-"""Stands in a confusion matrix for an entity that is not there."""
 Kind = Literal["missed", "spurious", "wrong type", "wrong edges", "wrong type and edges"]
 _AVERAGED = ("precision", "recall", "f1", "macro_precision", "macro_recall", "macro_f1")
 
@@ -139,29 +137,10 @@ def by_tag(true: TagRows, predicted: TagRows) -> dict[str, TypeScore]:
     return _type_scores(tags, *counts)
 
 
-def confusion(true: TagRows, predicted: TagRows, *, rule: SpanRule = "conlleval") -> tuple[tuple[str, ...], Counts]:
-    """Which types of entities are predicted as which.
-
-    An entity is set against the predicted one that it shares most words with, whatever its edges, so that the diagonal
-    also holds those whose edges are wrong.
-
-    Returns:
-        Names of the types, followed by `none`, and counts of shape (E + 1, E + 1): rows are true types, columns
-        predicted ones; `none` stands for missed and for spurious entities.
-    """
-    matched = [pair for both in _paired(true, predicted, rule) for pair in _matched(*both)]
-    names = (*sorted({span.label for pair in matched for span in pair if span is not None}), NONE)
-    at = {name: number for number, name in enumerate(names[:-1])}
-    table = np.zeros((len(names), len(names)), dtype=np.int64)
-    for own, found in matched:
-        table[-1 if own is None else at[own.label], -1 if found is None else at[found.label]] += 1
-    return names, table
-
-
-def wrong_spans(true: TagRows, predicted: TagRows, *, rule: SpanRule = "conlleval") -> list[WrongSpan]:
+def wrong_spans(true: TagRows, predicted: TagRows) -> list[WrongSpan]:
     """The entities that are missed, spurious, or of a wrong type or wrong edges, in the order of rows and words."""
     wrong = []
-    for row, both in enumerate(_paired(true, predicted, rule)):
+    for row, both in enumerate(_paired(true, predicted, "conlleval")):
         for own, found in _matched(*both):
             if own != found:
                 wrong.append(WrongSpan(row, _mistake(own, found), own, found))

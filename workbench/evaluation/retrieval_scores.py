@@ -291,13 +291,12 @@ def pair_scores(model: Reranker, pairs: PairedTexts, *, scoring: ModelResults | 
     return np.asarray(score_D, dtype=np.float64)[place_P]
 
 
-def rerank_losses(model: Reranker, rows: CandidateSet, *, scoring: ModelResults | None = None) -> dict[str, float]:
-    """Mean loss of rows with their own candidates, and that of each named set among them."""
-    score_NC = pair_scores(model, rows.all_pairs, scoring=scoring).reshape(-1, rows.each)
-    return _rerank_losses(model, rows, score_NC)
+def rerank_losses(model: Reranker, rows: CandidateSet, score_NC: Floats | None = None) -> dict[str, float]:
+    """Mean loss of rows with their own candidates, and that of each named set among them; from scores (N, C) of these
+    where they are known."""
+    if score_NC is None:
+        score_NC = pair_scores(model, rows.all_pairs).reshape(-1, rows.each)
 
-
-def _rerank_losses(model: Reranker, rows: CandidateSet, score_NC: Floats) -> dict[str, float]:
     def mean(numbers: Indices) -> dict[str, float]:
         total = model.loss_of(torch.from_numpy(score_NC[numbers]).float(), rows, numbers)
         return {"loss": float(total) / len(numbers)}
@@ -321,7 +320,7 @@ def score_reranker(
         def correlated(numbers: Indices) -> dict[str, float]:
             return correlation(score_N[numbers], rows.pairs.score_N[numbers])
 
-        scores = {**_rerank_losses(model, rows, score_N[:, None]), **correlated(np.arange(len(rows)))}
+        scores = {**rerank_losses(model, rows, score_N[:, None]), **correlated(np.arange(len(rows)))}
         scores |= named_sets.scored(rows, correlated)
         return RankedRows(units.rounded(scores), _scored_table(rows.pairs, score_N))
     order = rerank_candidates.ranking(rows, candidates=candidates)
@@ -340,7 +339,7 @@ def score_reranker(
         return mean_query_scores([hits[query] for query in own]) if len(own) else {}
 
     scores = {
-        **_rerank_losses(model, rows, score_NC),
+        **rerank_losses(model, rows, score_NC),
         **of_queries(np.arange(len(rows))),
         **named_sets.scored(rows, of_queries),
     }

@@ -118,10 +118,10 @@ class Thumbnail:
     jpeg: bytes
 
 
-def jpeg(picture_HW3: Pixels, *, side: int = SIDE) -> bytes:
-    """A JPEG file of the picture, made smaller where a side is longer than `side`."""
+def jpeg(picture_HW3: Pixels) -> bytes:
+    """A JPEG file of the picture, made smaller where a side is longer than SIDE."""
     image = Image.fromarray(picture_HW3)
-    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=QUALITY, subsampling=0, optimize=True)
     return buffer.getvalue()

@@ -375,29 +375,11 @@ class MixPlan:
     """CutMix: the pixels that come from the partner; None: mixup, all pixels are blended by `weight`."""
 
 
-def mix_partners(rows: int, *, seed: int, epoch: int, groups_N: NDArray[Any] | None = None) -> NDArray[np.int64]:
-    """The partner (N,) of each row in an epoch: another row of its group, and each row is the partner of one.
-
-    Args:
-        rows: Number of rows, N.
-        groups_N: Rows that may be mixed with each other, such as those of a fold: an adapter that does not train on a
-            fold must not see its pictures through the other rows. None: all rows.
-
-    Returns:
-        Row numbers; a row that is alone in its group is its own partner.
-    """
+def mix_partners(rows: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The partner (N,) of each of the rows in an epoch: another row, and each row is the partner of one."""
     order_N = row_generator("partners", seed=seed, epoch=epoch, row=0).permutation(rows)
-    if groups_N is None:
-        groups_N = np.zeros(rows, dtype=np.int64)
-    order_N = order_N[np.argsort(groups_N[order_N], kind="stable")]
-    # In each group the next row of the order, and for the last one the first: one cycle, in which no row meets itself.
-    sorted_N = groups_N[order_N]
-    is_last_N = np.append(sorted_N[1:] != sorted_N[:-1], np.ones(min(rows, 1), dtype=bool))
-    is_first_N = np.roll(is_last_N, 1)
-    next_N = np.roll(order_N, -1)
-    next_N[is_last_N] = order_N[is_first_N]
     partner_N = np.empty(rows, dtype=np.int64)
-    partner_N[order_N] = next_N
+    partner_N[order_N] = np.roll(order_N, -1)  # one cycle, in which no row meets itself
     return partner_N
 
 

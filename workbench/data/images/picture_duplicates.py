@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
@@ -135,12 +134,12 @@ def _candidates(spectra_UF: Floats) -> Ints:
 def _measured(looks: Sequence[_Look], pairs_P2: Ints, least: float) -> NDArray[np.float64]:
     """Similarity of each pair, by all cores; OpenCV leaves the interpreter to others meanwhile."""
     chunks = np.array_split(pairs_P2, max(1, len(pairs_P2) // 256))
+
+    def measured(chunk_P2: Ints) -> list[float]:
+        return [_similarity(looks[first], looks[second], least=least) for first, second in chunk_P2.tolist()]
+
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        return np.asarray([each for part in threads.map(partial(_chunk, looks, least), chunks) for each in part])
-
-
-def _chunk(looks: Sequence[_Look], least: float, pairs_P2: Ints) -> list[float]:
-    return [_similarity(looks[first], looks[second], least=least) for first, second in pairs_P2.tolist()]
+        return np.asarray([each for part in threads.map(measured, chunks) for each in part])
 
 
 def _similarity(first: _Look, second: _Look, *, least: float) -> float:

@@ -67,10 +67,8 @@ class PictureFormat:
             means = _channels(known.image_mean) if known.do_normalize else (0.0, 0.0, 0.0)
             stds = _channels(known.image_std) if known.do_normalize else (1.0, 1.0, 1.0)
             again = _channels(known.image_std) if getattr(known, "include_top", False) else (1.0, 1.0, 1.0)
-            mean, std = (
-                _each(lambda channel: (offset + means[channel]) / factor),
-                _each(lambda channel: stds[channel] * again[channel] / factor),
-            )
+            mean = _each(lambda channel: (offset + means[channel]) / factor)
+            std = _each(lambda channel: stds[channel] * again[channel] / factor)
             picture_format = PictureFormat(*cropped, fit, resized, Resampling(known.resample), mean, std)
             size = size or (None if processor else own)
         return picture_format if size is None else picture_format.of_size(size)

@@ -60,40 +60,6 @@ class Augmenter:
         last = math.ceil(self.epochs) - 1
         return min(1.0, epoch / last) if last > 0 else 1.0
 
-    def __call__(self, picture_HW3: Pixels, *, epoch: int, key: int, repeat: int, progress: float) -> Pixels:
-        """The picture as a draw of it reads it.
-
-        Args:
-            key: Tells it from others wherever it stands.
-            repeat: How often the epoch has drawn it before.
-            progress: Share of the run that is done.
-        """
-        return augmentation.augment(
-            picture_HW3,
-            self.config,
-            seed=self.seed,
-            epoch=epoch,
-            row=key,
-            repeat=repeat,
-            progress=progress,
-            multiple=self.multiple,
-        )
-
-    def plan(
-        self, *, epoch: int, key: int, row: int, rows: int, size: tuple[int, int], repeat: int, progress: float
-    ) -> augmentation.MixPlan | None:
-        """How a sampled row is mixed with another of the `rows` rows of its set; None: it is not."""
-        return augmentation.mix_plan(
-            self.config,
-            seed=self.seed,
-            epoch=epoch,
-            row=key,
-            partner=int(_partners(rows, self.seed, epoch)[row]),
-            size=size,
-            repeat=repeat,
-            progress=progress,
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class PictureRows:
@@ -163,22 +129,19 @@ class PictureRows:
     def _augmented(
         self, augmenter: Augmenter, indices: Indices, epoch: int, repeats: Indices
     ) -> tuple[list[Pixels], Mix | None]:
+        given: dict[str, Any] = {"seed": augmenter.seed, "epoch": epoch, "progress": self.progress}
+
         def changed(draw: tuple[int, int]) -> Pixels:
-            index, repeat = draw
-            key = int(self.key_N[index])
-            return augmenter(self.picture(index), epoch=epoch, key=key, repeat=repeat, progress=self.progress)
+            picture, (index, repeat) = self.picture(draw[0]), draw
+            place = {"row": int(self.key_N[index]), "repeat": repeat, "multiple": augmenter.multiple}
+            return augmentation.augment(picture, augmenter.config, **place, **given)
 
         def mixed(draw: tuple[int, int]) -> tuple[Pixels, int, float]:
             picture, (index, repeat) = changed(draw), draw
-            how = augmenter.plan(
-                epoch=epoch,
-                key=int(self.key_N[index]),
-                row=index,
-                rows=len(self.key_N),
-                size=(picture.shape[0], picture.shape[1]),
-                repeat=repeat,
-                progress=self.progress,
-            )
+            partner = int(_partners(len(self.key_N), augmenter.seed, epoch)[index])
+            place = {"row": int(self.key_N[index]), "repeat": repeat, "partner": partner}
+            size = (picture.shape[0], picture.shape[1])
+            how = augmentation.mix_plan(augmenter.config, size=size, **place, **given)
             if how is None:
                 return picture, index, 1.0
             return augmentation.mix(picture, changed((how.partner, repeat)), how), how.partner, how.weight

@@ -26,7 +26,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -120,12 +120,7 @@ _OTHER_NUMBERS = (b"\x09", b"\x0b", b"\x0c", b"\x0d", b"\x0e")
 
 def is_idx(path: Path) -> bool:
     """Whether a path is named like an idx file, and no folder."""
-    return _is_named_idx(path) and not path.is_dir()
-
-
-def _is_named_idx(path: PurePath) -> bool:
-    """Whether a path is named like an idx file."""
-    return _NAME.fullmatch(path.name) is not None
+    return _NAME.fullmatch(path.name) is not None and not path.is_dir()
 
 
 def _idx_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
@@ -160,12 +155,6 @@ def _idx_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
         if labels_N is not None:
             columns[label] = str(labels_N[index])
         yield RawRow(location, columns)
-
-
-def idx_fingerprint(path: Path) -> str:
-    """SHA-256 over both files."""
-    contents = (_whole_bytes(content) for each in (path, _renamed(path, "labels", 1)) if (content := _idx_file(each)))
-    return hashlib.sha256(" ".join(hashlib.sha256(each).hexdigest() for each in contents).encode()).hexdigest()
 
 
 def _idx_file(path: Path) -> PictureFile | None:
@@ -219,10 +208,8 @@ PICTURES = (
 _UNREADABLE = (".svg", ".heic", ".heif")  # pictures all the same: decoding says how they are converted
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 _SPLITS = (
-    "train",
-    "training",
-    "test",
-    *("testing", "val", "valid", "validation", "dev", "eval", "unlabelled", "unlabeled"),
+    *("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval"),
+    *("unlabelled", "unlabeled"),
 )
 _DEEPEST = 20
 _PERMIT = "Make it readable, or name another folder."
@@ -288,7 +275,7 @@ def _tree_rows(path: Path, column: str, label: str) -> Iterator[RawRow]:
         tree = below
     loose = [file for file in tree.files if len(file.parts) == 1]
     classes = sorted({each.parts[0] for each in (*tree.files, *tree.folders) if each not in loose})
-    if idx_names := sorted(str(file) for file in tree.files if _is_named_idx(file)):
+    if idx_names := sorted(str(file) for file in tree.files if _NAME.fullmatch(file.name)):
         pictures = [file for file in idx_names if "labels" not in file] or ["the file of their pictures"]
         raise DataError(f"{tree.name}: holds idx files. Name one: {tree.name}/{f' or {tree.name}/'.join(pictures)}.")
     for file in sorted(tree.files):
@@ -444,7 +431,9 @@ def fingerprint(source: str, column: str = "image") -> str:
     """Identify the content of all files of a source by SHA-256, with their names; of a hub data set, id@commit."""
     path = _path(source)
     if is_idx(path):
-        return idx_fingerprint(path)
+        files = (content for each in (path, _renamed(path, "labels", 1)) if (content := _idx_file(each)))
+        digests = (hashlib.sha256(_whole_bytes(each)).hexdigest() for each in files)
+        return hashlib.sha256(" ".join(digests).encode()).hexdigest()
     hasher = hashlib.sha256()
     if not _is_tree(path) and not _is_picture(path):
         table = rows.fingerprint(source)

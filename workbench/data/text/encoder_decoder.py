@@ -63,11 +63,17 @@ class Seq2SeqEncoder(ChatEncoder):
             raise ConfigError(
                 "data.loss_on=all: an encoder-decoder predicts only the answer, not the prompt. Leave data.loss_on out."
             )
-        source, answer = self._text_pair(example) if example.text else self._chat_pair(example, loss_on)
-        target, eos = (
-            list(self._tokenizer.tokenizer(text_target=answer, verbose=False)["input_ids"]),
-            self._tokenizer.eos,
-        )
+        if not example.text:
+            source, answer = self._chat_pair(example, loss_on)
+        elif [loss for _, loss in example.text] == [False, True]:
+            source, answer = self._read(example.text[0][0]), example.text[1][0]
+        else:
+            raise DataError(
+                f"{example.place}: is text without a prompt, but an encoder-decoder learns to answer one.\n"
+                "  Give a prompt and a completion, use a causal backbone, or write data.on_bad_row=skip."
+            )
+        target = list(self._tokenizer.tokenizer(text_target=answer, verbose=False)["input_ids"])
+        eos = self._tokenizer.eos
         if eos is not None and target[-1:] != [eos]:
             target.append(eos)
         return Encoded(
@@ -88,15 +94,6 @@ class Seq2SeqEncoder(ChatEncoder):
         if example.messages:
             return self.prompt(example.messages, example.tools)
         return self._read(example.whole_text)
-
-    def _text_pair(self, example: Example) -> tuple[list[int], str]:
-        if [loss for _, loss in example.text] != [False, True]:
-            raise DataError(
-                f"{example.place}: is text without a prompt, but an encoder-decoder learns to answer one.\n"
-                "  Give a prompt and a completion, use a causal backbone, or write data.on_bad_row=skip."
-            )
-        (prompt, _), (answer, _) = example.text
-        return self._read(prompt), answer
 
     def _chat_pair(self, example: Example, loss_on: LossOn) -> tuple[list[int], str]:
         numbers = learnt(example.messages, loss_on)

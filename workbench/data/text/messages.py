@@ -57,7 +57,11 @@ def message_of(item: Any, where: str) -> Message:
         message["tool_calls"] = [_tool_call(call, where) for call in value]
     for key in _LOSS_KEYS:
         if item.get(key) is not None:
-            message["loss"] = _loss(item[key], key, where)
+            if item[key] not in (0, 1):
+                raise DataError(
+                    f"{where}: {key} is {excerpt(item[key])}, but a turn carries loss (1) or none (0). Write 0 or 1."
+                )
+            message["loss"] = bool(item[key])
     # A tool may return nothing; every other turn must have content.
     if role != "tool" and "tool_calls" not in message and not message["content"].strip():
         problem = "has neither content nor tool_calls" if role == "assistant" else "has no content"
@@ -118,18 +122,16 @@ def _from_sharegpt(item: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _content(value: Any, where: str) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    if isinstance(value, list):
-        return "".join(_part(part, where) for part in value)
-    raise DataError(f"{where}: content must be a string or a list of text parts, found {excerpt(value)}.")
-
-
-def _part(part: Any, where: str) -> str:
-    text = None
-    if isinstance(part, dict) and part.get("type") == "text":
-        text = part.get("text", part.get("value"))
-    if not isinstance(text, str):
-        raise DataError(f"{where}: a content part must be {{type: text, text: ...}}, found {excerpt(part)}.")
-    return text
+    if not isinstance(value, list):
+        raise DataError(f"{where}: content must be a string or a list of text parts, found {excerpt(value)}.")
+    texts = list[str]()
+    for part in value:
+        is_text = isinstance(part, dict) and part.get("type") == "text"
+        text = part.get("text", part.get("value")) if is_text else None
+        if not isinstance(text, str):
+            raise DataError(f"{where}: a content part must be {{type: text, text: ...}}, found {excerpt(part)}.")
+        texts.append(text)
+    return "".join(texts)
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:
@@ -150,12 +152,6 @@ def _tool(item: Any, where: str) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise DataError(f"{where} must be an object with name, description and parameters, found {excerpt(item)}.")
     return {"type": "function", "function": function}
-
-
-def _loss(value: Any, key: str, where: str) -> bool:
-    if value not in (0, 1):
-        raise DataError(f"{where}: {key} is {excerpt(value)}, but a turn carries loss (1) or none (0). Write 0 or 1.")
-    return bool(value)
 
 
 def _parsed(text: str, where: str) -> Any:

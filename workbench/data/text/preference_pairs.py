@@ -28,7 +28,7 @@ from workbench.data.held_out_split import Splits
 from workbench.data.rows import excerpt, string_of
 from workbench.data.text import tokenized
 from workbench.data.text.chat import LossOn
-from workbench.data.text.formats import Conversion, Example, Reader, answered, chat_example, dialogue
+from workbench.data.text.formats import Example, Reader, answered, chat_example, dialogue
 from workbench.data.text.messages import Message, last_answer_only
 from workbench.data.text.row_encoder import WrappedEncoder
 from workbench.data.text.tokenized import SCHEMA, Emptied, EncodedChunk, cache_folder
@@ -141,10 +141,8 @@ def _split(chosen: str, rejected: str) -> dict[str, str]:
 class PreferenceEncoder(WrappedEncoder):
     """Writes judged answers as `base` writes conversations."""
 
-    conversion: Conversion = convert
-    """How rows are read."""
+    conversion = staticmethod(convert)
     reader: Reader | None = None
-    """They are those of the file."""
 
     @property
     def identity(self) -> list[Any]:

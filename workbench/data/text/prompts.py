@@ -132,10 +132,6 @@ class PromptEncoder(WrappedEncoder):
         """All that the written tokens depend on, besides the tokenizer."""
         return ["prompts", *self.base.identity]
 
-    def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
-        """The example alone."""
-        return [example]
-
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
         """The prompt's ids, and the one that ends an answer."""
         return _prompt_of(self.base.encode(example, loss_on="last"))

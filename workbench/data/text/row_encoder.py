@@ -23,6 +23,10 @@ class WrappedEncoder:
 
     base: ChatEncoder
 
+    def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
+        """The example alone."""
+        return [example]
+
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
         """The example's ids, and which of them carry loss."""
         return self.base.encode(example, loss_on=loss_on)

@@ -88,7 +88,6 @@ class StepEncoder(WrappedEncoder):
     """Whether rows have labels that are read. Without, a step that no token ends belongs to the next one, and none is
     refused: generated answers are what they are."""
     reader: Reader | None = None
-    """They are those of the file."""
 
     @property
     def conversion(self) -> Conversion:
@@ -99,10 +98,6 @@ class StepEncoder(WrappedEncoder):
     def identity(self) -> list[Any]:
         """All that the written tokens depend on, besides the tokenizer."""
         return ["steps", self.separator, self.labelled, *self.base.identity]
-
-    def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
-        """The one answer of a row."""
-        return [example]
 
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
         """`encode` of each example, as `chat.outcomes`."""
@@ -166,6 +161,16 @@ class StepSet(WholeRows):
         return self.answers.longest_sequences
 
     @property
+    def sources(self) -> Collection[str]:
+        """Names of the sets that answers are from; empty where there is one."""
+        return self.answers.sources
+
+    @property
+    def source_N(self) -> Indices:
+        """Number of the set of each answer, where there are several."""
+        return self.answers.source_N
+
+    @property
     def steps(self) -> Indices:
         """Steps of each answer (R,)."""
         return self.answers.supervised
@@ -192,16 +197,6 @@ class StepSet(WholeRows):
     def cut_steps(self) -> int:
         """How many steps cutting to `data.max_tokens` left out."""
         return int(self.answers.table.data.column("cut_steps").to_numpy()[self.answers.rows].sum())
-
-    @property
-    def sources(self) -> Collection[str]:
-        """Names of the sets that answers are from; empty where there is one."""
-        return self.answers.sources
-
-    @property
-    def source_N(self) -> Indices:
-        """Number of the set of each answer, where there are several."""
-        return self.answers.source_N
 
     def place(self, index: int) -> str:
         """File and row of an answer."""
