@@ -39,10 +39,8 @@ def stream(source: str, paths: Sequence[Path] | None) -> Any:
     """The rows of a hub data set, or of files, as they come from network or disk: an IterableDataset of Arrow tables.
 
     Of jsonl and txt files a row is a line, in the column `text`. Raises DataError: the hub cannot be reached, or has no
-    such data set, configuration or split.
-
-    Args:
-        paths: jsonl, txt or parquet files of one kind; None where `source` is a hub data set.
+    such data set, configuration or split. `paths`: jsonl, txt or parquet files of one kind; None where `source` is a
+    hub data set.
     """
     with data_errors(source):
         import datasets

@@ -181,11 +181,8 @@ def allowed(train: MixedRows[Any], config: TrainingSections) -> Floats:
 
 
 def require_passes(train: Examples, config: TrainingSections, steps: int | None) -> None:
-    """Raise ConfigError where a source would be read more often than its `passes` allow.
-
-    Args:
-        steps: Optimizer steps of the run; None where a budget alone ends it.
-    """
+    """Raise ConfigError where a source would be read more often than its `passes` allow. `steps`: optimizer steps of
+    the run; None where a budget alone ends it."""
     limited = {name: source.passes for name, source in config.data.sources.items() if source.passes is not None}
     if not limited:
         return

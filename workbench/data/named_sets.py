@@ -76,10 +76,7 @@ def sizes(rows: RowsOfSets) -> dict[str, int]:
 
 def scored(rows: RowsOfSets, scores: Callable[[Indices], Mapping[str, float]]) -> dict[str, float]:
     """The scores of each set by their names in scores.json, such as `accuracy[SET]`; none where there is one set.
-
-    Args:
-        scores: Those of the rows of some numbers.
-    """
+    `scores`: those of the rows of some numbers."""
     return {
         titled(score, name): value for name, own in rows_by_set(rows).items() for score, value in scores(own).items()
     }
@@ -92,10 +89,7 @@ def titled(score: str, name: str) -> str:
 
 def prefixes(paths: Mapping[str, str]) -> dict[str, str]:
     """The beginning of the place of each row of some sets: the set's name where files of two have one name, else empty.
-
-    Args:
-        paths: The file, folder or hub data set of each.
-    """
+    `paths`: the file, folder or hub data set of each."""
     if len(paths) < 2:
         return dict.fromkeys(paths, "")
     files: list[str] = []

@@ -48,11 +48,8 @@ class RowLayout(ABC):
 
     @abstractmethod
     def cut(self, indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
-        """Micro-batches of at most `tokens` each, longest rows first; a longer row has one of its own.
-
-        Args:
-            lengths: Tokens of every example, which `indices` index.
-        """
+        """Micro-batches of at most `tokens` each, longest rows first; a longer row has one of its own. `lengths`:
+        tokens of every example, which `indices` index."""
 
     @abstractmethod
     def tokens(self, lengths_B: Indices) -> int:

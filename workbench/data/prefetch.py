@@ -32,11 +32,8 @@ BatchT = TypeVar("BatchT", bound=Pinnable)
 
 
 class Prefetcher(Generic[BatchT]):
-    """Makes micro-batches before they are asked for, one at a time; what it makes is the same as without it.
-
-    Args:
-        pin: Put them into pinned memory, from which an accelerator copies while it computes.
-    """
+    """Makes micro-batches before they are asked for, one at a time; what it makes is the same as without it. `pin`: put
+    them into pinned memory, from which an accelerator copies while it computes."""
 
     def __init__(self, *, pin: bool) -> None:
         self._pin = pin

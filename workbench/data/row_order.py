@@ -101,11 +101,7 @@ class PacedStep(NamedTuple):
 @dataclass(frozen=True)
 class RowOrder:
     """Rows of every step of a training, as far as they are known before it. Raises DataError: no row is easier than
-    another, for a curriculum.
-
-    Args:
-        steps: Optimizer steps of the run; None where a budget alone ends it.
-    """
+    another, for a curriculum. `steps`: optimizer steps of the run; None where a budget alone ends it."""
 
     train: Examples
     config: TrainingSections

@@ -45,10 +45,8 @@ def read_rows(source: str, *, readers: Mapping[str, FileReader] | None = None) -
     """Yield the rows of a file, of a folder of files in the order of their names, or of a hub data set.
 
     Only json files are held in memory as a whole. A malformed row is yielded with its mistake. Raises DataError: a file
-    is missing, empty, of an unknown kind, not UTF-8 or broken as a whole.
-
-    Args:
-        readers: What reads files of some endings, such as `.txt`, in place of their usual reader.
+    is missing, empty, of an unknown kind, not UTF-8 or broken as a whole. `readers`: what reads files of some endings,
+    such as `.txt`, in place of their usual reader.
     """
     paths = data_files(source)
     if paths is None:

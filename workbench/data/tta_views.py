@@ -310,11 +310,8 @@ class PictureView:
 
 def picture_views(config: TtaConfig, classes: ClassesConfig, *, example: Picture) -> list[PictureView]:
     """Make the views of pictures that `config` names. Raises ConfigError: a view does not fit the rows, or the user's
-    file is wrong.
-
-    Args:
-        example: The picture of row 0; a user's function must return as many views of every picture as of this one.
-    """
+    file is wrong. `example`: the picture of row 0; a user's function must return as many views of every picture as of
+    this one."""
     if reason := config.refusal(classes, pictures=True):
         raise ConfigError(reason)
     require_used(config)
@@ -454,11 +451,7 @@ class RowView(Protocol):
 
 def row_views(config: RunConfig, labels: Labels, rows: LabelledSet) -> Sequence[RowView]:
     """Make the views that `tta.views` names. Raises ConfigError: a view does not fit the rows or their labels, or the
-    user's file is wrong.
-
-    Args:
-        rows: A user's function must return as many views of every row as of the first one.
-    """
+    user's file is wrong. `rows`: a user's function must return as many views of every row as of the first one."""
     if isinstance(rows.inputs, PictureRows):
         return picture_views(config.tta, config.classes, example=rows.inputs.picture(0))
     return text_views(config.tta, config.classes, labels, seed=config.seed, example=rows.records[0])

@@ -350,10 +350,7 @@ def _out_of_fold(
 
 def require_own_rows(teacher: ClassTeacher, run: Path, train: LabelledSet, student: RunConfig) -> None:
     """Raise ConfigError where a cross-validation has seen less than half of the training rows, or forgot what it said.
-
-    Args:
-        run: The cross-validation's.
-    """
+    `run`: the cross-validation's."""
     path = run / OUT_OF_FOLD
     known = _table(path, teacher)
     own = sum(text in known for text in teacher.texts(teacher.rows(train, student)))

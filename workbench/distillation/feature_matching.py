@@ -137,10 +137,7 @@ class ComparedLayers:
 
     def own(self, spot: CapturePoint, caught_BLD: Tensor, *, length: int) -> Tensor:
         """Those of a row's own tokens, without the virtual ones: before a text, and behind the patches of a picture.
-
-        Args:
-            length: L of texts.
-        """
+        `length`: L of texts."""
         if self._sees:
             return caught_BLD[:, : caught_BLD.shape[1] - self._virtual_at(spot)]
         return caught_BLD[:, -length:]

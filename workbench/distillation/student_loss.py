@@ -116,10 +116,8 @@ def distillation_loss(
 ) -> Loss:
     """(1 - alpha) * cross-entropy + alpha * divergence of each supervised token, and the terms of `matching`.
 
-    Where a token has no label (the student wrote it), the divergence stands alone.
-
-    Args:
-        progress: Share of the run that is done, for what follows a schedule.
+    Where a token has no label (the student wrote it), the divergence stands alone. `progress`: share of the run that is
+    done, for what follows a schedule.
     """
 
     def loss(batch: MicroBatch, scale: float) -> Tensor:

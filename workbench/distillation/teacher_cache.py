@@ -429,10 +429,8 @@ def write(
 
     The same rows in the same order make the same files, whether it was interrupted in between or not, and however many
     processes ask. Raises ConfigError: `folder` holds the cache of another configuration, or something else; Stopped:
-    the callback asked for it; finished shards are kept.
-
-    Args:
-        ranks: The processes that ask together; the first of them writes.
+    the callback asked for it; finished shards are kept. `ranks`: the processes that ask together; the first of them
+    writes.
     """
     assert wanted.teacher is not None, "who asks a teacher knows which"
     shard_by_path = intact(folder, wanted) if ranks.first else {}

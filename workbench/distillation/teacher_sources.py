@@ -100,11 +100,7 @@ class TeacherSource:
 
 def find(teacher: TeacherConfig, student: ModelConfig) -> TeacherSource:
     """The teacher that `teacher.id` names. Raises ConfigError: there is none, a run has not ended, or several are not
-    adapters over one backbone.
-
-    Args:
-        student: The student's backbone, as the configuration names it.
-    """
+    adapters over one backbone. `student`: the student's backbone, as the configuration names it."""
     if teacher.id is None:
         raise ConfigError("distill.teacher.id: name a teacher. Write a run directory, a folder or a hub id of a model.")
     if teacher.id == BACKBONE:

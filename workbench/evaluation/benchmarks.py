@@ -102,11 +102,7 @@ def require(benchmark: Benchmark) -> None:
 
 def ask(model: nn.Module, tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark) -> list[Metric]:
     """Metrics of a causal language model, in the order of the tasks. Raises ConfigError, DataError: a task cannot be
-    read, or its rows cannot be.
-
-    Args:
-        model: In evaluation mode, on its device.
-    """
+    read, or its rows cannot be. `model`: in evaluation mode, on its device."""
     manager = _manager(benchmark)
     import lm_eval
     from lm_eval.models.huggingface import HFLM

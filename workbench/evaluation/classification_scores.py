@@ -185,10 +185,8 @@ def predictions_table(
 ) -> pd.DataFrame:
     """The table of predictions: place, content, label if `labelled`, prediction, and a column `p_CLASS` for each class.
 
-    Labels of several classes are lists.
-
-    Args:
-        values_NC: Probabilities of the classes, or numbers, as `Labels.values` returns them.
+    Labels of several classes are lists. `values_NC`: probabilities of the classes, or numbers, as `Labels.values`
+    returns them.
     """
     import pandas as pd  # 0.2 s, which the first step need not wait for
 

@@ -227,11 +227,8 @@ def _averages(table_RE3: Floats) -> Floats:
 def _intervals(
     names: Sequence[str], count_NK: Counts, scores_of: Callable[[Floats], Floats]
 ) -> dict[str, tuple[float, float]]:
-    """The 95 % intervals of scores of the sums of counts over rows; none for a single row.
-
-    Args:
-        scores_of: From the sums of resamples (r, K) to their scores (r, number of names).
-    """
+    """The 95 % intervals of scores of the sums of counts over rows; none for a single row. `scores_of`: from the sums
+    of resamples (r, K) to their scores (r, number of names)."""
     if len(count_NK) < 2 or not count_NK.shape[1]:
         return {}
     kinds_KK, rows_K = np.unique(count_NK, axis=0, return_counts=True)

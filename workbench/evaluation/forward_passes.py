@@ -98,11 +98,8 @@ class ModelResults:
     model: str
 
     def results(self, content: Iterable[np.ndarray[Any, Any]]) -> dict[int, Any]:
-        """Results for a set of rows by row number; the caller adds to it, values that JSON can hold.
-
-        Args:
-            content: All arrays that the rows consist of, by which the set is recognised.
-        """
+        """Results for a set of rows by row number; the caller adds to it, values that JSON can hold. `content`: all
+        arrays that the rows consist of, by which the set is recognised."""
         digest = hashlib.sha256()
         for array in content:
             digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())

@@ -342,11 +342,8 @@ def of_folds(config: RunConfig, reader: RowReader, rows: LabelledSet, fold_N: In
 
 
 def rows_before_run(config: RunConfig, task: ModelHead, *, visits: int | None) -> int:
-    """How many rows a run probes before it trains; 0 for none.
-
-    Args:
-        visits: Rows that all of its steps read; None where a budget alone limits the run.
-    """
+    """How many rows a run probes before it trains; 0 for none. `visits`: rows that all of its steps read; None where a
+    budget alone limits the run."""
     if config.evaluate.probe != "auto":
         return config.evaluate.probe
     rows = 0 if visits is None else min(MOST, int(SHARE * visits))
@@ -354,11 +351,8 @@ def rows_before_run(config: RunConfig, task: ModelHead, *, visits: int | None) -
 
 
 def rows_in_check(config: RunConfig, task: ModelHead, lengths: Indices) -> int:
-    """How many rows `check` can probe in seconds; 0 where it would have to fetch weights.
-
-    Args:
-        lengths: Tokens or patches of each row.
-    """
+    """How many rows `check` can probe in seconds; 0 where it would have to fetch weights. `lengths`: tokens or patches
+    of each row."""
     if config.evaluate.probe != "auto":
         return config.evaluate.probe
     if not backbones.weights_are_local(config.model):
@@ -372,10 +366,7 @@ def before_run(
     config: RunConfig, run: Run, task: ModelHead, look: Look, *, visits: int | None, say: Callable[[str], None]
 ) -> FrozenProbe | None:
     """Probe rows in a small share of the run's time, write PROBE_FILE and say what it holds; None without a probe.
-
-    Args:
-        visits: See `rows_before_run`.
-    """
+    `visits`: see `rows_before_run`."""
     probes = Placement(config.distributed, run.ranks).probes
     most = rows_before_run(config, task, visits=visits) if probes else 0
     if not most:
@@ -395,11 +386,7 @@ def in_check(config: RunConfig, task: ModelHead, lengths: Indices, look: Look) -
 
 
 def sentence(facts: Mapping[str, Any], *, after: float | None = None) -> str:
-    """The facts of PROBE_FILE in words; empty where there are no accuracies.
-
-    Args:
-        after: Accuracy of the run.
-    """
+    """The facts of PROBE_FILE in words; empty where there are no accuracies. `after`: accuracy of the run."""
     if "linear" not in facts:
         return ""
     run = "" if after is None else f"; this run {after:.2f}"

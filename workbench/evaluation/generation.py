@@ -177,11 +177,8 @@ class AnswerSampler:
         return list(micro_batches(np.arange(len(prompts)), lengths, tokens=most))
 
     def answer(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[Indices]]:
-        """Answers to each prompt, each up to and including a stop token, or T tokens long.
-
-        Args:
-            draws: Random numbers (G, T) of the answers to each prompt.
-        """
+        """Answers to each prompt, each up to and including a stop token, or T tokens long. `draws`: random numbers (G,
+        T) of the answers to each prompt."""
         return self._answered(prompts, draws, _SamplingProcessor(draws, self._temperature, known=self._known))
 
     def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
@@ -462,11 +459,8 @@ M = TypeVar("M", bound=Answering)
 
 
 class AnswerSamples(Generic[M]):
-    """Answers to the same few held-out prompts at each evaluation of a run, in FILE of its directory.
-
-    Args:
-        write: The model's greedy answers; they use none of the training's random numbers.
-    """
+    """Answers to the same few held-out prompts at each evaluation of a run, in FILE of its directory. `write`: the
+    model's greedy answers; they use none of the training's random numbers."""
 
     def __init__(self, run: Run, write: Callable[[M], Sequence[GeneratedAnswer]]) -> None:
         self._run, self._write = run, write

@@ -110,10 +110,7 @@ def chosen(rows: int) -> Indices:
 def rewritings(texts: AugmentedTexts) -> list[Rewriting]:
     """Rows as rewritten by each operator of the training, alone; the same for the same seed and texts.
 
-    An operator that changes none of them is left out.
-
-    Args:
-        texts: M rows that the probe is not fitted to.
+    An operator that changes none of them is left out. `texts`: M rows that the probe is not fitted to.
     """
     plain, each_alone = TokenRows(texts.encoder.encode(texts.texts, texts.places)), []
     for name in texts.config.operators:

@@ -133,11 +133,8 @@ def _token_losses(model: nn.Module, head: Head, batch: MicroBatch) -> tuple[Tens
 
 @dataclass(frozen=True)
 class AnswersAlone:
-    """Rows reduced to one start token and the tokens that carry loss.
-
-    Args:
-        start: Id of the start token: the tokenizer's bos, or its eos where there is no bos.
-    """
+    """Rows reduced to one start token and the tokens that carry loss. `start`: id of the start token: the tokenizer's
+    bos, or its eos where there is no bos."""
 
     rows: TokenizedSet
     start: int

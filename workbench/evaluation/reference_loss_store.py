@@ -54,11 +54,8 @@ class Answerer(NamedTuple):
 
 
 def folder(identity: Sequence[Any], rows: TokenizedSet) -> Path:
-    """The folder of the losses of a model on these rows.
-
-    Args:
-        identity: Everything that the model's losses depend on, as JSON values.
-    """
+    """The folder of the losses of a model on these rows. `identity`: everything that the model's losses depend on, as
+    JSON values."""
     digest = hashlib.sha256(json.dumps([VERSION, loss_based.PART, *identity], sort_keys=True).encode())
     for name in ("input_ids", "supervised", "source"):
         column = rows.table.data.column(name)

@@ -309,10 +309,8 @@ def score_reranker(
 ) -> RankedRows:
     """Scores of rows: `loss` first, then scores of the ranked candidates, or the correlation with given scores.
 
-    Each named set among the rows is scored by itself too, with candidates from all sets.
-
-    Args:
-        candidates: See `candidate_set.ranking`.
+    Each named set among the rows is scored by itself too, with candidates from all sets. `candidates`: see
+    `candidate_set.ranking`.
     """
     if rows.pairs.form == "scored":
         score_N = pair_scores(model, rows.all_pairs, scoring=scoring)

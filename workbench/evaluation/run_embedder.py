@@ -67,11 +67,8 @@ class RunEmbedder:
         return f"embeddings of {self.run} ({self.config.model.id}, pooling {section.pooling}{before})"
 
     def embed(self, texts: Sequence[str], *, passages: bool = False) -> Floats:
-        """Embeddings (N, D) of texts. Raises FileError: the cache folder cannot be written.
-
-        Args:
-            passages: Put `embed.passage_prefix` before each text, else `embed.query_prefix`.
-        """
+        """Embeddings (N, D) of texts. Raises FileError: the cache folder cannot be written. `passages`: put
+        `embed.passage_prefix` before each text, else `embed.query_prefix`."""
         section = self.config.embed
         prefix = section.passage_prefix if passages else section.query_prefix
         prefixed = [prefix + text for text in texts]

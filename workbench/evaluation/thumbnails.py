@@ -62,10 +62,7 @@ def gradient_map(model: Classifier, rows: LabelledSet, index: int, *, output: in
     """Size of the gradient of one output with respect to each pixel (H, W), smoothed, from 0 to 1.
 
     It is the mean over noisy copies of the picture (SmoothGrad, Smilkov et al. 2017), and the maximum over the three
-    channels. The model's parameters get no gradient.
-
-    Args:
-        output: Number of the class, or 0 for a number.
+    channels. The model's parameters get no gradient. `output`: number of the class, or 0 for a number.
     """
     device = next(model.model.parameters()).device
     one = rows.batch(np.asarray([index]))
@@ -172,10 +169,7 @@ def chosen(table: pd.DataFrame, *, first: Sequence[int] = (), most: int = MOST_R
     """Rows of a table of predictions that are worth looking at, the most important first.
 
     The surest mistakes and the rows in doubt come first, then the surest rows of each cell of the confusion matrix, one
-    per cell in turn.
-
-    Args:
-        first: Rows that come before all others, at most a quarter of `most`.
+    per cell in turn. `first`: rows that come before all others, at most a quarter of `most`.
     """
     ranking = ranked(table)
     notable = [*first[: most // 4], *ranking.mistakes[:NOTABLE], *ranking.uncertain[:NOTABLE]]
@@ -208,11 +202,8 @@ def of_rows(
 
 
 def explained(model: Classifier, rows: LabelledSet, reader: PictureReader, table: pd.DataFrame) -> list[Thumbnail]:
-    """Gradient maps of the surest mistakes and of rows that are right, over their pictures.
-
-    Args:
-        table: Predictions of `rows` by `model` or another one; a map explains the predicted class.
-    """
+    """Gradient maps of the surest mistakes and of rows that are right, over their pictures. `table`: predictions of
+    `rows` by `model` or another one; a map explains the predicted class."""
     names, pictures, thumbnails = class_names(table), _pictures(rows), []
     # Half surest mistakes, half right rows, of different classes if possible; more of one where the other lacks.
     ranking, first_of, half = ranked(table), dict[object, int](), EXPLAINED // 2

@@ -28,11 +28,8 @@ Floats = npt.NDArray[np.float64]
 
 
 def write(folder: Path, visits: Visits, train: Examples, text: Callable[[int], str] | None = None) -> None:
-    """Write dynamics.parquet into a run directory: `table` with the place of each row.
-
-    Args:
-        text: Gives the text of a row by number, for a column with the texts of the hardest rows; None: no column.
-    """
+    """Write dynamics.parquet into a run directory: `table` with the place of each row. `text`: gives the text of a row
+    by number, for a column with the texts of the hardest rows; None: no column."""
     if isinstance(train, RepeatedRows):
         visits = visits._replace(row=train.row_of(visits.row.astype(np.int64)).astype(np.int32))
     dynamics_table = table(visits)

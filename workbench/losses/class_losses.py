@@ -87,11 +87,8 @@ def class_weights(counts_C: Tensor, *, scheme: str, beta: float = 0.999) -> Tens
 
 
 def criterion(config: ClassesConfig, targets_NC: Tensor) -> Objective:
-    """Training loss with smoothing and logit adjustment.
-
-    Args:
-        targets_NC: Targets of all training rows; logit adjustment needs the frequencies of the classes.
-    """
+    """Training loss with smoothing and logit adjustment. `targets_NC`: targets of all training rows; logit adjustment
+    needs the frequencies of the classes."""
     base: Loss = partial(cross_entropy, gamma=config.gamma)
     if config.kind == "number":
         base = squared_error

@@ -18,10 +18,7 @@ from workbench.losses.chunked_loss import wide
 
 def hidden_mse(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
     """Squared difference (B,) of hidden states, a mean over features too (TinyBERT, Jiao et al., arXiv:1909.10351).
-
-    Args:
-        mask_BL: bool, True at real tokens.
-    """
+    `mask_BL`: bool, True at real tokens."""
     difference_BLD = _masked(student_BLD, mask_BL[..., None]) - _masked(teacher_BLD, mask_BL[..., None])
     return _mean(difference_BLD.square().mean(-1), mask_BL)
 
@@ -37,10 +34,7 @@ def relation(student_BLD: Tensor, teacher_BLE: Tensor, mask_BL: Tensor, *, heads
     """KL(teacher || student) (B,) of the similarities between tokens of a row, a mean over heads and tokens.
 
     The similarities are a softmax over scaled dot products of a head's features, so that widths may differ (MiniLM v2,
-    Wang et al. 2021, arXiv:2012.15828).
-
-    Args:
-        heads: Equal parts that the widths are cut into; divides D and E.
+    Wang et al. 2021, arXiv:2012.15828). `heads`: equal parts that the widths are cut into; divides D and E.
     """
     student_BHLL, teacher_BHLL = (_similarities(states, mask_BL, heads) for states in (student_BLD, teacher_BLE))
     terms_BHLL = teacher_BHLL.exp() * (teacher_BHLL - student_BHLL)

@@ -17,10 +17,7 @@ MINUS_INFINITY = float("-inf")
 
 def leading(embedding_BD: Tensor, size: int, *, normalise: bool) -> Tensor:
     """The first `size` numbers of embeddings, as an embedding of its own (Kusupati et al. 2022, arXiv:2205.13147).
-
-    Args:
-        normalise: Scale each to length 1.
-    """
+    `normalise`: scale each to length 1."""
     prefix_Bd = embedding_BD[:, :size].float()
     return functional.normalize(prefix_Bd, dim=1) if normalise else prefix_Bd
 
@@ -44,11 +41,8 @@ def contrastive(
 
 
 def triplet(anchor_MD: Tensor, positive_MD: Tensor, negative_MD: Tensor, weight_M: Tensor, *, margin: float) -> Tensor:
-    """Hinge of cosine distances (Schroff et al. 2015, arXiv:1503.03832), weighted and summed over triplets.
-
-    Args:
-        weight_M: One over the negatives of the row, so that each row counts once.
-    """
+    """Hinge of cosine distances (Schroff et al. 2015, arXiv:1503.03832), weighted and summed over triplets. `weight_M`:
+    one over the negatives of the row, so that each row counts once."""
     gap_M = (anchor_MD * negative_MD).sum(1) - (anchor_MD * positive_MD).sum(1)
     return ((gap_M + margin).clamp_min(0) * weight_M).sum()
 

@@ -235,12 +235,9 @@ class Tiled(nn.Module):
 
 
 def tile_mlps(model: nn.Module, tokens: int | Literal["auto"] | None) -> None:
-    """Let the MLPs of a model's blocks compute in tiles from now on, where they can.
-
-    Args:
-        tokens: Tokens of each row in a tile; None: whole rows. `auto`: a number by the hidden size, where a block is
-            recomputed in the backward pass or there is none.
-    """
+    """Let the MLPs of a model's blocks compute in tiles from now on, where they can. `tokens`: tokens of each row in a
+    tile; None: whole rows. `auto`: a number by the hidden size, where a block is recomputed in the backward pass or
+    there is none."""
     if tokens is None:
         return
     for block in anatomy.decoder_layers(model):

@@ -72,10 +72,7 @@ def forbid_cudnn() -> None:
 @contextmanager
 def cudnn_allowed(lengths: Sequence[Indices]) -> Iterator[None]:
     """Inside the block cuDNN may compute attention if all rows have one length, so that its plans are reused.
-
-    Args:
-        lengths: Tokens of each row, for each training.
-    """
+    `lengths`: tokens of each row, for each training."""
     torch.backends.cuda.enable_cudnn_sdp(len({length for each in lengths for length in (each.min(), each.max())}) == 1)
     try:
         yield

@@ -229,10 +229,8 @@ def skeleton(config: ModelConfig, *, task: ModelHead = TEXT, trainable: bool = F
 def blueprint(config: ModelConfig, *, vocabulary: int, task: ModelHead = TEXT, trainable: bool = False) -> Backbone:
     """The backbone as `load` returns it, from its config.json alone: on the meta device, without values.
 
-    Layers that will be quantised are bitsandbytes' layers with unpacked weights.
-
-    Args:
-        vocabulary: Tokens of the tokenizer; ignored where the backbone reads pictures.
+    Layers that will be quantised are bitsandbytes' layers with unpacked weights. `vocabulary`: tokens of the tokenizer;
+    ignored where the backbone reads pictures.
     """
     hub, auto, weights, compute, stored, notes = _decided(config, task, trainable=trainable)
     hub.update({} if config.dropout else dict.fromkeys(_dropouts(hub), 0.0))

@@ -336,11 +336,8 @@ def require_known_form(config: RunConfig) -> None:
 
 
 def save(classifier: Classifier, folder: Path, *, adapter: Callable[[Path], None] | None = None) -> None:
-    """Write adapter, reader and the meaning of the outputs into `folder`, atomically.
-
-    Args:
-        adapter: Writes the adapter, where the model holds several and only one is meant.
-    """
+    """Write adapter, reader and the meaning of the outputs into `folder`, atomically. `adapter`: writes the adapter,
+    where the model holds several and only one is meant."""
     with files.new_folder(folder) as aside:
         adapters.save(classifier.model, aside) if adapter is None else adapter(aside)
         save_reader(classifier, aside)
@@ -356,11 +353,8 @@ def save_reader(classifier: Classifier, folder: Path) -> None:
 
 
 def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Classifier:
-    """The classifier that the run at `run` shipped, in evaluation mode.
-
-    Args:
-        waiting: On the host, as `backbones.load` says.
-    """
+    """The classifier that the run at `run` shipped, in evaluation mode. `waiting`: on the host, as `backbones.load`
+    says."""
     folder = run / "adapter"
     exported.require_saved(run, config, "classes.json", reader_file(config))
     labels, reader = read_labels(folder), reader_of_run(run, config)

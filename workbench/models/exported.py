@@ -46,11 +46,8 @@ def save(
     *,
     adapter: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write adapter, tokenizer, chat template and stop tokens into `folder`, atomically.
-
-    Args:
-        adapter: Writes the adapter, where the model holds several and only one is meant.
-    """
+    """Write adapter, tokenizer, chat template and stop tokens into `folder`, atomically. `adapter`: writes the adapter,
+    where the model holds several and only one is meant."""
     if isinstance(template, ChatEncoder):
         tokenizer.chat_template = template.source
     with files.new_folder(folder) as aside:

@@ -55,11 +55,7 @@ def restore(block: nn.Module) -> None:
 
 def install(backbone: PreTrainedModel, blocks: Sequence[nn.Module], config: RegulariseConfig) -> None:
     """Install the configured noise in a backbone, in place of earlier noise; it acts only inside `drawing`. Raises
-    ConfigError: the backbone has two stacks of blocks.
-
-    Args:
-        blocks: In the order in which they compute.
-    """
+    ConfigError: the backbone has two stacks of blocks. `blocks`: in the order in which they compute."""
     for handle in _INSTALLED.pop(backbone, []):
         handle.remove()
     handles: list[RemovableHandle] = []

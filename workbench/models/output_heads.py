@@ -123,10 +123,7 @@ def last_block_narrowed(
 
 def _chosen(positions_N: Tensor, ids_BL: Tensor, *, packed: bool, by_member: bool) -> Narrowing | None:
     """The tokens to compute; None where nearly all are needed, or where counting would synchronise with a device.
-
-    Args:
-        by_member: Whether layers need the same number of tokens in each row, as those of a bank do.
-    """
+    `by_member`: whether layers need the same number of tokens in each row, as those of a bank do."""
     rows, length = ids_BL.shape
     if not 0 < len(positions_N) <= MOST_POSITIONS * rows * length:
         return None

@@ -52,11 +52,8 @@ def picture_sizes(model: PreTrainedModel) -> PictureSizes:
 
 
 def require_size(model: PreTrainedModel, size: int | None, *, smaller: bool = False) -> None:
-    """Raise ConfigError where a backbone does not read pictures of this side; None stands for its own.
-
-    Args:
-        smaller: Whether it will read smaller pictures too.
-    """
+    """Raise ConfigError where a backbone does not read pictures of this side; None stands for its own. `smaller`:
+    whether it will read smaller pictures too."""
     sizes = picture_sizes(model)
     if smaller and sizes.step is None:
         raise ConfigError(

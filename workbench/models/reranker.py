@@ -59,11 +59,7 @@ class Reranker:
         return loss
 
     def loss_of(self, score_BC: Tensor, rows: CandidateSet, numbers: Indices) -> Tensor:
-        """The summed loss of rows from the scores of their candidates.
-
-        Args:
-            numbers: Of the rows (B,) in the set.
-        """
+        """The summed loss of rows from the scores of their candidates. `numbers`: of the rows (B,) in the set."""
         loss = self.config.loss_of(rows.pairs.form)
         if rows.pairs.form == "scored":
             wanted_B = torch.from_numpy(rows.pairs.score_N[numbers]).to(score_BC)
@@ -105,11 +101,8 @@ def save(live: Reranker, folder: Path) -> None:
 
 
 def load(run: Path, config: RunConfig, *, waiting: bool = False) -> Reranker:
-    """The reranker that the run at `run` shipped, in evaluation mode.
-
-    Args:
-        waiting: On the host, as `backbones.load` says.
-    """
+    """The reranker that the run at `run` shipped, in evaluation mode. `waiting`: on the host, as `backbones.load`
+    says."""
     scorer = classifier.load(run, config, waiting=waiting)
     tokenizer = scorer.reader.tokenizer
     assert tokenizer is not None, "it reads texts"

@@ -139,12 +139,10 @@ class LiveBytes(DispatchMode):
     """Inside of it, bytes of the storages that torch's operations make on a kind of device, until each is freed.
 
     A storage counts once, whoever looks at it, and a tensor that was there before not at all. So nothing counts twice
-    where one stands inside another: the outer counts everything, the inner what is made inside it. What a kernel
-    takes and frees while it runs is not seen, nor are values that numpy and memory-mapped files hold. On an accelerator
-    this is for tensors without values: real ones its allocator counts (`torch.accelerator.max_memory_allocated`).
-
-    Args:
-        device: Kind of device, such as `cuda`.
+    where one stands inside another: the outer counts everything, the inner what is made inside it. What a kernel takes
+    and frees while it runs is not seen, nor are values that numpy and memory-mapped files hold. On an accelerator this
+    is for tensors without values: real ones its allocator counts (`torch.accelerator.max_memory_allocated`). `device`:
+    kind of device, such as `cuda`.
     """
 
     now: int

@@ -200,10 +200,7 @@ class MicroBatchTrial(NamedTuple):
 
     def takes_less(self, than: MicroBatchTrial, activations: int, costs: Costs) -> bool:
         """Whether it cannot take more than another, which was carried out: its fewer tokens weigh more than all else.
-
-        Args:
-            activations: At the peak of the other. Half of them are taken to be those of its tokens.
-        """
+        `activations`: at the peak of the other. Half of them are taken to be those of its tokens."""
         token = max(0.0, activations - costs.position * than.supervised) / 2 / than.padded
         spare = token * (than.padded - self.padded) + costs.gradients * (than.later - self.later)
         positions, pairs = max(0.0, self.supervised - than.supervised), max(0, self.pairs - than.pairs)
@@ -251,11 +248,8 @@ def _homes(fit: Model) -> dict[str, str]:
 
 
 def hold(ledger: MemoryLedger, fit: Model, *, others: Iterable[nn.Module] = ()) -> None:
-    """Count what a training begins with: every parameter and buffer, and the masters.
-
-    Args:
-        others: Other models that are there.
-    """
+    """Count what a training begins with: every parameter and buffer, and the masters. `others`: other models that are
+    there."""
     homes, computing = _homes(fit), fit.masters.computing()
     for name, home in homes.items():
         ledger.hold([computing[name]], WEIGHTS, home)
@@ -279,10 +273,7 @@ def _trials(
     train: Lengths, epoch: list[list[Indices]], arrangement: RowLayout, *, positions: float = math.inf
 ) -> list[MicroBatchTrial]:
     """The micro-batches that may take most, likeliest first: most tokens with padding, pairs, supervised tokens.
-
-    Args:
-        positions: Token count above which peak memory no longer grows with supervised tokens.
-    """
+    `positions`: token count above which peak memory no longer grows with supervised tokens."""
     longest = int(train.lengths.max())
     measures: list[Callable[[MicroBatchTrial], Any]] = [
         lambda trial: trial.pairs,
@@ -306,11 +297,8 @@ def _sequences(train: Lengths, rows: Indices) -> Indices:
 
 
 def largest_rows(rows: Examples, *, tokens: int, positions: float = math.inf) -> list[Indices]:
-    """The micro-batches of a whole set that may take most.
-
-    Args:
-        positions: Of which logits are in memory at once, if they are; what is computed of others is small.
-    """
+    """The micro-batches of a whole set that may take most. `positions`: of which logits are in memory at once, if they
+    are; what is computed of others is small."""
     every = [[part] for part in micro_batches(np.arange(len(rows)), rows.lengths, tokens=tokens)]
     return [trial.rows for trial in _trials(rows, every, PADDED, positions=positions)]
 

@@ -208,11 +208,8 @@ class _Solver:
         return _Way(_with(config, "batch", tokens_per_device=plan.tokens_per_device), plan, confirmed)
 
     def _plan(self, config: RunConfig, tokens: int | str, *, tried: bool = False) -> Plan:
-        """With what devices hold and wait for in the layout of `config`.
-
-        Args:
-            tried: By a dry run of its own, not between those of none and of all blocks.
-        """
+        """With what devices hold and wait for in the layout of `config`. `tried`: by a dry run of its own, not between
+        those of none and of all blocks."""
         between = self._config.train.checkpointing == "auto" and config.train.checkpointing in SHARES and not tried
         dry_plan = self._between_blocks(config, tokens) if between else self._dry_plan(config, tokens)
         plan = replace(dry_plan, distributed=config.distributed)
@@ -260,10 +257,7 @@ def _key(config: RunConfig, tokens: int | str) -> tuple[object, ...]:
 
 def _fitting(low: Plan, high: Plan, *, most: float = 1.0) -> int:
     """Tokens of a forward pass that would fit, between one that does and one that does not, if bytes grew evenly.
-
-    Args:
-        most: Of the way between them, as a share.
-    """
+    `most`: of the way between them, as a share."""
     share = min(most, (high.memory - low.needed) / (high.needed - low.needed))
     return low.tokens_per_device + int(share * (high.tokens_per_device - low.tokens_per_device))
 

@@ -306,10 +306,7 @@ def _rate(samples: Samples) -> Rate:
 
 def narrowing(hub: PretrainedConfig, *, parts: int = 1) -> int:
     """By how many times a backbone is built narrower; 1 where its shape does not allow it, or it is a single block.
-
-    Args:
-        parts: Tensor-parallel parts into which heads and features are cut.
-    """
+    `parts`: Tensor-parallel parts into which heads and features are cut."""
     text: Any = anatomy.body_config(hub)
     factor = 1
     is_grouped = isinstance(getattr(text, "num_key_value_heads", None), int)

@@ -65,11 +65,8 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[PairSe
 
 
 def split(config: RunConfig, require: Callable[[PairSource], None]) -> PairSources:
-    """Read the rows of all splits, which share no text.
-
-    Args:
-        require: Refuses training rows from which the recipe cannot learn.
-    """
+    """Read the rows of all splits, which share no text. `require`: refuses training rows from which the recipe cannot
+    learn."""
     assert not config.data.streaming.on, "streamed rows are files of this machine by now"
     data = config.data
     sets = dict[str, PairSource]()  # the form of the rows of all sources is that of the first

@@ -182,11 +182,8 @@ class AskedPassages(NamedTuple):
 
 def read_asked(source: str, config: DataConfig, skipped: list[str]) -> list[AskedPassages]:
     """Queries of a file with their passages: a text in one of PASSAGES, or a list in `passages`. Raises DataError: as
-    `convert_rows`; or no column is one of QUERIES, or none is of passages.
-
-    Args:
-        skipped: Place and reason of every skipped row are appended.
-    """
+    `convert_rows`; or no column is one of QUERIES, or none is of passages. `skipped`: place and reason of every skipped
+    row are appended."""
 
     def converter(first: RawRow) -> Callable[[RawRow], AskedPassages]:
         columns = renamed(first.columns, config.columns)
@@ -224,11 +221,8 @@ class GivenText(NamedTuple):
 
 def read_texts(source: str, config: DataConfig, skipped: list[str]) -> tuple[list[GivenText], bool]:
     """Texts of a file that are to be embedded, and whether their column says that they are passages. Raises DataError:
-    as `convert_rows`; or no column is one of QUERIES or PASSAGES.
-
-    Args:
-        skipped: Place and reason of every skipped row are appended.
-    """
+    as `convert_rows`; or no column is one of QUERIES or PASSAGES. `skipped`: place and reason of every skipped row are
+    appended."""
     chosen: list[str] = []
 
     def converter(first: RawRow) -> Callable[[RawRow], GivenText]:

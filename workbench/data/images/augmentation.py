@@ -51,10 +51,7 @@ def row_generator(purpose: Purpose, *, seed: int, epoch: int, row: int, repeat: 
     """Generator whose numbers depend on these values alone; it is set anew by the thread's next call for the purpose.
 
     Philox (Salmon et al. 2011) numbers its blocks: epoch, row and repeat are the high words of the counter, so that
-    streams never overlap.
-
-    Args:
-        repeat: How often the row was drawn before in the same epoch, as rows of rare classes are.
+    streams never overlap. `repeat`: how often the row was drawn before in the same epoch, as rows of rare classes are.
     """
     made, state = _generators.get(purpose, seed)
     state["state"]["counter"][:] = 0, repeat, row, epoch
@@ -297,13 +294,9 @@ def _drawn(largest: Mapping[Operation, float], magnitude: float, rng: np.random.
 
 
 def apply_operation(operation: Operation, picture_hw3: Picture, value: float, *, border: Border = "black") -> Picture:
-    """The picture after an operation.
-
-    Args:
-        value: Degrees counter-clockwise, change of a factor (0 changes nothing), slope of a shear from the upper left
-            corner, pixels of a shift to the right or down, bits taken away, or 256 less the level from which
-            `solarize` inverts. No meaning for the others.
-    """
+    """The picture after an operation. `value`: degrees counter-clockwise, change of a factor (0 changes nothing), slope
+    of a shear from the upper left corner, pixels of a shift to the right or down, bits taken away, or 256 less the
+    level from which `solarize` inverts. No meaning for the others."""
     if operation == "posterize":
         kept = 0xFF << round(value) & 0xFF
         return looked_up(picture_hw3, np.arange(256) & kept)

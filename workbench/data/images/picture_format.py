@@ -203,11 +203,7 @@ Geometry = tuple[Literal["stretch", "crop", "pad"], tuple[int, int], tuple[int, 
 
 
 def _geometry(known: Any, own: int | None) -> Geometry:
-    """Geometry of a processor.
-
-    Args:
-        own: Side that counts where the processor does not resize.
-    """
+    """Geometry of a processor. `own`: side that counts where the processor does not resize."""
     resize, crop = dict(known.size or {}), dict(known.crop_size or {})
     side = resize.get("shortest_edge")
     if type(known).__name__.startswith("ConvNext") and known.do_resize and side:

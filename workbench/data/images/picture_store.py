@@ -83,11 +83,7 @@ def fill(chunk: range, files: Sequence[PictureFile], work: Work) -> Mistakes:
 
 def fill_by_several(chunks: Sequence[range], files: Sequence[PictureFile], work: Work, *, others: int) -> Mistakes:
     """Write the prepared pictures of all chunks, by this process and `others` beside it. Raises DataError: one of the
-    processes was killed.
-
-    Args:
-        files: All pictures; chunks are of their indices.
-    """
+    processes was killed. `files`: all pictures; chunks are of their indices."""
     # Other processes start four times as fast without the configuration.
     settings = cast("PrepareConfig", SimpleNamespace(**work.prepare.model_dump()))
     mistakes: Mistakes = {}

@@ -45,11 +45,8 @@ def prepare(
     format: PictureFormat,
     statistics: PictureStatistics | None = None,
 ) -> Pixels:
-    """The picture (H, W, 3), or an image of mode RGB, as it is stored: (format.height, format.width, 3).
-
-    Args:
-        statistics: Of the training rows; needed where `config.standardise` is `data`.
-    """
+    """The picture (H, W, 3), or an image of mode RGB, as it is stored: (format.height, format.width, 3). `statistics`:
+    of the training rows; needed where `config.standardise` is `data`."""
     *_, (_, prepared) = steps(picture, config, format, statistics)
     return prepared
 
@@ -133,12 +130,9 @@ LEAST_CONTRAST = 24
 
 
 def cropped_to_object(picture: Pixels, *, margin: float) -> Pixels:
-    """The part around the largest contour that stands out from what the picture's border shows; the whole picture
-    where there is no clear object.
-
-    Args:
-        margin: Added on each side where there is room, as a share of the object's longer side.
-    """
+    """The part around the largest contour that stands out from what the picture's border shows; the whole picture where
+    there is no clear object. `margin`: added on each side where there is room, as a share of the object's longer
+    side."""
     grey = cv2.GaussianBlur(cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY), (5, 5), 0)
     _, mask = cv2.threshold(grey, 0, 255, cv2.THRESH_BINARY + cv2.THRESH_OTSU)
     if not 0 < mask.mean() < 255 or grey[mask > 0].mean() - grey[mask == 0].mean() < LEAST_CONTRAST:

@@ -49,11 +49,8 @@ def split_off(source: RecordSource, config: RunConfig, *, share: float) -> tuple
 def require_measured(
     meaning: Labels, train: Sequence[Any], held_out: Mapping[str, RecordSource], config: RunConfig
 ) -> None:
-    """Raise DataError where the held-out rows, all sets of them together, lack a class.
-
-    Args:
-        train: The label of each training row.
-    """
+    """Raise DataError where the held-out rows, all sets of them together, lack a class. `train`: the label of each
+    training row."""
     if meaning.kind == "number" or not config.classes.every_class:
         return
     measured = labels.counts([label for source in held_out.values() for label in source.labels])

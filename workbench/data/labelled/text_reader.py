@@ -407,11 +407,8 @@ def augmented_texts(rows: LabelledSet, config: RunConfig, reader: TextReader) ->
 
 
 def augmentation_in_words(rows: LabelledSet, *, one_class: bool) -> list[str]:
-    """Sentences on the rows that the first pass rewrites, and some of them; none where there are none.
-
-    Args:
-        one_class: Whether a row's label is one class, which a probe can tell.
-    """
+    """Sentences on the rows that the first pass rewrites, and some of them; none where there are none. `one_class`:
+    whether a row's label is one class, which a probe can tell."""
     if not isinstance(rows.inputs, TokenRows) or rows.inputs.augmented is None:
         return []
     augmented = rows.inputs.augmented

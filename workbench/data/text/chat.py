@@ -102,11 +102,8 @@ class Conversation:
         return "".join(alone.text[segment.start : segment.end] for segment in alone.of(number))
 
     def marked(self, stop: int | None = None, *, prompt: bool = False, text: str | None = None) -> Rendering | None:
-        """The first `stop` messages with their segments; None where the template cut a mark in two.
-
-        Args:
-            text: What the template writes without marks, where that is known.
-        """
+        """The first `stop` messages with their segments; None where the template cut a mark in two. `text`: what the
+        template writes without marks, where that is known."""
         rendering = self.tokenizer.instrumented.render(
             self.bare(stop), self.tools, prompt=prompt, special_tokens=self.tokenizer.special_tokens, text=text
         )

@@ -125,10 +125,8 @@ class InstrumentedTemplate:
     ) -> Rendering | None:
         """The conversation with its spans; None where the template cut a mark in two.
 
-        A template is foreign code: this may raise anything.
-
-        Args:
-            text: What the template writes without marks, where that is known.
+        A template is foreign code: this may raise anything. `text`: what the template writes without marks, where that
+        is known.
         """
         plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
         chat: list[Message] = _as_served(plain)
@@ -353,10 +351,7 @@ class ChatTokenizer:
     @contextmanager
     def tokenised(self, texts: Sequence[str], *, without_offsets: Sequence[str] = ()) -> Iterator[None]:
         """Inside the block these texts are known: one call of the tokenizer for many takes less time.
-
-        Args:
-            without_offsets: Texts of which only `ids` are asked for, which takes a fifth less.
-        """
+        `without_offsets`: texts of which only `ids` are asked for, which takes a fifth less."""
         try:
             self._known = dict(zip(texts, self._encodings(texts), strict=True))
             self._known_ids = dict(zip(without_offsets, self._ids(without_offsets), strict=True))

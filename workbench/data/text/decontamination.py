@@ -274,11 +274,7 @@ def find_contamination(
     name: str, rows: Iterable[TextRow], sets: Mapping[str, Iterable[TextRow]], config: DecontaminateConfig
 ) -> Contamination:
     """Compare training rows, read once in their order, with evaluation sets. Raises DataError: rows are contaminated
-    and `config.action` is refuse, or all are and would be dropped.
-
-    Args:
-        name: The training file, for messages.
-    """
+    and `config.action` is refuse, or all are and would be dropped. `name`: the training file, for messages."""
     counts: dict[str, int] = dict.fromkeys(sets, 0)
 
     def counted(source: str) -> Iterable[TextRow]:
@@ -313,11 +309,8 @@ def find_contamination(
 
 
 def join_contaminations(parts: Sequence[Contamination | None], prefixes: Iterable[str]) -> Contamination | None:
-    """Findings in several sets of training rows that were compared with the same evaluation rows.
-
-    Args:
-        prefixes: The beginning of the places of each set's rows.
-    """
+    """Findings in several sets of training rows that were compared with the same evaluation rows. `prefixes`: the
+    beginning of the places of each set's rows."""
     prefixed_reports = [(each, prefix) for each, prefix in zip(parts, prefixes, strict=True) if each is not None]
     if not prefixed_reports:
         return None

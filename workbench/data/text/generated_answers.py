@@ -62,10 +62,7 @@ class SampledAnswer(NamedTuple):
 
 def sampling_numbers(key: Sequence[int], *, answers: int, tokens: int) -> Floats:
     """Random numbers (G, T) in [0, 1) of the answers to a prompt; those of each answer depend on `key` and its number.
-
-    Args:
-        key: Numbers >= 0, such as seed, step and row.
-    """
+    `key`: numbers >= 0, such as seed, step and row."""
     return np.stack([np.random.default_rng([*key, answer]).random(tokens) for answer in range(answers)])
 
 

@@ -96,11 +96,7 @@ def convert(name: str, place: str, columns: Mapping[str, Any]) -> Example:
 
 
 def _flag(columns: Mapping[str, Any], name: str, *, missing: bool | None = False) -> bool:
-    """A cell that is true or false.
-
-    Args:
-        missing: Its value where there is none; None: it is refused.
-    """
+    """A cell that is true or false. `missing`: its value where there is none; None: it is refused."""
     value = columns.get(name)
     if value is None and missing is not None:
         return missing
@@ -298,11 +294,7 @@ class RatedPairs(PreferenceSet):
 
 
 class MismatchedRows:
-    """The `others` of a set as examples with the same numbers.
-
-    Args:
-        rows: A set that has them.
-    """
+    """The `others` of a set as examples with the same numbers. `rows`: a set that has them."""
 
     def __init__(self, rows: PreferenceSet) -> None:
         assert rows.others is not None
@@ -315,11 +307,8 @@ class MismatchedRows:
 
 
 def preference_set(rows: TokenizedSet, *, pairs: bool) -> PreferenceSet:
-    """The examples of a tokenised set. Raises DataError: pairs are wanted, and a row has one answer.
-
-    Args:
-        pairs: Whether two answers are compared; else each answer of a pair is an example of its own.
-    """
+    """The examples of a tokenised set. Raises DataError: pairs are wanted, and a row has one answer. `pairs`: whether
+    two answers are compared; else each answer of a pair is an example of its own."""
     single = next((place for place in rows.places() if _OF_PAIR.search(place) is None), None) if pairs else None
     if single is not None:
         raise DataError(
@@ -391,10 +380,8 @@ def mismatched_answers(answers: TokenizedSet, config: DataConfig, *, bos: int | 
     """For each answer its prompt with the answer of the nearest row before (the first follows the last) to another one.
 
     Which that is depends on the rows alone, so that a reference is asked once. Prompts are cut on the left, behind the
-    token that begins a text. Raises DataError: all rows have one prompt; FileError: the rows cannot be written.
-
-    Args:
-        bos: That token, where there is one.
+    token that begins a text. Raises DataError: all rows have one prompt; FileError: the rows cannot be written. `bos`:
+    that token, where there is one.
     """
     # Each row gets the answer of a row of its own set where there are several.
     partner = np.arange(len(answers))

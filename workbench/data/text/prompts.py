@@ -37,11 +37,8 @@ def read_questions(
     source: str, config: DataConfig, skipped: list[str] | None = None
 ) -> Iterator[tuple[Example, Mapping[str, Any]]]:
     """Yield the rows of `source` without their last answer, each with all of its columns, by their names in the file.
-    Raises DataError: a row has nothing to answer (the message names file and row), or no row is left.
-
-    Args:
-        skipped: Reasons of rows that `config.on_bad_row` leaves out are appended.
-    """
+    Raises DataError: a row has nothing to answer (the message names file and row), or no row is left. `skipped`:
+    reasons of rows that `config.on_bad_row` leaves out are appended."""
     skipped = [] if skipped is None else skipped
     question_count = 0
     rows = list(read_rows(source))

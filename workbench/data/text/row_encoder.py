@@ -86,11 +86,7 @@ def row_encoder(
     config: RunConfig, hub: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, template: str | None = None
 ) -> ChatEncoder | MlmEncoder:
     """Choose the row encoder for the recipe of `config` and the architecture `hub`. Raises BackboneError: the tokenizer
-    or the template does not allow it.
-
-    Args:
-        template: Jinja source that replaces the tokenizer's chat template.
-    """
+    or the template does not allow it. `template`: Jinja source that replaces the tokenizer's chat template."""
     if config.task.head == "masked":
         return MlmEncoder(tokenizer, share=config.masking.share, seed=config.seed)
     return conversation_encoder(hub, tokenizer, template=template)

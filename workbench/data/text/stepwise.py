@@ -35,11 +35,8 @@ from workbench.errors import DataError, WorkbenchError
 
 def convert(separator: str, labelled: bool, name: str, place: str, columns: Mapping[str, Any]) -> Example:
     """A row of format `name` as an example whose answer is its steps with `separator` between them. Raises DataError:
-    the row rates no steps, or a step or a label is none.
-
-    Args:
-        labelled: Whether labels are read; otherwise all steps have the label 0, which nobody is to look at.
-    """
+    the row rates no steps, or a step or a label is none. `labelled`: whether labels are read; otherwise all steps have
+    the label 0, which nobody is to look at."""
     if name != "stepwise":
         raise DataError(
             f"data.format {name} rates no steps, which reward.kind=process learns from. Give rows with prompt, "

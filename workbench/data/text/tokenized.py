@@ -332,11 +332,8 @@ def load(
     seed: int,
     scored: DataConfig | None = None,
 ) -> Splits[TokenizedSet]:
-    """Read, render, tokenise and split; refuses data that would teach or measure nothing.
-
-    Args:
-        scored: How held-out and test files are read; None: as the training file.
-    """
+    """Read, render, tokenise and split; refuses data that would teach or measure nothing. `scored`: how held-out and
+    test files are read; None: as the training file."""
     read_as = scored or config
     held_out, test = (
         read_each(named, read_as, tokenizer, template) for named in (config.held_out_files, config.test_files)
@@ -568,11 +565,8 @@ def _decontaminated(train: TokenizedSet, sets: Mapping[str, Iterable[TextRow]], 
 
 
 def _selected(train: TokenizedSet, parts: Mapping[str, TokenizedSet], config: DataConfig, *, seed: int) -> TokenizedSet:
-    """The rows of `train` that `data.select` keeps; where it chooses by texts, these are read a second time.
-
-    Args:
-        parts: The rows of each source, of which `train` consists.
-    """
+    """The rows of `train` that `data.select` keeps; where it chooses by texts, these are read a second time. `parts`:
+    the rows of each source, of which `train` consists."""
     if config.select.by == "all":
         return train
 
@@ -589,11 +583,8 @@ def _selected(train: TokenizedSet, parts: Mapping[str, TokenizedSet], config: Da
 
 
 def of_files(tokens: TokenizedSet, files: Mapping[str, DataConfig]) -> Iterator[tuple[TokenizedSet, DataConfig]]:
-    """Yield the rows of each of several files of a set, and how that is read; all rows where there is one.
-
-    Args:
-        files: Each file by the name that its rows have in the set; see `DataConfig.files_of`.
-    """
+    """Yield the rows of each of several files of a set, and how that is read; all rows where there is one. `files`:
+    each file by the name that its rows have in the set; see `DataConfig.files_of`."""
     if not tokens.sources:
         yield tokens, files[""]
         return

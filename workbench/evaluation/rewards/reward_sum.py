@@ -206,12 +206,8 @@ class RewardSum:
 
 def build(sources: Sequence[RewardSource], *, read_from: tuple[Path, Trust] | None = None) -> RewardSum:
     """The sum of the rewards that a configuration names. Raises ConfigError: a file, function, schema or run is missing
-    or wrong, or the machine has no sandbox.
-
-    Args:
-        read_from: The run directory that the configuration was read from, and whether its code is trusted; None for the
-            user's own configuration.
-    """
+    or wrong, or the machine has no sandbox. `read_from`: the run directory that the configuration was read from, and
+    whether its code is trusted; None for the user's own configuration."""
     if read_from is not None and not read_from[1].given:
         for source in sources:
             if isinstance(source, FunctionReward):
@@ -227,11 +223,8 @@ def build(sources: Sequence[RewardSource], *, read_from: tuple[Path, Trust] | No
 
 
 def require_columns(sources: Sequence[RewardSource], rows: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Raise DataError for a row without a column that a reward reads, before anything is generated.
-
-    Args:
-        rows: Place and columns of each row, by their names in the file.
-    """
+    """Raise DataError for a row without a column that a reward reads, before anything is generated. `rows`: place and
+    columns of each row, by their names in the file."""
     for place, columns in rows:
         for source in sources:
             for name in source.columns:

@@ -147,11 +147,8 @@ class JsonVerifier:
 
 def schema_validator(source: Path | Mapping[str, Any]) -> Validator:
     """A validator for a JSON schema, of the draft that the schema names, else 2020-12. Raises ConfigError: it cannot be
-    read, is no schema, or refers to another file; the message names the place.
-
-    Args:
-        source: The schema, or a JSON file that holds it.
-    """
+    read, is no schema, or refers to another file; the message names the place. `source`: the schema, or a JSON file
+    that holds it."""
     from jsonschema import Draft202012Validator, SchemaError, validators
     from referencing import Registry, Resource
     from referencing.exceptions import Unresolvable

@@ -202,11 +202,8 @@ class ClassModel(ServedModel):
 
 
 class AdapterLoader:
-    """Loads adapters into the bank of a running engine, as vLLM's /v1/load_lora_adapter does, and unloads them.
-
-    Args:
-        bare: The served backbone, whose tokenizer and template new adapters use.
-    """
+    """Loads adapters into the bank of a running engine, as vLLM's /v1/load_lora_adapter does, and unloads them. `bare`:
+    the served backbone, whose tokenizer and template new adapters use."""
 
     def __init__(self, routes: BankRoutes, engine: Engine, bare: TextModel) -> None:
         self._routes, self._engine, self.bare = routes, engine, bare

@@ -141,11 +141,8 @@ class GgufTokenizer:
 
 
 def convert_tokenizer(tokenizer: PreTrainedTokenizerBase, *, rows: int) -> GgufTokenizer:
-    """The tokenizer as GGUF describes it. Raises BackboneError: llama.cpp knows no such tokenizer.
-
-    Args:
-        rows: Of the embedding; those without a token get an unused one.
-    """
+    """The tokenizer as GGUF describes it. Raises BackboneError: llama.cpp knows no such tokenizer. `rows`: of the
+    embedding; those without a token get an unused one."""
     backend: Any = tokenizer.backend_tokenizer
     content: Json = json.loads(backend.to_str())
     model: Json = content["model"]

@@ -79,10 +79,7 @@ def renderer(tokenizer: PreTrainedTokenizerBase, template: str) -> Render:
 
 def take_apart(render: Render, *, begin: str) -> TemplateParts:
     """The parts of a chat template. Raises BackboneError: the template does more than to put text around messages.
-
-    Args:
-        begin: Token that Ollama itself puts before a prompt, and which is left out.
-    """
+    `begin`: token that Ollama itself puts before a prompt, and which is left out."""
     try:
         head, after_user = render([("user", _ASKED)], False).split(_ASKED)
         talk = [("user", _ASKED), ("assistant", _ANSWER)]

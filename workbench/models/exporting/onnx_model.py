@@ -49,11 +49,8 @@ class PictureOutput(nn.Module):
 
 
 class OnnxModel(nn.Module):
-    """An ONNX file that is called like its original model, computed by onnxruntime on the CPU.
-
-    Args:
-        stock: The original model, for its configuration alone.
-    """
+    """An ONNX file that is called like its original model, computed by onnxruntime on the CPU. `stock`: the original
+    model, for its configuration alone."""
 
     def __init__(self, path: Path, stock: PreTrainedModel, output: str) -> None:
         import onnxruntime

@@ -70,11 +70,7 @@ def flags_by_comparison(
     rows: Sequence[RowText], names: Sequence[str], near: Near = near_duplicates, titles: Sequence[str] = ()
 ) -> list[Flag]:
     """Flags by the rules among `names` that compare a row with the others. Raises DataError: as `near_duplicates`,
-    where they are looked for.
-
-    Args:
-        titles: See `repeat_flags`.
-    """
+    where they are looked for. `titles`: see `repeat_flags`."""
     flags: list[Flag] = []
     if "other_language" in names:
         long_enough = Counter(row.language for row in rows if row.language)
@@ -131,11 +127,8 @@ def near_keys(rows: Sequence[RowText], clusters: DuplicateClusters) -> list[tupl
 
 
 def repeat_flags(rule: str, rows: Sequence[RowText], keys: Sequence[object], titles: Sequence[str] = ()) -> list[Flag]:
-    """Flags on all rows but the first of each key.
-
-    Args:
-        titles: The set that each row is of, which a note names where the first row is of another one.
-    """
+    """Flags on all rows but the first of each key. `titles`: the set that each row is of, which a note names where the
+    first row is of another one."""
     first: dict[object, int] = {}
 
     def earlier(number: int, key: object) -> str:
@@ -182,11 +175,8 @@ class Cleaning:
 
 
 def join_cleanings(parts: Sequence[Cleaning | None], prefixes: Iterable[str]) -> Cleaning | None:
-    """Findings of the same rules in several sets of training rows.
-
-    Args:
-        prefixes: The beginning of the places of each set's rows.
-    """
+    """Findings of the same rules in several sets of training rows. `prefixes`: the beginning of the places of each
+    set's rows."""
     prefixed_reports = [(each, prefix) for each, prefix in zip(parts, prefixes, strict=True) if each is not None]
     reports = [each for each, _ in prefixed_reports]
     if not reports:
@@ -204,11 +194,7 @@ def row_texts_at(
     limit: int | None = None,
     conversion: Conversion | None = None,
 ) -> Iterator[RowText]:
-    """Read a file a second time and yield the texts of its rows at `places`.
-
-    Args:
-        conversion: See `formats.read`.
-    """
+    """Read a file a second time and yield the texts of its rows at `places`. `conversion`: see `formats.read`."""
     wanted = set(places)
     for example in formats.read(starter.resolve(source), config, skipped=[], limit=limit, conversion=conversion):
         if example.place in wanted:
@@ -238,11 +224,8 @@ def clean_sources(
 ) -> list[Cleaning]:
     """Judge the training rows of several files, each with its name; the first of duplicates across files stays.
 
-    Otherwise as `clean`.
-
-    Args:
-        repeats: Flags of the rules on duplicates, over the rows of all files, one file after another; None: computed
-            from the texts.
+    Otherwise as `clean`. `repeats`: flags of the rules on duplicates, over the rows of all files, one file after
+    another; None: computed from the texts.
     """
     if repeats is None and (len(sources) == 1 or not set(DUPLICATE_RULES) & set(rules)):
         return [clean(name, rows, rules) for name, rows in sources]
