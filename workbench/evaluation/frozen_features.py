@@ -196,16 +196,17 @@ def are_known(model: ModelConfig, reader: RowReader, sets: Sequence[RowInputs]) 
 
 
 def _store(model: ModelConfig, reader: RowReader) -> DiskStore:
-    """The cache for everything that features depend on besides the row."""
     pictures = reader.format.facts if isinstance(reader, PictureReader) else None
-    versions = run_directory.versions()
-    facts = [FORMAT, backbones.file_digests(model), model.model_dump(), pictures, backbones.device().type, versions]
-    return DiskStore(
-        cache_folder() / "features",
-        fingerprint=hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32],
-        dtype=torch.float32,
-        instead="evaluate.probe=0 and duplicates.features=null",
-    )
+    facts = [FORMAT, backbones.file_digests(model), model.model_dump(), pictures]
+    return vector_store("features", facts, instead="evaluate.probe=0 and duplicates.features=null")
+
+
+def vector_store(name: str, facts: Sequence[object], *, instead: str) -> DiskStore:
+    """The cache of vectors of rows, for everything that they depend on besides the row: device, versions and `facts`.
+    `instead`: what to write where the disk is full."""
+    facts = [*facts, backbones.device().type, run_directory.versions()]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    return DiskStore(cache_folder() / name, fingerprint=digest, dtype=torch.float32, instead=instead)
 
 
 def _keys(inputs: RowInputs) -> list[bytes]:

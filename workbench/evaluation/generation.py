@@ -27,7 +27,6 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
     StoppingCriteriaList,
     TextStreamer,
 )
@@ -71,7 +70,11 @@ def generate(
     if read is not None:
         settings["past_key_values"] = read
     if halt is not None:
-        settings["stopping_criteria"] = StoppingCriteriaList([_Halt(halt)])
+
+        def halted(input_ids: Tensor, *_: Any, **__: Any) -> Tensor:
+            return torch.full((len(input_ids),), halt(), device=input_ids.device)
+
+        settings["stopping_criteria"] = StoppingCriteriaList([halted])
     if isinstance(model, PeftModelForCausalLM):
         kind = model.active_peft_config.peft_type
         if kind in (PeftType.PROMPT_TUNING, PeftType.P_TUNING):
@@ -105,14 +108,6 @@ def plain(model: nn.Module, backbone: Any) -> Iterator[None]:
     finally:
         backbone.generation_config = own
         model.train(training)
-
-
-class _Halt(StoppingCriteria):
-    def __init__(self, halt: Callable[[], bool]) -> None:
-        self._halt = halt
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
-        return torch.full((len(input_ids),), self._halt(), device=input_ids.device)
 
 
 def _after_soft_prompt(model: PeftModel, input_ids: Tensor, attention_mask: Tensor, settings: dict[str, Any]) -> Tensor:

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from workbench.adapters import Full
 from workbench.config import RunConfig
 from workbench.data.embedding import pair_set
 from workbench.data.labelled.records import RecordSource, RowReader
-from workbench.data.text.tokenized import cache_folder
 from workbench.errors import ConfigError
 from workbench.evaluation import frozen_features, retrieval_scores
 from workbench.evaluation.frozen_features import Floats
@@ -73,13 +71,7 @@ class RunEmbedder:
         prefix = section.passage_prefix if passages else section.query_prefix
         prefixed = [prefix + text for text in texts]
         keys = [hashlib.blake2b(text.encode(errors="replace"), digest_size=16).digest() for text in prefixed]
-        facts = [FORMAT, self.digest, backbones.device().type, run_directory.versions()]
-        store = DiskStore(
-            cache_folder() / "embeddings",
-            fingerprint=hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:32],
-            dtype=torch.float32,
-            instead="duplicates.embedder=null and correction.embedder=null",
-        )
+        store = self._store()
         if missing := store.missing(keys):
             model = embedder.load(self.run, self.config)
             for start in range(0, len(missing), AT_ONCE):
@@ -93,6 +85,10 @@ class RunEmbedder:
             del model
             gc.collect()  # models hold reference cycles
         return np.asarray(store.get(keys, 1)[:, 0].numpy())
+
+    def _store(self) -> DiskStore:
+        instead = "duplicates.embedder=null and correction.embedder=null"
+        return frozen_features.vector_store("embeddings", [FORMAT, self.digest], instead=instead)
 
 
 def of(config: RunConfig, section: str) -> RunEmbedder | None:

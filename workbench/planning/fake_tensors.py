@@ -50,11 +50,8 @@ class _Forgetful(FakeTensorConverter):
         """Nothing: a tensor on the meta device becomes a fake one once."""
 
 
-@contextmanager
-def real_tensors() -> Iterator[None]:
-    """Inside the block, within `fake_tensors`, everything is as outside of it."""
-    with unset_fake_temporarily():
-        yield
+real_tensors = unset_fake_temporarily
+"""Inside its block, within `fake_tensors`, everything is as outside of it."""
 
 
 def to_fake(model: nn.Module, device: torch.device) -> None:
@@ -121,14 +118,9 @@ def _grouped(*args: Any, **kwargs: Any) -> Any:
     return torch.ops.aten._grouped_mm.default(*halves, **kwargs).to(args[0].dtype)
 
 
-def _filled(tensor: Tensor, *_: Any) -> Tensor:
-    """The tensor that values are copied into; torch gives another one where that changes their precision."""
-    return tensor
-
-
 INSTEAD: dict[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": _grouped,
-    "aten.copy_.default": _filled,
+    "aten.copy_.default": lambda tensor, *_: tensor,  # torch gives another where copying changes the precision
     "aten.set_.source_Storage": lambda tensor, storage: tensor.resize_(storage.nbytes() // tensor.element_size()),
 }
 """Replacements for operations that fake tensors do not support, or that would seem to take memory, by their names."""
@@ -237,7 +229,7 @@ def _given(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Give
         return None
     theirs = {_address(each) for each in outputs}
     viewed = theirs == {_address(first)}
-    if not viewed and (len(theirs) < len(outputs) or theirs & set(_addresses((*args, *kwargs.values())))):
+    if not viewed and (len(theirs) < len(outputs) or theirs & set(map(_address, _tensors((*args, *kwargs.values()))))):
         return None
     likes = tuple(map(_described, outputs))
     if any(dtype.is_complex or (offset and not viewed) for _, _, offset, dtype, _ in likes):
@@ -247,14 +239,6 @@ def _given(result: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Give
 
 def _address(value: Any) -> int | None:
     return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
-
-
-def _addresses(values: Sequence[Any]) -> list[int | None]:
-    """Addresses of the storages of tensors in nested lists."""
-    addresses = []
-    for value in values:
-        addresses += _addresses(value) if isinstance(value, (list, tuple)) else [_address(value)]
-    return [each for each in addresses if each is not None]
 
 
 FILLED = 2**24

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -81,16 +81,14 @@ class RewardEnsemble:
     def rated(self, answers: Sequence[Answer]) -> tuple[list[float], list[float]]:
         """The reward of each answer, and the standard deviation of the models' rewards; 0 for one model."""
         reward_MS = self.read(answers)
-        return self.pessimistic(reward_MS), [float(each) for each in spread(reward_MS)]
+        # Mean of the models minus `pessimism` times their standard deviation (M - 1 degrees of freedom).
+        pessimistic_S = reward_MS.mean(0) - self._config.pessimism * spread(reward_MS)
+        return [float(each) for each in pessimistic_S], [float(each) for each in spread(reward_MS)]
 
     @property
     def several(self) -> bool:
         """Whether there is more than one model."""
         return len(self._models) > 1
-
-    def pessimistic(self, reward_MS: Floats) -> list[float]:
-        """Mean of the models minus `pessimism` times their standard deviation (M - 1 degrees of freedom)."""
-        return [float(each) for each in reward_MS.mean(0) - self._config.pessimism * spread(reward_MS)]
 
     def read(self, answers: Sequence[Answer]) -> Floats:
         """Reward (M, S) of each answer by each model."""
@@ -103,7 +101,6 @@ def spread(reward_MS: Floats) -> Floats:
 
 
 def _load_rater(run: Path, wanted: ModelReward) -> Rater:
-    """The reward model of a run."""
     config = run_directory.shipped_config(run, Trust(wanted.trust, "trust: true beside the run in rewards"))
     if not config.task.margins or config.task.output is None:
         raise ConfigError(
@@ -154,11 +151,8 @@ def _encoded(rater: Rater, answer: Answer) -> Encoded:
     return Encoded(ids, [False] * (len(ids) - 1) + [rater.steps])
 
 
-class Reward(Protocol):
-    """Rates answers."""
-
-    def __call__(self, answers: Sequence[Answer]) -> list[float]:
-        """A finite number for each answer; higher is better."""
+Reward = Callable[[Sequence[Answer]], list[float]]
+"""Rates answers by a finite number for each; higher is better."""
 
 
 class Part(NamedTuple):
