@@ -29,9 +29,8 @@ def read(source: str) -> Iterator[dict[str, Any]]:
     with data_errors(source):
         import datasets
 
-        dataset = datasets.load_dataset(repository, config, split=split)
         # Arrow tables: rows of `datasets` would decode images and sound, which no format here reads.
-        for table in dataset.with_format("arrow").iter(batch_size=1024):
+        for table in datasets.load_dataset(repository, config, split=split).with_format("arrow").iter(batch_size=1024):
             yield from rows_of(table)
 
 

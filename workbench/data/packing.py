@@ -338,8 +338,7 @@ def laid_together(batches: Sequence[MicroBatch], arrangement: RowLayout) -> Micr
 
 
 def _owned(packed: MicroBatch, batches: Sequence[MicroBatch]) -> MicroBatch:
-    counts = torch.tensor([_rows(batch) for batch in batches])
-    owners_B = torch.repeat_interleave(torch.arange(len(batches)), counts)
+    owners_B = torch.repeat_interleave(torch.arange(len(batches)), torch.tensor([_rows(batch) for batch in batches]))
     return replace(packed, inputs={**packed.inputs, "row_owners": owners_B})
 
 

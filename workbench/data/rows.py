@@ -328,8 +328,7 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            batches = file.iter_batches(batch_size=1024)
-            rows = (columns for batch in batches for columns in rows_of(batch))
+            rows = (columns for batch in file.iter_batches(batch_size=1024) for columns in rows_of(batch))
             for number, columns in enumerate(rows, start=1):
                 yield RawRow(place(path.name, number), columns)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, RecursionError) as error:
@@ -445,5 +444,4 @@ def string_of(columns: Mapping[str, Any], name: str, remedy: str = "write it in 
 
 def optional_string(columns: Mapping[str, Any], name: str) -> str:
     """The text in the column `name`, empty where it is missing, null or empty."""
-    value = columns.get(name)
-    return string_of(columns, name) if value not in (None, "") else ""
+    return string_of(columns, name) if columns.get(name) not in (None, "") else ""

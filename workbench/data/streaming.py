@@ -78,8 +78,7 @@ class ShardTurns:
         order = np.random.default_rng([self.seed, 15]).permutation(self.dataset.num_shards).tolist()
         while True:
             while len(self._open) < OPEN and self._begun < len(order):
-                number = order[self._begun]
-                self._open.append(OpenShard.begun(self.dataset, number, None, rows=self.rows))
+                self._open.append(OpenShard.begun(self.dataset, order[self._begun], None, rows=self.rows))
                 self._begun += 1
             if not self._open:
                 return
@@ -172,8 +171,7 @@ def take(stream: RowStream, say: Callable[[str], None] = lambda _: None) -> Path
 def _read_stream(stream: RowStream, paths: list[Path] | None, part: Path, position: Position) -> None:
     """Go on from a position to the end, and write it beside the parts after each of them."""
     with hub_datasets.data_errors(stream.source):
-        dataset = hub_datasets.stream(stream.source, paths)
-        turns = ShardTurns(dataset, PART, stream.seed, position.stream)
+        turns = ShardTurns(hub_datasets.stream(stream.source, paths), PART, stream.seed, position.stream)
     pending, readings = list[str](), 0
     for lines in _lines(turns, stream, paths):
         chosen = np.random.default_rng([stream.seed, 14, position.readings]).random(len(lines)) < stream.share

@@ -221,8 +221,7 @@ def writer(model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: OnPolic
         with generation.plain(model, backbone):
             for indices in micro_batches(np.arange(len(prompts)), lengths, tokens=1 if alone else TOKENS):
                 inputs = generation.padded_on_the_left([prompts[index] for index in indices], device=backbone.device)
-                own = [seeds[index] for index in indices]
-                with _sampling(backbone, own, config.temperature, known=len(tokenizer)):
+                with _sampling(backbone, [seeds[index] for index in indices], config.temperature, known=len(tokenizer)):
                     output = evaluation.generate(model, inputs, settings)
                 answers = output[:, inputs["input_ids"].shape[1] :].cpu().numpy()
                 for index, ids in zip(indices, answers, strict=True):

@@ -125,8 +125,7 @@ def _of_backbone(config: RunConfig, model: ModelConfig) -> _Origin:
     plain = model.model_copy(update={"weights": precision, "compute": precision, "new_tokens": ()})
     task = ModelHead("classes", seed=config.seed) if config.task.labelled else model_heads.of(config)
     headed = task.head != "classes" or any(name.endswith(_WITH_CLASSES) for name in hub.architectures or ())
-    tokenizer = None if config.reads_pictures else backbones.tokenizer(plain)
-    return _Origin(model.id, plain, tokenizer, task, headed)
+    return _Origin(model.id, plain, None if config.reads_pictures else backbones.tokenizer(plain), task, headed)
 
 
 def _of_teacher(config: RunConfig, source: TeacherSource | None) -> _Origin:

@@ -371,10 +371,8 @@ class CachedTeacher:
         assert len(packed["ids"]) == len(batch.labels_N), "the batch has other positions than its rows"
         device = batch.labels_N.device
         if config.cache.sampled:
-            drawn = [tensor.to(device) for tensor in unpack_draws(packed)]
-            return SampledTokens(drawn, self._known, temperature)
-        likeliest = [tensor.to(device) for tensor in unpack_likeliest(packed)]
-        return TopTokens(likeliest, self._known, config, temperature)
+            return SampledTokens([tensor.to(device) for tensor in unpack_draws(packed)], self._known, temperature)
+        return TopTokens([tensor.to(device) for tensor in unpack_likeliest(packed)], self._known, config, temperature)
 
 
 def missing(folder: Path) -> bool:

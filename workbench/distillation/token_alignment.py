@@ -138,8 +138,7 @@ class Alignment:
             if theirs is None:
                 alignment = np.full(int(self.train.supervised[index]), NOWHERE)
             else:
-                mine = self._mine.turns(self.train[index])
-                alignment = aligned(mine, self._theirs.turns(self.teacher_train[theirs]))
+                alignment = aligned(self._mine.turns(self.train[index]), self._theirs.turns(self.teacher_train[theirs]))
             if len(self._rows) < _KEPT_ROWS:
                 self._rows[index] = alignment
         return alignment

@@ -172,8 +172,7 @@ def _manager(benchmark: Benchmark) -> Any:
         with _quiet():
             from lm_eval.tasks import TaskManager
 
-            own = any(not task.endswith((".yaml", ".yml")) for task in benchmark.tasks)
-            return TaskManager(include_defaults=own)
+            return TaskManager(include_defaults=any(not task.endswith((".yaml", ".yml")) for task in benchmark.tasks))
     except ImportError:
         raise ConfigError(f"--tasks needs lm-eval, which is not installed: pip install '{LIBRARY}'") from None
 

@@ -156,8 +156,7 @@ def wins_by_verdict(own_first_S: Sequence[int], other_first_S: Sequence[int]) ->
 
 def order_agreement(own_first_S: Sequence[int], other_first_S: Sequence[int]) -> float:
     """Share of prompts whose verdict stays the same when the order changes; 0 for a judge that decides by position."""
-    swapped = np.asarray([0, 2, 1])[np.asarray(other_first_S)]
-    return float((np.asarray(own_first_S) == swapped).mean())
+    return float((np.asarray(own_first_S) == np.asarray([0, 2, 1])[np.asarray(other_first_S)]).mean())
 
 
 def win_rate_interval(win_S: Floats) -> tuple[float, float]:
@@ -234,8 +233,7 @@ def judge_verdicts(command: str, pairs: Sequence[tuple[Answer, Answer]], *, time
     if process.returncode:
         last = (errors.strip().splitlines() or ["it wrote no reason"])[-1]
         raise _judge_error(command, f"ended with status {process.returncode}: {last}. Correct it")
-    output = out
-    judgements = [line.strip() for line in output.split("\n") if line.strip()]
+    judgements = [line.strip() for line in out.split("\n") if line.strip()]
     if len(judgements) != len(pairs):
         raise _judge_error(
             command, f"wrote {len(judgements)} lines for {len(pairs)} pairs. Let it write 1, 2 or 0 for each line"

@@ -368,8 +368,7 @@ def before_run(
 ) -> FrozenProbe | None:
     """Probe rows in a small share of the run's time, write PROBE_FILE and say what it holds; None without a probe.
     `visits`: see `rows_before_run`."""
-    probes = Placement(config.distributed, run.ranks).probes
-    most = rows_before_run(config, task, visits=visits) if probes else 0
+    most = rows_before_run(config, task, visits=visits) if Placement(config.distributed, run.ranks).probes else 0
     if not most:
         return None
     frozen_probe = look(most=most)

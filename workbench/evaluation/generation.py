@@ -201,8 +201,7 @@ class AnswerSampler:
                 processor=processor,
                 read=self._read(inputs, each) if reads else None,
             )
-        written = output[:, inputs["input_ids"].shape[1] :].cpu().numpy()
-        answers = [answer_of(ids, self._stop) for ids in written]
+        answers = [answer_of(ids, self._stop) for ids in output[:, inputs["input_ids"].shape[1] :].cpu().numpy()]
         return [answers[start : start + each] for start in range(0, len(answers), each)]
 
     def _read(self, inputs: dict[str, Tensor], each: int) -> Cache | None:
@@ -287,8 +286,7 @@ def answers(
     """
     sets = named_sets.rows_by_set(tokens) or {"": np.arange(len(tokens))}
     spaced = {int(index): name for name, own in sets.items() for index in own[evenly_spaced(len(own), count)]}
-    rows = sorted(spaced)
-    answer_by_row = answers_to(model, tokens, rows, tokenizer, max_new_tokens=max_new_tokens, scoring=scoring)
+    answer_by_row = answers_to(model, tokens, sorted(spaced), tokenizer, max_new_tokens=max_new_tokens, scoring=scoring)
     return [replace(answer, source=spaced[row]) for row, answer in answer_by_row.items()]
 
 

@@ -50,8 +50,7 @@ class Likelihood:
     @property
     def scores(self) -> dict[str, float]:
         """By name."""
-        score_by_name = {"loss": self.loss, "perplexity": self.perplexity, "token_accuracy": self.token_accuracy}
-        return units.rounded(score_by_name)
+        return units.rounded({"loss": self.loss, "perplexity": self.perplexity, "token_accuracy": self.token_accuracy})
 
 
 @dataclass(frozen=True)

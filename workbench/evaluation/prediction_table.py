@@ -64,8 +64,7 @@ class RowRanking:
     @property
     def uncertain(self) -> list[int]:
         """Rows that are in doubt, the most doubtful first."""
-        order = np.argsort(-self.doubt_N, kind="stable")
-        return [int(row) for row in order if self.doubt_N[row] > 0]
+        return [int(row) for row in np.argsort(-self.doubt_N, kind="stable") if self.doubt_N[row] > 0]
 
 
 def suspects(table: pd.DataFrame) -> dict[int, str]:

@@ -64,8 +64,7 @@ def scores_of_query(hit_N: Mask) -> dict[str, float]:
 def mean_query_scores(score_by_query: list[dict[str, float]]) -> dict[str, float]:
     """The mean of each score over queries, with a 95 % interval (bootstrap over queries)."""
     names = list(score_by_query[0])
-    value_QS = np.asarray([[each[name] for name in names] for each in score_by_query])
-    return metrics.bootstrap_means(names, value_QS)
+    return metrics.bootstrap_means(names, np.asarray([[each[name] for name in names] for each in score_by_query]))
 
 
 def correlation(similarity_N: Floats, score_N: Floats) -> dict[str, float]:
@@ -250,8 +249,7 @@ def _searched(
         }
     )
     if rows.form != "labelled":
-        right = [place in own for place, own in zip(first, search.relevant, strict=True)]
-        return scores, table.assign(right=right)
+        return scores, table.assign(right=[place in own for place, own in zip(first, search.relevant, strict=True)])
     label_of = dict(zip(among.anchor_N.tolist(), (record.label for record in among.records), strict=True))
     table = table.assign(
         label=[rows.records[row].label for row in search.row_Q],
@@ -298,8 +296,7 @@ def rerank_losses(model: Reranker, rows: CandidateSet, score_NC: Floats | None =
         score_NC = pair_scores(model, rows.all_pairs).reshape(-1, rows.each)
 
     def mean(numbers: Indices) -> dict[str, float]:
-        total = model.loss_of(torch.from_numpy(score_NC[numbers]).float(), rows, numbers)
-        return {"loss": float(total) / len(numbers)}
+        return {"loss": float(model.loss_of(torch.from_numpy(score_NC[numbers]).float(), rows, numbers)) / len(numbers)}
 
     return mean(np.arange(len(rows))) | named_sets.scored(rows, mean)
 

@@ -79,8 +79,7 @@ class RunEmbedder:
                 units = pair_set.units(
                     [prefixed[n] for n in some], model.tokenizer, max_tokens=self.config.data.max_tokens
                 )
-                pooled_UD = retrieval_scores.embed_texts(model, units)
-                found_UD = leading(pooled_UD, model.width, normalise=section.normalise)
+                found_UD = leading(retrieval_scores.embed_texts(model, units), model.width, normalise=section.normalise)
                 store.put([keys[number] for number in some], list(found_UD[:, None]))
             del model
             gc.collect()  # models hold reference cycles

@@ -175,8 +175,7 @@ class ServedSampler:
 def asked(server: OpenAIClient, body: Mapping[str, Any], *, known: int) -> list[SampledAnswer]:
     """Answers to the prompt of a request, sampled from the whole distribution. Raises BackboneError: the server does
     not answer; ConfigError: its answer lacks tokens or log-probabilities, or has a token that is not below `known`."""
-    wanted = {**body, **_WHOLE, "logprobs": 1, "return_tokens_as_token_ids": True}
-    response = server.sent("POST", "completions", wanted)
+    response = server.sent("POST", "completions", {**body, **_WHOLE, "logprobs": 1, "return_tokens_as_token_ids": True})
     if response.status_code in (400, 422):
         raise unusable(server, reason(response))
     if response.status_code == 404:

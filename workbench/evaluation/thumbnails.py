@@ -78,8 +78,7 @@ def gradient_map(model: Classifier, rows: LabelledSet, index: int, *, output: in
     )
     with torch.enable_grad():
         (gradient_S3HW,) = torch.autograd.grad(model.outputs(batch)[:, output].sum(), pixels_S3HW)
-    map_HW = gradient_S3HW.float().abs().mean(0).amax(0).cpu().numpy()
-    return smoothed(map_HW)
+    return smoothed(gradient_S3HW.float().abs().mean(0).amax(0).cpu().numpy())
 
 
 def smoothed(map_HW: Map) -> Map:

@@ -103,8 +103,7 @@ def criterion(config: ClassesConfig, targets_NC: Tensor) -> Objective:
         elif config.smoothing:
             target_BC = smooth(target_BC, config.smoothing)
         if config.logit_adjustment:
-            log_prior = log_prior_C.to(outputs_BC.device)
-            outputs_BC = logit_adjusted(outputs_BC.float(), log_prior, config.logit_adjustment)
+            outputs_BC = logit_adjusted(outputs_BC.float(), log_prior_C.to(outputs_BC.device), config.logit_adjustment)
         return base(outputs_BC, target_BC, weight_B) * scale
 
     return objective

@@ -26,8 +26,7 @@ def hidden_mse(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Ten
 def hidden_cosine(student_BLD: Tensor, teacher_BLD: Tensor, mask_BL: Tensor) -> Tensor:
     """1 - cosine (B,) of the angle between hidden states (DistilBERT, Sanh et al. 2019, arXiv:1910.01108)."""
     student_BLD, teacher_BLD = (_masked(states, mask_BL[..., None]) for states in (student_BLD, teacher_BLD))
-    cosine_BL = F.cosine_similarity(student_BLD, teacher_BLD, dim=-1)
-    return _mean(1 - cosine_BL, mask_BL)
+    return _mean(1 - F.cosine_similarity(student_BLD, teacher_BLD, dim=-1), mask_BL)
 
 
 def relation(student_BLD: Tensor, teacher_BLE: Tensor, mask_BL: Tensor, *, heads: int) -> Tensor:

@@ -114,8 +114,7 @@ class _Notes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:
-            tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-            for tensor in tensors:
+            for tensor in [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]:
                 address = tensor.untyped_storage()._cdata
                 self._results.pop(address, None)
                 for reader in self._readers.pop(address, ()):

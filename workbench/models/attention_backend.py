@@ -326,8 +326,7 @@ def _split(heads: Sequence[Tensor], sizes: list[int]) -> list[tuple[Tensor, ...]
 def packs_in_one_kernel(config: PretrainedConfig, device: torch.device, compute: torch.dtype) -> bool:
     """Whether one kernel computes the attention of all packed rows of a backbone without dropout."""
     text: Any = config.get_text_config(decoder=True)
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return _computes(device, compute, width)
+    return _computes(device, compute, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
 
 
 def _computes(device: torch.device, dtype: torch.dtype, width: int) -> bool:

@@ -467,8 +467,7 @@ def file_digests(model: ModelConfig) -> dict[str, str]:
     folder = Path(source_path(model))
     if folder.is_dir():
         return provenance.digests(folder, title=model.id)
-    commit = getattr(hub_config(model), "_commit_hash", None)
-    return {model.id: str(commit or model.revision or "main")}
+    return {model.id: str(getattr(hub_config(model), "_commit_hash", None) or model.revision or "main")}
 
 
 def weights_are_local(model: ModelConfig) -> bool:

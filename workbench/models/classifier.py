@@ -146,8 +146,7 @@ def augmented_together(rows: LabelledSet, config: RunConfig, reader: RowReader) 
     if not config.data.sources or not isinstance(reader, PictureReader):
         return rows
     assert isinstance(rows.inputs, PictureRows)
-    augmenter = reader.augmenter(config.data.mix.rows or len(rows))
-    return replace(rows, inputs=replace(rows.inputs, augmenter=augmenter))
+    return replace(rows, inputs=replace(rows.inputs, augmenter=reader.augmenter(config.data.mix.rows or len(rows))))
 
 
 def reader_file(config: RunConfig) -> str:

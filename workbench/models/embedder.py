@@ -102,8 +102,7 @@ class Embedder:
         if self.config.pooling == "last":
             return hidden_BLD.flatten(0, 1)[batch.positions_N]
         if packed:
-            rows = hidden_BLD[0].split(batch.inputs["row_lengths"].tolist())
-            return torch.stack([row_TD.mean(0) for row_TD in rows])
+            return torch.stack([row_TD.mean(0) for row_TD in hidden_BLD[0].split(batch.inputs["row_lengths"].tolist())])
         mask_BL1 = batch.inputs["attention_mask"][..., None].float()
         return (hidden_BLD * mask_BL1).sum(1) / mask_BL1.sum(1)
 

@@ -176,8 +176,7 @@ def _saved(model: nn.Module) -> Mapping[str, Tensor]:
     """The tensors that `adapters.save` writes."""
     if not isinstance(model, PeftModel):
         assert isinstance(model, PreTrainedModel)
-        whole = remove_tied_weights_from_state_dict(model.state_dict(), model)
-        return dict(revert_weight_conversion(model, whole))
+        return dict(revert_weight_conversion(model, remove_tied_weights_from_state_dict(model.state_dict(), model)))
     with as_shipped(model) as tensors, _StayingOnMeta():
         adapter_tensors: dict[str, Tensor] = get_peft_model_state_dict(
             model, state_dict=tensors, save_embedding_layers=False
@@ -205,8 +204,7 @@ def file_bytes(tensors: Mapping[str, Tensor]) -> int:
 
     for name, tensor in sorted(tensors.items(), key=order):
         start, end = end, end + tensor.nbytes
-        kind = _DTYPES[tensor.dtype]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     return 8 + -(-len(text) // 8) * 8 + end
 

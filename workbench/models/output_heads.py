@@ -68,8 +68,7 @@ class Narrowing:
 
     def of(self, hidden_BLD: Tensor) -> Tensor:
         """The chosen tokens (..., D), as `places` has them, of all (B, L, D)."""
-        chosen = hidden_BLD.flatten(0, 1).index_select(0, self.places.flatten())
-        return chosen.view(*self.places.shape, -1)
+        return hidden_BLD.flatten(0, 1).index_select(0, self.places.flatten()).view(*self.places.shape, -1)
 
 
 @contextmanager

@@ -209,8 +209,7 @@ def untranspose(skeleton: PreTrainedModel) -> None:
         layer = skeleton.get_submodule(name)
         if type(layer) is Conv1D and name not in left:
             weight = layer.weight
-            plain = nn.Linear(layer.nx, layer.nf, device=weight.device, dtype=weight.dtype)
-            skeleton.set_submodule(name, plain)
+            skeleton.set_submodule(name, nn.Linear(layer.nx, layer.nf, device=weight.device, dtype=weight.dtype))
 
 
 def linear_layers(model: nn.Module) -> list[str]:

@@ -223,8 +223,7 @@ def _costs(fit: Training) -> Costs:
             heads: int = counts if isinstance(counts, int) else max(counts)  # of the stage that has most
             pair += heads * (2 * len(fit.freezer.blocks) + 3 * float32)
     outputs, passes = 0 if pictures else body.vocab_size, 2 if fit.config.regularise.r_drop else 1
-    gradients = sum(master.nbytes for master in fit.masters)
-    return Costs(8 * float32 * (outputs + fit.width) * passes, pair, gradients)
+    return Costs(8 * float32 * (outputs + fit.width) * passes, pair, sum(master.nbytes for master in fit.masters))
 
 
 def _modules(fit: Model) -> dict[str, nn.Module]:

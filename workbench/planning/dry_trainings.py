@@ -166,8 +166,7 @@ class SingleTraining:
     def micro_batches(self) -> Iterator[list[Indices]]:
         member = self._fit.member
         for step in member.even_order.typical_steps[: member.total]:
-            rows = member.even_order.rows(step)
-            yield list(self.arrangement.cut(rows, self.train.lengths, tokens=self._fit.tokens))
+            yield list(self.arrangement.cut(member.even_order.rows(step), self.train.lengths, tokens=self._fit.tokens))
 
     def backward(self, rows: Indices, *, step: int) -> None:
         if self._looks:
@@ -305,8 +304,7 @@ def step_kinds(config: TrainingSections, *, steps: int, blocks: int) -> dict[int
     every = (optimizer.sam_every, optimizer.noise_scale or 1, looks)
     looked = list(range(max(1, steps)))
     if steps > LOOKED_AT:  # so many that are sampled from them; the first is there
-        sampled = np.random.default_rng(0).choice(steps, LOOKED_AT, replace=False)
-        looked = sorted({0, *sampled.tolist()})
+        looked = sorted({0, *np.random.default_rng(0).choice(steps, LOOKED_AT, replace=False).tolist()})
     due = [tuple(step % each == 0 for each in every) for step in looked]
     drop, tokens, grow = config.layer_drop, config.token_drop, config.grow
 

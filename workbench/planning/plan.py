@@ -225,8 +225,7 @@ class Plan:
         left = sharded_memory.left_at_first_bucket(self.contents, how)
         # FSDP2 fetches the next block while one is recomputed.
         recomputed = self.dry_run.at_recomputing if how.engine == "fsdp2" else 0
-        backward = max(round(self.dry_run.at_gradients * left), recomputed)
-        held_by_moment["backward"].device[ACTIVATIONS] = backward
+        held_by_moment["backward"].device[ACTIVATIONS] = max(round(self.dry_run.at_gradients * left), recomputed)
         return held_by_moment
 
     @property

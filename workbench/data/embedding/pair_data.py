@@ -127,8 +127,7 @@ def _cleaned(train: PairSource, data: DataConfig) -> tuple[PairSource, Cleaning 
     counts = np.bincount(train.source_N, minlength=len(files)) if train.sources else [len(rows)]
     left = iter(rows)
     parts = [list(itertools.islice(left, count)) for count in counts]
-    read = [(own.train, part) for own, part in zip(files, parts, strict=True)]
-    reports = cleaning.clean_sources(read, data.clean)
+    reports = cleaning.clean_sources([(own.train, part) for own, part in zip(files, parts, strict=True)], data.clean)
     kept = [report.kept([row.place for row in part]) for report, part in zip(reports, parts, strict=True)]
     return train.subset(np.concatenate(kept)), cleaning.join_cleanings(reports, [""] * len(reports))
 

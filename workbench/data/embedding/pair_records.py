@@ -106,8 +106,7 @@ def read(source: str, config: DataConfig, *, limit: int | None = None, form: For
         return lambda row: _record(row, own, renamed(row.columns, config.columns))
 
     skipped: list[str] = []
-    refuse = config.on_bad_row == "refuse"
-    records = tuple(convert_rows(source, converter, refuse=refuse, skipped=skipped, limit=limit))
+    records = tuple(convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped, limit=limit))
     return PairSource(source, fingerprint(source), forms[0], records, tuple(skipped))
 
 
@@ -237,6 +236,5 @@ def read_texts(source: str, config: DataConfig, skipped: list[str]) -> tuple[lis
         chosen.append(names[0])
         return lambda row: GivenText(row.place, _text(renamed(row.columns, config.columns), names[0]))
 
-    rows = convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped)
-    texts = list(rows)
+    texts = list(convert_rows(source, converter, refuse=config.on_bad_row == "refuse", skipped=skipped))
     return texts, chosen[0] in PASSAGES

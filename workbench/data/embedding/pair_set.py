@@ -296,8 +296,7 @@ class PairSet(WholeRows):
 
     def with_negatives(self, more: list[Indices]) -> PairSet:
         """The same rows with further negatives of each, after those that were given."""
-        both = [np.concatenate(pair) for pair in zip(self.negatives, more, strict=True)]
-        return replace(self, negatives=tuple(both))
+        return replace(self, negatives=tuple(np.concatenate(pair) for pair in zip(self.negatives, more, strict=True)))
 
     def facts(self) -> dict[str, Any]:
         """Facts about this set for the manifest and the report."""

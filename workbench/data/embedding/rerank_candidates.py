@@ -286,8 +286,7 @@ def ranking(rows: CandidateSet, *, candidates: int) -> Ranking:
         belong = np.unique(pairs.positive_N[own])
         given = np.concatenate([rows.passage_NC[own].ravel(), *(pairs.negatives[each] for each in own)])
         known = np.union1d(belong, given)
-        more = rows.others(row, candidates - len(known), generator, but=known)
-        passages.append(np.union1d(known, more))
+        passages.append(np.union1d(known, rows.others(row, candidates - len(known), generator, but=known)))
         relevant.append(np.isin(passages[-1], belong))
     return Ranking(first_Q, passages, relevant)
 
@@ -308,8 +307,7 @@ def load(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Splits[Candid
         return pairs
 
     def candidates(pairs: PairSet) -> CandidateSet:
-        negatives = 0 if pairs.form == "scored" else section.negatives
-        rows = CandidateSet(pairs, joins, negatives, seed=config.seed)
+        rows = CandidateSet(pairs, joins, 0 if pairs.form == "scored" else section.negatives, seed=config.seed)
         assert len(rows.passage_NC), "refused where a row has too few"
         return rows
 

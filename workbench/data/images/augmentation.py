@@ -114,8 +114,7 @@ def blurred(picture_HW3: NDArray[np.uint8], sigma: float) -> NDArray[np.uint8]:
     """The picture under a Gaussian of standard deviation `sigma` in pixels, mirrored beyond its edges."""
     if sigma < LEAST_SIGMA:
         return picture_HW3
-    blurry = cv2.GaussianBlur(picture_HW3, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101)
-    return np.asarray(blurry, dtype=np.uint8)
+    return np.asarray(cv2.GaussianBlur(picture_HW3, (0, 0), sigma, borderType=cv2.BORDER_REFLECT_101), dtype=np.uint8)
 
 
 def mean_grey(picture_HW3: NDArray[np.uint8]) -> float:
@@ -298,8 +297,7 @@ def apply_operation(operation: Operation, picture_hw3: Picture, value: float, *,
     of a shear from the upper left corner, pixels of a shift to the right or down, bits taken away, or 256 less the
     level from which `solarize` inverts. No meaning for the others."""
     if operation == "posterize":
-        kept = 0xFF << round(value) & 0xFF
-        return looked_up(picture_hw3, np.arange(256) & kept)
+        return looked_up(picture_hw3, np.arange(256) & (0xFF << round(value) & 0xFF))
     if operation == "solarize":
         levels = np.arange(256)
         return looked_up(picture_hw3, np.where(levels >= 256 - value, 255 - levels, levels))
@@ -419,8 +417,7 @@ def mix_plan(
 def mix(picture_hw3: NDArray[np.uint8], partner_hw3: NDArray[np.uint8], how: MixPlan) -> NDArray[np.uint8]:
     """The mixed picture of a row and its partner, both augmented and of one size."""
     if how.box is None:
-        blend_hw3 = cv2.addWeighted(picture_hw3, how.weight, partner_hw3, 1.0 - how.weight, 0.0)
-        return np.asarray(blend_hw3, dtype=np.uint8)
+        return np.asarray(cv2.addWeighted(picture_hw3, how.weight, partner_hw3, 1.0 - how.weight, 0.0), dtype=np.uint8)
     result_hw3: NDArray[np.uint8] = picture_hw3.copy()
     window = np.s_[how.box.top : how.box.bottom, how.box.left : how.box.right]
     result_hw3[window] = partner_hw3[window]

@@ -324,10 +324,8 @@ class PictureReader:
     def save(self, folder: Path) -> None:
         """Write how pictures are prepared into `folder`, also for a stock processor where it can do the same."""
         ranges = self.value_ranges()
-        facts = {"format": self.format.facts, "statistics": self._measured, "ranges": ranges}
-        files.write_json(folder / FILE, facts)
-        stock = self.image.prepare == PrepareConfig() and ranges == NO_RANGES
-        if self.format.processor is not None and stock:
+        files.write_json(folder / FILE, {"format": self.format.facts, "statistics": self._measured, "ranges": ranges})
+        if self.format.processor is not None and self.image.prepare == PrepareConfig() and ranges == NO_RANGES:
             files.write_json(folder / PROCESSOR, self.format.processor)
 
     @cached_property

@@ -168,8 +168,7 @@ def _idx_file(path: Path) -> PictureFile | None:
 
 
 def _renamed(path: Path, kind: str, dimensions: int) -> Path:
-    name = re.sub(r"images|labels", kind, path.name)
-    return path.with_name(re.sub(r"idx\d", f"idx{dimensions}", name))
+    return path.with_name(re.sub(r"idx\d", f"idx{dimensions}", re.sub(r"images|labels", kind, path.name)))
 
 
 def _whole_bytes(file: PictureFile) -> bytes:

@@ -304,8 +304,7 @@ def _write(files: Sequence[PictureFile], work: Work, path: Path, workers: int | 
     """Fill the file of pixels; returns the mistakes."""
     shape = (len(files), work.format.height, work.format.width, 3)
     with path.open("wb") as file:
-        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
         work = replace(work, path=path, offset=file.tell())
         if files:  # a disk that is too full fails here, not after hours
             os.posix_fallocate(file.fileno(), work.offset, math.prod(shape))
@@ -315,8 +314,7 @@ def _write(files: Sequence[PictureFile], work: Work, path: Path, workers: int | 
     done = _fill_few(files, work, mistakes) if workers == "auto" else 0
     chunks = [range(start, min(start + CHUNK, len(files))) for start in range(done, len(files), CHUNK)]
     if chunks:
-        others = CORES - 1 if workers == "auto" else workers
-        mistakes |= fill_by_several(chunks, files, work, others=others)
+        mistakes |= fill_by_several(chunks, files, work, others=CORES - 1 if workers == "auto" else workers)
     return mistakes
 
 

@@ -122,11 +122,10 @@ class RecordSource:
         """The rows that `keep` marks."""
         numbers = np.flatnonzero(keep)
         kept = record_table.taken(self.records, numbers)
-        inputs = None if self.inputs is None else self.inputs.take(numbers)
         return replace(
             self,
             records=kept,
-            inputs=inputs,
+            inputs=None if self.inputs is None else self.inputs.take(numbers),
             skipped=(note, *self.skipped) if note else self.skipped,
             source_N=self.source_N[keep] if self.sources else self.source_N,
         )

@@ -261,8 +261,7 @@ class TokenRows:
 
     def take(self, indices: Indices) -> TokenRows:
         """The rows `indices`."""
-        augmented = None if self.augmented is None else self.augmented.take(indices)
-        return TokenRows(self.encoded.take(indices), augmented)
+        return TokenRows(self.encoded.take(indices), None if self.augmented is None else self.augmented.take(indices))
 
     def concatenated(self, other: TokenRows) -> TokenRows:
         """These rows, followed by those of `other`; either both or neither are rewritten."""
@@ -390,8 +389,7 @@ def training_rows(rows: LabelledSet, config: RunConfig, reader: RowReader) -> La
     chosen = evenly_spaced(len(augmented.texts), SAMPLED)
     before = rows.inputs.take(chosen)
     for name in augmented.config.operators:
-        after = TokenRows(augmented.take(chosen).alone(name).tokens(0))
-        if not before.differ(after).any():
+        if not before.differ(TokenRows(augmented.take(chosen).alone(name).tokens(0))).any():
             raise DataError(
                 f"{rows.source}: data.augment.operators: {name} changes none of {len(chosen):,} training rows as the "
                 "model reads them: they have nothing that it would change, or the tokenizer does not see it, as an "

@@ -462,8 +462,7 @@ class ChatEncoder:
             conversation = chats.get(number) or self._rendered_conversation(example)
             return self._encode_chat(example, conversation, rendered.get(number) or conversation.whole(), loss_on)
 
-        known = [*pieces, *(whole.text for whole in rendered.values())]
-        with self._tokenizer.tokenised(known, without_offsets=raw):
+        with self._tokenizer.tokenised([*pieces, *(whole.text for whole in rendered.values())], without_offsets=raw):
             return outcomes(encoded, range(len(examples)))
 
     def answer_text(self, example: Example) -> LastAnswer:
@@ -546,8 +545,7 @@ class ChatEncoder:
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[int]:
         """Ids of the conversation with the generation prompt: what generation starts from."""
-        conversation = self._conversation("the conversation", messages, tools)
-        return self._tokenizer.tokenise(conversation.text(prompt=True)).ids
+        return self._tokenizer.tokenise(self._conversation("the conversation", messages, tools).text(prompt=True)).ids
 
     def generation_prompt(self) -> list[int]:
         """Ids that ask for the next answer, such as the header of its message; empty where the template has none."""

@@ -92,8 +92,7 @@ class EvaluationIndex:
             for row in rows:
                 parts = [words(text) for text in row.texts]
                 # The parts that are long enough to be told from others by themselves; else the row as a whole.
-                long = [part for part in parts if len(part) >= ngram]
-                for part in long or [list(chain.from_iterable(parts))]:
+                for part in [part for part in parts if len(part) >= ngram] or [list(chain.from_iterable(parts))]:
                     if part and (key := _whole(part)) not in self._whole:
                         self._whole[key] = len(self._texts)
                         self._texts.append(_Text(row.place, source, tuple(part)))
@@ -123,8 +122,7 @@ class EvaluationIndex:
         numbered = enumerate(rows)
         while block := list(islice(numbered, _BLOCK)):
             split = [[words(text) for text in row.texts] for _, row in block]
-            flat = [self._numbered([word for part in parts for word in part]) for parts in split]
-            hit_rows, hits = self._found(flat)
+            hit_rows, hits = self._found([self._numbered([word for part in parts for word in part]) for parts in split])
             bounds = np.searchsorted(hit_rows, np.arange(len(block) + 1))
             for at, (number, row) in enumerate(block):
                 best = self._best(split[at], hits[bounds[at] : bounds[at + 1]])
@@ -176,8 +174,7 @@ class EvaluationIndex:
         first, last = np.searchsorted(self._hash_P, hits), np.searchsorted(self._hash_P, hits, side="right")
         postings = np.concatenate([np.arange(*bounds) for bounds in zip(first, last, strict=True)])
         owner_P, start_P = self._owner_P[postings], self._start_P[postings]
-        covered_T = self._covered(owner_P, start_P)
-        shares = {text: count / self._comparable_T[text] for text, count in covered_T.items()}
+        shares = {text: count / self._comparable_T[text] for text, count in self._covered(owner_P, start_P).items()}
         number = max(shares, key=lambda text: (shares[text], -text))
         # The longest stretch of words that n-grams cover without a gap; `start_P` is sorted.
         start_P = np.sort(start_P[owner_P == number])

@@ -237,8 +237,7 @@ class PreferenceSet(WholeRows):
     @cached_property
     def shared_tokens(self) -> Indices:
         """Predicted tokens of the shorter answer of the pair of each answer (S,); of a single answer all."""
-        count_PE = self.answer_tokens.reshape(-1, self.each)
-        return np.repeat(count_PE.min(1), self.each)
+        return np.repeat(self.answer_tokens.reshape(-1, self.each).min(1), self.each)
 
     @property
     def sources(self) -> Collection[str]:
@@ -288,8 +287,7 @@ class RatedPairs(PreferenceSet):
         batch = self.answers.batch(answers, epoch=epoch)
         assert batch.lengths_B is not None, "padded rows say how long they are"
         last_S = torch.arange(len(answers)) * batch.width + batch.lengths_B - 1
-        labels = torch.from_numpy(answers[:, None])
-        batch = replace(batch, positions_N=last_S, labels_N=labels, rows_B=indices)
+        batch = replace(batch, positions_N=last_S, labels_N=torch.from_numpy(answers[:, None]), rows_B=indices)
         return replace(batch, sequences=self.each, row_tokens=self.answers.lengths[answers])
 
 

@@ -345,8 +345,7 @@ def load(
         with named_sets.naming(prefixes[name]):
             trains[name] = read(own.train, own, tokenizer, template, limit=own.limit, weighted=True)
         if own.fold.of is not None:
-            fold_N = folds(trains[name], of=own.fold.of, seed=seed)
-            held = fold_N == own.fold.number
+            held = folds(trains[name], of=own.fold.of, seed=seed) == own.fold.number
             trains[name], shares[name] = trains[name].subset(~held), trains[name].subset(held)
         elif own.own_share is not None:
             trains[name], shares[name] = hold_out(trains[name], share=own.own_share, seed=seed)
@@ -447,8 +446,7 @@ def target_rows(config: DataConfig, tokenizer: PreTrainedTokenizerBase, template
 def first_examples(config: DataConfig, count: int) -> Iterator[Example]:
     """Yield the first training examples of each source as they stand in its file, `count` of each."""
     for own in config.training_files.values():
-        examples = formats.read(starter.resolve(own.train), own, skipped=[], limit=own.limit)
-        yield from itertools.islice(examples, count)
+        yield from itertools.islice(formats.read(starter.resolve(own.train), own, skipped=[], limit=own.limit), count)
 
 
 def hold_out(tokens: TokenizedSet, *, share: float, seed: int) -> tuple[TokenizedSet, TokenizedSet]:

@@ -111,8 +111,7 @@ class TokenizedSet(WholeRows):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Row:
-        number = int(self.rows[index])
-        row = self.table.row(number)
+        row = self.table.row(int(self.rows[index]))
         ids, supervised = (values(row.column(name).flatten()) for name in ("input_ids", "supervised"))
         return Row(ids.astype(np.int64), supervised, row.column("source")[0].as_py(), row.column("digest")[0].as_py())
 

@@ -70,8 +70,7 @@ class Job:
         begins = [""] * len(prompts)  # text that the answers to each prompt begin with
         scored = request.scores is not None
         if isinstance(request, CompletionRequest):
-            numbered = request.return_tokens_as_token_ids
-            self.form = CompletionForm(model.tokenizer, scored=scored, numbered=numbered)
+            self.form = CompletionForm(model.tokenizer, scored=scored, numbered=request.return_tokens_as_token_ids)
             if request.echo:
                 pairs = zip(request.prompts, prompts, strict=True)
                 begins = [asked if isinstance(asked, str) else str(model.tokenizer.decode(ids)) for asked, ids in pairs]

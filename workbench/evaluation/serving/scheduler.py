@@ -198,8 +198,7 @@ class AnswerInProgress:
         if read >= len(self.prompt):
             return Chunk(self.cache, self.answer[-1:], self.member)
         ids = self.prompt[read : read + size]
-        ends = read + len(ids) == len(self.prompt)
-        return Chunk(self.cache, ids, self.member, ends=ends, scored=self._scores_prompt)
+        return Chunk(self.cache, ids, self.member, ends=read + len(ids) == len(self.prompt), scored=self._scores_prompt)
 
     @property
     def _scores_prompt(self) -> bool:

@@ -121,8 +121,7 @@ def flags_by_set(flags: Iterable[Flag], sizes: Sequence[int]) -> list[list[Flag]
 def near_keys(rows: Sequence[RowText], clusters: DuplicateClusters) -> list[tuple[int, int]]:
     """Keys that are equal for rows in one cluster, both by their texts and by what is asked and answered in them."""
     asked = [row.asked_and_answered for row in rows]
-    same = asked == [row.text for row in rows]
-    asked_N = clusters.cluster_N if same else near_duplicates(asked).cluster_N
+    asked_N = clusters.cluster_N if asked == [row.text for row in rows] else near_duplicates(asked).cluster_N
     return list(zip(clusters.cluster_N.tolist(), asked_N.tolist(), strict=True))
 
 
@@ -231,8 +230,7 @@ def clean_sources(
         return [clean(name, rows, rules) for name, rows in sources]
     held = [list(rows) for _, rows in sources]
     if repeats is None:
-        wanted = list(set(DUPLICATE_RULES) & set(rules))
-        repeats = flags_by_comparison([row for rows in held for row in rows], wanted)
+        repeats = flags_by_comparison([row for rows in held for row in rows], list(set(DUPLICATE_RULES) & set(rules)))
     apart = flags_by_set(repeats, [len(rows) for rows in held])
     return [clean(name, rows, rules, repeats=own) for (name, _), rows, own in zip(sources, held, apart, strict=True)]
 

@@ -162,8 +162,7 @@ def _examined(read: SourceRows, compared: Sequence[Flag], notes: tuple[str, ...]
     scripts: Counter[str] = Counter()
     for row in rows:
         scripts.update(row.scripts)
-    languages = Counter(row.language for row in rows)
-    return Findings(read, tuple(flags), languages, scripts, files, _classes(read), notes)
+    return Findings(read, tuple(flags), Counter(row.language for row in rows), scripts, files, _classes(read), notes)
 
 
 def _compared(group: Sequence[SourceRows]) -> tuple[list[Flag], tuple[str, ...]]:
