@@ -65,8 +65,9 @@ class UserViews:
         self.count = len(views)
         self._cache = {example: views}
 
-    def views(self, fields: Fields, place: str) -> list[Fields]:
-        """The views of a row."""
+    def view(self, number: int, record: LabelledRecord) -> Fields:
+        """One of the views of a row."""
+        fields, place = record.fields, record.place
         if fields not in self._cache:
             views = self._call(fields, place)
             if len(views) != self.count:
@@ -76,7 +77,7 @@ class UserViews:
                     "every row; the row itself may be one",
                 )
             self._cache[fields] = views
-        return self._cache[fields]
+        return self._cache[fields][number]
 
     def _call(self, fields: Fields, place: str) -> list[Fields]:
         try:
@@ -259,18 +260,12 @@ def _named_text_views(
         ]
     assert config.function is not None
     views = UserViews(config.function, columns=classes.fields, example=example.fields, place=example.place)
-    return [
-        TextView(f"user {number + 1}", classes, partial(_user_text, views, number)) for number in range(views.count)
-    ]
+    return [TextView(f"user {number + 1}", classes, partial(views.view, number)) for number in range(views.count)]
 
 
 def _add_noise(name: ViewName, record: LabelledRecord, *, share: float, seed: int, copy: int) -> Fields:
     rng = rewriting.noise_rng(seed, name, copy, record.fields)
     return tuple(_NOISE[name](text, rng, share=share) for text in record.fields)
-
-
-def _user_text(views: UserViews, number: int, record: LabelledRecord) -> Fields:
-    return views.views(record.fields, record.place)[number]
 
 
 def _reorder(order: Sequence[int], record: LabelledRecord) -> Fields:
@@ -343,7 +338,7 @@ def _named_picture_views(name: ViewName, config: TtaConfig, example: Picture) ->
         assert name == "user" and config.function is not None
         views = _UserPictures(config.function, example)
         for number in range(views.count):
-            yield PictureView(f"user {number + 1}", partial(_user_picture, views, number))
+            yield PictureView(f"user {number + 1}", partial(views.view, number))
 
 
 def _symmetry(turns: int, flips: bool, picture_HW3: Picture, row: int) -> Picture:
@@ -389,8 +384,8 @@ class _UserPictures:
             raise self._error(0, "returned other views when called again. Derive randomness from the picture alone")
         self.count = len(views)
 
-    def views(self, picture_HW3: Picture, row: int) -> list[Picture]:
-        """The views of a picture."""
+    def view(self, number: int, picture_HW3: Picture, row: int) -> Picture:
+        """One of the views of a picture."""
         views = self._called(picture_HW3, row)
         if len(views) != self.count:
             raise self._error(
@@ -398,7 +393,7 @@ class _UserPictures:
                 f"returned {len(views)} views, but {self.count} for row 0. Return equally many for every picture; the "
                 "picture itself may be one",
             )
-        return views
+        return views[number]
 
     def _called(self, picture_HW3: Picture, row: int) -> list[Picture]:
         try:
@@ -422,10 +417,6 @@ class _UserPictures:
 
     def _error(self, row: int, problem: str) -> ConfigError:
         return ConfigError(f"{KEY}: views() of {self._path}, called with the picture of row {row}, {problem}.")
-
-
-def _user_picture(views: _UserPictures, number: int, picture_HW3: Picture, row: int) -> Picture:
-    return views.views(picture_HW3, row)[number]
 
 
 SAMPLED = 500

@@ -28,18 +28,6 @@ _AVERAGED = ("precision", "recall", "f1", "macro_precision", "macro_recall", "ma
 
 
 @dataclass(frozen=True)
-class TypeScore:
-    """Scores of one type of entity."""
-
-    precision: float
-    recall: float
-    f1: float
-    true: int
-    """Entities of this type in the rows."""
-    predicted: int
-
-
-@dataclass(frozen=True)
 class WrongSpan:
     """An entity that was not predicted as it is."""
 
@@ -114,27 +102,21 @@ def tag_scores(true: TagRows, predicted: TagRows) -> dict[str, float]:
         true: Tags of each row's words.
         predicted: As many, for each word; an empty one is wrong.
     """
-    found = by_tag(true, predicted)
-    rows = [list(own) == list(other) for own, other in zip(true, predicted, strict=True)]
-    extra = {
-        "macro_f1": float(np.mean([each.f1 for each in found.values()])) if found else 0.0,
-        "row_accuracy": float(np.mean(rows)) if rows else 0.0,
-    }
-    return _accuracy(true, predicted) | extra
-
-
-def by_tag(true: TagRows, predicted: TagRows) -> dict[str, TypeScore]:
-    """The scores of each tag over words, in alphabetical order; see `tag_scores`."""
     pairs = [pair for both in _checked(true, predicted) for pair in zip(*both, strict=True)]
     tags = sorted({tag for pair in pairs for tag in pair} - {""})
     number = {tag: at for at, tag in enumerate(tags)}
-    counts = np.zeros((3, len(tags)), dtype=np.int64)
+    count_3E = np.zeros((3, len(tags)))
     for own, other in pairs:
-        counts[2, number[own]] += 1
+        count_3E[2, number[own]] += 1
         if other:
-            counts[1, number[other]] += 1
-            counts[0, number[other]] += own == other
-    return _type_scores(tags, *counts)
+            count_3E[1, number[other]] += 1
+            count_3E[0, number[other]] += own == other
+    rows = [list(own) == list(other) for own, other in zip(true, predicted, strict=True)]
+    extra = {
+        "macro_f1": float(np.mean(_three(*count_3E)[:, 2])) if tags else 0.0,
+        "row_accuracy": float(np.mean(rows)) if rows else 0.0,
+    }
+    return _accuracy(true, predicted) | extra
 
 
 def wrong_spans(true: TagRows, predicted: TagRows) -> list[WrongSpan]:
@@ -202,15 +184,6 @@ def _three(right: Floats, predicted: Floats, true: Floats) -> Floats:
     """Precision, recall and F1 (..., 3), each 0 where it has nothing to divide by."""
     precision, recall = _divided(right, predicted), _divided(right, true)
     return np.stack([precision, recall, _divided(2 * precision * recall, precision + recall)], axis=-1)
-
-
-def _type_scores(names: Sequence[str], right_E: Counts, predicted_E: Counts, true_E: Counts) -> dict[str, TypeScore]:
-    table_E3 = _three(right_E.astype(float), predicted_E.astype(float), true_E.astype(float))
-    rows = zip(names, table_E3.tolist(), true_E.tolist(), predicted_E.tolist(), strict=True)
-    return {
-        name: TypeScore(precision, recall, f1, true, predicted)
-        for name, (precision, recall, f1), true, predicted in rows
-    }
 
 
 def _averages(table_RE3: Floats) -> Floats:

@@ -117,7 +117,10 @@ def rewritings(texts: AugmentedTexts) -> list[Rewriting]:
         alone = texts.alone(name)
         rewritten = TokenRows(alone.tokens(0))
         changed_S = np.flatnonzero(plain.differ(rewritten))
-        noise = texts.config.noise if name in NOISY and _yields(alone) else None
+        # Half the noise changes texts less, but where each changes by one word or letter already.
+        half = alone.config.model_copy(update={"noise": alone.config.noise / 2})
+        yields = name in NOISY and replace(alone, config=half, _known={}).rewritten(0) != alone.rewritten(0)
+        noise = texts.config.noise if yields else None
         each_alone.append(Rewriting(name, changed_S, rewritten.take(changed_S), noise))
     return [each for each in each_alone if len(each.changed_S)]
 
@@ -148,10 +151,3 @@ def compare(
         )
     plain = metrics.accuracy_interval(int(right_M.sum()), len(right_M))
     return LabelPreservation(plain, likeliest, tuple(effects))
-
-
-def _yields(texts: AugmentedTexts) -> bool:
-    """Whether half the noise changes texts less; it does not where each text changes by one word or letter already."""
-    half = texts.config.model_copy(update={"noise": texts.config.noise / 2})
-    milder = replace(texts, config=half, _known={})
-    return milder.rewritten(0) != texts.rewritten(0)

@@ -103,8 +103,14 @@ def row_likelihoods(
 ) -> list[tuple[float, int, int]]:
     """For each row: its summed loss in nats, tokens that the model finds most likely, and supervised tokens."""
 
+    @torch.no_grad()
     def compute(rows: Indices) -> list[tuple[float, int, int]]:
-        loss_N, hit_N, row_N = _token_losses(model, head, tokens.batch(rows))
+        on_host = tokens.batch(rows)
+        batch = on_host.to(next(model.parameters()).device)
+        hidden_BLD = head.hidden(model, batch.inputs)
+        hidden_ND = hidden_BLD.flatten(0, 1)[batch.positions_N]
+        scores = losses.token_scores(hidden_ND, batch.labels_N, head.project, vocabulary=head.vocabulary)
+        loss_N, hit_N, row_N = scores[0].double().cpu(), scores[1].cpu(), on_host.positions_N // hidden_BLD.shape[1]
         # One sum per row, in order, so that it does not depend on which rows share a micro-batch; by torch, because in
         # a plan these tensors are fake.
         zero_B = torch.zeros(len(rows), dtype=torch.float64)
@@ -118,16 +124,6 @@ def row_likelihoods(
         for each in (row.input_ids, row.supervised, np.asarray([row.source, row.digest], np.uint64))
     )
     return over_rows(model, tokens.lengths, compute, scoring=scoring, content=content)
-
-
-@torch.no_grad()
-def _token_losses(model: nn.Module, head: Head, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-    """Per supervised token (N,): negative log-likelihood, whether it is the likeliest, and its row in the batch."""
-    positions_N, batch = batch.positions_N, batch.to(next(model.parameters()).device)
-    hidden_BLD = head.hidden(model, batch.inputs)
-    hidden_ND = hidden_BLD.flatten(0, 1)[batch.positions_N]
-    loss_N, hit_N = losses.token_scores(hidden_ND, batch.labels_N, head.project, vocabulary=head.vocabulary)
-    return loss_N.double().cpu(), hit_N.cpu(), positions_N // hidden_BLD.shape[1]
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,10 @@ class ServedPolicy:
         aside = self._folder / "next"
         with files.new_folder(aside, durable=False) as unfinished:
             self._save(unfinished)
-        name = f"{self._folder.resolve().parent.name}-{_digest(aside)}"
+        whole = hashlib.sha256(str(aside.resolve()).encode())  # two runs never share a name
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            whole.update((aside / file).read_bytes())
+        name = f"{self._folder.resolve().parent.name}-{whole.hexdigest()[:12]}"
         known = [each for each in _adapter_names(self._folder) if each != name]
         if name != self.name:
             shutil.rmtree(self._folder / name, ignore_errors=True)
@@ -113,13 +116,6 @@ def _forget(server: OpenAIClient, path: Path) -> None:
 def _adapter_names(folder: Path) -> list[str]:
     """Names of the adapters in a folder."""
     return sorted(each.parent.name for each in folder.glob("*/adapter_config.json") if each.parent.name != "next")
-
-
-def _digest(folder: Path) -> str:
-    whole = hashlib.sha256(str(folder.resolve()).encode())  # two runs never share a name
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        whole.update((folder / name).read_bytes())
-    return whole.hexdigest()[:12]
 
 
 class ServedSampler:

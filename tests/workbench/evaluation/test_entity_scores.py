@@ -131,6 +131,4 @@ def test_plain_tags_have_accuracy() -> None:
     found = entity_scores.tag_scores(true, predicted)
     assert found["accuracy"] == pytest.approx(4 / 6) and found["row_accuracy"] == pytest.approx(2 / 3)
     assert found["accuracy_low"] < found["accuracy"] < found["accuracy_high"]
-    by_tag = entity_scores.by_tag(true, predicted)
-    assert by_tag["NOUN"].recall == by_tag["NOUN"].precision == pytest.approx(2 / 3)
-    assert by_tag["ADJ"].f1 == 0 and found["macro_f1"] == pytest.approx((2 / 3 + 1 + 0) / 3)
+    assert found["macro_f1"] == pytest.approx((2 / 3 + 1 + 0) / 3), "of NOUN, VERB and ADJ"

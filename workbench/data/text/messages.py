@@ -104,7 +104,15 @@ def tools_of(value: Any) -> tuple[dict[str, Any], ...]:
         return ()
     if not isinstance(value, list):
         raise DataError(f"`tools` must be a list of JSON schemas, found {excerpt(value)}.")
-    return tuple(_tool(item, f"tool {number}") for number, item in enumerate(value, start=1))
+    tools = list[dict[str, Any]]()
+    for number, item in enumerate(value, start=1):
+        function = item.get("function", item) if isinstance(item, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise DataError(
+                f"tool {number} must be an object with name, description and parameters, found {excerpt(item)}."
+            )
+        tools.append({"type": "function", "function": function})
+    return tuple(tools)
 
 
 def _from_sharegpt(item: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -145,13 +153,6 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
         raise DataError(f"{where}: the arguments of {function['name']} must be an object, found {excerpt(arguments)}.")
     kept = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
     return {"type": "function", **kept, "function": {"name": function["name"], "arguments": arguments}}
-
-
-def _tool(item: Any, where: str) -> dict[str, Any]:
-    function = item.get("function", item) if isinstance(item, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise DataError(f"{where} must be an object with name, description and parameters, found {excerpt(item)}.")
-    return {"type": "function", "function": function}
 
 
 def _parsed(text: str, where: str) -> Any:

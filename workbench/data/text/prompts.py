@@ -96,13 +96,6 @@ def without_answer(example: Example) -> Example:
     return replace(example, messages=example.messages[:last])
 
 
-def with_placeholder(example: Example) -> Example:
-    """A prompt with an answer that only takes its place."""
-    if example.text:
-        return replace(example, text=(*((text, False) for text, _ in example.text), (_PLACEHOLDER, True)))
-    return replace(example, messages=(*example.messages, {"role": "assistant", "content": _PLACEHOLDER}))
-
-
 @dataclass(frozen=True)
 class PromptEncoder(WrappedEncoder):
     """Writes the prompt of an example as `base` writes conversations, and behind it the token that ends an answer.
@@ -122,7 +115,12 @@ class PromptEncoder(WrappedEncoder):
     def conversion(self, name: str, place: str, columns: Mapping[str, Any]) -> Example | None:
         """The prompt of a row, with a placeholder as its answer."""
         example = formats.of_format(name, place, with_answer(dict(columns)))
-        return None if example is None else with_placeholder(without_answer(example))
+        if example is None:
+            return None
+        example = without_answer(example)
+        if example.text:
+            return replace(example, text=(*((text, False) for text, _ in example.text), (_PLACEHOLDER, True)))
+        return replace(example, messages=(*example.messages, {"role": "assistant", "content": _PLACEHOLDER}))
 
     @property
     def identity(self) -> list[Any]:

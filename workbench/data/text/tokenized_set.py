@@ -124,16 +124,12 @@ class TokenizedSet(WholeRows):
     def places(self) -> Iterator[str]:
         """File and row that each example came from."""
         for start in range(0, len(self.rows), _AT_ONCE):
-            yield from self._placed(self.rows[start : start + _AT_ONCE])
-
-    def _placed(self, rows: Indices) -> Iterator[str]:
-        """The place of each of some rows of the table."""
-        places: list[str] = self.table.data.column("place").take(pyarrow.array(rows)).to_pylist()
-        if not self.prefixes:
-            yield from places
-            return
-        for number, place in zip(self._source_of(rows).tolist(), places, strict=True):
-            yield self.prefixes[number] + place
+            rows = self.rows[start : start + _AT_ONCE]
+            places: list[str] = self.table.data.column("place").take(pyarrow.array(rows)).to_pylist()
+            prefixes = (
+                [self.prefixes[number] for number in self._source_of(rows)] if self.prefixes else [""] * len(rows)
+            )
+            yield from map(str.__add__, prefixes, places)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The examples `indices`, padded, as they are seen in pass `epoch` over the data."""

@@ -108,7 +108,9 @@ def confine(folder: str, *, seconds: int, memory: int, output: int) -> None:
         output: Bytes of a file.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    number, architecture = _architecture()
+    if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES:
+        raise OSError(f"{sys.platform} on {platform.machine()} has no filter here, Linux on x86_64 and aarch64 has")
+    number, architecture = _ARCHITECTURES[platform.machine()]
     parent = os.getppid()
     _called("prctl PR_SET_PDEATHSIG", libc.prctl(1, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != parent:
@@ -150,13 +152,6 @@ def confine(folder: str, *, seconds: int, memory: int, output: int) -> None:
     code = ctypes.create_string_buffer(packed, len(packed))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
     _called("prctl PR_SET_SECCOMP", libc.prctl(22, 2, header, 0, 0))
-
-
-def _architecture() -> tuple[int, int]:
-    architecture = _ARCHITECTURES.get(platform.machine())
-    if sys.platform != "linux" or architecture is None:
-        raise OSError(f"{sys.platform} on {platform.machine()} has no filter here, Linux on x86_64 and aarch64 has")
-    return architecture
 
 
 def instructions(number: int, architecture: int, *, own: int) -> Iterator[Instruction]:

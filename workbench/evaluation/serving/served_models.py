@@ -89,7 +89,16 @@ class TextModel(ServedModel):
         except (UnicodeError, TypeError) as error:
             raise Refusal(f"The prompt cannot be tokenised: {error}", param="messages") from None
         for ids in prompt_ids:
-            self._require_room(len(ids), request)
+            if not ids:
+                raise Refusal("The prompt is empty. Write at least one token.", param="prompt")
+            most = request.most or 1
+            if len(ids) + most > self.context:
+                raise Refusal(
+                    f"This model reads and writes at most {self.context:,} tokens. The prompt has {len(ids):,}, and "
+                    f"{most:,} are asked for. Shorten one of them.",
+                    param="messages" if isinstance(request, ChatRequest) else "prompt",
+                    code="context_length_exceeded",
+                )
         return prompt_ids
 
     def answer(
@@ -113,18 +122,6 @@ class TextModel(ServedModel):
         if max(prompt) >= len(self.tokenizer):
             raise Refusal(f"prompt: token {max(prompt)} is none of {len(self.tokenizer):,}.", param="prompt")
         return list(prompt)
-
-    def _require_room(self, tokens: int, request: Generation) -> None:
-        if not tokens:
-            raise Refusal("The prompt is empty. Write at least one token.", param="prompt")
-        most = request.most or 1
-        if tokens + most > self.context:
-            raise Refusal(
-                f"This model reads and writes at most {self.context:,} tokens. The prompt has {tokens:,}, and "
-                f"{most:,} are asked for. Shorten one of them.",
-                param="messages" if isinstance(request, ChatRequest) else "prompt",
-                code="context_length_exceeded",
-            )
 
 
 class Turns:
