@@ -100,12 +100,8 @@ class MicroBatch:
         return self.inputs.get("decoder_input_ids", self.inputs["input_ids"]).shape[1]
 
     def numbered(self, indices: Indices, lengths: Indices) -> tuple[Indices, Indices | None]:
-        """Numbers of the rows for what draws by row, and their tokens where they are known.
-
-        Args:
-            indices: The examples of the batch.
-            lengths: Tokens of every example.
-        """
+        """Numbers of the rows for what draws by row, and their tokens where they are known. `indices`: the examples of
+        the batch. `lengths`: tokens of every example."""
         if self.sequences == 1:
             return indices, lengths[indices]
         rows: Indices = (indices[:, None] * self.sequences + np.arange(self.sequences)).ravel()
@@ -184,11 +180,7 @@ class Examples(Protocol):
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
         """The same examples as step `step`, in pass `epoch`, reads them: rewritten or cut, with their lengths then.
-
-        Args:
-            step: From 0.
-            steps: Optimizer steps of the run; None where a budget alone ends it.
-        """
+        `step`: from 0. `steps`: optimizer steps of the run; None where a budget alone ends it."""
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The examples `indices`, padded, as they are in pass `epoch` over the data."""

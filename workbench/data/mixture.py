@@ -129,12 +129,7 @@ def plan(rows: MixableRows, config: TrainingSections) -> tuple[Floats, int, int]
 
 
 def shares(sources: list[SourceConfig], mix: MixConfig, size_S: Indices, token_S: Floats) -> Floats:
-    """Share of the draws that each source has.
-
-    Args:
-        size_S: Rows of each source.
-        token_S: Tokens of each source.
-    """
+    """Share of the draws that each source has. `size_S`: rows of each source. `token_S`: tokens of each source."""
     weight_S = np.asarray([source.weight for source in sources])
     amount_S = size_S if mix.unit == "rows" else token_S
     chance_S = weight_S * (1 if mix.by == "weight" else amount_S ** (1 / mix.temperature))

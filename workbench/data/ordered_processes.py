@@ -202,12 +202,8 @@ PARTS = 2
 
 
 def by_threads(function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, size: int) -> list[ResultT]:
-    """Results of `function`, in the order of the items.
-
-    Args:
-        function: Depends on nothing but its item.
-        size: Pixels or bytes of each item.
-    """
+    """Results of `function`, in the order of the items. `function`: depends on nothing but its item. `size`: pixels or
+    bytes of each item."""
     threads = min(available(), len(items))
     if threads < 2 or size < LARGE:
         return [function(item) for item in items]

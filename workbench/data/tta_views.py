@@ -208,12 +208,8 @@ def text_views(
     config: TtaConfig, classes: ClassesConfig, labels: Labels, *, seed: int, example: LabelledRecord
 ) -> list[TextView]:
     """Make the views that `config` names. Raises ConfigError: a view does not fit the rows or their labels, or the
-    user's file is wrong.
-
-    Args:
-        seed: Seed of the noise.
-        example: Any row; a user's function must return as many views of every row as of this one.
-    """
+    user's file is wrong. `seed`: seed of the noise. `example`: any row; a user's function must return as many views of
+    every row as of this one."""
     if reason := config.refusal(classes):
         raise ConfigError(reason)
     require_used(config)

@@ -98,11 +98,7 @@ class ClassTeacher:
 
 def class_teachers(source: TeacherSource, student: RunConfig, labels: Labels) -> list[ClassTeacher]:
     """Those who teach together, none of them loaded. Raises ConfigError: they say nothing of classes, or of other ones.
-
-    Args:
-        student: The distillation's configuration.
-        labels: The student's.
-    """
+    `student`: the distillation's configuration. `labels`: the student's."""
     if student.distill.teacher.id == BACKBONE:
         raise ConfigError(
             "distill.teacher.id=backbone: a backbone whose head starts at random knows nothing of classes. Write a run "

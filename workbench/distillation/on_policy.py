@@ -147,12 +147,8 @@ def require_causal(hub: PretrainedConfig) -> None:
 
 def require_room(config: RunConfig, train: TokenizedSet, model: PreTrainedModel) -> None:
     """Refuse answers that no row has a prompt for, or that are longer than the model or the memory budget allows.
-    Raises ConfigError: says what to write instead.
-
-    Args:
-        config: With its section `distill`.
-        model: The student, with weights or without.
-    """
+    Raises ConfigError: says what to write instead. `config`: with its section `distill`. `model`: the student, with
+    weights or without."""
     settings = config.distill.on_policy
     if not settings.share:
         return

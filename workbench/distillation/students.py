@@ -214,12 +214,8 @@ _COUNTS = {
 
 
 def _count(model: PreTrainedModel, lists: dict[str, list[int]], kept: dict[str, list[int]]) -> None:
-    """Write into the model's configuration how many layers of a stack stay.
-
-    Args:
-        lists: The stack's layers.
-        kept: Those that stay.
-    """
+    """Write into the model's configuration how many layers of a stack stay. `lists`: the stack's layers. `kept`: those
+    that stay."""
     config = model.config if model.config.is_encoder_decoder else anatomy.body_config(model.config)
     values = config.to_dict()
     depths, counts = ([len(each) for each in layer_lists.values()] for layer_lists in (lists, kept))

@@ -182,12 +182,8 @@ class CacheIdentity(NamedTuple):
 
 
 def identity(config: DistillConfig, source: TeacherSource | None, tokenizer: PreTrainedTokenizerBase) -> CacheIdentity:
-    """The cache that a configuration asks for.
-
-    Args:
-        source: The teacher; None where a server teaches, or nobody says who made the cache.
-        tokenizer: The student's, which wrote the rows.
-    """
+    """The cache that a configuration asks for. `source`: the teacher; None where a server teaches, or nobody says who
+    made the cache. `tokenizer`: the student's, which wrote the rows."""
     sampled, k = config.cache.sampled, config.cache.k
     words = [tokenizer.backend_tokenizer.to_str(), tokenizer.special_tokens_map]
     teacher = name = None

@@ -138,12 +138,8 @@ def alone(
     source: TeacherSource, student: RunConfig, tokenizer: PreTrainedTokenizerBase, loader: Loader = backbones.load
 ) -> LiveTeacher:
     """Load the teacher on a backbone of its own. Raises BackboneError, ConfigError, FileError: the teacher cannot be
-    loaded.
-
-    Args:
-        student: The student as a plain run; says what the backbone is loaded for.
-        tokenizer: The student's; the teacher's own is read where it may be another.
-    """
+    loaded. `student`: the student as a plain run; says what the backbone is loaded for. `tokenizer`: the student's; the
+    teacher's own is read where it may be another."""
     same = source.run is None and _difference(source.model, student.model) is None
     loaded = loader(source.model, tokenizer if same else source.tokenizer(), task=model_heads.of(student))
     backbone = loaded.model

@@ -144,12 +144,9 @@ def wins_by_reward(own_S: Sequence[float], other_S: Sequence[float]) -> Floats:
 
 
 def wins_by_verdict(own_first_S: Sequence[int], other_first_S: Sequence[int]) -> Floats:
-    """Mean of two verdicts on each pair of answers (S,), so that the order of the answers cancels out.
-
-    Args:
-        own_first_S: With the own answer first: 1 where the first is better, 2 where the second is, 0 for neither.
-        other_first_S: The same with the other model's answer first.
-    """
+    """Mean of two verdicts on each pair of answers (S,), so that the order of the answers cancels out. `own_first_S`:
+    with the own answer first: 1 where the first is better, 2 where the second is, 0 for neither. `other_first_S`: the
+    same with the other model's answer first."""
     points = np.asarray([0.5, 1.0, 0.0])
     return np.asarray((points[np.asarray(own_first_S)] + 1 - points[np.asarray(other_first_S)]) / 2, dtype=np.float64)
 

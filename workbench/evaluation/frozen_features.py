@@ -290,12 +290,9 @@ class FrozenProbe:
         return matches
 
     def write_neighbours(self, folder: Path, table: pd.DataFrame, *, out_of_fold: bool = False) -> LabelledSet:
-        """Write NEIGHBOURS_FILE into a run directory; returns the training rows that it names.
-
-        Args:
-            table: Predictions of `others`, in their order.
-            out_of_fold: Whether the predictions are out of fold, so that suspect labels can be found.
-        """
+        """Write NEIGHBOURS_FILE into a run directory; returns the training rows that it names. `table`: predictions of
+        `others`, in their order. `out_of_fold`: whether the predictions are out of fold, so that suspect labels can be
+        found."""
         import pandas as pd  # 0.2 s, which the first step need not wait for
 
         from workbench.evaluation.thumbnails import label_in_words

@@ -238,12 +238,8 @@ class _SamplingProcessor(LogitsProcessor):
 
 
 def picked(logits_BV: Tensor, draws_B: Tensor, temperature: float) -> Tensor:
-    """The token (B,) at which the cumulative probability rises above the random number of its row.
-
-    Args:
-        draws_B: In [0, 1), float64.
-        temperature: Logits are divided by it, > 0.
-    """
+    """The token (B,) at which the cumulative probability rises above the random number of its row. `draws_B`: in [0,
+    1), float64. `temperature`: logits are divided by it, > 0."""
     sums_BV = (logits_BV.double() / temperature).softmax(-1).cumsum(-1)
     wanted_B1 = draws_B[:, None] * sums_BV[:, -1:]
     return torch.searchsorted(sums_BV, wanted_B1, right=True)[:, 0].clamp_max(logits_BV.shape[1] - 1)

@@ -78,12 +78,8 @@ def calibration_error(p_NC: Floats, labels_N: Labels) -> float:
 
 
 def accuracy_interval(hits: float, rows: float) -> Interval:
-    """Wilson's 95 % interval of a proportion, which also holds for few rows and near 0 and 1 (Wilson 1927).
-
-    Args:
-        hits: At most `rows`; a tie counts half.
-        rows: The effective number where rows depend on each other.
-    """
+    """Wilson's 95 % interval of a proportion, which also holds for few rows and near 0 and 1 (Wilson 1927). `hits`: at
+    most `rows`; a tie counts half. `rows`: the effective number where rows depend on each other."""
     share, spread = hits / rows, _Z95**2 / rows
     centre, half = share + spread / 2, _Z95 * math.sqrt(share * (1 - share) / rows + spread / (4 * rows))
     low, high = ((centre + side * half) / (1 + spread) for side in (-1, 1))

@@ -129,11 +129,8 @@ def hot(cells: pd.Series, names: list[str]) -> Mask:
 
 def suspected(p_NC: Floats, label_N: Classes) -> dict[int, int]:
     """Rows whose label is more likely wrong than right, the most suspect first, with the class each more likely has.
-
-    Args:
-        p_NC: Probabilities of each class, out of fold: a model is sure of the labels that it was trained on.
-        label_N: The class that each row is labelled with.
-    """
+    `p_NC`: probabilities of each class, out of fold: a model is sure of the labels that it was trained on. `label_N`:
+    the class that each row is labelled with."""
     right_N = label_quality(p_NC, label_N)
     known_C = np.bincount(label_N, minlength=p_NC.shape[1]) > 0
     likeliest_N = np.where(known_C, p_NC, -1.0).argmax(1)

@@ -37,12 +37,9 @@ def read(
     *,
     scoring: ModelResults | None = None,
 ) -> tuple[Floats, Floats]:
-    """Log-probabilities of answers (S,) as the loss counts them, and means over their tokens (S,), in nats.
-
-    Args:
-        shared_S: For each answer, the tokens of the shorter answer of its pair.
-        scoring: Keeps results where the run may be stopped.
-    """
+    """Log-probabilities of answers (S,) as the loss counts them, and means over their tokens (S,), in nats. `shared_S`:
+    for each answer, the tokens of the shorter answer of its pair. `scoring`: keeps results where the run may be
+    stopped."""
     device = next(model.parameters()).device
 
     def compute(numbers: Indices) -> list[tuple[float, float]]:

@@ -104,11 +104,7 @@ class LabelDraws:
 
     def numbers(self, positions_N: Tensor, *, tokens: int) -> Tensor | None:
         """A random number in [0, 1) for each label of the current rows (N,), float32; None outside of `drawing`.
-
-        Args:
-            positions_N: Flat places of the labels in the rows (B * L).
-            tokens: L.
-        """
+        `positions_N`: flat places of the labels in the rows (B * L). `tokens`: L."""
         if not self._on:
             return None
         keys_B = row_keys()

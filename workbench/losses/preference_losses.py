@@ -33,12 +33,8 @@ def dpo(difference_B: Tensor, *, beta: Tensor | float, margin_B: Tensor | float 
 
 
 def ipo(difference_B: Tensor, *, beta: Tensor | float) -> Tensor:
-    """(difference - 1 / (2 beta))^2, of each pair (Azar et al. 2023, arXiv:2310.12036, eq. 17).
-
-    Args:
-        difference_B: As for `dpo`.
-        beta: The paper's tau, > 0.
-    """
+    """(difference - 1 / (2 beta))^2, of each pair (Azar et al. 2023, arXiv:2310.12036, eq. 17). `difference_B`: as for
+    `dpo`. `beta`: the paper's tau, > 0."""
     return (difference_B - 1 / (2 * beta)) ** 2
 
 

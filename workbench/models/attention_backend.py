@@ -237,12 +237,8 @@ def register() -> None:
 
 
 def packing_refusal(config: PretrainedConfig, *, longest: int, rows: str = "packed rows") -> str | None:
-    """Why rows cannot be packed for a backbone; None where they can.
-
-    Args:
-        longest: Tokens of the longest row.
-        rows: What the reason calls the rows.
-    """
+    """Why rows cannot be packed for a backbone; None where they can. `longest`: tokens of the longest row. `rows`: what
+    the reason calls the rows."""
     if config.model_type not in FAMILIES:
         return f"{config.model_type} is none of the architectures that are known to read {rows}"
     attention = getattr(config, "_attn_implementation", None)

@@ -193,11 +193,7 @@ def hub_config(config: ModelConfig) -> PretrainedConfig:
 
 def of_one_sequence(config: ModelConfig, *, recipe: str, take: str = "a causal backbone") -> PretrainedConfig:
     """The architecture of a backbone that reads a text as one sequence; raises BackboneError for an encoder-decoder.
-
-    Args:
-        recipe: What cannot use an encoder-decoder, for the message.
-        take: What to take instead, for the message.
-    """
+    `recipe`: what cannot use an encoder-decoder, for the message. `take`: what to take instead, for the message."""
     hub = hub_config(config)
     if hub.is_encoder_decoder:
         raise BackboneError(

@@ -76,11 +76,8 @@ _narrowed: WeakKeyDictionary[PreTrainedModel, _FirstTokens | None] = WeakKeyDict
 
 def narrow_last_block(model: nn.Module, backbone: PreTrainedModel, inputs: Mapping[str, Tensor]) -> None:
     """Let the part of the last block after its attention compute the first token only, where no output changes.
-
-    Args:
-        model: The backbone with the adapter around it, in evaluation mode.
-        inputs: Two rows of different lengths on which it is tested.
-    """
+    `model`: the backbone with the adapter around it, in evaluation mode. `inputs`: two rows of different lengths on
+    which it is tested."""
     stacks = anatomy.blocks(backbone)
     if backbone in _narrowed or len(stacks) != 1:
         return
@@ -250,12 +247,8 @@ class Classifier:
     def row_loss(
         self, objective: Objective, tap: LabelTap | None = None, *, strength: float = 0.0
     ) -> Callable[[MicroBatch, float], Tensor]:
-        """The summed loss of a micro-batch, as a function for the trainer.
-
-        Args:
-            tap: Observes outputs and labels (of the first pass where there are two).
-            strength: Of R-Drop; if not 0, each row is computed twice.
-        """
+        """The summed loss of a micro-batch, as a function for the trainer. `tap`: observes outputs and labels (of the
+        first pass where there are two). `strength`: of R-Drop; if not 0, each row is computed twice."""
         whole = r_drop.twice(objective, strength, self.labels.kind) if strength else objective
 
         def loss(batch: MicroBatch, scale: float) -> Tensor:

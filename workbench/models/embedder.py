@@ -39,12 +39,8 @@ Term = Callable[[Tensor], Tensor]
 
 
 def write_sentence_transformers_files(folder: Path, config: EmbedConfig, *, width: int, max_tokens: int) -> None:
-    """Write modules, pooling and prompts into `folder`, beside a model or an adapter and its tokenizer.
-
-    Args:
-        width: Numbers of an embedding.
-        max_tokens: Of a text; longer ones are cut.
-    """
+    """Write modules, pooling and prompts into `folder`, beside a model or an adapter and its tokenizer. `width`:
+    numbers of an embedding. `max_tokens`: of a text; longer ones are cut."""
     names = ["Transformer", "Pooling", *(["Normalize"] if config.normalise else [])]
     modules = [
         {
@@ -165,12 +161,8 @@ def save_around(embedder: Embedder, folder: Path, config: RunConfig) -> None:
 def load(
     run: Path, config: RunConfig, *, waiting: bool = False, backbone: backbones.Backbone | None = None
 ) -> Embedder:
-    """The embedder that the run at `run` shipped, in evaluation mode.
-
-    Args:
-        waiting: On the host, as `backbones.load` says.
-        backbone: Takes the adapter, instead of one that is loaded; as it came.
-    """
+    """The embedder that the run at `run` shipped, in evaluation mode. `waiting`: on the host, as `backbones.load` says.
+    `backbone`: takes the adapter, instead of one that is loaded; as it came."""
     folder = run / "adapter"
     exported.require_saved(run, config, "tokenizer.json", MODULES_FILE)
     tokenizer = exported.load_tokenizer(run, config)

@@ -61,12 +61,8 @@ def save(
 def load(
     run: Path, config: RunConfig, *, waiting: bool = False, backbone: backbones.Backbone | None = None
 ) -> ExportedModel:
-    """The model that the run at `run` shipped.
-
-    Args:
-        waiting: On the host, as `backbones.load` says.
-        backbone: Takes the adapter, instead of one that is loaded; as it came.
-    """
+    """The model that the run at `run` shipped. `waiting`: on the host, as `backbones.load` says. `backbone`: takes the
+    adapter, instead of one that is loaded; as it came."""
     folder = run / "adapter"
     require_saved(run, config, "tokenizer.json", "generation_config.json")
     tokenizer = load_tokenizer(run, config)
@@ -111,12 +107,8 @@ def load_backbone(
     task: ModelHead | None = None,
     waiting: bool = False,
 ) -> backbones.Backbone:
-    """The backbone under the adapter in `folder`; for full fine-tuning the model in `folder` itself.
-
-    Args:
-        task: By default what the recipe trains.
-        waiting: On the host, as `backbones.load` says.
-    """
+    """The backbone under the adapter in `folder`; for full fine-tuning the model in `folder` itself. `task`: by default
+    what the recipe trains. `waiting`: on the host, as `backbones.load` says."""
     return backbones.load(model_under(config, folder), tokenizer, task=task or model_heads.of(config), waiting=waiting)
 
 

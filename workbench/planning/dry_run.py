@@ -60,12 +60,8 @@ class DryRun:
 
 
 def dry_run(fit: Training, held_out_loss: Callable[[], object], *, others: Iterable[nn.Module] = ()) -> DryRun:
-    """Carry out the parts of steps of `fit` that take most memory, on fake tensors.
-
-    Args:
-        held_out_loss: Computes what the run evaluates, on its largest micro-batch.
-        others: Other models that are there: a teacher.
-    """
+    """Carry out the parts of steps of `fit` that take most memory, on fake tensors. `held_out_loss`: computes what the
+    run evaluates, on its largest micro-batch. `others`: other models that are there: a teacher."""
     fit.prepare()
     fit.freezer.follow(step=0, share=0)
     epoch, homes = list(fit.micro_batches()), _homes(fit)

@@ -102,12 +102,8 @@ class HeldBytes:
 def states(
     contents: Contents, how: DistributedConfig, *, devices: int, moment: Moment = "backward", passes: int = 1
 ) -> HeldBytes:
-    """Bytes of a model's state on one of `devices`, and outside of them, without activations.
-
-    Args:
-        moment: Of a step.
-        passes: Micro-batches of a step on one device.
-    """
+    """Bytes of a model's state on one of `devices`, and outside of them, without activations. `moment`: of a step.
+    `passes`: Micro-batches of a step on one device."""
     assert how.zero != "auto", "which stage is for the solver to say"
     if how.engine == "fsdp2":
         under = _under_whole_adapters if contents.apart else _fully_sharded

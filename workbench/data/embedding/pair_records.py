@@ -87,12 +87,8 @@ def joined(sets: Mapping[str, PairSource]) -> PairSource:
 
 def read(source: str, config: DataConfig, *, limit: int | None = None, form: Form | None = None) -> PairSource:
     """Read the rows of a file, a folder or a hub data set. Raises DataError: as `convert_rows`; or no form fits the
-    columns.
-
-    Args:
-        limit: Rows to read; None for all.
-        form: The form that they must have; None: the one that their columns tell.
-    """
+    columns. `limit`: rows to read; None for all. `form`: the form that they must have; None: the one that their columns
+    tell."""
     forms: list[Form] = []
 
     def converter(first: RawRow) -> Callable[[RawRow], PairRecord]:

@@ -99,11 +99,7 @@ def toned(
 
 def tinted(picture_HW3: NDArray[np.uint8], *, saturation: float = 1.0, turn: float = 0.0) -> NDArray[np.uint8]:
     """Multiply the distance from grey and turn the hue, both at equal brightness: one matrix on the three channels.
-
-    Args:
-        saturation: Factor of the distance from grey; 0 is grey.
-        turn: Share of a full turn of the colour circle.
-    """
+    `saturation`: factor of the distance from grey; 0 is grey. `turn`: share of a full turn of the colour circle."""
     angle = 2 * math.pi * turn
     cosine, sine = saturation * math.cos(angle), saturation * math.sin(angle)
     chroma = np.array([[1.0, 0.0, 0.0], [0.0, cosine, -sine], [0.0, sine, cosine]])
@@ -243,12 +239,8 @@ Drawn: TypeAlias = tuple[Operation, float]
 def randaugment(
     config: AugmentConfig, rng: np.random.Generator, *, size: tuple[int, ...], strength: float = 1.0
 ) -> list[Drawn]:
-    """Draw `config.randaugment` operations with replacement, all of one magnitude.
-
-    Args:
-        size: Height and width of the picture.
-        strength: Share of the magnitude.
-    """
+    """Draw `config.randaugment` operations with replacement, all of one magnitude. `size`: height and width of the
+    picture. `strength`: share of the magnitude."""
     # The paper's shifts are 150 pixels of its pictures of 331 at most.
     shift_y, shift_x = (150 / 331 * side for side in size)
     largest = _largest(rotate=30.0, factor=0.9, shear=0.3, shift_x=shift_x, shift_y=shift_y, bits=4)
@@ -257,12 +249,8 @@ def randaugment(
 
 
 def trivialaugment(rng: np.random.Generator, *, share: float = 1.0, strength: float = 1.0) -> Drawn:
-    """Draw one operation of one of 31 magnitudes.
-
-    Args:
-        share: The picture's side as a share of the one at full resolution, at which shifts are 32 pixels at most.
-        strength: Share of the magnitude.
-    """
+    """Draw one operation of one of 31 magnitudes. `share`: the picture's side as a share of the one at full resolution,
+    at which shifts are 32 pixels at most. `strength`: share of the magnitude."""
     shift = 32.0 * share
     largest = _largest(rotate=135.0, factor=0.99, shear=0.99, shift_x=shift, shift_y=shift, bits=6)
     return _drawn(largest, int(rng.integers(MAGNITUDES + 1)) / MAGNITUDES * strength, rng)

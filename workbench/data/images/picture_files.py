@@ -93,12 +93,8 @@ def lower_bytes(data: bytes, kind: str | None, packing: str) -> Image.Image | No
 
 def scaled(values: Values, ranges: ValueRanges, name: str) -> Pixels:
     """Values of more than 8 bits as 8 bits. Raises DataError: there is no range for such numbers, or they are beyond
-    it; ValueError: some are not finite.
-
-    Args:
-        ranges: What is beyond a number of bits is refused; what is beyond other ranges is clipped.
-        name: The file, for messages.
-    """
+    it; ValueError: some are not finite. `ranges`: what is beyond a number of bits is refused; what is beyond other
+    ranges is clipped. `name`: the file, for messages."""
     low, high = extremes(values)
     is_real = values.dtype.kind == "f"
     known = ranges.floats if is_real else ranges.integers

@@ -196,12 +196,8 @@ def measure_statistics(
     files: Sequence[PictureFile], prepare: PrepareConfig, *, max_pixels: int, ranges: ValueRanges = NO_RANGES
 ) -> PictureStatistics:
     """Mean and standard deviation of each channel over pictures, which weigh the same whatever their size. Raises
-    DataError: none of them can be read.
-
-    Args:
-        files: Of training rows only: held-out rows would leak into what is trained on. Unreadable ones do not count.
-        prepare: Its median filter comes first, as when pictures are prepared.
-    """
+    DataError: none of them can be read. `files`: of training rows only: held-out rows would leak into what is trained
+    on. Unreadable ones do not count. `prepare`: its median filter comes first, as when pictures are prepared."""
     moments, last = [], ""
     for index in np.unique(np.linspace(0, len(files) - 1, min(MOST, len(files))).round().astype(int)):
         try:

@@ -63,12 +63,8 @@ class RepeatedRows(DealtRows[LabelledSet]):
         return self.rows.batch(self.row_of(indices), epoch=epoch, repeats=indices // len(self.rows))
 
     def numbers(self, row_M: Indices, *, seed: int, epoch: int) -> Indices:
-        """The number of each draw of an epoch, of its row and of the draws of the row in earlier steps.
-
-        Args:
-            row_M: The row of each draw, of 0 to M - 1.
-            seed: Of the run, by which draws are dealt to steps.
-        """
+        """The number of each draw of an epoch, of its row and of the draws of the row in earlier steps. `row_M`: the
+        row of each draw, of 0 to M - 1. `seed`: of the run, by which draws are dealt to steps."""
         if not self.rows.inputs.redrawn:
             return row_M
         return resampling.numbered(row_M, rows=len(self.rows), seed=seed, epoch=epoch)

@@ -111,12 +111,9 @@ class LabelledSet(WholeRows):
         return self if inputs is self.inputs else replace(self, inputs=inputs)
 
     def batch(self, indices: Indices, *, epoch: int | None = None, repeats: Indices | None = None) -> MicroBatch:
-        """The rows `indices`, padded; `labels_N` holds weights, targets and `extra_targets_NC` (B, 1 + C...).
-
-        Args:
-            epoch: Pass over the training rows, which decides how pictures are augmented; None: rows as they are.
-            repeats: How often the epoch has drawn each of them before (B,); None: never.
-        """
+        """The rows `indices`, padded; `labels_N` holds weights, targets and `extra_targets_NC` (B, 1 + C...). `epoch`:
+        pass over the training rows, which decides how pictures are augmented; None: rows as they are. `repeats`: how
+        often the epoch has drawn each of them before (B,); None: never."""
         inputs, positions_B, tokens, mix = self.inputs.batch(indices, epoch=epoch, repeats=repeats)
         extra = [] if self.extra_targets_NC is None else [self.extra_targets_NC[indices]]
         targets_BC: Targets | Floats = self.targets_NC[indices]

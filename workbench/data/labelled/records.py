@@ -69,12 +69,8 @@ class RowInputs(Protocol):
         """Whether a row that an epoch draws again is read in another way."""
 
     def batch(self, indices: Indices, *, epoch: int | None, repeats: Indices | None = None) -> ModelInputs:
-        """The rows `indices`, padded.
-
-        Args:
-            epoch: Pass over the training rows, which decides how each is augmented; None: as they are.
-            repeats: How often the epoch has drawn each of them before (B,); None: never.
-        """
+        """The rows `indices`, padded. `epoch`: pass over the training rows, which decides how each is augmented; None:
+        as they are. `repeats`: how often the epoch has drawn each of them before (B,); None: never."""
 
     def rewritten(self, *, epoch: int, progress: float) -> Self:
         """The rows as a step of pass `epoch` reads them, after a share of the run, where that changes their lengths."""

@@ -126,10 +126,10 @@ class TokenizedSet(WholeRows):
         for start in range(0, len(self.rows), _AT_ONCE):
             rows = self.rows[start : start + _AT_ONCE]
             places: list[str] = self.table.data.column("place").take(pyarrow.array(rows)).to_pylist()
-            prefixes = (
-                [self.prefixes[number] for number in self._source_of(rows)] if self.prefixes else [""] * len(rows)
-            )
-            yield from map(str.__add__, prefixes, places)
+            if self.prefixes:
+                numbered = zip(self._source_of(rows), places, strict=True)
+                places = [self.prefixes[number] + place for number, place in numbered]
+            yield from places
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
         """The examples `indices`, padded, as they are seen in pass `epoch` over the data."""

@@ -44,12 +44,7 @@ class CardFacts:
 
 
 def write(run: Path, folder: Path, values: Mapping[str, Any], facts: CardFacts, *, out: Path) -> None:
-    """Write `folder`/README.md.
-
-    Args:
-        values: The run's configuration.
-        out: The name that `folder` gets in the end.
-    """
+    """Write `folder`/README.md. `values`: the run's configuration. `out`: the name that `folder` gets in the end."""
     manifest, scores = files.read_json(run / "manifest.json"), files.read_json(run / "scores.json")
     model, data = values["model"]["id"], manifest.get("data") or {}
     splits = {name: each for name, each in data.items() if isinstance(each, Mapping) and "source" in each}

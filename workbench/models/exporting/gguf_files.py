@@ -233,12 +233,7 @@ def _space_first(content: Json) -> bool:
 
 
 def write_adapter(adapter: Path, config: PretrainedConfig, path: Path, *, name: str) -> None:
-    """Write the adapter in a folder, in float32.
-
-    Args:
-        config: The backbone's.
-        name: For people.
-    """
+    """Write the adapter in a folder, in float32. `config`: the backbone's. `name`: for people."""
     layout, settings = GgufLayout(config), lora_limits.settings(adapter)
     writer = gguf.GGUFWriter(path, layout.name)
     writer.add_type(gguf.GGUFType.ADAPTER)
@@ -256,12 +251,8 @@ def write_adapter(adapter: Path, config: PretrainedConfig, path: Path, *, name: 
 
 
 def restore_adapter(path: Path, config: PretrainedConfig, folder: Path, *, like: Path) -> None:
-    """Write the adapter of a GGUF file as PEFT's into `folder`: scale and ranks are the file's.
-
-    Args:
-        config: The backbone's.
-        like: Folder of the adapter that the file was written from, for the names of the layers alone.
-    """
+    """Write the adapter of a GGUF file as PEFT's into `folder`: scale and ranks are the file's. `config`: the
+    backbone's. `like`: folder of the adapter that the file was written from, for the names of the layers alone."""
     reader, layout = gguf.GGUFReader(path), GgufLayout(config)
     tensor_by_name: dict[str, Any] = {tensor.name: tensor for tensor in reader.tensors}
     alpha = float(reader.get_field(gguf.Keys.Adapter.LORA_ALPHA).contents())  # type: ignore[union-attr]

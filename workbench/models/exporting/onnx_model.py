@@ -94,11 +94,7 @@ def logits_head(stock: PreTrainedModel) -> LogitsHead:
 
 def write(model: PreTrainedModel, path: Path, inputs: Mapping[str, Tensor], output: str) -> None:
     """Write a model in float32, for any number and length of rows. Raises BackboneError: torch cannot export it.
-
-    Args:
-        inputs: Example inputs of two rows.
-        output: Name of the output.
-    """
+    `inputs`: example inputs of two rows. `output`: name of the output."""
     shapes = {name: {0: torch.export.Dim.DYNAMIC} for name in inputs}
     for name in inputs.keys() & {"input_ids", "attention_mask"}:
         shapes[name][1] = torch.export.Dim.DYNAMIC
