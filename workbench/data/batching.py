@@ -191,7 +191,6 @@ class WholeRows:
 
     @property
     def difficulty(self) -> Floats | None:
-        """How hard each row is, higher is harder; None where it is not known."""
         return None
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:

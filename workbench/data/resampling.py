@@ -35,35 +35,28 @@ class ResampledRows(Generic[R]):
         return len(self.rows)
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:
-        """Rows that the draws of an epoch take."""
         return self.rows.sample(draws, epoch=epoch)
 
     @property
     def lengths(self) -> Indices:
-        """Tokens of each row."""
         return self.rows.lengths
 
     @property
     def supervised(self) -> Weights:
-        """Weight of each row."""
         return self.rows.supervised
 
     @property
     def difficulty(self) -> Floats | None:
-        """How hard each row is, where that is known."""
         return self.rows.difficulty
 
     def place(self, index: int) -> str:
-        """File and row of row `index`."""
         return self.rows.place(index)
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:
-        """The rows as a step reads them."""
         rows = self.rows.seen(epoch=epoch, step=step, steps=steps)
         return self if rows is self.rows else replace(self, rows=rows)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows `indices`, padded."""
         return self.rows.batch(indices, epoch=epoch)
 
 

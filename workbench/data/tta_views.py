@@ -181,7 +181,6 @@ class TextView:
         return replace(rows, inputs=TokenRows(tokens))
 
     def why_useless(self, rows: LabelledSet, changed: int) -> str:
-        """Why this view changes so few rows."""
         which = "no other row" if changed else "no row"
         if self.name in WINDOWS:
             return f"{which} is longer than data.max_tokens"
@@ -200,7 +199,6 @@ class TextView:
         return record.fields if empty else changed
 
     def outputs(self, outputs_NC: Floats) -> Floats:
-        """Map outputs (or values) for rows in this view to outputs for the original rows."""
         return outputs_NC if self.order_C is None else outputs_NC[:, list(self.order_C)]
 
 
@@ -286,12 +284,10 @@ class PictureView:
         return self.change(picture_HW3, row)
 
     def rows(self, rows: LabelledSet, reader: RowReader) -> LabelledSet:
-        """The same rows in this view."""
         assert isinstance(rows.inputs, PictureRows)
         return replace(rows, inputs=rows.inputs.seen(self.picture))
 
     def why_useless(self, rows: LabelledSet, changed: int) -> str:
-        """Why this view changes so few rows."""
         return f"{'no other picture' if changed else 'no picture'} looks different in it"
 
     def outputs(self, outputs_NC: Floats) -> Floats:

@@ -88,7 +88,6 @@ class OnPolicy:
         """None: answers that are replaced have no known difficulty."""
 
     def place(self, index: int) -> str:
-        """File and row that example `index` came from."""
         return self.train.place(index)
 
     def sample(self, draws: Indices, *, epoch: int) -> Indices:

@@ -177,7 +177,6 @@ class AnswerSampler:
         return self._answered(prompts, draws, _SamplingProcessor(draws, self._temperature, known=self._known))
 
     def scored(self, prompts: Sequence[Indices], draws: Sequence[Floats]) -> list[list[SampledAnswer]]:
-        """The same answers, with the log-probabilities that their tokens were sampled with."""
         processor = _SamplingProcessor(draws, self._temperature, known=self._known)
         processor.log_probs = []
         answers = self._answered(prompts, draws, processor)

@@ -139,7 +139,6 @@ class AnswersAlone:
 
     @cached_property
     def lengths(self) -> Indices:
-        """Tokens of each row."""
         return self.rows.supervised + 1
 
     def __getitem__(self, index: int) -> Row:
@@ -150,7 +149,6 @@ class AnswersAlone:
         return Row(ids, np.arange(len(ids)) > 0, digest=row.digest)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows `indices`, padded."""
         return collate([self[index] for index in indices], epoch=epoch)
 
 

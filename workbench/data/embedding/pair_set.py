@@ -38,12 +38,10 @@ class TextUnits:
 
     @property
     def truncated(self) -> int:
-        """Number of texts that were cut."""
         return sum(self.cut)
 
     @cached_property
     def lengths(self) -> Indices:
-        """Tokens of each text."""
         return np.asarray([len(each) for each in self.tokens], dtype=np.int64)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
@@ -66,7 +64,6 @@ class TextUnits:
         return TextUnits(tuple(texts), tuple(tokens), tuple(cut))
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
-        """The tokens of each text."""
         return iter(self.tokens)
 
 
@@ -152,7 +149,6 @@ class PairSet(WholeRows):
         return len(self.records)
 
     def place(self, index: int) -> str:
-        """File and row that row `index` came from."""
         return self.records[index].place
 
     @cached_property

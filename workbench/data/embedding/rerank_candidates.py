@@ -100,7 +100,6 @@ class PairedTexts:
 
     @cached_property
     def lengths(self) -> Indices:
-        """Tokens of each pair."""
         length_U = self.units.lengths
         return self.joins.lengths(length_U[self.query_P], length_U[self.passage_P])
 
@@ -112,11 +111,9 @@ class PairedTexts:
         )
 
     def take(self, indices: Indices) -> PairedTexts:
-        """The pairs `indices`."""
         return PairedTexts(self.units, self.joins, self.query_P[indices], self.passage_P[indices])
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
-        """The tokens of both texts of each pair."""
         tokens = self.units.tokens
         for query, passage in zip(self.query_P, self.passage_P, strict=True):
             yield np.concatenate([tokens[query], [-1], tokens[passage]])
@@ -234,7 +231,6 @@ class CandidateSet(WholeRows):
     """As the rows have them; see `PairSet`."""
 
     def place(self, index: int) -> str:
-        """File and row that row `index` came from."""
         return self.pairs.place(index)
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> CandidateSet:

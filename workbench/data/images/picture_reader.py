@@ -87,7 +87,6 @@ class PictureRows:
 
     @property
     def lengths(self) -> Indices:
-        """Patches of each row."""
         return np.full(len(self.place_N2), self.patches, dtype=np.int64)
 
     @property
@@ -154,7 +153,6 @@ class PictureRows:
         return list(pictures), Mix(np.asarray(partner_B), np.asarray(share_B))
 
     def take(self, indices: Indices) -> PictureRows:
-        """The rows `indices`."""
         return replace(self, place_N2=self.place_N2[indices], key_N=self.key_N[indices])
 
     def concatenated(self, other: PictureRows) -> PictureRows:
@@ -168,11 +166,9 @@ class PictureRows:
         )
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
-        """The pixels of each row."""
         return (self.picture(index) for index in range(len(self.place_N2)))
 
     def differ(self, other: PictureRows) -> npt.NDArray[np.bool_]:
-        """Which rows look different in `other`."""
         pairs = zip(self.arrays(), other.arrays(), strict=True)
         return np.asarray([not np.array_equal(one, two) for one, two in pairs], dtype=bool)
 
@@ -216,7 +212,6 @@ class PictureReader:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The column with the picture."""
         return (self.image.column,)
 
     @property
@@ -254,19 +249,16 @@ class PictureReader:
         )
 
     def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:
-        """The pictures that another reader read, prepared as this one does, without labels."""
         name = self.image.column
         mine = [RawRow(row.place, {**row.columns, name: columns[name]}) for row, columns in rows]
         records = tuple(LabelledRecord(row, ()) for row in mine)
         return self._stored(RecordSource(source, fingerprint, records), labelled=False)
 
     def inputs(self, source: RecordSource) -> PictureRows:
-        """The pictures of each row."""
         assert isinstance(source.inputs, PictureRows)
         return source.inputs
 
     def describe(self, record: LabelledRecord) -> str:
-        """The name of a picture's file."""
         return self._file(record).name
 
     def rendered(self, inputs: RowInputs, index: int) -> str:

@@ -98,7 +98,6 @@ class LabelledSet(WholeRows):
         return len(self.records)
 
     def place(self, index: int) -> str:
-        """File and row that row `index` came from."""
         return self.records[index].place
 
     def places(self) -> Iterator[str]:
@@ -179,7 +178,6 @@ class LabelledSet(WholeRows):
 
     @property
     def lengths(self) -> Indices:
-        """Tokens or patches of each row."""
         return self.inputs.lengths
 
     @property

@@ -202,11 +202,9 @@ class AugmentedTexts:
         return [rewritten(texts, self.config, seed=self.seed, epoch=epoch) for texts in self.texts]
 
     def take(self, indices: Indices) -> AugmentedTexts:
-        """The rows `indices`."""
         return self._with([self.texts[each] for each in indices], [self.places[each] for each in indices])
 
     def concatenated(self, other: AugmentedTexts) -> AugmentedTexts:
-        """These rows, followed by those of `other`."""
         return self._with([*self.texts, *other.texts], [*self.places, *other.places])
 
     def alone(self, operator: OperatorName) -> AugmentedTexts:
@@ -234,7 +232,6 @@ class TokenRows:
 
     @property
     def lengths(self) -> Indices:
-        """Tokens of each row."""
         return self.encoded.length_N
 
     @property
@@ -260,7 +257,6 @@ class TokenRows:
         return self if self.augmented is None else TokenRows(self.augmented.tokens(epoch))
 
     def take(self, indices: Indices) -> TokenRows:
-        """The rows `indices`."""
         return TokenRows(self.encoded.take(indices), None if self.augmented is None else self.augmented.take(indices))
 
     def concatenated(self, other: TokenRows) -> TokenRows:
@@ -270,11 +266,9 @@ class TokenRows:
         return TokenRows(self.encoded.concatenated(other.encoded), both)
 
     def arrays(self) -> Iterator[npt.NDArray[Any]]:
-        """The tokens of each row."""
         return (each.input_ids for each in self.encoded)
 
     def differ(self, other: TokenRows) -> npt.NDArray[np.bool_]:
-        """Which rows have other tokens in `other`."""
         pairs = zip(self.encoded, other.encoded, strict=True)
         return np.asarray([not np.array_equal(one.input_ids, two.input_ids) for one, two in pairs], dtype=bool)
 
@@ -293,7 +287,6 @@ class TextReader:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the template."""
         return self.classes.fields
 
     @property
@@ -315,7 +308,6 @@ class TextReader:
         return records.read(source, data, self.classes, limit=limit, labelled=labelled, weighted=weighted)
 
     def reread(self, source: str, fingerprint: str, rows: Sequence[NamedColumns]) -> RecordSource:
-        """The rows that another reader read, as this one reads them, without labels."""
         read = (
             LabelledRecord(row, tuple(_text(columns.get(name), row.place, name) for name in self.columns))
             for row, columns in rows
@@ -323,12 +315,10 @@ class TextReader:
         return RecordSource(source, fingerprint, RecordTable.of(read))
 
     def inputs(self, source: RecordSource) -> TokenRows:
-        """Tokens of each row."""
         fields, places = (record.fields for record in source.records), (record.place for record in source.records)
         return TokenRows(self.encoder.encode(fields, places))
 
     def describe(self, record: LabelledRecord) -> str:
-        """The whole text of a row."""
         return self.encoder.text(record.fields)
 
     def rendered(self, inputs: RowInputs, index: int) -> str:
@@ -337,7 +327,6 @@ class TextReader:
         return str(self.tokenizer.decode(inputs.encoded[index].input_ids))
 
     def duplicates(self, sources: Sequence[RecordSource]) -> DuplicateClusters:
-        """Near-duplicates among the texts of all sources together."""
         texts = [key for source in sources for key in source.keys]
         threshold = self.near.cutoff(pictures=False)
         return duplicates.find(texts, threshold=threshold, shingle=self.near.shingle, size=self.near.length)

@@ -477,7 +477,6 @@ class ChatEncoder:
 
     @property
     def identity(self) -> list[Any]:
-        """All that the written tokens depend on, besides the tokenizer."""
         return [self.source]
 
     def targets(self, encoded: Encoded) -> int:
@@ -485,11 +484,9 @@ class ChatEncoder:
         return sum(encoded.supervised[1:])
 
     def seen(self, row: Row, *, epoch: int) -> Row:
-        """The row as the model sees it."""
         return row
 
     def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
-        """Rows as the model sees them."""
         return collate(rows, epoch=epoch)
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:

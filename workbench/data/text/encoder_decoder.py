@@ -48,7 +48,6 @@ class Seq2SeqEncoder(ChatEncoder):
 
     @property
     def identity(self) -> list[object]:
-        """Part of the cache key: everything besides the tokenizer that decides the tokens."""
         return ["pairs", self._start, self.source]
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
@@ -86,7 +85,6 @@ class Seq2SeqEncoder(ChatEncoder):
         )
 
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
-        """`encode` of each example, as `outcomes`."""
         return outcomes(partial(self.encode, loss_on=loss_on), examples)
 
     def question(self, example: Example) -> list[int]:

@@ -142,7 +142,6 @@ class PreferenceEncoder(WrappedEncoder):
 
     @property
     def identity(self) -> list[Any]:
-        """All that the written tokens depend on, besides the tokenizer."""
         return ["judged", *self.base.identity]
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
@@ -206,7 +205,6 @@ class PreferenceSet(WholeRows):
 
     @cached_property
     def supervised(self) -> Weights:
-        """Weight of each example in the mean loss."""
         weight_P = self.answers.weights[:: self.each]
         return np.ones(len(self), dtype=np.int64) if resampling.uniform(weight_P) else weight_P
 
@@ -255,7 +253,6 @@ class PreferenceSet(WholeRows):
         return self.answers.subset(self.desired)
 
     def place(self, index: int) -> str:
-        """File and row of an example."""
         return _pair_of(self.answers.place(index * self.each)) if self.paired else self.answers.place(index)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:

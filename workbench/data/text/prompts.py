@@ -124,7 +124,6 @@ class PromptEncoder(WrappedEncoder):
 
     @property
     def identity(self) -> list[Any]:
-        """All that the written tokens depend on, besides the tokenizer."""
         return ["prompts", *self.base.identity]
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
@@ -132,7 +131,6 @@ class PromptEncoder(WrappedEncoder):
         return _prompt_of(self.base.encode(example, loss_on="last"))
 
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
-        """`encode` of each example, as `chat.outcomes`."""
         encoded = self.base.encode_many(examples, loss_on="last")
         return [each if isinstance(each, WorkbenchError) else _prompt_of(each) for each in encoded]
 

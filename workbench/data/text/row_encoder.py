@@ -28,23 +28,18 @@ class WrappedEncoder:
         return [example]
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
-        """The example's ids, and which of them carry loss."""
         return self.base.encode(example, loss_on=loss_on)
 
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
-        """`encode` of each example, as `chat.outcomes`."""
         return self.base.encode_many(examples, loss_on=loss_on)
 
     def targets(self, encoded: Encoded) -> int:
-        """How many tokens are predicted."""
         return self.base.targets(encoded)
 
     def seen(self, row: Row, *, epoch: int) -> Row:
-        """The row as the model sees it."""
         return self.base.seen(row, epoch=epoch)
 
     def collate(self, rows: Sequence[Row], *, epoch: int) -> MicroBatch:
-        """Rows as the model sees them."""
         return self.base.collate(rows, epoch=epoch)
 
 

@@ -88,16 +88,13 @@ class StepEncoder(WrappedEncoder):
 
     @property
     def conversion(self) -> Conversion:
-        """How rows are read."""
         return partial(convert, self.separator, self.labelled)
 
     @property
     def identity(self) -> list[Any]:
-        """All that the written tokens depend on, besides the tokenizer."""
         return ["steps", self.separator, self.labelled, *self.base.identity]
 
     def encode_many(self, examples: Sequence[Example], *, loss_on: LossOn) -> list[Encoded | WorkbenchError]:
-        """`encode` of each example, as `chat.outcomes`."""
         return chat.outcomes(partial(self.encode, loss_on=loss_on), examples)
 
     def encode(self, example: Example, *, loss_on: LossOn) -> Encoded:
@@ -196,7 +193,6 @@ class StepSet(WholeRows):
         return int(self.answers.table.data.column("cut_steps").to_numpy()[self.answers.rows].sum())
 
     def place(self, index: int) -> str:
-        """File and row of an answer."""
         return self.answers.place(index)
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:

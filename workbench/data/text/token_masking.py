@@ -47,7 +47,6 @@ class MlmEncoder:
 
     @property
     def identity(self) -> list[object]:
-        """Part of the cache key: everything besides the tokenizer that decides the tokens."""
         return ["masking", self._share]
 
     def expanded(self, example: Example, *, loss_on: LossOn) -> list[Example]:
@@ -71,7 +70,6 @@ class MlmEncoder:
         return Encoded(ids, [token not in self._special for token in ids], bos=has_bos, kept=int(has_eos))
 
     def targets(self, encoded: Encoded) -> int:
-        """Number of tokens that are predicted."""
         return self._count(sum(encoded.supervised))
 
     def seen(self, row: Row, *, epoch: int) -> Row:

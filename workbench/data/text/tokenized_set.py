@@ -116,7 +116,6 @@ class TokenizedSet(WholeRows):
         return Row(ids.astype(np.int64), supervised, row.column("source")[0].as_py(), row.column("digest")[0].as_py())
 
     def place(self, index: int) -> str:
-        """File and row that example `index` came from."""
         row = self.rows[[index]]
         place = str(self.table[int(row[0])]["place"])  # of a column, pyarrow would bring all chunks together
         return self.prefixes[self._source_of(row)[0]] + place if self.prefixes else place
@@ -132,7 +131,6 @@ class TokenizedSet(WholeRows):
             yield from places
 
     def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The examples `indices`, padded, as they are seen in pass `epoch` over the data."""
         return replace(self.collate([self[int(index)] for index in indices], epoch=epoch), rows_B=indices)
 
     def subset(self, keep: Indices | npt.NDArray[np.bool_], note: str | None = None) -> TokenizedSet:
@@ -159,7 +157,6 @@ class TokenizedSet(WholeRows):
 
     @cached_property
     def lengths(self) -> Indices:
-        """Tokens of each example."""
         return self._column("length")
 
     @cached_property
