@@ -123,28 +123,21 @@ def _numbers(names: Iterable[str]) -> Ints:
 
 
 class KeyedRow(Protocol):
-    """A row that has a place and a key, which is equal for rows with the same content."""
+    """A row that has a place (file and row) and a key, which is equal for rows with the same content."""
 
     @property
-    def place(self) -> str:
-        """File and row."""
-
+    def place(self) -> str: ...
     @property
-    def key(self) -> str:
-        """Equal for rows with the same content."""
+    def key(self) -> str: ...
 
 
 class KeyedSource(Protocol):
-    """The rows of a file."""
+    """A file by its name, and its rows."""
 
     @property
-    def name(self) -> str:
-        """The name of the file."""
-
+    def name(self) -> str: ...
     @property
-    def records(self) -> Sequence[KeyedRow]:
-        """Its rows."""
-
+    def records(self) -> Sequence[KeyedRow]: ...
     def subset(self, keep: npt.NDArray[np.bool_], note: str | None = None) -> Any:
         """The rows that `keep` marks; `note` says what the others were."""
 

@@ -49,15 +49,12 @@ def shared_facts(rows: DatasetFacts, *, supervised_tokens: int) -> dict[str, Any
 
 
 class RowsOfSets(Protocol):
-    """Rows that know which of several sets each is from."""
+    """Rows that know which of several sets each is from: their names (empty where there is one), and each row's."""
 
     @property
-    def sources(self) -> Collection[str]:
-        """Names of the sets; empty where there is one."""
-
+    def sources(self) -> Collection[str]: ...
     @property
-    def source_N(self) -> Indices:
-        """Number of the set of each row."""
+    def source_N(self) -> Indices: ...
 
 
 def rows_by_set(rows: RowsOfSets) -> dict[str, Indices]:

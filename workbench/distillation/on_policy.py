@@ -5,10 +5,10 @@ Legend: B rows, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +29,8 @@ from workbench.runs.ranks import Ranks
 from workbench.training import preflight
 from workbench.training.capacity import FORWARD_TOKENS as TOKENS
 
-
-class AnswerWriter(Protocol):
-    """A model that answers."""
-
-    def __call__(self, prompts: Sequence[Indices], seeds: Sequence[int], *, stop: Sequence[int]) -> list[Indices]:
-        """Continuation of each prompt, up to and with a token of `stop`; a seed decides it alone."""
+AnswerWriter = Callable[..., list[Indices]]
+"""From prompts and a seed for each to their continuations, up to and with a token of `stop`; seeds decide alone."""
 
 
 class OnPolicy:

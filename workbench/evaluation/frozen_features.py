@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -217,11 +217,8 @@ def _keys(inputs: RowInputs) -> list[bytes]:
     ]
 
 
-class Look(Protocol):
-    """Probes rows by their frozen features."""
-
-    def __call__(self, *, most: int) -> FrozenProbe:
-        """Probe at most so many of the rows."""
+Look = Callable[..., "FrozenProbe"]
+"""Probes at most `most` rows by their frozen features."""
 
 
 @dataclass(frozen=True)

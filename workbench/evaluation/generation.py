@@ -439,8 +439,7 @@ class Answering(Protocol):
     """Something that holds a model which answers."""
 
     @property
-    def model(self) -> nn.Module:
-        """The model."""
+    def model(self) -> nn.Module: ...
 
 
 M = TypeVar("M", bound=Answering)

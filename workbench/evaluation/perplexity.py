@@ -64,20 +64,13 @@ class SummedLosses:
 
 
 class LikelihoodRows(Protocol):
-    """Rows whose tokens have a likelihood."""
+    """Rows whose tokens have a likelihood, with the tokens of each; a batch of them is padded."""
 
     @property
-    def lengths(self) -> Indices:
-        """Tokens of each row."""
-
-    def __len__(self) -> int:
-        """Number of rows."""
-
-    def __getitem__(self, index: int) -> Row:
-        """A row."""
-
-    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch:
-        """The rows `indices`, padded."""
+    def lengths(self) -> Indices: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Row: ...
+    def batch(self, indices: Indices, *, epoch: int = 0) -> MicroBatch: ...
 
 
 def likelihood(

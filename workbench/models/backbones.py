@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -145,19 +146,8 @@ class Backbone:
     notes: list[str] = field(default_factory=list)
 
 
-class Loader(Protocol):
-    """Loads backbones as `load` does, or replaces it where no weights should be read."""
-
-    def __call__(
-        self,
-        config: ModelConfig,
-        tokenizer: PreTrainedTokenizerBase | None,
-        *,
-        task: ModelHead = TEXT,
-        trainable: bool = False,
-        waiting: bool = False,
-    ) -> Backbone:
-        """The backbone on this process's device, frozen, in evaluation mode."""
+Loader = Callable[..., Backbone]
+"""Loads backbones as `load` does, or replaces it where no weights should be read."""
 
 
 def device() -> torch.device:

@@ -37,31 +37,23 @@ LOOKED_AT = 2048
 
 
 class Model(Protocol):
-    """Model, loss and trainable weights of a training."""
+    """The model of a training, its trainable parameters, and which of them train when."""
 
     @property
-    def model(self) -> nn.Module:
-        """All of it."""
-
+    def model(self) -> nn.Module: ...
     @property
-    def masters(self) -> MasterWeights | Sharded:
-        """Its trainable parameters."""
-
+    def masters(self) -> MasterWeights | Sharded: ...
     @property
-    def freezer(self) -> Freezer:
-        """Which of them train when."""
+    def freezer(self) -> Freezer: ...
 
 
 class Lengths(Protocol):
-    """The rows of a training, as far as memory depends on them; see `Sequences`."""
+    """The rows of a training, as far as memory depends on them: tokens and weight of each; see `Sequences`."""
 
     @property
-    def lengths(self) -> Indices:
-        """Tokens of each."""
-
+    def lengths(self) -> Indices: ...
     @property
-    def supervised(self) -> Weights:
-        """Predicted tokens of each, or its weight."""
+    def supervised(self) -> Weights: ...
 
 
 @runtime_checkable

@@ -126,7 +126,8 @@ class Job:
     @property
     def usage(self) -> dict[str, int]:
         """Numbers of tokens of prompts and answers."""
-        return openai_format.token_usage(self._read, sum(each.tokens for each in self.written))
+        written = sum(each.tokens for each in self.written)
+        return {"prompt_tokens": self._read, "completion_tokens": written, "total_tokens": self._read + written}
 
     async def whole(self) -> Response:
         """The response when all answers have ended."""

@@ -396,8 +396,3 @@ class CompletionForm:
 def _named(tokenizer: PreTrainedTokenizerBase, token: int, logprob: float | None) -> dict[str, Any]:
     text = str(tokenizer.decode([token]))
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-
-def token_usage(prompts: int, answers: int) -> dict[str, int]:
-    """Numbers of tokens."""
-    return {"prompt_tokens": prompts, "completion_tokens": answers, "total_tokens": prompts + answers}
