@@ -39,8 +39,7 @@ class Prefetcher(Generic[BatchT]):
         self._pin = pin
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="workbench-rows", initializer=_compute_alone)
         self._expected: tuple[Hashable, Future[BatchT]] | None = None
-        self.waited_s = 0.0
-        """Seconds that the device waited for a micro-batch."""
+        self.waited_s = 0.0  # seconds that the device waited for a micro-batch
 
     def get(self, key: Hashable, make: Callable[[], BatchT]) -> BatchT:
         """The micro-batch of this key; raises what making it raised."""

@@ -46,8 +46,7 @@ class ServedPolicy:
 
     def __init__(self, server: OpenAIClient, save: Callable[[Path], None], folder: Path, *, every: int) -> None:
         self.server, self._save, self._folder, self._every = server, save, folder, every
-        self.name = ""
-        """The server's name for the weights that answer now."""
+        self.name = ""  # the server's name for the weights that answer now
         self._rollouts = 0
 
     def refresh(self) -> None:

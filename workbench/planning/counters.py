@@ -205,12 +205,10 @@ class MemoryLedger(LiveBytes):
     def __init__(self, device: str = "cpu") -> None:
         super().__init__(device)
         self._purpose = ACTIVATIONS
-        self._places: list[str] = []
-        """Modules that are being called, the innermost last."""
+        self._places: list[str] = []  # modules that are being called, the innermost last
         self._accounts: dict[int, Account] = {}
         self._sums: Counter[Account] = Counter()
-        self._peak_sums: Mapping[Account, int] | None = {}
-        """None: the present is the peak."""
+        self._peak_sums: Mapping[Account, int] | None = {}  # None: the present is the peak
 
     @property
     def at_peak(self) -> dict[str, int]:

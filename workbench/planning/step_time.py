@@ -208,8 +208,7 @@ class _Timed:
         self.batches = sorted(chain.from_iterable(islice(fit.micro_batches(), STEPS)), key=self.tokens)
         fit.freezer.follow(step=0, share=0.0)
         shortest = self.batches[0][:1]
-        self.flops = 0.0
-        """Floating-point operations of one token, forward and backward."""
+        self.flops = 0.0  # floating-point operations of one token, forward and backward
         for step, part in fit.kinds.items():
             with Operations() as counted:
                 fit.backward(shortest, step=step)

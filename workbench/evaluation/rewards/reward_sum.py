@@ -278,8 +278,7 @@ class RowJudge:
             (replace(raw, place=prefix + raw.place), own)
             for prefix, (part, own) in zip(prefixes, tokenized.of_files(whole, files), strict=True)
             for raw in tokenized.raw_rows(part, own)
-        ]
-        """Each row of the table, and how its file is read."""
+        ]  # each row of the table, and how its file is read
 
     def require(self, sources: Sequence[RewardSource]) -> None:
         """Raise DataError where a row lacks a column that a reward reads."""

@@ -241,10 +241,8 @@ class Engine:
         # The number of tokens that an expert gets depends on all rows of a pass.
         experts = bool(anatomy.fused_experts(backbone))
         self._sharing: Sharing = "none" if experts else "all" if routes.mixes else "member"
-        self.sizes: Sizes = SIZES
-        """Numbers of tokens at which every row comes out, bit for bit, as in the largest."""
-        self.token_bytes = 0
-        """Bytes of the cache per token."""
+        self.sizes: Sizes = SIZES  # numbers of tokens at which every row comes out, bit for bit, as in the largest
+        self.token_bytes = 0  # bytes of the cache per token
         for member in routes.members:
             self._require_same(member)
         self.sizes = self._proven()

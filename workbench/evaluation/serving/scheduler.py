@@ -41,8 +41,7 @@ class AnswerText:
         self._before, self._written = 0, len(self._ids)
         self._stops = stops
         self._held = ""
-        self.stopped = False
-        """Whether a stop word came; the text ends before it."""
+        self.stopped = False  # whether a stop word came; the text ends before it
 
     def push(self, token: int) -> str:
         """The text that is certain after this token."""
