@@ -280,9 +280,8 @@ def _under_whole_adapters(
 
 @dataclass(frozen=True)
 class Rates:
-    """Bytes and operations a second of a usual machine of its kind; what is measured here replaces `flops`."""
+    """Bytes a second of a usual machine of its kind."""
 
-    flops: float
     link: float
     """Bytes between devices."""
     host: float
@@ -292,8 +291,8 @@ class Rates:
     disk: float
 
 
-ACCELERATOR = Rates(flops=1e14, link=5e10, host=1.2e10, update=2e10, disk=2e9)
-CPU = Rates(flops=1e11, link=2e9, host=1e10, update=1e10, disk=1e9)
+ACCELERATOR = Rates(link=5e10, host=1.2e10, update=2e10, disk=2e9)
+CPU = Rates(link=2e9, host=1e10, update=1e10, disk=1e9)
 
 
 _SENT = {"none": 1.0, "bfloat16": 0.5, "float16": 0.5, "powersgd": 0.0, "int4": 0.125}
