@@ -28,10 +28,8 @@ ResultT = TypeVar("ResultT")
 
 VARIABLE = "WORKBENCH_PROCESSES"
 AT_MOST = 16
-OWN = 12
-"""Items that this process computes before it starts others, so that little work does not pay for a start."""
-AHEAD = 2
-"""Items that each other process has or that wait for it."""
+OWN = 12  # items that this process computes before it starts others, so that little work does not pay for a start
+AHEAD = 2  # items that each other process has or that wait for it
 KILLED = (
     "A process that prepares rows was killed: for lack of memory? Write WORKBENCH_PROCESSES=1 in front of the command "
     "to do without it."
@@ -197,8 +195,7 @@ def serve() -> None:
 LARGE = 128 * 128
 """Pixels of a picture from which threads save time; with smaller ones they wait for the interpreter's lock: two of them
 took 1.6 times as long to augment pictures of 64 x 64."""
-PARTS = 2
-"""Parts of a batch for each thread, so that none is idle for long while another one ends."""
+PARTS = 2  # parts of a batch for each thread, so that none is idle for long while another one ends
 
 
 def by_threads(function: Callable[[ItemT], ResultT], items: Sequence[ItemT], *, size: int) -> list[ResultT]:

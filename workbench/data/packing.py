@@ -163,10 +163,8 @@ PADDED: RowLayout = Padded()
 PACKED: RowLayout = Packed()
 
 
-ROOM = 2
-"""Tokens of rests for each shared one in a micro-batch: what is shared is then a third of it at most."""
-ROWS_AT_ONCE = 256
-"""Rows that are read at a time."""
+ROOM = 2  # tokens of rests for each shared one in a micro-batch: what is shared is then a third of it at most
+ROWS_AT_ONCE = 256  # rows that are read at a time
 
 
 @dataclass(frozen=True)

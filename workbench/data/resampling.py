@@ -108,8 +108,7 @@ def numbered(row_M: Indices, *, rows: int, seed: int, epoch: int) -> Indices:
     return row_M + rows * found_M[np.argsort(order_M)]
 
 
-LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
-"""Weights between which sums in float32 are exact enough."""
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6  # weights between which sums in float32 are exact enough
 
 
 def read_weight(value: Any, name: str) -> float:

@@ -26,8 +26,7 @@ from workbench.runs import files
 RowT = TypeVar("RowT")
 FileReader = Callable[[Path], Iterator["RawRow"]]
 
-MAX_MISTAKES = 5
-"""Malformed rows that a message shows; reading stops there."""
+MAX_MISTAKES = 5  # malformed rows that a message shows; reading stops there
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from workbench.errors import ConfigError, DataError
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-BUCKETS = 10_000
-"""Buckets into which words and pairs of words are hashed, as in the paper."""
+BUCKETS = 10_000  # buckets into which words and pairs of words are hashed, as in the paper
 PRIOR = 1_000
 """N-grams of the training rows that count as seen among the target's: what a small target lacks is not impossible."""
 _SCORES = {"perplexity": "loss", "ifd": "difficulty", "gradient": "influence"}

@@ -25,8 +25,7 @@ from workbench.data.text.tokenized import cache_folder
 from workbench.errors import DataError
 from workbench.runs import files
 
-OPEN = 8
-"""Shards that are read in turn: data sets are often sorted, and a run then sees more than their beginning."""
+OPEN = 8  # shards that are read in turn: data sets are often sorted, and a run then sees more than their beginning
 
 
 @dataclass
@@ -96,12 +95,9 @@ class ShardTurns:
         return {"begun": self._begun, "turn": self._turn, "open": states}
 
 
-PART = 1000
-"""Rows of the stream that are read at a time, and most rows of a part."""
-AWAY = 50
-"""Readings after which a part is written, however few rows are taken: so much is read again after a kill."""
-LINES = {".jsonl", ".txt"}
-"""Kinds of files that hold a row per line."""
+PART = 1000  # rows of the stream that are read at a time, and most rows of a part
+AWAY = 50  # readings after which a part is written, however few rows are taken: so much is read again after a kill
+LINES = {".jsonl", ".txt"}  # kinds of files that hold a row per line
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,10 @@ Bools = npt.NDArray[np.bool_]
 
 Scheme = Literal["IOB1", "IOB2", "BILOU", "plain"]
 """How tags mark entities. IOBES and BMES are read as BILOU: other letters for the same. `plain`: tags mark none."""
-SpanRule = Literal["conlleval", "IOB2", "BILOU", "IOBES"]
-"""Which tags make an entity; see `spans_of`."""
+SpanRule = Literal["conlleval", "IOB2", "BILOU", "IOBES"]  # which tags make an entity; see `spans_of`
 
 OUTSIDE = "O"
-IGNORED = -100
-"""Label of a token that carries no loss."""
+IGNORED = -100  # label of a token that carries no loss
 TOKEN_COLUMNS = ("tokens", "words")
 TAG_COLUMNS = ("tags", "ner_tags", "labels", "ner", "upos", "pos_tags", "pos")
 SPAN_COLUMNS = ("entities", "spans", "label", "labels")

@@ -37,8 +37,7 @@ from workbench.schema import did_you_mean
 Fields: TypeAlias = tuple[str, ...]
 UserMerge: TypeAlias = Callable[[Floats], Floats]
 """Merges values (V, N, C) of the views, the original rows first, to values (N, C), each row by itself."""
-KEY = "tta.function"
-"""The setting that names the file, for messages."""
+KEY = "tta.function"  # the setting that names the file, for messages
 
 
 class UserViews:
@@ -411,8 +410,7 @@ class _UserPictures:
         return ConfigError(f"{KEY}: views() of {self._path}, called with the picture of row {row}, {problem}.")
 
 
-SAMPLED = 500
-"""Pictures that are looked at to see whether a view changes any."""
+SAMPLED = 500  # pictures that are looked at to see whether a view changes any
 
 
 class RowView(Protocol):

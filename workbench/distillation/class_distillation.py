@@ -47,10 +47,8 @@ from workbench.runs.run_directory import Run
 from workbench.training import preflight
 from workbench.training.callbacks import Callback
 
-KEPT = "teacher.safetensors"
-"""File of a run directory with the outputs of the teacher."""
-OUT_OF_FOLD = "out_of_fold.parquet"
-"""File of a cross-validation's run directory."""
+KEPT = "teacher.safetensors"  # file of a run directory with the outputs of the teacher
+OUT_OF_FOLD = "out_of_fold.parquet"  # file of a cross-validation's run directory
 _HEADS = ("ForSequenceClassification", "ForImageClassification")
 
 

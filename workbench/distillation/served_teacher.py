@@ -33,15 +33,11 @@ from workbench.runs.openai_client import OpenAIClient, token_number
 
 KEY, KEPT = "distill.teacher.url", "the finished shards of the cache are kept"
 """Key of the address, and what is not lost where nobody answers there."""
-AT_ONCE = 4
-"""Requests that run at the same time."""
-TOKENS, ROWS = 4096, 32
-"""Tokens of a request, padding included, and its rows."""
-PROBES = 8
-"""Training rows whose text the server's tokenizer reads, and whose conversation its template writes."""
+AT_ONCE = 4  # requests that run at the same time
+TOKENS, ROWS = 4096, 32  # tokens of a request, padding included, and its rows
+PROBES = 8  # training rows whose text the server's tokenizer reads, and whose conversation its template writes
 
-Top = Mapping[int, float]
-"""Log-probabilities of the likeliest tokens of a position."""
+Top = Mapping[int, float]  # log-probabilities of the likeliest tokens of a position
 
 
 @dataclass(frozen=True)

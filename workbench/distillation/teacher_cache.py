@@ -46,20 +46,16 @@ from workbench.runs import files
 from workbench.runs.ranks import ALONE, Ranks
 from workbench.training.callbacks import Callback
 
-Packed = Mapping[str, npt.NDArray[Any]]
-"""Arrays (N, ...) by name."""
+Packed = Mapping[str, npt.NDArray[Any]]  # arrays (N, ...) by name
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
 _LOW = 2**16
-FORMAT = "1"
-"""Version of the files' format: raise it when they are written otherwise."""
-Keys = npt.NDArray[np.uint64]
-"""Digests of rows. Among a million rows two are alike with a chance of 3e-8."""
+FORMAT = "1"  # version of the files' format: raise it when they are written otherwise
+Keys = npt.NDArray[np.uint64]  # Digests of rows. Among a million rows two are alike with a chance of 3e-8.
 INDEX = "cache.json"
 _SHARDS = "shard-*.safetensors"
 _DAMAGED = (OSError, ValueError, SafetensorError)
-SHARD_POSITIONS = 2**18
-"""Positions after which a shard is full: at 64 likeliest tokens of each, 65 MiB."""
+SHARD_POSITIONS = 2**18  # positions after which a shard is full: at 64 likeliest tokens of each, 65 MiB
 
 
 @dataclass(frozen=True)

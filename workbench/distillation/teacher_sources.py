@@ -27,8 +27,7 @@ from workbench.runs.trust import Trust
 
 ROWS, RENDERED = 1000, 8
 """Training rows whose tokens are looked up in the teacher's vocabulary, and those that its template writes again."""
-AROUND = 8
-"""Tokens that are shown on either side of a difference."""
+AROUND = 8  # tokens that are shown on either side of a difference
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,9 @@ from workbench.losses.divergences import universal
 if TYPE_CHECKING:
     from workbench.distillation.teachers import TeacherModel
 
-NOWHERE = -1
-"""Marks a token without a partner, or without an offset."""
+NOWHERE = -1  # marks a token without a partner, or without an offset
 
-ENOUGH = 0.05
-"""Least share of the supervised tokens that have to be aligned for a teacher to be of use."""
+ENOUGH = 0.05  # least share of the supervised tokens that have to be aligned for a teacher to be of use
 
 _SAMPLED_ROWS, _KEPT_ROWS = 256, 2**16
 _BROKEN = "\ufffd"  # replacement character: decoded from an incomplete UTF-8 sequence

@@ -19,8 +19,7 @@ from workbench.evaluation import comparison
 from workbench.training import capacity
 
 LIBRARY = "peft-workbench[eval]"
-SHOTS_SEED = 1234
-"""Seed of the few-shot examples, as in lm-eval's own command."""
+SHOTS_SEED = 1234  # seed of the few-shot examples, as in lm-eval's own command
 
 
 @dataclass(frozen=True)

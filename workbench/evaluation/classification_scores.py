@@ -26,8 +26,7 @@ from workbench.runs import units
 if TYPE_CHECKING:
     import pandas as pd
 
-OneHot = NDArray[np.float32]
-"""1 where a row has a class, 0 elsewhere; or standardised numbers."""
+OneHot = NDArray[np.float32]  # 1 where a row has a class, 0 elsewhere; or standardised numbers
 
 
 def scores(labels: Labels, outputs_NC: Floats, targets_NC: OneHot) -> dict[str, float]:

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 CONTENT = ("row", "prompt", "text", "rejected", "image", "reference", "label")
 """Columns of a table of predictions that identify a row: its place and its content."""
-VERDICTS = {"1": 1, "2": 2, "0": 0}
-"""The first answer is better, the second one, neither."""
+VERDICTS = {"1": 1, "2": 2, "0": 0}  # the first answer is better, the second one, neither
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from workbench.evaluation import metrics
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
-TagRows = Sequence[Sequence[str]]
-"""Tags of the words of each row."""
+TagRows = Sequence[Sequence[str]]  # tags of the words of each row
 Match = tuple[EntitySpan | None, EntitySpan | None]
 """A true entity and the predicted one that stands for it; None where there is none."""
 Kind = Literal["missed", "spurious", "wrong type", "wrong edges", "wrong type and edges"]

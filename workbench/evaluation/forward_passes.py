@@ -29,8 +29,7 @@ from workbench.training.distributed.data_parallel import own_rows
 from workbench.training.distributed.pipeline import Absent
 from workbench.training.distributed.placement import Placement
 
-FILE = "scored_rows.json"
-"""In a run directory: results of an interrupted scoring, deleted once the scores are written."""
+FILE = "scored_rows.json"  # in a run directory: results of an interrupted scoring, deleted once the scores are written
 T = TypeVar("T")
 
 

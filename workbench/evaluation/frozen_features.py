@@ -47,34 +47,23 @@ if TYPE_CHECKING:
     import pandas as pd
     from sklearn.pipeline import Pipeline
 
-VOTERS = 10
-"""Nearest rows that vote, each weighted by its cosine similarity; fewer where there are fewer rows."""
-STRENGTH = 0.1
-"""Inverse strength of the linear probe's penalty on standardised features."""
-PARTS = 5
-"""Folds of the linear probe: each is predicted by a probe of the others."""
-UNKNOWN = 1e-6
-"""Least probability of a class, also of a class that no other row has."""
+VOTERS = 10  # nearest rows that vote, each weighted by its cosine similarity; fewer where there are fewer rows
+STRENGTH = 0.1  # inverse strength of the linear probe's penalty on standardised features
+PARTS = 5  # folds of the linear probe: each is predicted by a probe of the others
+UNKNOWN = 1e-6  # least probability of a class, also of a class that no other row has
 Floats = NDArray[np.float32]
-FORMAT = "1"
-"""Raise it when features of the same rows change, or how rows are identified."""
-AT_ONCE = 4096
-"""Rows that are computed between two writes to the cache; a killed process loses at most as many."""
+FORMAT = "1"  # raise it when features of the same rows change, or how rows are identified
+AT_ONCE = 4096  # rows that are computed between two writes to the cache; a killed process loses at most as many
 _NO_LABELS = Labels("one", ("a", "b"))  # features are the head's inputs, so the labels do not matter
 PROBE_FILE, NEIGHBOURS_FILE = "probe.json", "neighbours.parquet"
 """In a run directory: scores of the frozen backbone; the nearest training rows of mistakes and suspect labels."""
-NEIGHBOURS = 3
-"""Training rows that are shown beside a row."""
-EXPLAINED = 24
-"""Mistakes, and suspected labels, that are shown beside training rows."""
+NEIGHBOURS = 3  # training rows that are shown beside a row
+EXPLAINED = 24  # mistakes, and suspected labels, that are shown beside training rows
 SHARE = 0.08
 """Rows that are probed before a run, as a share of those that its steps read; a step costs three passes or more."""
-LEAST, MOST = 64, 4000
-"""Bounds of the number of rows: fewer say nothing, more take long to compare."""
-LARGEST = 500_000_000
-"""Parameters above which a backbone takes long to load once more."""
-CHECK_WORK = {"cpu": 2e12, "cuda": 1e15}
-"""Floating-point operations that `check` may spend, by device: some seconds."""
+LEAST, MOST = 64, 4000  # bounds of the number of rows: fewer say nothing, more take long to compare
+LARGEST = 500_000_000  # parameters above which a backbone takes long to load once more
+CHECK_WORK = {"cpu": 2e12, "cuda": 1e15}  # floating-point operations that `check` may spend, by device: some seconds
 _COLUMNS = ("row", "neighbour", "text", "label", "similarity")
 
 
@@ -217,8 +206,7 @@ def _keys(inputs: RowInputs) -> list[bytes]:
     ]
 
 
-Look = Callable[..., "FrozenProbe"]
-"""Probes at most `most` rows by their frozen features."""
+Look = Callable[..., "FrozenProbe"]  # probes at most `most` rows by their frozen features
 
 
 @dataclass(frozen=True)

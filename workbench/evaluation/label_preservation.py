@@ -23,10 +23,8 @@ from workbench.evaluation import comparison, metrics
 from workbench.evaluation.comparison import PairedScore
 from workbench.evaluation.metrics import Interval
 
-MOST = 2000
-"""Rows that each operator rewrites: the 95 % interval of a share is at most 2.2 points to each side."""
-LEVEL = 0.05
-"""Chance that any operator is called harmful where none is, at most (Bonferroni: each gets an equal part)."""
+MOST = 2000  # rows that each operator rewrites: the 95 % interval of a share is at most 2.2 points to each side
+LEVEL = 0.05  # chance that any operator is called harmful where none is, at most (Bonferroni: each gets an equal part)
 Classes = npt.NDArray[np.str_]
 
 

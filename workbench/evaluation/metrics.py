@@ -20,11 +20,9 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Labels = npt.NDArray[np.int64]
-BINS = 15
-"""Bins of confidence in the calibration error, as in Guo et al. 2017."""
+BINS = 15  # Bins of confidence in the calibration error, as in Guo et al. 2017.
 _Z95 = 1.959963984540054  # the normal quantile of 97.5 %
-RESAMPLES = 1000
-"""Resamples of rows that a 95 % bootstrap interval is computed from."""
+RESAMPLES = 1000  # resamples of rows that a 95 % bootstrap interval is computed from
 _AT_ONCE = 100
 _WORD = re.compile(r"[぀-ヿ㐀-鿿가-힯]|[^\W_぀-ヿ㐀-鿿가-힯]+")
 """A word, or one character of a script that writes no spaces (Japanese, Chinese, Korean)."""

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 Classes = npt.NDArray[np.int64]
-LEAST_PROBABILITY = 1e-12
-"""Lowest probability that has a logarithm here."""
+LEAST_PROBABILITY = 1e-12  # lowest probability that has a logarithm here
 BOUNDS = ((np.log(0.05), np.log(20.0)), (-12.0, 0.0))
 """Bounds of the logarithm of the temperature, and of the log-odds of a wrong label: half of the labels at most."""
 

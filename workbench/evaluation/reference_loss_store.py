@@ -36,8 +36,7 @@ from workbench.training.row_losses import Floats32
 from workbench.training.sampling import loss_based
 from workbench.training.sampling.loss_based import reference_parts, reference_path
 
-VERSION = 1
-"""Part of the folder's name: raise it when losses are computed in another way."""
+VERSION = 1  # part of the folder's name: raise it when losses are computed in another way
 _AT_ONCE = 2**16  # rows that are hashed at a time
 
 

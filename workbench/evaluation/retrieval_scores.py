@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-CUTOFF = 10
-"""Results of a query that nDCG and recall look at."""
-AT_ONCE = 1024
-"""Queries whose similarities are held at a time."""
+CUTOFF = 10  # results of a query that nDCG and recall look at
+AT_ONCE = 1024  # queries whose similarities are held at a time
 
 
 def ranked_relevance(similarity_N: Floats, relevant_N: Mask) -> Mask:

@@ -32,8 +32,7 @@ AGGREGATES: dict[Aggregate, Callable[[Floats], float]] = {
     "product": lambda p_T: float(p_T.prod()),
     "mean": lambda p_T: float(p_T.mean()),
     "last": lambda p_T: float(p_T[-1]),
-}
-"""The reward of an answer from the probabilities that its steps are right."""
+}  # the reward of an answer from the probabilities that its steps are right
 
 
 def read_rewards(model: RewardModel, rows: TokenizedSet, *, scoring: ModelResults | None = None) -> Floats:

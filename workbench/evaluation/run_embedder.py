@@ -27,12 +27,9 @@ from workbench.runs import provenance, run_directory
 from workbench.runs.trust import Trust
 from workbench.training.freezing.hidden_state_store import DiskStore
 
-FORMAT = "1"
-"""Raise it when embeddings of the same texts change."""
-AT_ONCE = 4096
-"""Texts that are computed between two writes to the cache; a killed process loses at most as many."""
-SECTIONS = ("duplicates", "correction", "rerank")
-"""Sections of a configuration that have a key `embedder`."""
+FORMAT = "1"  # raise it when embeddings of the same texts change
+AT_ONCE = 4096  # texts that are computed between two writes to the cache; a killed process loses at most as many
+SECTIONS = ("duplicates", "correction", "rerank")  # sections of a configuration that have a key `embedder`
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ _NOBODY = "workbench-nobody"  # a name that no adapter has, by which the server 
 _STARTS = (
     "Start vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora, or `workbench serve RUN --load-adapters`."
 )
-AT_ONCE = 256
-"""Answers that are requested at a time; at least those to one prompt."""
+AT_ONCE = 256  # answers that are requested at a time; at least those to one prompt
 _WHOLE: Mapping[str, float] = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
 """Settings that make a server sample from the whole distribution, whatever generation_config.json says."""
 

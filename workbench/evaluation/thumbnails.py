@@ -32,28 +32,19 @@ from workbench.models.classifier import Classifier
 from workbench.runs import files
 
 COPIES = 4
-NOISE = 0.1
-"""Standard deviation of the noise on a copy, as a share of the range of the picture's values."""
-BLUR = 1 / 40
-"""Standard deviation of the final smoothing, as a share of the picture's longer side."""
-STRENGTH = 0.75
-"""Opacity of the colour where the map is 1."""
+NOISE = 0.1  # standard deviation of the noise on a copy, as a share of the range of the picture's values
+BLUR = 1 / 40  # standard deviation of the final smoothing, as a share of the picture's longer side
+STRENGTH = 0.75  # opacity of the colour where the map is 1
 Map = npt.NDArray[np.float32]
 FILE = "pictures.parquet"
-SIDE = 96
-"""Longest side of a stored picture, in pixels."""
-QUALITY = 88
-"""Quality of JPEG, without subsampled colours."""
+SIDE = 96  # longest side of a stored picture, in pixels
+QUALITY = 88  # quality of JPEG, without subsampled colours
 MOST_ROWS = 800
-MOST_BYTES = 2_300_000
-"""Bytes of all pictures of rows; on a page they take a third more."""
-NOTABLE = 24
-"""Mistakes, and rows in doubt, that are shown before all others."""
+MOST_BYTES = 2_300_000  # bytes of all pictures of rows; on a page they take a third more
+NOTABLE = 24  # mistakes, and rows in doubt, that are shown before all others
 MOST_LEFT_OUT = 40
-EXPLAINED = 8
-"""Rows with a gradient map."""
-TRAINED = 6
-"""Training pictures that are shown as the model saw them."""
+EXPLAINED = 8  # rows with a gradient map
+TRAINED = 6  # training pictures that are shown as the model saw them
 SHOWN_EPOCHS = 6
 Kind = Literal["row", "map", "trained", "neighbour", "hard", "left out"]
 

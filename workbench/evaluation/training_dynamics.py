@@ -22,8 +22,7 @@ from workbench.runs import files
 from workbench.training.row_losses import Visits
 
 FILE = "dynamics.parquet"
-HARDEST = 12
-"""Rows that reports show."""
+HARDEST = 12  # rows that reports show
 Floats = npt.NDArray[np.float64]
 
 

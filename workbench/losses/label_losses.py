@@ -31,8 +31,7 @@ class LabelLosses(NamedTuple):
     """Whether the label is the likeliest, bool; of several classes whether all are right, False for numbers."""
 
 
-LabelScorer = Callable[[Tensor, Tensor], LabelLosses]
-"""Outputs (N, ...) and labels (N, ...) to their losses."""
+LabelScorer = Callable[[Tensor, Tensor], LabelLosses]  # outputs (N, ...) and labels (N, ...) to their losses
 
 
 class LabelTap:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from workbench.config.sections.reinforce_config import Normalise
 
-EPSILON = 1e-4
-"""Added to a standard deviation, as TRL does: rewards that hardly differ do not become large advantages."""
+EPSILON = 1e-4  # added to a standard deviation, as TRL does: rewards that hardly differ do not become large advantages
 
 
 def group_advantages(reward_PG: Tensor, *, scaled: bool) -> Tensor:

@@ -44,14 +44,12 @@ ELEMENTWISE = {
     *(_ATEN._to_copy, _ATEN.clone, _ATEN.mul, _ATEN.div, _ATEN.neg, _ATEN.pow, _ATEN.rsqrt, _ATEN.exp),
     *(_ATEN.silu, _ATEN.gelu, _ATEN.relu, _ATEN.sigmoid, _ATEN.tanh, _ATEN.masked_fill),
     *(_ATEN.native_layer_norm, _ATEN._fused_rms_norm),
-}
-"""Operations whose first result takes about as long to compute as to read and write."""
+}  # operations whose first result takes about as long to compute as to read and write
 _NOTING = ContextVar("noting", default=False)
 LEAST_TILE = 1024
 """Tokens of an `auto` tile, at least; else the hidden size, so that a tile's activations are as large as the MLP's
 weights."""
-Mlp = Callable[[Tensor], Tensor]
-"""Hidden states (B, T, D) to outputs (B, T, D)."""
+Mlp = Callable[[Tensor], Tensor]  # hidden states (B, T, D) to outputs (B, T, D)
 
 
 class _Operand(NamedTuple):

@@ -41,11 +41,9 @@ from workbench.data.batching import Indices
 from workbench.models.sequence_attention import SequenceGroup
 from workbench.models.weight_formats import HALVES
 
-LONGEST = 512
-"""Tokens of a row from which torch's half-precision kernel is as fast."""
+LONGEST = 512  # tokens of a row from which torch's half-precision kernel is as fast
 _LEAST_SCORE = torch.finfo(torch.float32).min
-LEAST_ROOM = 64
-"""Tokens that a row's cache can hold at first; it doubles when it is full."""
+LEAST_ROOM = 64  # tokens that a row's cache can hold at first; it doubles when it is full
 _Attend = Callable[..., tuple[Tensor, None]]
 ALIKE = 16
 """In half precision row lengths are padded to a multiple of this, and rows of one padded length are computed together,
@@ -54,12 +52,9 @@ BLOCK = 48
 """Shorter rows share a block of so many tokens, in which a mask hides them from each other. Forward and backward of 96
 rows of 5 to 35 tokens, 12 heads of 32, on one core with bfloat16 units, in ms: rows padded to about their own length
 21.0, blocks of 48 tokens 11.6, of 64 12.6, of 96 17.9."""
-SHORT = 128
-"""Longest block, in tokens, that is computed together with others."""
-WIDEST = 192
-"""Largest width of a head that flash attention trains on every GPU that it supports."""
-OLDEST = (8, 0)
-"""Compute capability that flash attention needs: Ampere's."""
+SHORT = 128  # longest block, in tokens, that is computed together with others
+WIDEST = 192  # largest width of a head that flash attention trains on every GPU that it supports
+OLDEST = (8, 0)  # compute capability that flash attention needs: Ampere's
 FAMILIES = ("bert", "gemma", "gpt2", "granite", "llama", "mistral", "qwen2", "qwen3")
 """Architectures (`model_type`) for which tests show that packed rows compute what each row computes alone."""
 

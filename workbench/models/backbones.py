@@ -146,8 +146,7 @@ class Backbone:
     notes: list[str] = field(default_factory=list)
 
 
-Loader = Callable[..., Backbone]
-"""Loads backbones as `load` does, or replaces it where no weights should be read."""
+Loader = Callable[..., Backbone]  # loads backbones as `load` does, or replaces it where no weights should be read
 
 
 def device() -> torch.device:

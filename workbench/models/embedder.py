@@ -32,10 +32,8 @@ from workbench.runs import files
 MODULES_FILE = "modules.json"
 _MODES = {"mean": "mean", "first": "cls", "last": "lasttoken"}
 _MODELS = "sentence_transformers.models"
-COMPARED = 2**22
-"""Most similarities that are in memory at a time."""
-Term = Callable[[Tensor], Tensor]
-"""From embeddings (U, D) of any length to a part of the mean loss."""
+COMPARED = 2**22  # most similarities that are in memory at a time
+Term = Callable[[Tensor], Tensor]  # from embeddings (U, D) of any length to a part of the mean loss
 
 
 def write_sentence_transformers_files(folder: Path, config: EmbedConfig, *, width: int, max_tokens: int) -> None:

@@ -23,8 +23,7 @@ from workbench.errors import ConfigError
 
 _OWN: WeakKeyDictionary[nn.Module, Callable[..., Any] | None] = WeakKeyDictionary()
 """The original forward pass of each block that has another one now; None: that of its class."""
-HIDDEN = "hidden_states"
-"""Name of a block's first argument."""
+HIDDEN = "hidden_states"  # name of a block's first argument
 _EMBEDDINGS, _BLOCKS = 1, 2  # places in the hash: the embeddings, and the first block
 _INSTALLED: WeakKeyDictionary[PreTrainedModel, list[RemovableHandle]] = WeakKeyDictionary()
 

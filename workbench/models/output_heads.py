@@ -33,8 +33,7 @@ from workbench.errors import BackboneError
 
 LAST_BLOCK_FAMILIES = ("gemma", "granite", "llama", "mistral", "qwen2", "qwen3")
 """Architectures (`model_type`) whose last block is computed here as transformers computes it."""
-MOST_POSITIONS = 0.9
-"""Largest share of supervised tokens for which selecting them costs less than it saves."""
+MOST_POSITIONS = 0.9  # largest share of supervised tokens for which selecting them costs less than it saves
 _AS_IT_IS = ContextVar("as_it_is", default=False)
 STRETCH = 16
 """The number of queries per row is padded to a multiple of this: oneDNN compiles a product for every number."""

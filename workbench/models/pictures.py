@@ -18,8 +18,7 @@ from workbench.adapters import anatomy
 from workbench.adapters.anatomy import INTERPOLATE, interpolates, picture_size, picture_stem, picture_tower, reads_size
 from workbench.errors import BackboneError, ConfigError
 
-CHANNELS = 3
-"""Channels of every picture: red, green and blue; those of a grey one are equal."""
+CHANNELS = 3  # channels of every picture: red, green and blue; those of a grey one are equal
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from workbench.models import backbones, classifier
 from workbench.models.classifier import Classifier
 from workbench.models.reward_model import settle_padding
 
-LABELS = Labels("number", ("score",))
-"""The one output is the score as it is: nothing is standardised."""
+LABELS = Labels("number", ("score",))  # the one output is the score as it is: nothing is standardised
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ from workbench.losses.ranking_losses import bradley_terry, step_cross_entropy
 from workbench.models import classifier, exported
 from workbench.models.classifier import Classifier
 
-LABELS = Labels("number", ("reward",))
-"""The one output is the reward as it is: nothing is standardised."""
+LABELS = Labels("number", ("reward",))  # the one output is the reward as it is: nothing is standardised
 Floats = npt.NDArray[np.float64]
 
 

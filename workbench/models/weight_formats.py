@@ -27,8 +27,7 @@ from workbench.errors import BackboneError
 
 HALVES = (torch.bfloat16, torch.float16)
 FORMATS = ("int8", "nf4", "fp4")
-GATE = 64
-"""A layer with fewer outputs than this, and at least 16 times as many inputs, is a gate."""
+GATE = 64  # a layer with fewer outputs than this, and at least 16 times as many inputs, is a gate
 
 
 class StoredLinear(nn.Linear):

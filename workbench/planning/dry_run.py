@@ -25,8 +25,7 @@ from workbench.planning.counters import ACTIVATIONS, ELSEWHERE, MemoryLedger, Op
 from workbench.planning.dry_trainings import Lengths, Model, Sequences, Training
 from workbench.training.distributed.sharding import Sharded
 
-LOOKED = 256
-"""Steps of a freezing policy that are searched for the one that trains the deepest."""
+LOOKED = 256  # steps of a freezing policy that are searched for the one that trains the deepest
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER, TEACHER = "weights", "masters", "gradients", "optimizer", "teacher"
 
 

@@ -30,10 +30,8 @@ from workbench.training.optim import weight_averaging
 from workbench.training.sampling.loss_based import PoolSampler, Weighing
 from workbench.training.trainer import Trainer
 
-LOOKED = 16
-"""Steps whose micro-batches are counted."""
-LOOKED_AT = 2048
-"""Steps of a run whose work is looked at."""
+LOOKED = 16  # steps whose micro-batches are counted
+LOOKED_AT = 2048  # steps of a run whose work is looked at
 
 
 class Model(Protocol):

@@ -50,8 +50,7 @@ class _Forgetful(FakeTensorConverter):
         """Nothing: a tensor on the meta device becomes a fake one once."""
 
 
-real_tensors = unset_fake_temporarily
-"""Inside its block, within `fake_tensors`, everything is as outside of it."""
+real_tensors = unset_fake_temporarily  # inside its block, within `fake_tensors`, everything is as outside of it
 
 
 def to_fake(model: nn.Module, device: torch.device) -> None:
@@ -122,8 +121,7 @@ INSTEAD: dict[str, Callable[..., Any]] = {
     "aten._grouped_mm.default": _grouped,
     "aten.copy_.default": lambda tensor, *_: tensor,  # torch gives another where copying changes the precision
     "aten.set_.source_Storage": lambda tensor, storage: tensor.resize_(storage.nbytes() // tensor.element_size()),
-}
-"""Replacements for operations that fake tensors do not support, or that would seem to take memory, by their names."""
+}  # replacements for operations that fake tensors do not support, or that would seem to take memory, by their names
 _SCALAR = torch.ops.aten._local_scalar_dense.default
 _READ = (_SCALAR, torch.ops.aten.equal.default, torch.ops.aten.allclose.default)  # operations that read values
 _ONE: dict[torch.dtype, bool | int] = {torch.bool: True, torch.int64: 1, torch.int32: 1, torch.uint8: 1}
@@ -243,8 +241,7 @@ def _address(value: Any) -> int | None:
 
 FILLED = 2**24
 """Elements of a tensor that get values; the rest of a larger one stays as the system gives it, and takes no memory."""
-BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}
-"""Bytes of a packed weight's element."""
+BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}  # bytes of a packed weight's element
 
 
 def pack(model: nn.Module, weights: str, compute: torch.dtype) -> None:

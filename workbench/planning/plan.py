@@ -22,8 +22,7 @@ from workbench.runs import units
 
 WORKSPACES = 2 * 2**25
 """Bytes of an accelerator that cuBLAS works in: 32 MiB (Hopper's) for each of the threads of both passes."""
-LAW_TOKENS = 20.0
-"""Tokens for each parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3)."""
+LAW_TOKENS = 20.0  # Tokens for each parameter (Hoffmann et al. 2022, arXiv:2203.15556, table 3).
 LAW_OPERATIONS = 6.0
 """Floating-point operations for each parameter and token (Kaplan et al. 2020, arXiv:2001.08361, section 2.1)."""
 _ALWAYS = (WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS)  # kinds of memory that the JSON names even where they are 0

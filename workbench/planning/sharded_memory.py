@@ -23,19 +23,15 @@ from workbench.training.distributed.sharding import blocks_apart
 from workbench.training.distributed.zero_offload import KEPT_ELEMENTS
 
 WEIGHTS, MASTERS, GRADIENTS, OPTIMIZER = "weights", "masters", "gradients", "optimizer"
-BUCKETS = "buckets"
-"""Gradients on their way to other devices."""
-WAITING = "waiting gradients"
-"""What compressed gradients leave out."""
-GATHERED = "gathered weights"
-"""Shards of other devices that a layer needs at the moment."""
+BUCKETS = "buckets"  # gradients on their way to other devices
+WAITING = "waiting gradients"  # what compressed gradients leave out
+GATHERED = "gathered weights"  # shards of other devices that a layer needs at the moment
 
 Moment = Literal["forward", "backward", "last gradients", "step"]
 MOMENTS: tuple[Moment, ...] = ("forward", "backward", "last gradients", "step")
 """Moments of a step's last micro-batch: in `backward` its first gradients travel while most activations are held."""
 
-LIVE = 10**8
-"""With zero=3, elements that may be whole at once (stage3_max_live_parameters, stage3_max_reuse_distance)."""
+LIVE = 10**8  # with zero=3, elements that may be whole at once (stage3_max_live_parameters, stage3_max_reuse_distance)
 SWAPPED_AT_ONCE = 4
 """Tensors of the optimizer that are in the host's memory at once, of those that wait on disk (buffer_count)."""
 

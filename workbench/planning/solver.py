@@ -38,15 +38,12 @@ from workbench.training.distributed import layout_checks
 
 PlanMaker = Callable[[RunConfig], Plan]
 """From a configuration to its plan: that of recipes/verbs/plans/plan.py with devices and memory given."""
-Timing = Callable[[Plan], Timed]
-"""From a plan to the seconds of a step on a device."""
+Timing = Callable[[Plan], Timed]  # from a plan to the seconds of a step on a device
 
 PROBES, WORTH = 5, 1.1
 """Micro-batch sizes that are tried at most to fill the memory, and how many times larger each has to be."""
-SHARES = (0.25, 0.5, 0.75)
-"""Shares of the blocks that are recomputed whole, besides none and all."""
-SHORTER = (0.75, 0.5, 0.25, 0.125)
-"""Shares of the longest row that are tried where nothing fits."""
+SHARES = (0.25, 0.5, 0.75)  # shares of the blocks that are recomputed whole, besides none and all
+SHORTER = (0.75, 0.5, 0.25, 0.125)  # shares of the longest row that are tried where nothing fits
 
 
 @dataclass(frozen=True)

@@ -31,39 +31,25 @@ from workbench.planning.counters import Operations
 from workbench.planning.dry_trainings import Training
 from workbench.runs import process_memory
 
-SECONDS = 3.0
-"""Time budget for timing one plan, building its models not counted; a slow plan may take longer."""
-NARROW = (4, 2 / 3)
-"""Depth of the deeper of two narrower models, and the part of the time budget that both get."""
-PASSES = (3, 24)
-"""Micro-batches that each model is timed on, at least and at most."""
-STEPS = 64
-"""Steps of the run from which micro-batches are taken."""
-WIDTH = 1024
-"""Wider backbones are built about this narrow: matrix products of this width already run at full speed."""
-WHOLE = 400_000_000
-"""Parameters of the largest model that is built."""
+SECONDS = 3.0  # time budget for timing one plan, building its models not counted; a slow plan may take longer
+NARROW = (4, 2 / 3)  # depth of the deeper of two narrower models, and the part of the time budget that both get
+PASSES = (3, 24)  # micro-batches that each model is timed on, at least and at most
+STEPS = 64  # steps of the run from which micro-batches are taken
+WIDTH = 1024  # wider backbones are built about this narrow: matrix products of this width already run at full speed
+WHOLE = 400_000_000  # parameters of the largest model that is built
 DEPTHS = (
     *("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers", "n_layer"),
     "n_layers",
-)
-"""Settings of a model's configuration that count its blocks."""
-WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads")
-"""Settings that shrink with a narrower block."""
-ROOFLINE_SECONDS = 0.1
-"""For measuring each rate of the device, about."""
+)  # settings of a model's configuration that count its blocks
+WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads")  # settings that shrink with a narrower block
+ROOFLINE_SECONDS = 0.1  # for measuring each rate of the device, about
 ROWS, MATRIX, LARGE = 256, 1024, 8192
 """Rows and width of the matrices that are multiplied, about those of a block; both of an accelerator's."""
-READ, LARGE_READ = 2**27, 2**30
-"""Bytes that are read: more than caches hold; on an accelerator."""
-ACCELERATOR_FLOPS = 1e14
-"""Operations a second that are assumed of an accelerator that this machine lacks."""
-COUNTED_STEPS = 500
-"""Steps whose micro-batches are counted; later ones are taken to be alike."""
-ERROR = 0.15
-"""Relative error of the time of a step, besides the spread of the timed micro-batches."""
-READS = 2
-"""Times that a micro-batch reads every weight: forward and backward."""
+READ, LARGE_READ = 2**27, 2**30  # bytes that are read: more than caches hold; on an accelerator
+ACCELERATOR_FLOPS = 1e14  # operations a second that are assumed of an accelerator that this machine lacks
+COUNTED_STEPS = 500  # steps whose micro-batches are counted; later ones are taken to be alike
+ERROR = 0.15  # relative error of the time of a step, besides the spread of the timed micro-batches
+READS = 2  # times that a micro-batch reads every weight: forward and backward
 
 Clock = Callable[[], float]
 
@@ -258,8 +244,7 @@ class Rate(NamedTuple):
     error: float
 
 
-Samples = list[tuple[int, float]]
-"""Tokens and seconds of micro-batches."""
+Samples = list[tuple[int, float]]  # tokens and seconds of micro-batches
 
 
 def _samples(timed: Sequence[_Timed], flops: float, clock: Clock, seconds: float) -> list[Samples]:
@@ -353,8 +338,7 @@ def smaller(model: ModelConfig, hub: PretrainedConfig, small: Small, folder: Pat
     return model.model_copy(update={"id": str(folder)})
 
 
-Measure = Callable[[Clock, float], Measured]
-"""Measures with a clock for so many seconds."""
+Measure = Callable[[Clock, float], Measured]  # measures with a clock for so many seconds
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from workbench.data.text.quality import cleaning, rules
 from workbench.data.text.quality.cleaning import Cleaning
 from workbench.errors import ConfigError, DataError
 
-LEAST_ROWS = 2
-"""A row has nothing to be told from in a batch of its own."""
+LEAST_ROWS = 2  # a row has nothing to be told from in a batch of its own
 
 
 class PairSources(NamedTuple):

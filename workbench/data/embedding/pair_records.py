@@ -21,11 +21,9 @@ from workbench.data.text.formats import renamed
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
-PASSAGES = ("passage", "positive", "sentence2")
-"""Columns of texts that are found; any other text finds."""
+PASSAGES = ("passage", "positive", "sentence2")  # columns of texts that are found; any other text finds
 QUERIES = ("text", "query", "anchor", "sentence1")
-LISTED = "passages"
-"""Column of several passages that are scored for one query."""
+LISTED = "passages"  # column of several passages that are scored for one query
 
 
 class PairRecord(NamedTuple):

@@ -29,10 +29,8 @@ from workbench.data.held_out_split import Splits
 from workbench.data.rows import excerpt
 from workbench.errors import ConfigError, DataError
 
-TYPES = "token_type_ids"
-"""Input by which BERT knows which of two texts a token is of."""
-LEAST_ROOM = 8
-"""Tokens of a passage that must be left beside every query."""
+TYPES = "token_type_ids"  # input by which BERT knows which of two texts a token is of
+LEAST_ROOM = 8  # tokens of a passage that must be left beside every query
 
 
 @dataclass(frozen=True, eq=False)

@@ -59,13 +59,11 @@ def row_generator(purpose: Purpose, *, seed: int, epoch: int, row: int, repeat: 
     return made
 
 
-LUMA = np.array([0.299, 0.587, 0.114])
-"""Shares of red, green and blue in brightness (ITU-R BT.601)."""
+LUMA = np.array([0.299, 0.587, 0.114])  # shares of red, green and blue in brightness (ITU-R BT.601)
 _YIQ = np.array([LUMA, [0.59590059, -0.27455667, -0.32134392], [0.21153661, -0.52273617, 0.31119955]])
 _FROM_YIQ = np.linalg.inv(_YIQ)
 _LEVELS = np.arange(256, dtype=np.float64)
-LEAST_SIGMA = 0.15
-"""Pixels below which a Gaussian leaves an 8-bit picture as it is."""
+LEAST_SIGMA = 0.15  # pixels below which a Gaussian leaves an 8-bit picture as it is
 
 
 def looked_up(picture_HW3: NDArray[np.uint8], table: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -225,15 +223,13 @@ Operation = Literal[
 ]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
-MAGNITUDES = 30
-"""Largest magnitude; there are 31, from 0."""
+MAGNITUDES = 30  # largest magnitude; there are 31, from 0
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], dtype=np.float32) / 13
 _FACTORS: tuple[Operation, ...] = ("color", "contrast", "brightness", "sharpness")
 _SIGNED: tuple[Operation, ...] = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y", *_FACTORS)
 
 
-Drawn: TypeAlias = tuple[Operation, float]
-"""An operation, and its value as `apply` takes it."""
+Drawn: TypeAlias = tuple[Operation, float]  # an operation, and its value as `apply` takes it
 
 
 def randaugment(

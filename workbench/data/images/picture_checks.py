@@ -124,8 +124,7 @@ _TURNED = {**_HALF_TURN, "horizontal": "vertical"}
 _COLOURS = frozenset(
     {"red", "orange", "yellow", "green", "cyan", "blue", "purple", "violet", "magenta", "pink", "brown"}
 )
-LEAST_TURN = 90.0
-"""Degrees from which a rotation exchanges labels."""
+LEAST_TURN = 90.0  # degrees from which a rotation exchanges labels
 LEAST_HUE = 0.05
 """Share of a turn of the colour circle from which a colour becomes its neighbour; red and yellow are 1/6 apart."""
 
@@ -225,8 +224,7 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple("counterclockwise" if word == "anticlockwise" else word for word in words)
 
 
-CELL = 192
-"""Pixels of the square that a picture is fitted into."""
+CELL = 192  # pixels of the square that a picture is fitted into
 _GAP = 10
 _HEADING, _CAPTION = 15, 12
 _INK, _FAINT, _PAPER = (30, 30, 30), (105, 105, 105), (255, 255, 255)

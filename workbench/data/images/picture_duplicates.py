@@ -21,24 +21,20 @@ from workbench.data.images.picture_files import Pixels
 
 Floats: TypeAlias = NDArray[np.float32]
 
-SIDE, MARGIN = 64, 6
-"""Side, in pixels, at which details are compared, and by how many of them a copy may be moved."""
+SIDE, MARGIN = 64, 6  # side, in pixels, at which details are compared, and by how many of them a copy may be moved
 FINE, COARSE = 1.0, 4.0
 """Standard deviations of two Gaussian blurs, in pixels of SIDE, whose difference are the details: shapes that light
 does not change and compression keeps (scripts/bench/picture_duplicates.py)."""
 COARSE_SIDE, FREQUENCIES, CANDIDATES, LEAST = 32, 8, 5, 0.3
 """Side of the pictures whose spectra propose candidates, frequencies along each axis, candidates of a picture, and the
 least similarity of two spectra."""
-BLOCK = 2048
-"""Pictures whose spectra are compared with all others at a time."""
-FLAT = 1.0
-"""Standard deviation of details, in levels of 255, below which a picture has none to be known by."""
+BLOCK = 2048  # pictures whose spectra are compared with all others at a time
+FLAT = 1.0  # standard deviation of details, in levels of 255, below which a picture has none to be known by
 SHAPES, STRICTNESS = 2.5, 32
 """Standard deviation of the blur, in pixels of SIDE, that leaves shapes, and how many times as much a difference of
 shapes counts as one of details: resizing and compression change details of small pictures and keep shapes, while
 different trousers are alike in details (scripts/bench/picture_duplicates.py)."""
-CLIPPED = 250
-"""Level from which a pixel may have been brighter before the picture was brightened."""
+CLIPPED = 250  # level from which a pixel may have been brighter before the picture was brightened
 
 
 class _Look(NamedTuple):

@@ -36,8 +36,7 @@ from workbench.runs import files, units
 
 Pixels = npt.NDArray[np.uint8]
 Values = npt.NDArray[np.generic]
-DEPTHS = (8, 10, 12, 14, 16)
-"""Bits a value that cameras and microscopes write into 16."""
+DEPTHS = (8, 10, 12, 14, 16)  # bits a value that cameras and microscopes write into 16
 _MOST = {float(2**bits - 1): bits for bits in DEPTHS}  # number of bits by the greatest value that they hold
 
 

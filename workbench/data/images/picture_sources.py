@@ -377,8 +377,7 @@ def _ignored(name: str) -> bool:
     )
 
 
-LABEL = "label"
-"""Column of the class that folders and idx files say."""
+LABEL = "label"  # column of the class that folders and idx files say
 
 
 def read_rows(source: str, column: str = "image") -> Iterator[RawRow]:

@@ -45,8 +45,7 @@ if TYPE_CHECKING:  # decoding processes start four times as fast without the con
     from workbench.config.sections.picture_prepare_config import PrepareConfig
 
 
-Mistakes = dict[int, str]
-"""Why pictures cannot be read, by their index, without the pictures' names."""
+Mistakes = dict[int, str]  # why pictures cannot be read, by their index, without the pictures' names
 
 
 @dataclass(frozen=True)
@@ -103,10 +102,8 @@ def _fill_chunk(work: Work, item: tuple[range, Sequence[PictureFile]]) -> Mistak
     return fill(*item, work)
 
 
-VARIABLE = "WORKBENCH_CACHE_GB"
-"""Environment variable: gigabytes that prepared pictures may take together."""
-SHARE = 0.5
-"""Share of the disk's room, what they take and what is free, that they may take where VARIABLE is not set."""
+VARIABLE = "WORKBENCH_CACHE_GB"  # environment variable: gigabytes that prepared pictures may take together
+SHARE = 0.5  # share of the disk's room, what they take and what is free, that they may take where VARIABLE is not set
 _log = logging.getLogger(__name__)
 
 
@@ -162,19 +159,14 @@ def _last_use(store: Path) -> float:
     return 0.0
 
 
-VERSION = "3"
-"""Raise it when the files, or what preparation does, change."""
-CORES = len(os.sched_getaffinity(0))
-"""Cores that this process may use."""
-CHUNK = 8
-"""Pictures that a process is given at a time."""
+VERSION = "3"  # raise it when the files, or what preparation does, change
+CORES = len(os.sched_getaffinity(0))  # cores that this process may use
+CHUNK = 8  # pictures that a process is given at a time
 PATIENCE = 0.3
 """Seconds of work that are left, at the pace of the first pictures, from which `auto` starts processes: the time of
 reading files, and processor time, since on a busy machine starting a process takes as many times longer as decoding."""
-BLOCK = 2**20
-"""Bytes of a file that are checked at a time, and stay in the processor's cache."""
-TRIAL = 0.03
-"""Seconds of such work that `auto` does in this process before it judges."""
+BLOCK = 2**20  # bytes of a file that are checked at a time, and stay in the processor's cache
+TRIAL = 0.03  # seconds of such work that `auto` does in this process before it judges
 
 
 @dataclass(frozen=True)

@@ -123,10 +123,8 @@ def _strength(along: Gradient, down: Gradient) -> Pixels:
     return _pixels(np.rint(lengths / 4).clip(0, 255).astype(np.uint8))
 
 
-SMALLEST_OBJECT = 0.005
-"""Share of the picture's area below which a contour is noise."""
-LEAST_CONTRAST = 24
-"""Levels by which an object and its background differ at least, of 255."""
+SMALLEST_OBJECT = 0.005  # share of the picture's area below which a contour is noise
+LEAST_CONTRAST = 24  # levels by which an object and its background differ at least, of 255
 
 
 def cropped_to_object(picture: Pixels, *, margin: float) -> Pixels:
@@ -188,8 +186,7 @@ def _pixels(values: npt.NDArray[np.generic]) -> Pixels:
     return np.asarray(values, np.uint8)
 
 
-MOST = 1000
-"""Pictures that are looked at, evenly spread; more would change a mean by less than a level."""
+MOST = 1000  # pictures that are looked at, evenly spread; more would change a mean by less than a level
 
 
 def measure_statistics(

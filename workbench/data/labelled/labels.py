@@ -21,8 +21,7 @@ from workbench.data.rows import excerpt, finite
 from workbench.errors import DataError
 from workbench.schema import did_you_mean
 
-Label: TypeAlias = str | float | tuple[str, ...]
-"""A class, a number, or several classes."""
+Label: TypeAlias = str | float | tuple[str, ...]  # a class, a number, or several classes
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 WINNERS = ("a", "b", "tie")

@@ -26,8 +26,7 @@ from workbench.data.rows import RawRow
 from workbench.data.text.tokenized import cache_folder
 from workbench.errors import FileError
 
-IN_MEMORY = 2**24
-"""Most bytes that are kept in memory."""
+IN_MEMORY = 2**24  # most bytes that are kept in memory
 
 
 class ByteStore:
@@ -67,8 +66,7 @@ class ByteStore:
             yield self.read(start, min(start + IN_MEMORY, self._size))
 
 
-TOKEN_BYTES = 4
-"""Size of a token."""
+TOKEN_BYTES = 4  # size of a token
 
 
 class FieldTokens(NamedTuple):

@@ -145,8 +145,7 @@ def allocate(lengths: Sequence[int], shares: Sequence[float], budget: int) -> li
 
 
 Fields: TypeAlias = tuple[str, ...]
-KEPT = 2
-"""Passes whose tokens are kept: the present one, and the next where a step is looked ahead to."""
+KEPT = 2  # passes whose tokens are kept: the present one, and the next where a step is looked ahead to
 
 _PLAIN: Mapping[OperatorName, Callable[[str], str]] = {
     "lower": str.lower,
@@ -352,13 +351,11 @@ def _text(value: Any, place: str, name: str) -> str:
     return str(value)
 
 
-SAMPLED = 200
-"""Rows that show whether an operator changes any."""
+SAMPLED = 200  # rows that show whether an operator changes any
 PRESERVED = (
     "Whether such texts keep their labels: `workbench features RECIPE` (recipe classify or crossval) tells how often "
     "each operator changes the class that the frozen backbone knows them by."
-)
-"""Sentence of `check` where a row has one class."""
+)  # sentence of `check` where a row has one class
 
 
 def training_rows(rows: LabelledSet, config: RunConfig, reader: RowReader) -> LabelledSet:

@@ -31,10 +31,8 @@ from workbench.errors import DataError
 from workbench.runs import files
 from workbench.runs.run_directory import Run
 
-COMMON = 10
-"""Evaluation texts that may have an n-gram before it counts as a template's."""
-EXCERPT = 24
-"""Words of a common text that are shown."""
+COMMON = 10  # evaluation texts that may have an n-gram before it counts as a template's
+EXCERPT = 24  # words of a common text that are shown
 _BLOCK = 1024
 _APOSTROPHE = re.compile(r"(?<=\w)['`\u2018\u2019\u02bc](?=\w)")
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
@@ -215,8 +213,7 @@ def _mixed(numbers: Hashes) -> Hashes:
 
 
 FILE = "contamination.json"
-LISTED = 20
-"""Matches that the manifest and the report list; contamination.json has all."""
+LISTED = 20  # matches that the manifest and the report list; contamination.json has all
 _TOLD = 3
 T = TypeVar("T")
 

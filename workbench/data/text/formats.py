@@ -27,8 +27,7 @@ from workbench.schema import did_you_mean
 __all__ = ["Conversion", "Example", "answered", "convert", "fingerprint", "read", "renamed"]
 
 Columns = Mapping[str, Any]
-Reader = Callable[[str, Mapping[str, str]], Iterator[RawRow]]
-"""From a source and the renamed columns to its raw rows."""
+Reader = Callable[[str, Mapping[str, str]], Iterator[RawRow]]  # from a source and the renamed columns to its raw rows
 
 
 @dataclass(frozen=True, slots=True)

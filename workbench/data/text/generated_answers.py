@@ -66,8 +66,7 @@ def sampling_numbers(key: Sequence[int], *, answers: int, tokens: int) -> Floats
     return np.stack([np.random.default_rng([*key, answer]).random(tokens) for answer in range(answers)])
 
 
-GRAM = 4
-"""Words, or tokens, that are compared together."""
+GRAM = 4  # words, or tokens, that are compared together
 
 
 def repetition(text: str) -> float:

@@ -13,8 +13,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-MARKS = ".;?:!,"
-"""Marks of AEDA (Karimi et al. 2021)."""
+MARKS = ".;?:!,"  # Marks of AEDA (Karimi et al. 2021).
 
 
 def without_punctuation(text: str) -> str:

@@ -131,8 +131,7 @@ class StepEncoder(WrappedEncoder):
         return replace(encoded, supervised=supervised, end_positions=())
 
 
-RIGHT = 0.5
-"""The label, and the probability, from which on a step counts as right."""
+RIGHT = 0.5  # the label, and the probability, from which on a step counts as right
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,9 @@ SCHEMA = pyarrow.schema(
     }
 )
 
-ROWS, CHARACTERS = 1000, 2**20
-"""Most examples and, but for the last one, most characters of a chunk."""
+ROWS, CHARACTERS = 1000, 2**20  # most examples and, but for the last one, most characters of a chunk
 
-Item = formats.Example | str
-"""An example, or in its place the note of a row that was left out."""
+Item = formats.Example | str  # an example, or in its place the note of a row that was left out
 
 
 class Emptied(NamedTuple):
@@ -320,8 +318,7 @@ def cut_together(
     return cuts
 
 
-CODE_VERSION = 3
-"""Part of the cache key, beside the columns: raise it when rendering or masking changes."""
+CODE_VERSION = 3  # part of the cache key, beside the columns: raise it when rendering or masking changes
 
 
 def load(

@@ -48,8 +48,7 @@ from workbench.models.reward_model import RewardModel
 from workbench.runs import provenance, run_directory, trust
 from workbench.runs.trust import Trust
 
-SPREAD = "reward_spread"
-"""Name under which the disagreement of reward models stands beside the rewards."""
+SPREAD = "reward_spread"  # name under which the disagreement of reward models stands beside the rewards
 
 
 class Rater(NamedTuple):
@@ -151,8 +150,7 @@ def _encoded(rater: Rater, answer: Answer) -> Encoded:
     return Encoded(ids, [False] * (len(ids) - 1) + [rater.steps])
 
 
-Reward = Callable[[Sequence[Answer]], list[float]]
-"""Rates answers by a finite number for each; higher is better."""
+Reward = Callable[[Sequence[Answer]], list[float]]  # rates answers by a finite number for each; higher is better
 
 
 class Part(NamedTuple):

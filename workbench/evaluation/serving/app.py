@@ -51,8 +51,7 @@ from workbench.evaluation.serving.served_models import (
 )
 from workbench.runs.http_server import LOOPBACK, without_port
 
-GONE = 499
-"""Status of a response whose client has hung up."""
+GONE = 499  # status of a response whose client has hung up
 _log = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
 ModelT = TypeVar("ModelT", bound=ServedModel)

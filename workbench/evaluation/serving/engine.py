@@ -30,15 +30,11 @@ from workbench.models.attention_backend import RowCache, RowPart, room
 from workbench.models.output_heads import Head
 from workbench.models.shared_model import SharedModel
 
-OWN = "own"
-"""Member name of a model's only adapter, or of a fully trained model."""
-Sizes = tuple[int, ...]
-"""Numbers of tokens, ascending."""
+OWN = "own"  # member name of a model's only adapter, or of a fully trained model
+Sizes = tuple[int, ...]  # numbers of tokens, ascending
 _PADDING = 0  # a token that is in every vocabulary
-SIZES: Sizes = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Candidate sizes, in tokens, of a pass and of one adapter's part of it."""
-CHUNK = 64
-"""Tokens of a prompt that are read at once, so that chunk boundaries depend on the prompt alone."""
+SIZES: Sizes = (1, 2, 4, 8, 16, 32, 64, 128)  # candidate sizes, in tokens, of a pass and of one adapter's part of it
+CHUNK = 64  # tokens of a prompt that are read at once, so that chunk boundaries depend on the prompt alone
 _CHECKED = 24  # tokens on which the engine is compared with the model itself
 
 
@@ -160,8 +156,7 @@ class Pass:
     """The chunks of these tokens, in order."""
 
 
-Sharing = Literal["all", "member", "none"]
-"""Chunks that may share a pass: all of them, those of one member, or none."""
+Sharing = Literal["all", "member", "none"]  # chunks that may share a pass: all of them, those of one member, or none
 
 
 def laid_out(chunks: Sequence[Chunk], sizes: Sizes, *, sharing: Sharing) -> Iterator[Pass]:

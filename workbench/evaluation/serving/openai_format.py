@@ -22,12 +22,9 @@ from workbench.evaluation.serving.scheduler import (
 )
 from workbench.schema import did_you_mean
 
-RETRY_S = 1
-"""Seconds after which a refused client may ask again."""
-MOST_ANSWERS = 128
-"""Answers that one request may ask for."""
-MOST_TEXTS = 2048
-"""Texts that one request may send to be embedded or classified."""
+RETRY_S = 1  # seconds after which a refused client may ask again
+MOST_ANSWERS = 128  # answers that one request may ask for
+MOST_TEXTS = 2048  # texts that one request may send to be embedded or classified
 _ANYTHING = object()
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "best_of": (1,),

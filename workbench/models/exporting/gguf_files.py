@@ -39,15 +39,13 @@ WORD_RULES: dict[str, list[Json]] = {
     "smollm": [{"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "use_regex": True}],
     "qwen2": [{"type": "Split", "pattern": {"Regex": _QWEN}}, {"type": "ByteLevel", "use_regex": False}],
     "llama-bpe": [{"type": "Split", "pattern": {"Regex": _LLAMA3}}, {"type": "ByteLevel", "use_regex": False}],
-}
-"""llama.cpp's names of the rules that cut text into words, and the steps of a tokenizer.json that do the same."""
+}  # llama.cpp's names of the rules that cut text into words, and the steps of a tokenizer.json that do the same
 FORMATS = {
     torch.float32: (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
     torch.bfloat16: (gguf.GGMLQuantizationType.BF16, gguf.LlamaFileType.MOSTLY_BF16),
     torch.float16: (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
 }
-ENDS = ("eos", "eot", "eom")
-"""Settings of a GGUF file that each name a token at which text ends."""
+ENDS = ("eos", "eot", "eom")  # settings of a GGUF file that each name a token at which text ends
 
 
 class GgufLayout:

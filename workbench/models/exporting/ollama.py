@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from workbench.errors import BackboneError
 
-Messages = Sequence[tuple[str, str]]
-"""Roles and contents."""
+Messages = Sequence[tuple[str, str]]  # roles and contents
 Render = Callable[[Messages, bool], str]
 """Writes messages, and where the second argument says so the begin of an answer."""
 _SYSTEM, _ASKED, _ANSWER, _AGAIN = "<<system>>", "<<question>>", "<<answer>>", "<<again>>"
@@ -25,8 +24,7 @@ CONVERSATIONS: tuple[Messages, ...] = (
     (("user", "  Two\n\nlines  "), ("assistant", " Yes.\n"), ("user", "{{ Three }}")),
     (("system", " Be brief. "), ("user", "Four")),
     (("system", "Be\nbrief"), ("user", "5"), ("assistant", "6"), ("user", "7"), ("assistant", "8"), ("user", "9")),
-)
-"""Conversations that the parts of a template have to write as the template does, spaces at the ends included."""
+)  # conversations that the parts of a template have to write as the template does, spaces at the ends included
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,10 @@ from workbench.data.text.formats import Conversion
 from workbench.data.text.quality.rules import NO_LANGUAGE, RULES, SET_RULES, RowText, row_text_of_example
 from workbench.errors import DataError
 
-NEAR = 0.8
-"""Jaccard similarity of near-duplicates, by sequences of four characters."""
+NEAR = 0.8  # Jaccard similarity of near-duplicates, by sequences of four characters
 
-OUTLOOK, MANY = 1000, 0.05
-"""Rows that `check` judges, and the share of flagged rows from which it says so."""
-LISTED = 20
-"""Flags that the manifest lists."""
+OUTLOOK, MANY = 1000, 0.05  # rows that `check` judges, and the share of flagged rows from which it says so
+LISTED = 20  # flags that the manifest lists
 
 Near = Callable[[Sequence[str]], DuplicateClusters]
 

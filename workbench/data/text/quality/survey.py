@@ -27,12 +27,9 @@ REPORT_RULES: dict[str, str] = {
     "conflicting_label": "has another label than a duplicate",
     "perplexity": "perplexity by the backbone is far from that of most rows",
     "unreadable": "cannot be read, or learnt from",
-}
-"""Rules that only report: `data.clean` has none of them, as other settings answer what they find."""
-ANSWER_REPEATS = 10
-"""Mean rows of an answer above which answers are counted like classes."""
-DEVIATIONS = 3.0
-"""Robust standard deviations (of the median absolute deviation) of log-perplexity that are far."""
+}  # rules that only report: `data.clean` has none of them, as other settings answer what they find
+ANSWER_REPEATS = 10  # mean rows of an answer above which answers are counted like classes
+DEVIATIONS = 3.0  # robust standard deviations (of the median absolute deviation) of log-perplexity that are far
 
 
 @dataclass(frozen=True)
