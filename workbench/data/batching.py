@@ -37,10 +37,8 @@ class Row(NamedTuple):
 
     input_ids: Indices
     supervised: npt.NDArray[np.bool_]
-    source: int = 0
-    """Number of first tokens that an encoder reads; 0 without a separate decoder."""
-    digest: int = 0
-    """Hash of the row's content, by which random masks know it wherever it stands."""
+    source: int = 0  # number of first tokens that an encoder reads; 0 without a separate decoder
+    digest: int = 0  # hash of the row's content, by which random masks know it wherever it stands
 
 
 ON_HOST = ("row_lengths", "row_owners", "prefix_tokens")

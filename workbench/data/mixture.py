@@ -40,8 +40,7 @@ class MixedRows(DealtRows[R]):
     when every other row of its source has come as often, across epochs too.
     """
 
-    share_S: Floats
-    """Share of an epoch's draws that each source has."""
+    share_S: Floats  # share of an epoch's draws that each source has
     draws: int
     seed: int
 
@@ -82,8 +81,7 @@ class OneSourceBatches(MixedRows[R]):
     like (Nussbaum et al. 2024, arXiv:2402.01613; the multi-dataset batch samplers of sentence-transformers).
     """
 
-    size: int
-    """Rows of a global batch; the last one of an epoch has what is left."""
+    size: int  # rows of a global batch; the last one of an epoch has what is left
 
     def table(self, epoch: int) -> Indices:
         """The row of each draw of an epoch (M,): those that are dealt to one step are of one source."""

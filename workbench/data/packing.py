@@ -34,8 +34,7 @@ none of T x T; attention that does not know packed rows cannot use it, and fails
 class RowLayout(ABC):
     """Cuts a global batch into micro-batches, and lays out their rows."""
 
-    prefix: int = 0
-    """Tokens at the beginning of all rows that a micro-batch holds once."""
+    prefix: int = 0  # tokens at the beginning of all rows that a micro-batch holds once
 
     @property
     @abstractmethod
@@ -171,8 +170,7 @@ ROWS_AT_ONCE = 256  # rows that are read at a time
 class SharedPrefix(Packed):
     """A beginning that rows share lies before their rests, which lie one after another."""
 
-    prefix: int
-    """Tokens that all rows begin with; each row has at least one more."""
+    prefix: int  # tokens that all rows begin with; each row has at least one more
 
     def cut(self, indices: Indices, lengths: Indices, *, tokens: int) -> Iterator[Indices]:
         """Fill micro-batches with rests; what is shared is in each of them."""
@@ -255,8 +253,7 @@ class OwnerRows(NamedTuple):
 
     owner: int
     indices: Indices
-    counts: bool = True
-    """Whether they carry loss."""
+    counts: bool = True  # whether they carry loss
 
 
 Cut = Callable[[Indices, Indices], Iterable[tuple[Indices, bool]]]
@@ -289,10 +286,8 @@ class JoinedRows(NamedTuple):
     """A micro-batch with the rows of several owners."""
 
     batch: MicroBatch
-    labels: list[int]
-    """Number of labels of each owner's rows."""
-    numbered: list[tuple[Indices, Indices | None]]
-    """See `MicroBatch.numbered`, of each owner's rows."""
+    labels: list[int]  # number of labels of each owner's rows
+    numbered: list[tuple[Indices, Indices | None]]  # see `MicroBatch.numbered`, of each owner's rows
 
     def pinned(self) -> JoinedRows:
         """The same in memory from which an accelerator copies while it computes."""

@@ -147,8 +147,7 @@ def uniform(weight_N: Weights) -> bool:
 class WeightedRows(ResampledRows[Examples]):
     """Rows of tokens, each of which counts by its weight."""
 
-    weight_N: Floats
-    """Weight of each row."""
+    weight_N: Floats  # weight of each row
 
     @property
     def supervised(self) -> Weights:

@@ -94,8 +94,7 @@ class PacedStep(NamedTuple):
     """A step of a curriculum."""
 
     rows: Indices
-    opened: int
-    """Rows that it was drawn among: those open by then."""
+    opened: int  # rows that it was drawn among: those open by then
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,9 @@ MAX_MISTAKES = 5  # malformed rows that a message shows; reading stops there
 class RawRow:
     """A row of a file, before its columns are interpreted."""
 
-    place: str
-    """File, row number and, where it differs, line number; all count from 1."""
+    place: str  # file, row number and, where it differs, line number; all count from 1
     columns: dict[str, Any] = field(default_factory=dict)
-    mistake: str = ""
-    """Why the row is malformed; empty where it is not."""
+    mistake: str = ""  # why the row is malformed; empty where it is not
 
 
 def read_rows(source: str, *, readers: Mapping[str, FileReader] | None = None) -> Iterator[RawRow]:

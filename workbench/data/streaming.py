@@ -33,8 +33,7 @@ class OpenShard:
     """A shard that is being read."""
 
     number: int
-    dataset: Any
-    """An IterableDataset of Arrow tables."""
+    dataset: Any  # an IterableDataset of Arrow tables
     tables: Iterator[Any]
 
     @classmethod
@@ -104,12 +103,9 @@ LINES = {".jsonl", ".txt"}  # kinds of files that hold a row per line
 class RowStream:
     """The first rows of a stream, and how they are chosen."""
 
-    source: str
-    """A jsonl, parquet or txt file, a folder of them, or a hub data set."""
-    count: int
-    """Rows that are taken; fewer where it has no more."""
-    share: float
-    """Share of the rows on the way that are taken."""
+    source: str  # a jsonl, parquet or txt file, a folder of them, or a hub data set
+    count: int  # rows that are taken; fewer where it has no more
+    share: float  # share of the rows on the way that are taken
     seed: int
 
 
@@ -121,8 +117,7 @@ class Position:
     taken: int = 0
     readings: int = 0
     done: bool = False
-    stream: dict[str, Any] | None = None
-    """Where the shards stand, as ShardTurns has it; None at the beginning."""
+    stream: dict[str, Any] | None = None  # where the shards stand, as ShardTurns has it; None at the beginning
 
 
 def take(stream: RowStream, say: Callable[[str], None] = lambda _: None) -> Path:

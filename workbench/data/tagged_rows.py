@@ -91,10 +91,8 @@ class TaggedRows:
     name: str
     fingerprint: str
     rows: tuple[TaggedRow, ...]
-    scheme: Scheme
-    """The scheme of the file; the rows' own tags are IOB2 or plain."""
-    skipped: tuple[str, ...] = ()
-    """Place and reason of every row that was left out."""
+    scheme: Scheme  # the scheme of the file; the rows' own tags are IOB2 or plain
+    skipped: tuple[str, ...] = ()  # place and reason of every row that was left out
 
 
 def read(
@@ -630,8 +628,7 @@ class Entity(NamedTuple):
     end: int
     label: str
     text: str
-    probability: float
-    """Probability of exactly these edges and this type, where the tags of words are independent."""
+    probability: float  # probability of exactly these edges and this type, where the tags of words are independent
 
 
 def word_probabilities(encoded: EncodedTags, p_SC: Floats, tag_set: TagSet) -> Floats:

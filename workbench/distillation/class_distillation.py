@@ -455,8 +455,7 @@ def examples(config: RunConfig, train: LabelledSet, extra: LabelledSet | None) -
 class MixedSampling(RepeatedRows):
     """Sampler of the first rows by their own rule, and of all others once each in an epoch."""
 
-    first: ClassBalancedRows
-    """Samples among the first rows."""
+    first: ClassBalancedRows  # samples among the first rows
 
     def __len__(self) -> int:
         return len(self.first) + len(self.rows) - len(self.first.rows)

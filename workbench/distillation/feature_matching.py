@@ -52,10 +52,8 @@ _RELATIVE = {
 class CapturePoint(NamedTuple):
     """A tensor inside a model."""
 
-    path: str
-    """Path of the module in the model."""
-    read: bool = False
-    """Capture the module's first input instead of its output."""
+    path: str  # path of the module in the model
+    read: bool = False  # capture the module's first input instead of its output
 
 
 Caught = Mapping[CapturePoint, Tensor]
@@ -64,11 +62,9 @@ Caught = Mapping[CapturePoint, Tensor]
 class Projections(NamedTuple):
     """Queries, keys and values of a layer's self-attention, before rotary positions are applied."""
 
-    spots: tuple[CapturePoint, ...]
-    """One of each, or one of all."""
+    spots: tuple[CapturePoint, ...]  # one of each, or one of all
     widths: tuple[int, int, int]
-    causal: bool
-    """Whether no token looks at those after it."""
+    causal: bool  # whether no token looks at those after it
 
     def of(self, caught: Caught) -> tuple[Tensor, ...]:
         """Queries, keys and values (B, L, their width)."""

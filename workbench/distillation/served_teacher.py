@@ -166,8 +166,7 @@ class ServedQuestions:
     train: TokenizedSet
     teacher: ServedTeacher
     config: DistillConfig
-    vocabulary: int
-    """Tokens that count."""
+    vocabulary: int  # tokens that count
 
     def ask(self, rows: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:
         longer = micro_batches(rows, self.train.lengths, tokens=TOKENS)

@@ -67,10 +67,8 @@ class Teacher(Protocol):
 class TeacherLogits:
     """Hidden states of one or several models; several are one distribution, the mean of theirs."""
 
-    tensors: Sequence[Tensor]
-    """Hidden states (N, D) of each model."""
-    projects: Sequence[Project]
-    """Its output head."""
+    tensors: Sequence[Tensor]  # hidden states (N, D) of each model
+    projects: Sequence[Project]  # its output head
     vocabularies: Sequence[int]
     config: DistillConfig
     temperature: float

@@ -160,17 +160,13 @@ def unpack_ids(packed: Packed) -> Indices:
 class CacheIdentity(NamedTuple):
     """Everything that a cache depends on; None where that is unknown or irrelevant, and so is not compared."""
 
-    teacher: str | None
-    """A digest of its weights, or where on the hub they are."""
-    tokenizer: str
-    """A digest."""
+    teacher: str | None  # a digest of its weights, or where on the hub they are
+    tokenizer: str  # a digest
     temperature: str
     k: str
-    dtype: str | None
-    """Type of the log-probabilities; None for sampled tokens, which have none."""
+    dtype: str | None  # type of the log-probabilities; None for sampled tokens, which have none
     kind: Literal["likeliest", "draws"]
-    name: str | None = None
-    """The teacher, as the configuration names it: told, but not compared."""
+    name: str | None = None  # the teacher, as the configuration names it: told, but not compared
 
     def made_by(self) -> dict[str, str]:
         """The identity as metadata of a file."""
@@ -453,16 +449,12 @@ class LiveQuestions:
     """Asks a teacher that is loaded in this process."""
 
     train: TokenizedSet
-    teacher: Teacher
-    """Its signals are `TeacherLogits`."""
+    teacher: Teacher  # its signals are `TeacherLogits`
     config: DistillConfig
-    vocabulary: int
-    """Tokens that count."""
-    tokens: int
-    """In one forward pass, padding included."""
+    vocabulary: int  # tokens that count
+    tokens: int  # in one forward pass, padding included
     device: torch.device
-    ranks: Ranks = ALONE
-    """The processes, each with a teacher for a part of the rows; all get the results of all."""
+    ranks: Ranks = ALONE  # the processes, each with a teacher for a part of the rows; all get the results of all
 
     @torch.no_grad()
     def ask(self, rows: Indices, keys_R: Keys, counts_R: Indices) -> tuple[Indices, Packed, int]:

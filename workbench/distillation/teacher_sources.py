@@ -34,18 +34,12 @@ AROUND = 8  # tokens that are shown on either side of a difference
 class TeacherSource:
     """A teacher: adapters over a backbone, a backbone as it is, or a model that a run trained whole."""
 
-    name: str
-    """As the configuration names it."""
-    model: ModelConfig
-    """The backbone; where a run trained all weights, the folder of what it shipped."""
-    adapters: tuple[Path, ...] = ()
-    """Folders of adapters over it; several teach together, none: the backbone teaches."""
-    run: Path | None = None
-    """The run directory, or the first of several."""
-    config: RunConfig | None = None
-    """Configuration of that run."""
-    trusted: Trust = field(default_factory=Trust)
-    """Whether the code that its run directories name is executed."""
+    name: str  # as the configuration names it
+    model: ModelConfig  # the backbone; where a run trained all weights, the folder of what it shipped
+    adapters: tuple[Path, ...] = ()  # folders of adapters over it; several teach together, none: the backbone teaches
+    run: Path | None = None  # the run directory, or the first of several
+    config: RunConfig | None = None  # configuration of that run
+    trusted: Trust = field(default_factory=Trust)  # whether the code that its run directories name is executed
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The teacher's own."""

@@ -53,14 +53,10 @@ class TeacherModel:
 class LiveTeacher:
     """A teacher that reads every batch."""
 
-    models: Sequence[TeacherModel]
-    """Several are one distribution, the mean of theirs."""
-    backbone: PreTrainedModel
-    """The model under all adapters of the teacher."""
-    shared: bool
-    """Whether that is the student's: there is no second copy of its weights."""
-    notes: list[str] = field(default_factory=list)
-    """Sentences that a person should read."""
+    models: Sequence[TeacherModel]  # several are one distribution, the mean of theirs
+    backbone: PreTrainedModel  # the model under all adapters of the teacher
+    shared: bool  # whether that is the student's: there is no second copy of its weights
+    notes: list[str] = field(default_factory=list)  # sentences that a person should read
 
     def signal(self, batch: MicroBatch, config: DistillConfig, *, temperature: float) -> TeacherLogits:
         """Teacher logits at the batch's supervised positions."""

@@ -26,14 +26,10 @@ SHOTS_SEED = 1234  # seed of the few-shot examples, as in lm-eval's own command
 class Benchmark:
     """Tasks, and how the model is prompted."""
 
-    tasks: tuple[str, ...]
-    """Names that lm-eval knows, or YAML files of its form."""
-    limit: int | None = None
-    """Documents of each task; None: all."""
-    shots: int | None = None
-    """Few-shot examples before a question; None: as the task says."""
-    chat: bool = False
-    """Whether questions are written in the tokenizer's chat template."""
+    tasks: tuple[str, ...]  # names that lm-eval knows, or YAML files of its form
+    limit: int | None = None  # documents of each task; None: all
+    shots: int | None = None  # few-shot examples before a question; None: as the task says
+    chat: bool = False  # whether questions are written in the tokenizer's chat template
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,9 @@ class PairedScore:
     name: str
     rows: int
     first: float
-    second: float
-    """Means of the score over the rows."""
-    interval: tuple[float, float] | None
-    """Student's 95 % interval of second - first; None where no row differs."""
-    p: float | None
-    """Probability of a difference of this size or more where there is none; None where no row differs."""
+    second: float  # means of the score over the rows
+    interval: tuple[float, float] | None  # student's 95 % interval of second - first; None where no row differs
+    p: float | None  # probability of a difference of this size or more where there is none; None where no row differs
 
     @property
     def difference(self) -> float:

@@ -30,13 +30,10 @@ _AVERAGED = ("precision", "recall", "f1", "macro_precision", "macro_recall", "ma
 class WrongSpan:
     """An entity that was not predicted as it is."""
 
-    row: int
-    """Number of the row, from 0."""
+    row: int  # number of the row, from 0
     kind: Kind
-    true: EntitySpan | None
-    """None where a spurious entity was predicted."""
-    predicted: EntitySpan | None
-    """None where an entity was missed."""
+    true: EntitySpan | None  # None where a spurious entity was predicted
+    predicted: EntitySpan | None  # None where an entity was missed
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,8 @@ _COLUMNS = ("row", "neighbour", "text", "label", "similarity")
 class Probe(NamedTuple):
     """Accuracies of predictions from frozen features alone."""
 
-    neighbours: float
-    """Of a vote of the nearest training rows (k-NN)."""
-    linear: float
-    """Of logistic regression on standardised features."""
+    neighbours: float  # of a vote of the nearest training rows (k-NN)
+    linear: float  # of logistic regression on standardised features
 
 
 def backbone_features(model: Classifier, rows: RowInputs) -> Floats:
@@ -216,17 +214,13 @@ class FrozenProbe:
     model: ModelConfig
     reader: RowReader
     train: LabelledSet
-    others: LabelledSet
-    """Held-out rows; in a cross-validation the training rows once more."""
-    train_T: Indices
-    """Numbers of the rows of `train` that are probed."""
+    others: LabelledSet  # held-out rows; in a cross-validation the training rows once more
+    train_T: Indices  # numbers of the rows of `train` that are probed
     others_M: Indices
     train_TD: Floats
     others_MD: Floats
-    fold_N: Indices
-    """Fold of each row of `train`: rows of the same fold are not compared."""
-    other_fold_N: Indices
-    """Fold of each row of `others`; held-out rows have their own."""
+    fold_N: Indices  # fold of each row of `train`: rows of the same fold are not compared
+    other_fold_N: Indices  # fold of each row of `others`; held-out rows have their own
 
     def scores(self) -> Probe | None:
         """Accuracies on the last fold of probes of the other folds.

@@ -252,8 +252,7 @@ class GeneratedAnswer:
     prompt: str
     reference: str
     answer: str
-    source: str = ""
-    """Name of the set that the prompt comes from, where there are several."""
+    source: str = ""  # name of the set that the prompt comes from, where there are several
 
     @property
     def f1(self) -> float:

@@ -34,8 +34,7 @@ class KeptLosses:
     """Rows of FILE, in the order of their places."""
 
     table: pa.Table
-    rows: int
-    """Number of rows that were scored."""
+    rows: int  # number of rows that were scored
 
     @property
     def loss_S(self) -> Floats:

@@ -32,12 +32,9 @@ class Rewriting(NamedTuple):
     """Rows as one operator rewrites them."""
 
     operator: OperatorName
-    changed_S: Indices
-    """Numbers of the rows that the operator changes."""
-    inputs: TokenRows
-    """These rows."""
-    noise: float | None
-    """Current `data.augment.noise`; None where a lower one would change as much."""
+    changed_S: Indices  # numbers of the rows that the operator changes
+    inputs: TokenRows  # these rows
+    noise: float | None  # current `data.augment.noise`; None where a lower one would change as much
 
 
 @dataclass(frozen=True)
@@ -45,14 +42,10 @@ class OperatorEffect:
     """Classes that a probe predicts before and after one operator rewrites the rows."""
 
     operator: OperatorName
-    turned: Interval
-    """Share of the rows whose predicted class changes, with Wilson's 95 % interval."""
-    accuracy: PairedScore
-    """Accuracy of the probe before (`first`) and after (`second`)."""
-    level: float
-    """Significance level of `accuracy`."""
-    noise: float | None
-    """As in `Rewriting`."""
+    turned: Interval  # share of the rows whose predicted class changes, with Wilson's 95 % interval
+    accuracy: PairedScore  # accuracy of the probe before (`first`) and after (`second`)
+    level: float  # significance level of `accuracy`
+    noise: float | None  # as in `Rewriting`
 
     @property
     def is_harmful(self) -> bool:
@@ -81,10 +74,8 @@ class OperatorEffect:
 class LabelPreservation:
     """Effects of all operators of a configuration."""
 
-    plain: Interval
-    """Accuracy of the probe on the plain rows, with its 95 % interval."""
-    likeliest: float
-    """Accuracy of always predicting the most frequent class."""
+    plain: Interval  # accuracy of the probe on the plain rows, with its 95 % interval
+    likeliest: float  # accuracy of always predicting the most frequent class
     effects: tuple[OperatorEffect, ...]
 
     @property

@@ -57,10 +57,8 @@ class Likelihood:
 class SummedLosses:
     """Loss of each row, summed over its tokens, in the order of the rows."""
 
-    loss_N: npt.NDArray[np.float64]
-    """Negative log-likelihood in nats, summed over the supervised tokens of a row."""
-    tokens_N: Indices
-    """Number of these tokens."""
+    loss_N: npt.NDArray[np.float64]  # negative log-likelihood in nats, summed over the supervised tokens of a row
+    tokens_N: Indices  # number of these tokens
 
 
 class LikelihoodRows(Protocol):
@@ -178,10 +176,8 @@ def row_scores(
 class Agreement:
     """Difference of model B from model A over N positions."""
 
-    kl: float
-    """Mean KL(A || B) of the next-token distributions, nats per token."""
-    top1: float
-    """Share of positions where both have the same most likely token."""
+    kl: float  # mean KL(A || B) of the next-token distributions, nats per token
+    top1: float  # share of positions where both have the same most likely token
     positions: int
 
     @property

@@ -44,12 +44,9 @@ class Answerer(NamedTuple):
     """A model that computes the losses of rows."""
 
     model: nn.Module
-    answer: Callable[[Indices], Sequence[Floats32]]
-    """Maps row numbers to the losses of each row's supervised tokens."""
-    read: Reading
-    """Runs a function while the model may be called."""
-    together: bool
-    """Whether each process holds a shard of the weights, so that all must read the same rows."""
+    answer: Callable[[Indices], Sequence[Floats32]]  # maps row numbers to the losses of each row's supervised tokens
+    read: Reading  # runs a function while the model may be called
+    together: bool  # whether each process holds a shard of the weights, so that all must read the same rows
 
 
 def folder(identity: Sequence[Any], rows: TokenizedSet) -> Path:

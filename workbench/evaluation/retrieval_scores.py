@@ -91,16 +91,11 @@ def correlation(similarity_N: Floats, score_N: Floats) -> dict[str, float]:
 class Search:
     """Queries, passages, and which passages belong to each query."""
 
-    query_Q: Indices
-    """Units of the queries' set."""
-    row_Q: Indices
-    """A row that each is the anchor of."""
-    passage_N: Indices
-    """Units of the passages' set."""
-    relevant: list[Indices]
-    """For each query, the places among the passages of those that it should find."""
-    left_out: list[Indices]
-    """For each query, the places of the passages that do not count: its own text."""
+    query_Q: Indices  # units of the queries' set
+    row_Q: Indices  # a row that each is the anchor of
+    passage_N: Indices  # units of the passages' set
+    relevant: list[Indices]  # for each query, the places among the passages of those that it should find
+    left_out: list[Indices]  # for each query, the places of the passages that do not count: its own text
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,7 @@ class RunEmbedder:
     """The embedder of a finished run."""
 
     run: Path
-    config: RunConfig
-    """The configuration of that run: its backbone, pooling and instructions."""
+    config: RunConfig  # the configuration of that run: its backbone, pooling and instructions
 
     @property
     def files(self) -> dict[str, str]:

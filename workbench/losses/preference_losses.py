@@ -171,10 +171,8 @@ def token_factors(place_N: Tensor, shared_N: Tensor, *, alpha: float) -> Tensor:
 class Answers(NamedTuple):
     """Log-probabilities of answers, in nats; float64, so that differences of long sums are exact."""
 
-    counted_B: Tensor
-    """As `prefer.length` and the loss count their tokens."""
-    mean_B: Tensor
-    """Mean over tokens."""
+    counted_B: Tensor  # as `prefer.length` and the loss count their tokens
+    mean_B: Tensor  # mean over tokens
 
 
 class Judged(NamedTuple):

@@ -157,8 +157,7 @@ def room(tokens: int) -> int:
 class RowCache:
     """Keys and values of one row, by layer."""
 
-    length: int = 0
-    """Tokens that all layers hold."""
+    length: int = 0  # tokens that all layers hold
     _layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property

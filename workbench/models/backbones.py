@@ -137,12 +137,9 @@ class Backbone:
     """A loaded backbone, and notes on what was decided about it."""
 
     model: PreTrainedModel
-    weights: str
-    """How the weights are stored: float32, bfloat16, float16, int8, nf4 or fp4."""
-    compute: torch.dtype
-    """Type in which matrix products are computed."""
-    weight_bytes: int
-    """Bytes of all weights as stored, quantisation constants included."""
+    weights: str  # how the weights are stored: float32, bfloat16, float16, int8, nf4 or fp4
+    compute: torch.dtype  # type in which matrix products are computed
+    weight_bytes: int  # bytes of all weights as stored, quantisation constants included
     notes: list[str] = field(default_factory=list)
 
 

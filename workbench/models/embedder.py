@@ -70,8 +70,7 @@ class Embedder:
     """A model that embeds texts; padding does not matter."""
 
     model: nn.Module
-    backbone: PreTrainedModel
-    """The model without the adapter around it."""
+    backbone: PreTrainedModel  # the model without the adapter around it
     tokenizer: PreTrainedTokenizerBase
     config: EmbedConfig
 

@@ -33,8 +33,7 @@ class ExportedModel:
     head: Head
     tokenizer: PreTrainedTokenizerBase
     template: ChatEncoder | MlmEncoder
-    stop: list[int]
-    """Tokens at which generation ends; none where the model writes no text."""
+    stop: list[int]  # tokens at which generation ends; none where the model writes no text
 
 
 def save(

@@ -71,12 +71,9 @@ def _facts(config: RunConfig, backbone: Backbone, total: int, trainable: int) ->
 
 
 class AdapterSize(NamedTuple):
-    total: int
-    """Parameters of backbone and adapter together."""
-    trainable: int
-    """Parameters that train."""
-    file_bytes: int
-    """Bytes of the safetensors file that a run saves, in float32, as one file."""
+    total: int  # parameters of backbone and adapter together
+    trainable: int  # parameters that train
+    file_bytes: int  # bytes of the safetensors file that a run saves, in float32, as one file
 
     @property
     def share(self) -> float:

@@ -42,12 +42,9 @@ STRETCH = 16
 class RowQueries(NamedTuple):
     """The chosen tokens as queries (B, Q) of their rows, padded."""
 
-    column_BQ: Tensor
-    """Place of each query in its row."""
-    token_BQ: Tensor
-    """Flat index of each query among the chosen tokens."""
-    slot_M: Tensor
-    """Flat index into B * Q of each chosen token."""
+    column_BQ: Tensor  # place of each query in its row
+    token_BQ: Tensor  # flat index of each query among the chosen tokens
+    slot_M: Tensor  # flat index into B * Q of each chosen token
 
 
 @dataclass
@@ -259,18 +256,13 @@ class Head:
     """
 
     module: nn.Module
-    vocabulary: int
-    """V, the head's rows."""
-    width: int
-    """D, the hidden size."""
+    vocabulary: int  # V, the head's rows
+    width: int  # D, the hidden size
     softcap: float | None
     multiplier: float
-    bias_1V: Tensor | None = None
-    """Bias that the model adds to the logits after the head."""
-    settings: Mapping[str, bool] = field(default_factory=dict)
-    """Arguments of the model besides its inputs."""
-    last_block: nn.Module | None = None
-    """See `workbench.models.output_heads`; None: it computes all positions."""
+    bias_1V: Tensor | None = None  # bias that the model adds to the logits after the head
+    settings: Mapping[str, bool] = field(default_factory=dict)  # arguments of the model besides its inputs
+    last_block: nn.Module | None = None  # see `workbench.models.output_heads`; None: it computes all positions
 
     def trainable(self) -> list[Tensor]:
         """The head's trainable tensors: none, unless the backbone or added token rows train."""

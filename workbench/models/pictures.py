@@ -25,10 +25,8 @@ CHANNELS = 3  # channels of every picture: red, green and blue; those of a grey 
 class PictureSizes:
     """Sides of the square pictures that a backbone reads, in pixels."""
 
-    own: int | None
-    """The side that it was trained with; None where its configuration does not say."""
-    step: int | None
-    """It reads every multiple of this; None: only its own side."""
+    own: int | None  # the side that it was trained with; None where its configuration does not say
+    step: int | None  # it reads every multiple of this; None: only its own side
 
     def refusal(self, size: int) -> str | None:
         """What to write instead of a side that it cannot read; None where it can."""

@@ -145,10 +145,8 @@ class LiveBytes(DispatchMode):
     kind of device, such as `cuda`.
     """
 
-    now: int
-    """Bytes alive."""
-    peak: int
-    """The most that were alive at once."""
+    now: int  # bytes alive
+    peak: int  # the most that were alive at once
 
     def __init__(self, device: str = "cpu") -> None:
         super().__init__()

@@ -174,23 +174,18 @@ class _Peaks:
 class Costs(NamedTuple):
     """Bytes of a micro-batch that do not grow with its tokens alone."""
 
-    position: int
-    """Bytes for each supervised position."""
-    pair: float
-    """Bytes for each pair of tokens in a row."""
-    gradients: int
-    """Bytes of the gradients that earlier micro-batches left."""
+    position: int  # bytes for each supervised position
+    pair: float  # bytes for each pair of tokens in a row
+    gradients: int  # bytes of the gradients that earlier micro-batches left
 
 
 class MicroBatchTrial(NamedTuple):
     """A micro-batch that may take most."""
 
     rows: Indices
-    later: bool
-    """Whether others of its step have left gradients."""
+    later: bool  # whether others of its step have left gradients
     padded: int
-    pairs: int
-    """Pairs of tokens in a row, padding included if there is any."""
+    pairs: int  # pairs of tokens in a row, padding included if there is any
     supervised: float
 
     def takes_less(self, than: MicroBatchTrial, activations: int, costs: Costs) -> bool:

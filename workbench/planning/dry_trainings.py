@@ -67,8 +67,7 @@ class Averaged(NamedTuple):
     """Values whose average a training keeps."""
 
     values: Sequence[Tensor]
-    copies: int
-    """That are kept of them on the device where they train, at most."""
+    copies: int  # that are kept of them on the device where they train, at most
 
 
 class Training(Model, Protocol):

@@ -34,15 +34,11 @@ MOST = 16
 class MembersThatFit:
     """Members of a bank that a memory holds."""
 
-    count: int
-    """As many as fit; 0: not even one."""
-    each: float
-    """Bytes that one more takes, between the two dry runs with most."""
-    known: Mapping[int, int]
-    """Bytes of the dry runs, by their number of members."""
+    count: int  # as many as fit; 0: not even one
+    each: float  # bytes that one more takes, between the two dry runs with most
+    known: Mapping[int, int]  # bytes of the dry runs, by their number of members
     memory: int
-    seconds: Mapping[int, float] = field(default_factory=dict)
-    """Seconds of a step, by the number of members."""
+    seconds: Mapping[int, float] = field(default_factory=dict)  # seconds of a step, by the number of members
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -99,15 +95,11 @@ def _each(known: Mapping[int, int]) -> float:
 class Candidate:
     """One way to carry out a run, and what it would take."""
 
-    way: str
-    """How this plan differs from the configuration, in words."""
-    tokens: int
-    """In one forward pass on one device."""
-    needed: int
-    """Bytes of a device."""
+    way: str  # how this plan differs from the configuration, in words
+    tokens: int  # in one forward pass on one device
+    needed: int  # bytes of a device
     fits: bool
-    seconds: float
-    """Seconds of a step, without the time in which devices wait for each other."""
+    seconds: float  # seconds of a step, without the time in which devices wait for each other
 
 
 @dataclass(frozen=True)

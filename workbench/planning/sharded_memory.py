@@ -83,10 +83,8 @@ class HeldBytes:
     """Bytes by what they are for."""
 
     device: dict[str, int] = field(default_factory=dict)
-    host: dict[str, int] = field(default_factory=dict)
-    """Bytes of one device's share."""
-    disk: dict[str, int] = field(default_factory=dict)
-    """Bytes of one device's share."""
+    host: dict[str, int] = field(default_factory=dict)  # bytes of one device's share
+    disk: dict[str, int] = field(default_factory=dict)  # bytes of one device's share
 
     def put(self, place: Place, name: str, size: float) -> None:
         """Count `size` more bytes at a place; `none` is the device."""
@@ -278,12 +276,9 @@ def _under_whole_adapters(
 class Rates:
     """Bytes a second of a usual machine of its kind."""
 
-    link: float
-    """Bytes between devices."""
-    host: float
-    """Bytes between a device and the host's memory."""
-    update: float
-    """Bytes of the host's memory, where it takes the optimizer's step."""
+    link: float  # bytes between devices
+    host: float  # bytes between a device and the host's memory
+    update: float  # bytes of the host's memory, where it takes the optimizer's step
     disk: float
 
 

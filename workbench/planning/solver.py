@@ -50,11 +50,9 @@ SHORTER = (0.75, 0.5, 0.25, 0.125)  # shares of the longest row that are tried w
 class SolverChoice:
     """The decision of the solver."""
 
-    config: RunConfig
-    """With every `auto` that was decided."""
+    config: RunConfig  # with every `auto` that was decided
     plan: Plan
-    cure: str | None = None
-    """Where nothing fits, the smallest change after which something would."""
+    cure: str | None = None  # where nothing fits, the smallest change after which something would
 
     def require(self) -> SolverChoice:
         """Itself; raises ConfigError where nothing fits."""

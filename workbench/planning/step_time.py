@@ -57,10 +57,8 @@ Clock = Callable[[], float]
 class Roofline(NamedTuple):
     """Rates that no step exceeds."""
 
-    flops: float
-    """Floating-point operations a second of a matrix product."""
-    bandwidth: float
-    """Bytes a second that are read from memory."""
+    flops: float  # floating-point operations a second of a matrix product
+    bandwidth: float  # bytes a second that are read from memory
 
 
 def roofline(device: torch.device, dtype: torch.dtype, *, clock: Clock = time.perf_counter) -> Roofline:
@@ -97,10 +95,8 @@ def synchronize(device: torch.device) -> None:
 class Small:
     """How a backbone is cut down for timing."""
 
-    blocks: int
-    """Blocks in each stack."""
-    narrower: int = 1
-    """Divisor of the widths; the matrix products of a block shrink by its square."""
+    blocks: int  # blocks in each stack
+    narrower: int = 1  # divisor of the widths; the matrix products of a block shrink by its square
 
 
 Build = Callable[[Small], AbstractContextManager[Training]]
@@ -111,32 +107,23 @@ Build = Callable[[Small], AbstractContextManager[Training]]
 class Subject:
     """The full model and run that the small models stand for."""
 
-    depth: int
-    """Blocks of each stack of the backbone."""
-    narrower: int
-    """Divisor of the widths of the models that are built."""
+    depth: int  # blocks of each stack of the backbone
+    narrower: int  # divisor of the widths of the models that are built
     parameters: int
     trainable: int
-    flops: float
-    """Operations of its largest micro-batch."""
-    dtype: torch.dtype
-    """Type that matrix products run in."""
-    packed: bool
-    """Whether weights are unpacked in every pass, in time proportional to their size."""
+    flops: float  # operations of its largest micro-batch
+    dtype: torch.dtype  # type that matrix products run in
+    packed: bool  # whether weights are unpacked in every pass, in time proportional to their size
 
 
 @dataclass(frozen=True)
 class Measured:
     """Measured seconds of one device's work in a run."""
 
-    token: float
-    """Seconds for each token of a micro-batch, padding included."""
-    error: float
-    """Standard error of these seconds."""
-    update: float
-    """Seconds of the optimizer's step, for all parameters that train."""
-    flops: float
-    """Operations for each token."""
+    token: float  # seconds for each token of a micro-batch, padding included
+    error: float  # standard error of these seconds
+    update: float  # seconds of the optimizer's step, for all parameters that train
+    flops: float  # operations for each token
     machine: Roofline
 
 
@@ -371,8 +358,7 @@ class Timed:
     seconds: float
     low: float
     high: float
-    once: float = 0.0
-    """Seconds before the first step, in which a model reads rows."""
+    once: float = 0.0  # seconds before the first step, in which a model reads rows
 
 
 def work(fit: Training, **others: Any) -> StepWork:

@@ -32,8 +32,7 @@ class PairSources(NamedTuple):
     train: PairSource
     held_out: PairSource
     test: PairSource | None
-    cleaning: Cleaning | None
-    """Training rows that `data.clean` left out; None where it has no rule."""
+    cleaning: Cleaning | None  # training rows that `data.clean` left out; None where it has no rule
 
     def encoded(self, encode: Callable[[PairSource], PairSet]) -> Splits[PairSet]:
         """The splits as a model reads them."""

@@ -30,11 +30,9 @@ from workbench.errors import DataError
 class TextUnits:
     """Different texts with their tokens."""
 
-    texts: tuple[str, ...]
-    """With the instruction before each."""
+    texts: tuple[str, ...]  # with the instruction before each
     tokens: tuple[Indices, ...]
-    cut: tuple[bool, ...]
-    """Whether each was cut to data.max_tokens."""
+    cut: tuple[bool, ...]  # whether each was cut to data.max_tokens
 
     @property
     def truncated(self) -> int:
@@ -104,8 +102,7 @@ class BatchTexts(NamedTuple):
     anchor_B: Indices
     positive_B: Indices
     negative_M: Indices
-    owner_M: Indices
-    """Place in the batch of the row that each negative belongs to."""
+    owner_M: Indices  # place in the batch of the row that each negative belongs to
 
     @property
     def every(self) -> Indices:

@@ -124,16 +124,12 @@ Mask = npt.NDArray[np.bool_]
 class CandidateSet(WholeRows):
     """Rows with their candidates; see `workbench.data.batching.Examples`."""
 
-    pairs: PairSet
-    """Rows with their texts, whose tokens are bare and whole."""
+    pairs: PairSet  # rows with their texts, whose tokens are bare and whole
     joins: PairTokenizer
-    negatives: int
-    """Negatives of each row; 0 where rows are scored."""
+    negatives: int  # negatives of each row; 0 where rows are scored
     seed: int = 0
-    epoch: int = 0
-    """Pass over the rows, in which negatives are drawn anew."""
-    drawn_NC: Indices | None = None
-    """Candidates that are no longer drawn; None: those of the pass."""
+    epoch: int = 0  # pass over the rows, in which negatives are drawn anew
+    drawn_NC: Indices | None = None  # candidates that are no longer drawn; None: those of the pass
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -225,8 +221,7 @@ class CandidateSet(WholeRows):
     source, fingerprint, skipped, cleaning, sources, source_N = (
         property(attrgetter(f"pairs.{name}"))
         for name in ("source", "fingerprint", "skipped", "cleaning", "sources", "source_N")
-    )
-    """As the rows have them; see `PairSet`."""
+    )  # as the rows have them; see `PairSet`
 
     def place(self, index: int) -> str:
         return self.pairs.place(index)
@@ -260,12 +255,9 @@ class CandidateSet(WholeRows):
 class Ranking:
     """Queries, and the candidates that are ranked for each."""
 
-    row_Q: Indices
-    """A row that each is the query of."""
-    passages: list[Indices]
-    """Candidates of each query, ascending."""
-    relevant: list[Mask]
-    """Which of them belong to it."""
+    row_Q: Indices  # a row that each is the query of
+    passages: list[Indices]  # candidates of each query, ascending
+    relevant: list[Mask]  # which of them belong to it
 
 
 def ranking(rows: CandidateSet, *, candidates: int) -> Ranking:

@@ -138,20 +138,13 @@ class Box(NamedTuple):
 class Warp:
     """Crop, then flips, then shear, rotation and shift of the cropped picture, which has the size of the whole one."""
 
-    box: Box
-    """The crop, which is resized to the picture's size."""
-    flip_x: bool = False
-    """Exchange left and right."""
-    flip_y: bool = False
-    """Exchange top and bottom."""
-    degrees: float = 0.0
-    """Rotation about the centre, counter-clockwise."""
-    shear_degrees: float = 0.0
-    """Horizontal shear about the centre."""
-    shift_x: float = 0.0
-    """Pixels to the right."""
-    shift_y: float = 0.0
-    """Pixels downwards."""
+    box: Box  # the crop, which is resized to the picture's size
+    flip_x: bool = False  # exchange left and right
+    flip_y: bool = False  # exchange top and bottom
+    degrees: float = 0.0  # rotation about the centre, counter-clockwise
+    shear_degrees: float = 0.0  # horizontal shear about the centre
+    shift_x: float = 0.0  # pixels to the right
+    shift_y: float = 0.0  # pixels downwards
 
     def keeps_pixels(self, size: tuple[int, ...]) -> bool:
         """Whether flips are all that is done to a picture of this height and width."""

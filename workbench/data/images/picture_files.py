@@ -344,17 +344,12 @@ compressed to exhaust the memory, or no picture."""
 class PictureFile:
     """A picture: a file, a member of an archive, the bytes of a file, or pixels."""
 
-    name: str
-    """For messages: the file, or the row that holds it."""
+    name: str  # for messages: the file, or the row that holds it
     path: Path | None = None
-    member: str | None = None
-    """Name inside the archive `path`."""
-    content: bytes = b""
-    """Bytes of a file, or with `shape` the pixels; where there is no path."""
-    shape: tuple[int, ...] | None = None
-    """Shape of pixels: (height, width) of grey ones, (height, width, 3) of colours."""
-    span: tuple[int, int] | None = None
-    """Where the file begins in the tar archive `path`, and its bytes."""
+    member: str | None = None  # name inside the archive `path`
+    content: bytes = b""  # bytes of a file, or with `shape` the pixels; where there is no path
+    shape: tuple[int, ...] | None = None  # shape of pixels: (height, width) of grey ones, (height, width, 3) of colours
+    span: tuple[int, int] | None = None  # where the file begins in the tar archive `path`, and its bytes
 
     def read(self) -> bytes:
         """The bytes of the file, not decoded. Raises DataError: it is missing, cannot be read, is no file, or has more

@@ -50,10 +50,8 @@ class Augmenter:
 
     config: AugmentConfig
     seed: int
-    epochs: float
-    """Passes over the training rows that the run will make."""
-    multiple: int
-    """The side of a smaller picture is a multiple of it, such as the side of a patch."""
+    epochs: float  # passes over the training rows that the run will make
+    multiple: int  # the side of a smaller picture is a multiple of it, such as the side of a patch
 
     def progress(self, epoch: int) -> float:
         """Share of the run that is done at some step of a pass, to show its pictures: 0 in the first, 1 in the last."""

@@ -52,10 +52,8 @@ Mistakes = dict[int, str]  # why pictures cannot be read, by their index, withou
 class Work:
     """The steps that each picture goes through, and the file of pixels that it is written to."""
 
-    path: Path
-    """A .npy file of shape (N, H, W, 3)."""
-    offset: int
-    """Bytes of the file before the first picture."""
+    path: Path  # a .npy file of shape (N, H, W, 3)
+    offset: int  # bytes of the file before the first picture
     format: PictureFormat
     prepare: PrepareConfig
     max_pixels: int
@@ -173,13 +171,10 @@ TRIAL = 0.03  # seconds of such work that `auto` does in this process before it 
 class StoredPictures:
     """Prepared pictures, in the order in which they were given."""
 
-    pixels: npt.NDArray[np.uint8]
-    """(N, H, W, 3), mapped from a file; black where a picture has a mistake."""
-    mistakes: Mapping[int, str]
-    """Why pictures cannot be read, by their index."""
+    pixels: npt.NDArray[np.uint8]  # (N, H, W, 3), mapped from a file; black where a picture has a mistake
+    mistakes: Mapping[int, str]  # why pictures cannot be read, by their index
     folder: Path
-    decoded: int
-    """Pictures that were decoded now; 0 where an earlier run had stored them."""
+    decoded: int  # pictures that were decoded now; 0 where an earlier run had stored them
 
 
 def store(

@@ -43,12 +43,9 @@ class Labels:
     """Meaning of the outputs of a classification head."""
 
     kind: Kind
-    names: tuple[str, ...]
-    """Names of the classes; `value` for a number."""
-    mean: float = 0.0
-    """Mean of the numbers in training; the head learns (number - mean) / scale."""
-    scale: float = 1.0
-    """Standard deviation of the numbers in training."""
+    names: tuple[str, ...]  # names of the classes; `value` for a number
+    mean: float = 0.0  # mean of the numbers in training; the head learns (number - mean) / scale
+    scale: float = 1.0  # standard deviation of the numbers in training
 
     @property
     def problem(self) -> Problem:

@@ -130,14 +130,11 @@ Objects = npt.NDArray[np.object_]
 class LabelledRecord(NamedTuple):
     """One row."""
 
-    row: RawRow
-    """The row as it was read, with all its columns."""
-    fields: tuple[str, ...]
-    """The text of each column of the template."""
+    row: RawRow  # the row as it was read, with all its columns
+    fields: tuple[str, ...]  # the text of each column of the template
     label: Label | None = None
     weight: float = 1.0
-    digest: str = ""
-    """Digest of the pixels of a picture; empty for text."""
+    digest: str = ""  # digest of the pixels of a picture; empty for text
 
     @property
     def place(self) -> str:
@@ -162,8 +159,7 @@ class RecordTable(Sequence[LabelledRecord]):
     store: ByteStore
     start_N: Indices
     end_N: Indices
-    names_N: Objects
-    """Names of the columns of each row; rows with the same ones share them."""
+    names_N: Objects  # names of the columns of each row; rows with the same ones share them
     labels_N: Objects
     weight_N: Floats
 

@@ -35,21 +35,16 @@ from workbench.schema import did_you_mean
 class Mix(NamedTuple):
     """Rows that were mixed with others, as mixup and CutMix do."""
 
-    partner_B: Indices
-    """The other row of each, by its number in the set."""
-    share_B: npt.NDArray[np.float64]
-    """Share of the row's own label; the rest is its partner's."""
+    partner_B: Indices  # the other row of each, by its number in the set
+    share_B: npt.NDArray[np.float64]  # share of the row's own label; the rest is its partner's
 
 
 class ModelInputs(NamedTuple):
     """Rows as a model reads them together."""
 
-    inputs: dict[str, Tensor]
-    """Arguments of the model."""
-    positions_B: Tensor
-    """Flat index of each row's last real token among all of the micro-batch."""
-    tokens: int
-    """Tokens or patches without padding."""
+    inputs: dict[str, Tensor]  # arguments of the model
+    positions_B: Tensor  # flat index of each row's last real token among all of the micro-batch
+    tokens: int  # tokens or patches without padding
     mix: Mix | None = None
 
 

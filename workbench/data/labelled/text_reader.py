@@ -180,8 +180,7 @@ def rewritten(texts: Fields, config: TextAugmentConfig, *, seed: int, epoch: int
 class AugmentedTexts:
     """Texts of rows, and their tokens in each pass."""
 
-    texts: tuple[Fields, ...]
-    """The columns of each row."""
+    texts: tuple[Fields, ...]  # the columns of each row
     places: tuple[str, ...]
     config: TextAugmentConfig
     seed: int
@@ -226,8 +225,7 @@ class TokenRows:
     """Tokenised rows; see `RowInputs`."""
 
     encoded: EncodedTexts
-    augmented: AugmentedTexts | None = None
-    """The same rows as training rewrites them; None: it reads them as they are."""
+    augmented: AugmentedTexts | None = None  # the same rows as training rewrites them; None: it reads them as they are
 
     @property
     def lengths(self) -> Indices:
@@ -279,8 +277,7 @@ class TextReader:
     tokenizer: PreTrainedTokenizerBase
     data: DataConfig
     classes: ClassesConfig
-    near: DuplicatesConfig
-    """When two texts are near-duplicates."""
+    near: DuplicatesConfig  # when two texts are near-duplicates
     title: str = "text"
     file: str = "tokenizer.json"
 

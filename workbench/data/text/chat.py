@@ -390,12 +390,9 @@ def truncate(encoded: Encoded, *, max_tokens: int, side: Literal["left", "right"
 class LastAnswer(NamedTuple):
     """The last answer of an example in the text that is tokenised."""
 
-    tokens: TokenSpans
-    """All of the text."""
-    start: int
-    """The character at which the answer begins."""
-    added: int
-    """Tokens that stand in front of the text's own: a beginning of a sequence."""
+    tokens: TokenSpans  # all of the text
+    start: int  # the character at which the answer begins
+    added: int  # tokens that stand in front of the text's own: a beginning of a sequence
 
 
 class ChatEncoder:
@@ -410,10 +407,8 @@ class ChatEncoder:
         source: The Jinja source in use, to be saved with what is trained with it.
     """
 
-    conversion: Conversion | None = None
-    """Rows are read as their format says."""
-    reader: Reader | None = None
-    """They are those of the file."""
+    conversion: Conversion | None = None  # rows are read as their format says
+    reader: Reader | None = None  # they are those of the file
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None) -> None:
         if not tokenizer.is_fast:

@@ -56,12 +56,9 @@ class Rendering:
     """A conversation as text."""
 
     text: str
-    segments: list[Segment]
-    """One for every visible loop pass over a message, by where they start."""
-    generated: list[tuple[int, int]]
-    """Characters inside `{% generation %}` blocks."""
-    loop_end: int
-    """Where the last loop pass over a message ended; what follows is not the text of any message."""
+    segments: list[Segment]  # one for every visible loop pass over a message, by where they start
+    generated: list[tuple[int, int]]  # characters inside `{% generation %}` blocks
+    loop_end: int  # where the last loop pass over a message ended; what follows is not the text of any message
 
     def of(self, message: int) -> list[Segment]:
         """The visible segments of message number `message`."""

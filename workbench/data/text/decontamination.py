@@ -46,24 +46,19 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 class TextRow(NamedTuple):
     """The texts of a row, such as its prompt and its answer."""
 
-    place: str
-    """File and row."""
+    place: str  # file and row
     texts: tuple[str, ...]
 
 
 class Match(NamedTuple):
     """A training row, and the evaluation row that it holds most of."""
 
-    row: int
-    """Number of the training row, from 0, in their order."""
+    row: int  # number of the training row, from 0, in their order
     train: str
     evaluation: str
-    source: str
-    """The evaluation set."""
-    share: float
-    """Share of the words of the evaluation row's prompt or answer that are in the training row."""
-    text: str
-    """The longest common text, without case and punctuation."""
+    source: str  # the evaluation set
+    share: float  # share of the words of the evaluation row's prompt or answer that are in the training row
+    text: str  # the longest common text, without case and punctuation
 
 
 class _Text(NamedTuple):
@@ -223,10 +218,8 @@ class Contamination:
     """The training rows that hold the text of evaluation rows."""
 
     config: DecontaminateConfig
-    rows: int
-    """Training rows that were compared."""
-    sets: Mapping[str, int]
-    """Rows of each evaluation set."""
+    rows: int  # training rows that were compared
+    sets: Mapping[str, int]  # rows of each evaluation set
     matches: tuple[Match, ...]
 
     @property

@@ -31,10 +31,8 @@ class GrowingRows(ResampledRows[TokenizedSet]):
     """
 
     warm_up: LengthWarmUpConfig
-    steps: int
-    """Optimizer steps of the run."""
-    limit: int | None = None
-    """Tokens of a row that are read; None: all."""
+    steps: int  # optimizer steps of the run
+    limit: int | None = None  # tokens of a row that are read; None: all
     _views: dict[int, Self] = field(default_factory=dict)  # the last views by their limits
 
     def seen(self, *, epoch: int, step: int, steps: int | None = None) -> Self:

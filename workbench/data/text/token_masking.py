@@ -30,10 +30,8 @@ class MlmEncoder:
         seed: Seed of the masks.
     """
 
-    conversion: Conversion | None = None
-    """Rows are read as their format says."""
-    reader: Reader | None = None
-    """They are those of the file."""
+    conversion: Conversion | None = None  # rows are read as their format says
+    reader: Reader | None = None  # they are those of the file
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, share: float, seed: int) -> None:
         if tokenizer.mask_token_id is None:

@@ -67,13 +67,10 @@ Item = formats.Example | str  # an example, or in its place the note of a row th
 class Emptied(NamedTuple):
     """Examples that lose all supervised tokens by cutting to data.max_tokens."""
 
-    examples: int = 0
-    """All examples, whether they were cut or not."""
+    examples: int = 0  # all examples, whether they were cut or not
     emptied: int = 0
-    needed: int = 0
-    """The fewest tokens that keep a supervised one of each, with one before it to predict it from."""
-    first: str = ""
-    """Place of the first."""
+    needed: int = 0  # the fewest tokens that keep a supervised one of each, with one before it to predict it from
+    first: str = ""  # place of the first
 
     def plus(self, other: Emptied) -> Emptied:
         """These and later ones."""

@@ -55,8 +55,7 @@ class Rater(NamedTuple):
     """A loaded reward model."""
 
     model: RewardModel
-    max_tokens: int
-    """Most tokens that it reads."""
+    max_tokens: int  # most tokens that it reads
     config: RewardConfig
 
     @property

@@ -28,12 +28,9 @@ _ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 class SandboxLimits:
     """Limits of untrusted code."""
 
-    seconds: int = 5
-    """Processor time; the wall-clock limit is twice as long."""
-    memory: int = 512 * 2**20
-    """Bytes of address space."""
-    output: int = 2**20
-    """Bytes of all files in its folder; printed output is discarded."""
+    seconds: int = 5  # processor time; the wall-clock limit is twice as long
+    memory: int = 512 * 2**20  # bytes of address space
+    output: int = 2**20  # bytes of all files in its folder; printed output is discarded
 
 
 @functools.cache

@@ -42,12 +42,9 @@ class AdapterRoutes(Protocol):
     """A model whose rows go through adapters."""
 
     model: nn.Module
-    members: tuple[str, ...]
-    """Names of the adapters that rows may go through; BARE means the backbone alone."""
-    shapes: tuple[str, ...]
-    """One member for each distinct set of matrix sizes."""
-    mixes: bool
-    """Whether one pass may have rows of several members."""
+    members: tuple[str, ...]  # names of the adapters that rows may go through; BARE means the backbone alone
+    shapes: tuple[str, ...]  # one member for each distinct set of matrix sizes
+    mixes: bool  # whether one pass may have rows of several members
 
     def rows(self, rows: Sequence[MemberRows]) -> AbstractContextManager[None]:
         """Inside, the rows of a batch, one token each, go through these members in this order."""
@@ -128,12 +125,9 @@ class Chunk:
 
     cache: RowCache
     ids: Sequence[int]
-    member: str
-    """The adapter that they go through."""
-    ends: bool = True
-    """Whether the logits after them are needed."""
-    scored: bool = False
-    """Whether the logits after each of them are needed."""
+    member: str  # the adapter that they go through
+    ends: bool = True  # whether the logits after them are needed
+    scored: bool = False  # whether the logits after each of them are needed
 
     @property
     def wanted(self) -> int:
@@ -147,13 +141,10 @@ class Pass:
 
     ids: list[int]
     positions: list[int]
-    rows: list[MemberRows]
-    """Members that the tokens belong to, in order, padding included."""
+    rows: list[MemberRows]  # members that the tokens belong to, in order, padding included
     parts: list[RowPart]
-    wanted: list[int]
-    """Places of the tokens after which logits are computed."""
-    chunks: list[Chunk]
-    """The chunks of these tokens, in order."""
+    wanted: list[int]  # places of the tokens after which logits are computed
+    chunks: list[Chunk]  # the chunks of these tokens, in order
 
 
 Sharing = Literal["all", "member", "none"]  # chunks that may share a pass: all of them, those of one member, or none

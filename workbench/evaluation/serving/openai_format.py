@@ -318,12 +318,9 @@ class Written:
 class AnswerForm(Protocol):
     """How one address writes its answers."""
 
-    prefix: str
-    """Beginning of an answer's id."""
-    whole: str
-    """Type name of a whole answer."""
-    part: str
-    """Type name of a chunk."""
+    prefix: str  # beginning of an answer's id
+    whole: str  # type name of a whole answer
+    part: str  # type name of a chunk
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The first chunk of a choice, which has no text; None: there is no such chunk."""

@@ -123,12 +123,9 @@ class AnswerPiece:
     """A new piece of an answer."""
 
     text: str
-    tokens: int
-    """Tokens of the answer so far."""
-    scores: tuple[TokenScore, ...] = ()
-    """The new tokens, where log-probabilities were requested."""
-    reason: Reason | None = None
-    """Why the answer ends here; None: more follows."""
+    tokens: int  # tokens of the answer so far
+    scores: tuple[TokenScore, ...] = ()  # the new tokens, where log-probabilities were requested
+    reason: Reason | None = None  # why the answer ends here; None: more follows
 
 
 class Interrupted(Exception):
@@ -162,16 +159,11 @@ class AnswerInProgress:
     member: str
     sampling: Sampling
     text: AnswerText
-    stop: frozenset[int]
-    """Tokens that end the answer."""
-    known: int
-    """Size of the tokenizer's vocabulary: only these tokens are sampled."""
-    listener: Listener
-    """Called in the engine's thread."""
-    deadline: float
-    """Seconds of the monotonic clock."""
-    cancelled: bool = False
-    """Whether the client has gone."""
+    stop: frozenset[int]  # tokens that end the answer
+    known: int  # size of the tokenizer's vocabulary: only these tokens are sampled
+    listener: Listener  # called in the engine's thread
+    deadline: float  # seconds of the monotonic clock
+    cancelled: bool = False  # whether the client has gone
     cache: RowCache = field(default_factory=RowCache)
     answer: list[int] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)

@@ -40,14 +40,10 @@ _FILES = ("adapter_config.json", "adapter_model.safetensors")
 class ServedModel:
     """A model by its name."""
 
-    name: str
-    """Its name in requests."""
-    root: str
-    """Name of its backbone."""
-    created: int
-    """Seconds since 1970."""
-    verb: ClassVar[str]
-    """The address that serves it."""
+    name: str  # its name in requests
+    root: str  # name of its backbone
+    created: int  # seconds since 1970
+    verb: ClassVar[str]  # the address that serves it
 
     @property
     def listed(self) -> dict[str, object]:
@@ -65,10 +61,8 @@ class TextModel(ServedModel):
     template: ChatEncoder
     stop: frozenset[int]
     scheduler: Scheduler
-    member: str
-    """Name of its adapter in the engine."""
-    context: int
-    """Most tokens of a prompt and its answer together."""
+    member: str  # name of its adapter in the engine
+    context: int  # most tokens of a prompt and its answer together
 
     verb = "/v1/chat/completions or /v1/completions"
 
@@ -157,8 +151,7 @@ class Embedded(NamedTuple):
     """Embeddings of texts."""
 
     embeddings_UD: Tensor
-    tokens: int
-    """Tokens of all texts."""
+    tokens: int  # tokens of all texts
 
 
 @dataclass(frozen=True)
@@ -175,10 +168,8 @@ class EmbeddingModel(ServedModel):
 class Classified(NamedTuple):
     """One row's prediction."""
 
-    label: Any
-    """Name of a class, several of them, or a number."""
-    probs: list[float]
-    """Probability of each class; the number itself where the labels are numbers."""
+    label: Any  # name of a class, several of them, or a number
+    probs: list[float]  # probability of each class; the number itself where the labels are numbers
 
 
 @dataclass(frozen=True)

@@ -125,17 +125,13 @@ def read_array(tensor: gguf.ReaderTensor) -> Tensor:
 class GgufTokenizer:
     """A vocabulary and the rules that split text into its tokens."""
 
-    kind: str
-    """`gpt2` or `llama`."""
-    words: str
-    """Name of the pre-tokenizer rule."""
+    kind: str  # `gpt2` or `llama`
+    words: str  # name of the pre-tokenizer rule
     tokens: Sequence[str]
     types: Sequence[int]
     merges: Sequence[str]
-    scores: Sequence[float]
-    """Empty for byte-level BPE."""
-    space_first: bool
-    """Whether a text gets a leading space."""
+    scores: Sequence[float]  # empty for byte-level BPE
+    space_first: bool  # whether a text gets a leading space
 
 
 def convert_tokenizer(tokenizer: PreTrainedTokenizerBase, *, rows: int) -> GgufTokenizer:

@@ -24,12 +24,9 @@ class LoraLimits:
     """Features of a LoRA adapter that a program reads."""
 
     program: str
-    rslora: bool
-    """Whether it scales by alpha / sqrt(rank) where use_rslora says so."""
-    ranks: bool
-    """Whether layers may have different ranks."""
-    layers: frozenset[str] | None = None
-    """Leaf names of the layers that it changes; None for all."""
+    rslora: bool  # whether it scales by alpha / sqrt(rank) where use_rslora says so
+    ranks: bool  # whether layers may have different ranks
+    layers: frozenset[str] | None = None  # leaf names of the layers that it changes; None for all
     max_rank: int | None = None
 
 

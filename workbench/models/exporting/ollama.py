@@ -33,14 +33,12 @@ class TemplateParts:
 
     before_system: str
     after_system: str
-    no_system: str
-    """Begin of a prompt without a system message."""
+    no_system: str  # begin of a prompt without a system message
     before_user: str
     after_user: str
     before_assistant: str
     after_assistant: str
-    answer: str
-    """Begin of an answer."""
+    answer: str  # begin of an answer
 
     def write(self, messages: Messages) -> str:
         """A prompt, as Go's template writes it."""

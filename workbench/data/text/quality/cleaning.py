@@ -36,14 +36,11 @@ Near = Callable[[Sequence[str]], DuplicateClusters]
 class Flag(NamedTuple):
     """A row that a rule flags."""
 
-    row: int
-    """Its number, from 0."""
+    row: int  # its number, from 0
     place: str
     rule: str
-    value: float
-    """The measured value; 1 where a rule only says yes."""
-    note: str = ""
-    """Details, such as the row that this one repeats."""
+    value: float  # the measured value; 1 where a rule only says yes
+    note: str = ""  # details, such as the row that this one repeats
 
 
 def near_duplicates(texts: Sequence[str]) -> DuplicateClusters:
@@ -142,10 +139,8 @@ def repeat_flags(rule: str, rows: Sequence[RowText], keys: Sequence[object], tit
 class Cleaning:
     """Rows that were left out of training, and by which rules."""
 
-    rows: int
-    """Training rows that were judged."""
-    counts: dict[str, int]
-    """Rows that each rule flags, in the order of `data.clean`; a row may be flagged by several."""
+    rows: int  # training rows that were judged
+    counts: dict[str, int]  # rows that each rule flags, in the order of `data.clean`; a row may be flagged by several
     flags: tuple[Flag, ...]
 
     @property

@@ -233,8 +233,7 @@ class Rule:
     """A measure of a row, which flags it below `least` and above `most`."""
 
     name: str
-    says: str
-    """A flagged row, in words."""
+    says: str  # a flagged row, in words
     source: Source
     measure: Measure
     least: float = -math.inf
